@@ -1,0 +1,155 @@
+"""The functions that einsum programs apply to values.
+
+In: a name, `tanh`. Out: its arity, how it is written, how numpy evaluates it and its derivative as index
+notation over the arguments `x`, `y`, `z` and the result `f`: `1 - square(f)`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from scipy import special
+
+Evaluate = Callable[..., Any]
+
+COMPARISON: Final = 1
+SUM: Final = 2
+PRODUCT: Final = 3
+NEGATION: Final = 4
+POWER: Final = 5
+ATOM: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of scalars.
+
+    Attributes:
+        evaluate: the function on numpy arrays.
+        derivative: per argument the partial derivative as index notation over `x`, `y`, `z` and the result `f`;
+            `None` where it is zero everywhere or the argument is discrete.
+        symbol: the infix or prefix operator it is written with, "" when it is written as a call.
+        precedence: how tightly the operator binds; a call binds tightest.
+        result: "promote" for the common dtype of the arguments, "float" when integers become floats, "bool".
+        body: for a function that a user registered, its definition as index notation over its arguments.
+    """
+
+    name: str
+    arity: int
+    evaluate: Evaluate
+    derivative: tuple[str | None, ...]
+    symbol: str = ""
+    precedence: int = ATOM
+    result: str = "promote"
+    body: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.derivative) != self.arity:
+            raise ValueError(f"{self.name} of {self.arity} arguments needs as many derivatives")
+
+
+def argument_names(arity: int) -> tuple[str, ...]:
+    """The names of the arguments in the derivatives of a function, `("x", "y", "z")`."""
+    return ("x", "y", "z")[:arity]
+
+
+def _infix(name: str, symbol: str, precedence: int, evaluate: Evaluate, x: str | None, y: str | None) -> Function:
+    result = {"/": "float"}.get(symbol, "bool" if precedence == COMPARISON else "promote")
+    return Function(name, 2, evaluate, (x, y), symbol, precedence, result)
+
+
+def _unary(name: str, evaluate: Evaluate, derivative: str | None, result: str = "float") -> Function:
+    return Function(name, 1, evaluate, (derivative,), result=result)
+
+
+def _binary(name: str, evaluate: Evaluate, x: str | None, y: str | None, result: str = "promote") -> Function:
+    return Function(name, 2, evaluate, (x, y), result=result)
+
+
+def _divide(x: Any, y: Any) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.true_divide(x, y)
+
+
+def _power(x: Any, y: Any) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.power(x, y)
+
+
+def _gelu_tanh(x: Any) -> Any:
+    return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
+
+
+GELU_SLOPE = "0.5 * (1 + erf(x * 0.7071067811865476)) + x * exp(-0.5 * square(x)) * 0.3989422804014327"
+GELU_TANH_INNER = "tanh(0.7978845608028654 * (x + 0.044715 * x * square(x)))"
+GELU_TANH_SLOPE = (
+    f"0.5 * (1 + {GELU_TANH_INNER}) + 0.3989422804014327 * x * (1 - square({GELU_TANH_INNER}))"
+    " * (1 + 0.134145 * square(x))"
+)
+
+_OPERATORS = (
+    _infix("eq", "==", COMPARISON, np.equal, None, None),
+    _infix("ne", "!=", COMPARISON, np.not_equal, None, None),
+    _infix("lt", "<", COMPARISON, np.less, None, None),
+    _infix("le", "<=", COMPARISON, np.less_equal, None, None),
+    _infix("gt", ">", COMPARISON, np.greater, None, None),
+    _infix("ge", ">=", COMPARISON, np.greater_equal, None, None),
+    _infix("add", "+", SUM, np.add, "1", "1"),
+    _infix("sub", "-", SUM, np.subtract, "1", "-1"),
+    _infix("mul", "*", PRODUCT, np.multiply, "y", "x"),
+    _infix("div", "/", PRODUCT, _divide, "1 / y", "-(f / y)"),
+    _infix("pow", "**", POWER, _power, "where(y == 0, 0, y * x ** (y - 1))", "where(x == 0, 0, f * log(x))"),
+    Function("neg", 1, np.negative, ("-1",), "-", NEGATION),
+)
+
+_UNARY = (
+    _unary("exp", np.exp, "f"),
+    _unary("log", np.log, "1 / x"),
+    _unary("log10", np.log10, "0.4342944819032518 / x"),
+    _unary("sqrt", np.sqrt, "0.5 / f"),
+    _unary("cbrt", np.cbrt, "1 / (3 * square(f))"),
+    _unary("abs", np.abs, "sign(x)", "promote"),
+    _unary("sign", np.sign, None, "promote"),
+    _unary("square", np.square, "2 * x", "promote"),
+    _unary("reciprocal", lambda x: _divide(1, x), "-square(f)"),
+    _unary("sin", np.sin, "cos(x)"),
+    _unary("cos", np.cos, "-sin(x)"),
+    _unary("tan", np.tan, "1 + square(f)"),
+    _unary("asin", np.arcsin, "1 / sqrt(1 - square(x))"),
+    _unary("acos", np.arccos, "-1 / sqrt(1 - square(x))"),
+    _unary("atan", np.arctan, "1 / (1 + square(x))"),
+    _unary("sinh", np.sinh, "cosh(x)"),
+    _unary("cosh", np.cosh, "sinh(x)"),
+    _unary("tanh", np.tanh, "1 - square(f)"),
+    _unary("asinh", np.arcsinh, "1 / sqrt(square(x) + 1)"),
+    _unary("acosh", np.arccosh, "1 / sqrt(square(x) - 1)"),
+    _unary("atanh", np.arctanh, "1 / (1 - square(x))"),
+    _unary("relu", lambda x: np.maximum(x, 0), "where(f > 0, 1, 0)", "promote"),
+    _unary("sigmoid", special.expit, "f * (1 - f)"),
+    _unary("gelu", lambda x: 0.5 * x * (1 + special.erf(x * 0.7071067811865476)), GELU_SLOPE),
+    _unary("gelu_tanh", _gelu_tanh, GELU_TANH_SLOPE),
+    _unary("silu", lambda x: x * special.expit(x), "sigmoid(x) * (1 + x * (1 - sigmoid(x)))"),
+    _unary("erf", special.erf, "1.1283791670955126 * exp(-square(x))"),
+    _unary("logical_not", np.logical_not, None, "bool"),
+)
+
+_CALLS = (
+    # Where both arguments are equal, each takes half of the gradient, as torch.maximum does.
+    _binary("min", np.minimum, "where(x == y, 0.5, where(x < y, 1, 0))", "where(x == y, 0.5, where(y < x, 1, 0))"),
+    _binary("max", np.maximum, "where(x == y, 0.5, where(x > y, 1, 0))", "where(x == y, 0.5, where(y > x, 1, 0))"),
+    _binary("atan2", np.arctan2, "y / (square(x) + square(y))", "-x / (square(x) + square(y))", "float"),
+    _binary("mod", np.mod, "1", "(f - x) / y"),
+    _binary("heaviside", np.heaviside, None, "where(x == 0, 1, 0)"),
+    _binary("logical_and", np.logical_and, None, None, "bool"),
+    _binary("logical_or", np.logical_or, None, None, "bool"),
+    _binary("logical_xor", np.logical_xor, None, None, "bool"),
+    Function("where", 3, np.where, (None, "where(x, 1, 0)", "where(x, 0, 1)")),
+)
+
+FUNCTIONS: dict[str, Function] = {f.name: f for f in _OPERATORS + _UNARY + _CALLS}
+
+
+def function(name: str) -> Function:
+    """The function called `name`."""
+    return FUNCTIONS[name]

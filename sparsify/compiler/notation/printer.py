@@ -1,0 +1,102 @@
+"""Text of concrete index notation, on one line and indented.
+
+In: `Forall("i", Forall("j", y[i] += A[i,j] * x[j]))`. Out: `forall i: forall j: y[i] += A[i,j] * x[j]`.
+"""
+
+from sparsify.compiler.einsum import nodes as einsum
+from sparsify.compiler.notation import nodes
+
+
+def statement(stmt: "nodes.Statement | einsum.Assign") -> str:
+    """The text of a statement on one line; a body reaches as far as it can, `;` included."""
+    match stmt:
+        case nodes.Sequence(statements):
+            last = len(statements) - 1
+            return "; ".join(_member(s, closed=n < last) for n, s in enumerate(statements))
+        case nodes.Let(_, body) | nodes.Forall(_, body, _) | nodes.If(_, body):
+            return f"{head(stmt)} {statement(body)}"
+        case _:
+            return str(stmt)
+
+
+def indented(stmt: "nodes.Statement | einsum.Assign", depth: int = 0) -> str:
+    """The text of a statement with a line for each loop, `let`, `if` and assignment, two spaces a level."""
+    match stmt:
+        case nodes.Sequence(statements):
+            return "\n".join(indented(s, depth) for s in statements)
+        case nodes.Let(_, body) | nodes.Forall(_, body, _) | nodes.If(_, body):
+            return f"{'  ' * depth}{head(stmt)}\n{indented(body, depth + 1)}"
+        case _:
+            return f"{'  ' * depth}{stmt}"
+
+
+def head(stmt: "nodes.Statement") -> str:
+    """What stands before the body of a statement, `parallel forall i by positions of A:`."""
+    match stmt:
+        case nodes.Forall(index, _, kind):
+            return f"{_loop(index, kind)}:"
+        case nodes.Let(temporaries, _):
+            return f"let {', '.join(map(temporary, temporaries))}:"
+        case nodes.If(condition, _):
+            return f"if {condition}:"
+        case _:
+            raise AssertionError(f"{type(stmt).__name__} has no body")
+
+
+def temporary(temp: "nodes.Temporary") -> str:
+    """The text of a temporary, `w[k]: float32 in register`."""
+    modes = f"[{','.join(temp.indices)}]" if temp.indices else ""
+    text = f"{temp.name}{modes}: {temp.dtype} in {temp.scope}"
+    if temp.layout and temp.layout != tuple(range(len(temp.indices))):
+        text += f" layout ({','.join(map(str, temp.layout))})"
+    return text + (f" pattern of {temp.pattern_of}" if temp.pattern_of is not None else "")
+
+
+def relation(rel: "nodes.Relation") -> str:
+    """The text of a relation as a schedule writes it, `split k ko ki 64 tail 32,16,8`."""
+    match rel:
+        case nodes.Split(index, outer, inner, size, tail):
+            text = f"split {index} {outer} {inner} {size}"
+            return text + (f" tail {','.join(map(str, tail))}" if tail else "")
+        case nodes.Fuse(first, second, fused):
+            return f"fuse {first} {second} {fused}"
+        case nodes.Position(index, position, tensor):
+            return f"pos {index} {position} {tensor}"
+        case nodes.Prefetch(tensor, distance):
+            return f"prefetch {tensor} {distance}"
+        case _:
+            raise AssertionError(f"no text for {type(rel).__name__}")
+
+
+def notation(tree: "nodes.Notation", *, multiline: bool = False) -> str:
+    """The text of a whole notation: declarations, relations and the body, on one line or indented."""
+    lines = [str(declared) for declared in tree.declarations]
+    lines += map(relation, tree.relations)
+    lines.append(indented(tree.body) if multiline else statement(tree.body))
+    return "\n".join(lines)
+
+
+def _member(stmt: "nodes.Statement | einsum.Assign", closed: bool) -> str:
+    """A member of a sequence, in parentheses where the next member would fall into its body."""
+    open_ended = closed and not isinstance(stmt, einsum.Assign)
+    return f"({statement(stmt)})" if open_ended or isinstance(stmt, nodes.Sequence) else statement(stmt)
+
+
+def _loop(index: str, kind: "nodes.Kind") -> str:
+    """The text of a loop with its kind, `vector forall k`."""
+    match kind:
+        case nodes.Serial():
+            return f"forall {index}"
+        case nodes.Vector():
+            return f"vector forall {index}"
+        case nodes.Unrolled():
+            return f"unrolled forall {index}"
+        case nodes.Parallel(policy, by, chunks):
+            text = f"parallel forall {index}"
+            if policy != "static":
+                text += f" {policy}"
+            if by:
+                text += f" by positions of {by}"
+            return text + (f" chunks {chunks}" if chunks != 1 else "")
+        case _:
+            raise AssertionError(f"no text for {type(kind).__name__}")
