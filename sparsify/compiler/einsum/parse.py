@@ -1,0 +1,318 @@
+"""Index notation, read by recursive descent.
+
+In: `y[i] = relu(A[i,j] * x[j] + b[i])`. Out: `(Assign(Access("y", (Index("i"),)), None, Call("relu", ...)),)`,
+its sums explicit: `y[i] = relu(sum(j, A[i,j] * x[j]) + b[i])`.
+
+    statement   access assign comparison
+    comparison  sum [("==" | "!=" | "<" | "<=" | ">" | ">=") sum]
+    sum         product (("+" | "-") product)*
+    product     unary (("*" | "/") unary)*
+    unary       "-" unary | power
+    power       atom ["**" unary]
+    atom        number | "inf" | "nan" | "True" | "False" | name | access | call | "(" comparison ")"
+    access      name "[" index ("," index)* "]"
+    index       sum | [number] ":" [number] [":" number]
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import inf, nan
+
+from sparsify.compiler.einsum.functions import COMPARISON, FUNCTIONS, PRODUCT, SUM
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
+from sparsify.compiler.einsum.sums import make_sums_explicit
+from sparsify.compiler.einsum.tokens import Token, tokenize
+from sparsify.errors import ParseError
+
+CONSTANTS = {"inf": inf, "nan": nan, "True": True, "False": False}
+MAX_DEPTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a text says: its statements, and the extents that its slices fix."""
+
+    statements: tuple[Assign, ...]
+    sizes: tuple[tuple[str, int], ...]
+
+
+def parse(text: str, *, indices: Collection[str] = ()) -> tuple[Assign, ...]:
+    """The statements of `text`, one a line, with all sums explicit.
+
+    A name inside the brackets of an access is an index variable in the whole text; other names without
+    brackets are scalars.
+
+    Args:
+        indices: more names that are index variables, those of `sizes=`.
+
+    Raises:
+        ParseError: `text` is not index notation; the message points at the place.
+
+    >>> print(parse("y[i] = A[i,j] * x[j] + z[i]")[0])
+    y[i] = sum(j, A[i,j] * x[j]) + z[i]
+    """
+    return read(text, indices=indices).statements
+
+
+def read(text: str, *, indices: Collection[str] = ()) -> Source:
+    """As `parse`, with the extents of the index variables that stand for slices, `A[2:10:2,j]`."""
+    reader = _Reader(text, indices)
+    return Source(tuple(map(make_sums_explicit, reader.statements())), tuple(reader.sizes.items()))
+
+
+def parse_expression(text: str, *, indices: Collection[str] = ()) -> Expr:
+    """A single expression, its sums as they are written."""
+    reader = _Reader(text, indices)
+    while reader.accept("newline"):
+        pass
+    expr = reader.comparison()
+    while reader.accept("newline"):
+        pass
+    if reader.here.kind != "end":
+        raise reader.error("the expression ends before this")
+    return expr
+
+
+class _Reader:
+    """The tokens of a text and the place that has been read up to."""
+
+    def __init__(self, text: str, indices: Collection[str]) -> None:
+        self.text = text
+        self.tokens = tokenize(text)
+        self.place = 0
+        self.depth = 0
+        self.indices = frozenset(indices) | _index_names(self.tokens)
+        self.bound: tuple[str, ...] = ()
+        self.sizes: dict[str, int] = {}
+
+    @property
+    def here(self) -> Token:
+        return self.tokens[self.place]
+
+    def error(self, message: str, token: Token | None = None) -> ParseError:
+        return ParseError(self.text, (token or self.here).position, message)
+
+    def accept(self, kind: str, *texts: str) -> Token | None:
+        """The next token when it has this kind and one of these texts, else `None`."""
+        token = self.here
+        if token.kind != kind or (texts and token.text not in texts):
+            return None
+        self.place += 1
+        return token
+
+    def expect(self, text: str, after: str) -> Token:
+        """The next token, which has to be the operator `text`."""
+        token = self.accept("operator", text)
+        if token is None:
+            found = repr(self.here.text) if self.here.text.strip() else "the end of the statement"
+            raise self.error(f"{text!r} expected after {after}, found {found}")
+        return token
+
+    def statements(self) -> list[Assign]:
+        result = []
+        while self.here.kind != "end":
+            if not self.accept("newline"):
+                result.append(self.statement())
+        if not result:
+            raise self.error("no statement; write one as in y[i] = A[i,j] * x[j]")
+        return result
+
+    def statement(self) -> Assign:
+        start = self.here
+        target = self.atom()
+        if not isinstance(target, Access):
+            raise self.error("a statement starts with the tensor it assigns, as in y[i] = ...", start)
+        operator = self.accept("assign")
+        if operator is None:
+            raise self.error(f"'=' or an assignment such as '+=' expected after {target}")
+        monoid = next((m.name for m in MONOIDS.values() if m.assign == operator.text), None)
+        self.bound = tuple(i.name for i in target.indices if isinstance(i, Index))
+        value = self.comparison()
+        if self.here.kind not in ("newline", "end"):
+            raise self.error(f"an operator or the end of the line expected, found {self.here.text!r}")
+        return Assign(target, monoid, value)
+
+    def comparison(self) -> Expr:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.error(f"more than {MAX_DEPTH} levels of brackets; name a part of the expression")
+        left = self.sum()
+        if token := self.accept("operator", *_symbols(COMPARISON)):
+            left = Call(_infix(token.text), (left, self.sum()))
+            if self.here.text in _symbols(COMPARISON):
+                raise self.error("comparisons do not chain; use logical_and")
+        self.depth -= 1
+        return left
+
+    def sum(self) -> Expr:
+        left = self.product()
+        while token := self.accept("operator", *_symbols(SUM)):
+            left = Call(_infix(token.text), (left, self.product()))
+        return left
+
+    def product(self) -> Expr:
+        left = self.unary()
+        while token := self.accept("operator", *_symbols(PRODUCT)):
+            left = Call(_infix(token.text), (left, self.unary()))
+        return left
+
+    def unary(self) -> Expr:
+        if not self.accept("operator", "-"):
+            return self.power()
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.error(f"more than {MAX_DEPTH} signs in a row")
+        is_literal = self.here.kind == "number" or self.here.text in ("inf", "nan")
+        operand = self.unary()
+        self.depth -= 1
+        if is_literal and isinstance(operand, Const):
+            return Const(-operand.value)
+        return Call("neg", (operand,))
+
+    def power(self) -> Expr:
+        base = self.atom()
+        if self.accept("operator", "**"):
+            return Call("pow", (base, self.unary()))
+        return base
+
+    def atom(self) -> Expr:
+        if token := self.accept("number"):
+            is_integer = token.text.isdecimal()
+            return Const(int(token.text) if is_integer else float(token.text))
+        if self.accept("operator", "("):
+            inner = self.comparison()
+            self.expect(")", "the expression in parentheses")
+            return inner
+        token = self.accept("name")
+        if token is None:
+            found = repr(self.here.text) if self.here.text.strip() else "the end of the statement"
+            raise self.error(f"a number, a tensor or a function expected, found {found}")
+        if token.text in CONSTANTS:
+            return Const(CONSTANTS[token.text])
+        if self.accept("operator", "["):
+            return self.access(token)
+        if self.accept("operator", "("):
+            return self.call(token)
+        return Index(token.text) if token.text in self.indices else Access(token.text)
+
+    def access(self, name: Token) -> Access:
+        if name.text in self.indices:
+            raise self.error(f"{name.text} is an index variable and a tensor; rename one of them", name)
+        indices: list[Expr] = []
+        while not self.accept("operator", "]"):
+            if indices:
+                self.expect(",", f"an index of {name.text}")
+            indices.append(self.index(name.text))
+        return Access(name.text, tuple(indices))
+
+    def index(self, tensor: str) -> Expr:
+        """An index of an access; a slice becomes an index variable of its own."""
+        if self.here.text == ":":
+            return self.slice(tensor, 0)
+        start = self.here
+        expr = self.sum()
+        if self.here.text == ":":
+            if not isinstance(expr, Const):
+                raise self.error("the bounds of a slice are numbers", start)
+            return self.slice(tensor, _natural(self, expr, start))
+        return expr
+
+    def slice(self, tensor: str, start: int) -> Expr:
+        """`start:stop:step` as an affine index over a new variable, `2*A_slice + start`."""
+        token = self.expect(":", "the start of a slice")
+        name = _fresh(f"{tensor}_slice", self.indices)
+        self.indices |= {name}
+        bounds: list[int | None] = [None, None]
+        for n in range(2):
+            if self.here.kind == "number":
+                at = self.here
+                bounds[n] = _natural(self, self.atom(), at)
+            if n == 1 or not self.accept("operator", ":"):
+                break
+        stop, step = bounds[0], 1 if bounds[1] is None else bounds[1]
+        if step == 0 or (stop is None and (start or step != 1)):
+            raise self.error("a slice needs a stop and a positive step, as in 2:10:2", token)
+        if stop is not None:
+            self.sizes[name] = max(0, -(-(stop - start) // step))
+        scaled: Expr = Index(name) if step == 1 else Call("mul", (Const(step), Index(name)))
+        return Call("add", (scaled, Const(start))) if start else scaled
+
+    def call(self, name: Token) -> Expr:
+        """What follows `name(`: a reduction, `stored` or a function."""
+        if name.text in MONOIDS:
+            indices = self.reduced_indices(name.text)
+            if indices:
+                return self.reduction(name, indices)
+            if name.text not in FUNCTIONS:
+                raise self.error(f"{name.text} needs the index variables it runs over: {name.text}(k, A[i,k])", name)
+        args: list[Expr] = []
+        while not self.accept("operator", ")"):
+            if args:
+                self.expect(",", f"an argument of {name.text}")
+            args.append(self.comparison())
+        if name.text != "stored":
+            return Call(name.text, tuple(args))
+        if len(args) != 1 or not isinstance(args[0], Access):
+            raise self.error("stored takes one access of a tensor: stored(A[i,j])", name)
+        return Stored(args[0])
+
+    def reduced_indices(self, monoid: str) -> tuple[str, ...]:
+        """The index variables before the body of a reduction; none when this is the function of that name."""
+        names: list[str] = []
+        place = self.place
+        while self.tokens[place].kind == "name" and self.tokens[place + 1].text == ",":
+            name = self.tokens[place].text
+            if name in self.bound or name not in self.indices or name in names:
+                break
+            names.append(name)
+            place += 2
+        return tuple(names)
+
+    def reduction(self, name: Token, indices: tuple[str, ...]) -> Reduce:
+        self.place += 2 * len(indices)
+        outside, self.bound = self.bound, self.bound + indices
+        body = self.comparison()
+        self.bound = outside
+        self.expect(")", f"the body of {name.text}")
+        return Reduce(name.text, indices, body)
+
+
+def _index_names(tokens: tuple[Token, ...]) -> frozenset[str]:
+    """The names inside the brackets of accesses and before the body of a reduction."""
+    names: set[str] = set()
+    depth = 0
+    for n, token in enumerate(tokens):
+        depth += (token.text == "[") - (token.text == "]")
+        if token.kind == "name" and depth > 0:
+            names.add(token.text)
+        if token.text in MONOIDS and token.text not in FUNCTIONS and tokens[n + 1].text == "(":
+            place = n + 2
+            while tokens[place].kind == "name" and tokens[place + 1].text == ",":
+                names.add(tokens[place].text)
+                place += 2
+    return frozenset(names)
+
+
+def _symbols(precedence: int) -> tuple[str, ...]:
+    """The infix operators of a precedence."""
+    return tuple(f.symbol for f in FUNCTIONS.values() if f.precedence == precedence and f.arity == 2)
+
+
+def _infix(symbol: str) -> str:
+    """The function that an infix operator writes."""
+    return next(f.name for f in FUNCTIONS.values() if f.symbol == symbol and f.arity == 2)
+
+
+def _natural(reader: _Reader, expr: Expr, token: Token) -> int:
+    """The value of a bound of a slice, counted from the start of the mode."""
+    if isinstance(expr, Const) and type(expr.value) is int and expr.value >= 0:
+        return expr.value
+    raise reader.error("the bounds of a slice are integers, counted from the start", token)
+
+
+def _fresh(name: str, taken: Collection[str]) -> str:
+    """`name`, with a number when it is taken."""
+    if name not in taken:
+        return name
+    return next(f"{name}{n}" for n in range(1, len(taken) + 2) if f"{name}{n}" not in taken)
