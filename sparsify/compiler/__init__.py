@@ -1,0 +1,1 @@
+"""The sparse tensor compiler: einsum programs in, plans of kernels out."""

@@ -1,0 +1,1 @@
+"""Loop IR: imperative loops over typed scalars, vectors and arrays, as the kernel will run them."""

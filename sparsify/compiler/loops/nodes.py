@@ -1,0 +1,319 @@
+"""Loop IR: imperative code over typed scalars, vectors and buffers.
+
+    parallel for i in chunks(A2_pos, i_extent):
+      w_0: float32x8 = 0
+      for p in A2_pos[i]..A2_pos[i + 1]: j = A2_crd[p]; w_0 = fma(A_vals[p], T_vals[j * k_extent ..8], w_0)
+      Y_vals[i * k_extent ..8] = w_0
+
+Register arrays do not exist here: lowering has named each of their elements (`w_0`, `w_1`).
+"""
+
+from dataclasses import dataclass
+
+from sparsify.compiler.loops import printer
+from sparsify.compiler.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Type(Node):
+    """`float32`, `int64x8`, `bool`: an element dtype and a number of lanes (1: a scalar)."""
+
+    dtype: str
+    lanes: int = 1
+
+    def __str__(self) -> str:
+        return self.dtype if self.lanes == 1 else f"{self.dtype}x{self.lanes}"
+
+
+INT = Type("int64")
+BOOL = Type("bool")
+
+
+@dataclass(frozen=True, slots=True)
+class Expr(Node):
+    """A value of a type."""
+
+    def __str__(self) -> str:
+        return printer.expression(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Var(Expr):
+    """A local variable, a size (`k_extent`) or a loop variable."""
+
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Literal(Expr):
+    """A constant, broadcast to the lanes of its type."""
+
+    value: float | int | bool
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Op(Expr):
+    """A function of `einsum/functions.py`, or `fma floordiv mod`, on operands of one type; lane by lane.
+
+    Comparisons and logic give bool lanes; `where(c, a, b)` selects.
+    """
+
+    function: str
+    args: tuple[Expr, ...]
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Convert(Expr):
+    """`value` in another dtype with as many lanes."""
+
+    value: Expr
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast(Expr):
+    """A scalar in every lane."""
+
+    value: Expr
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes(Expr):
+    """`start, start + 1, ...`: consecutive integers in the lanes."""
+
+    start: Expr
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Expr):
+    """`buffer[index]`, or with lanes the consecutive elements from `index` on; lanes >= `count` give 0."""
+
+    buffer: str
+    index: Expr
+    type: Type
+    count: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gather(Expr):
+    """`buffer[indices]`, lane by lane; lanes >= `count` give 0 and read nothing."""
+
+    buffer: str
+    indices: Expr
+    type: Type
+    count: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Horizontal(Expr):
+    """All lanes of `value` combined by a function (`add`, `min`, `max`, `mul`) into a scalar.
+
+    Lanes >= `count` are left out.
+    """
+
+    function: str
+    value: Expr
+    type: Type
+    count: Expr | None = None
+
+
+def type_of(expr: Expr) -> Type:
+    """The type that every expression carries."""
+    match expr:
+        case Var(type=type) | Literal(type=type) | Op(type=type) | Convert(type=type) | Broadcast(type=type):
+            return type
+        case Lanes(type=type) | Load(type=type) | Gather(type=type) | Horizontal(type=type):
+            return type
+    raise AssertionError(f"no type is known for {expr!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stmt(Node):
+    """A statement."""
+
+    def __str__(self) -> str:
+        return printer.statement(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Stmt):
+    """Statements in order."""
+
+    statements: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comment(Stmt):
+    """A line of text for the reader of the generated code."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declare(Stmt):
+    """`var = value`, the first value of a new variable; assigned again only when `mutable`."""
+
+    var: Var
+    value: Expr
+    mutable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Set(Stmt):
+    """`var = value` for a mutable variable."""
+
+    var: Var
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Store(Stmt):
+    """`buffer[index] = value`; lanes >= `count` are not written."""
+
+    buffer: str
+    index: Expr
+    value: Expr
+    count: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter(Stmt):
+    """`buffer[indices] = value`, lane by lane in lane order; lanes >= `count` are not written."""
+
+    buffer: str
+    indices: Expr
+    value: Expr
+    count: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose(Stmt):
+    """A square tile: lane `l` of `outputs[r]` becomes lane `r` of `inputs[l]`; the outputs are new variables."""
+
+    outputs: tuple[Var, ...]
+    inputs: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class For(Stmt):
+    """`for var in begin..end step step: body`."""
+
+    var: Var
+    begin: Expr
+    end: Expr
+    body: Stmt
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class While(Stmt):
+    """`while condition: body`."""
+
+    condition: Expr
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True)
+class If(Stmt):
+    """`if condition: then else: otherwise`."""
+
+    condition: Expr
+    then: Stmt
+    otherwise: Stmt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate(Stmt):
+    """Aligned scratch memory `buffer` of `count` elements, alive until the end of the enclosing block.
+
+    `fill` sets all elements first; `None` leaves them undefined.
+    """
+
+    buffer: str
+    dtype: str
+    count: Expr
+    fill: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fill(Stmt):
+    """`count` elements of `buffer` from `begin` on become `value`."""
+
+    buffer: str
+    begin: Expr
+    count: Expr
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch(Stmt):
+    """The cache line of `buffer[index]` is asked for."""
+
+    buffer: str
+    index: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelFor(Stmt):
+    """Threads run `setup` once each, then take chunks: `body` sees `begin <= var < end` of its chunk.
+
+    The range 0..extent is cut into `chunks` parts (`None`: one a thread) of equal work: of equal length, or,
+    with `balance` (a buffer of `extent + 1` growing positions), of equal `positions + row_cost * rows`.
+    `dynamic` hands chunks out on demand. `work` below the serial threshold keeps one thread.
+    """
+
+    begin: Var
+    end: Var
+    extent: Expr
+    setup: Stmt
+    body: Stmt
+    work: Expr
+    balance: str | None = None
+    row_cost: int = 4
+    chunks_per_thread: int = 1
+    dynamic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateOutput(Stmt):
+    """The output slot `buffer` gets `count` elements from the caller; returns out of memory when it has none."""
+
+    buffer: str
+    dtype: str
+    count: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Return(Stmt):
+    """Ends the kernel with a status code; not inside a parallel region."""
+
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer(Node):
+    """An array argument: `A_vals: float32` read, or written when `output`; `grown` ones are allocated in the kernel."""
+
+    name: str
+    dtype: str
+    output: bool = False
+    grown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Function(Node):
+    """A kernel: its sizes (int64), its buffers, the body. `vector_bytes` is the register width it was lowered for."""
+
+    sizes: tuple[str, ...]
+    buffers: tuple[Buffer, ...]
+    body: Stmt
+    vector_bytes: int
+    comment: str = ""
+
+    def __str__(self) -> str:
+        return printer.function(self)

@@ -1,0 +1,173 @@
+"""Concrete index notation: loops in an order, temporaries with a scope, no storage yet.
+
+    forall i: let w[k] in register: (forall j: forall k: w[k] += A[i,j] * T[j,k]);
+              forall k: Y[i,k] = relu(w[k] + b[k])
+
+Expressions and assignments are those of einsum programs. Derived index variables (split, fused, positions)
+keep their provenance in `relations`; accesses go on using the original index variables.
+"""
+
+from dataclasses import dataclass
+
+from sparsify.compiler.einsum.nodes import Assign, Declaration, Expr
+from sparsify.compiler.node import Node
+from sparsify.compiler.notation import printer
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Node):
+    """How the iterations of a loop run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serial(Kind):
+    """One after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel(Kind):
+    """Over threads: `static` rows, balanced by `positions` of a tensor, or `dynamic` balanced chunks.
+
+    `chunks` is the number of chunks a thread takes on average; `by` names the tensor that balances.
+    """
+
+    policy: str = "static"
+    by: str = ""
+    chunks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Vector(Kind):
+    """In the lanes of vector registers; the remainder is masked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unrolled(Kind):
+    """Written out; the extent is a constant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed(Kind):
+    """Written out, one register a row: with a vector loop inside, square tiles are transposed in registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement(Node):
+    """A statement of concrete index notation."""
+
+    def __str__(self) -> str:
+        return printer.statement(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Forall(Statement):
+    """`forall i: body`."""
+
+    index: str
+    body: "Statement | Assign"
+    kind: Kind = Serial()
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence(Statement):
+    """`first; second`: in this order."""
+
+    statements: tuple["Statement | Assign", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Temporary(Node):
+    """`w[k]: float32 in register`: a tensor that lives as long as the body of its `let`.
+
+    Attributes:
+        indices: the index variables of its modes, derived ones allowed.
+        scope: register, thread (one per thread), kernel or memory.
+        layout: storage order of the modes, outermost first, as positions in `indices`.
+        pattern_of: the tensor whose stored positions it has, `None` when dense.
+    """
+
+    name: str
+    indices: tuple[str, ...]
+    dtype: str
+    scope: str = "memory"
+    layout: tuple[int, ...] = ()
+    pattern_of: str | None = None
+
+    def __str__(self) -> str:
+        return printer.temporary(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Let(Statement):
+    """`let temporaries in body`."""
+
+    temporaries: tuple[Temporary, ...]
+    body: "Statement | Assign"
+
+
+@dataclass(frozen=True, slots=True)
+class If(Statement):
+    """`if condition: body`."""
+
+    condition: Expr
+    body: "Statement | Assign"
+
+
+@dataclass(frozen=True, slots=True)
+class Relation(Node):
+    """Where derived index variables come from."""
+
+    def __str__(self) -> str:
+        return printer.relation(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Relation):
+    """`index = outer * size + inner`; the last tile is cut into the sizes of `tail`, the rest is masked."""
+
+    index: str
+    outer: str
+    inner: str
+    size: int
+    tail: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fuse(Relation):
+    """`fused = first * extent(second) + second`."""
+
+    first: str
+    second: str
+    fused: str
+
+
+@dataclass(frozen=True, slots=True)
+class Position(Relation):
+    """`index = crd[position]`: the loop runs over the stored positions of the level of `tensor` that holds `index`."""
+
+    index: str
+    position: str
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch(Relation):
+    """While `tensor` is gathered through positions, the entry `distance` positions ahead is prefetched."""
+
+    tensor: str
+    distance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notation(Node):
+    """A body with the provenance of its index variables and the declarations of its tensors."""
+
+    body: Statement | Assign
+    relations: tuple[Relation, ...]
+    declarations: tuple[Declaration, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    extents: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        return printer.notation(self)

@@ -1,0 +1,25 @@
+"""Where the loops of a notation come from: which derived index variables make up an index variable.
+
+In: relations such as `split k ko ki 64`. Out: `leaves("k") == ["ko", "ki"]`.
+"""
+
+from sparsify.compiler.notation import nodes as notation
+
+
+class Provenance:
+    """Which loops make up an index variable."""
+
+    def __init__(self, relations: tuple[notation.Relation, ...]) -> None:
+        self.relations = relations
+
+    def leaves(self, index: str) -> list[str]:
+        """The loop variables that `index` is recovered from, itself when it is one."""
+        for relation in self.relations:
+            match relation:
+                case notation.Split(index=name, outer=outer, inner=inner) if name == index:
+                    return [*self.leaves(outer), *self.leaves(inner)]
+                case notation.Position(index=name, position=position) if name == index:
+                    return [index, *self.leaves(position)]
+                case notation.Fuse(first=first, second=second, fused=fused) if index in (first, second):
+                    return self.leaves(fused)
+        return [index]

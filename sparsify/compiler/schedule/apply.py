@@ -1,0 +1,165 @@
+"""Applies a schedule to concrete index notation, directive by directive, and refuses what is not legal.
+
+In:  `forall i: forall k: forall j: Y[i,k] += A[i,j] * T[j,k]` and `order i, j, k; vector k; parallel i`
+Out: `parallel forall i: forall j: vector forall k: Y[i,k] += A[i,j] * T[j,k]`
+"""
+
+from dataclasses import replace
+from typing import assert_never
+
+from sparsify.compiler.einsum.nodes import Assign
+from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.notation import nodes as notation
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.notation.nodes import Forall, Notation, Statement
+from sparsify.compiler.notation.provenance import Provenance
+from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule.chains import Body, accesses, assigns, close_chain, loop_chain, rewrite_loops
+from sparsify.compiler.schedule.place import pack, precompute_at, precompute_of, precompute_over
+from sparsify.errors import ScheduleError
+
+def apply(program: Notation, schedule: d.Schedule) -> Notation:
+    """`program` after all directives of `schedule`.
+
+    Raises:
+        ScheduleError: a directive that names what is not there, or that would change the result.
+    """
+    for directive in schedule.directives:
+        before = program
+        program = _step(program, directive)
+        if program == before and not isinstance(directive, d.Cut):
+            raise ScheduleError(f"`{directive}` changes nothing in {program.body}", "name a loop or tensor of it")
+    return program
+
+
+def _step(program: Notation, directive: d.Directive) -> Notation:
+    """`program` after one directive."""
+    match directive:
+        case d.Order(indices=indices, nest=nest):
+            return replace(program, body=_order(program.body, indices, nest))
+        case d.Split():
+            return _split(program, directive)
+        case d.Fuse():
+            return _fuse(program, directive)
+        case d.Pos():
+            return _pos(program, directive)
+        case d.Precompute(over=over) if over:
+            return precompute_over(program, directive)
+        case d.Precompute(source=source) if source:
+            return precompute_of(program, directive)
+        case d.Precompute():
+            return precompute_at(program, directive)
+        case d.Pack():
+            return pack(program, directive)
+        case d.Vector(index=index, nest=nest):
+            return _set_kind(program, index, notation.Vector(), nest)
+        case d.Unroll(index=index, nest=nest):
+            return _set_kind(program, index, notation.Unrolled(), nest)
+        case d.Parallel(index=index, policy=policy, by=by, chunks=chunks):
+            _check_parallel(program, index)
+            return _set_kind(program, index, notation.Parallel(policy, by, chunks))
+        case d.Transpose(rows=rows, lanes=lanes, nest=nest):
+            program = _set_kind(program, rows, notation.Transposed(), nest)
+            return _set_kind(program, lanes, notation.Vector(), nest)
+        case d.Prefetch(tensor=tensor, distance=distance):
+            return replace(program, relations=(*program.relations, notation.Prefetch(tensor, distance)))
+        case d.Cut():
+            return program
+        case _:
+            assert_never(directive)  # type: ignore[arg-type]
+
+
+def _set_kind(program: Notation, index: str, kind: notation.Kind, nest: str = "") -> Notation:
+    """`forall index -> kind forall index`, everywhere or around the assignment to `nest` alone."""
+
+    def change(loop: Forall) -> Forall:
+        return replace(loop, kind=kind) if not nest or assigns(loop, nest) else loop
+
+    return replace(program, body=rewrite_loops(program.body, index, change))
+
+
+def _order(body: Body, indices: tuple[str, ...], nest: str) -> Statement:
+    """Chains of loops with those over `indices` put in that order, at the places they had."""
+
+    def visit(node: Node) -> Node:
+        if not isinstance(node, Forall):
+            return map_children(node, visit)
+        chain, inner = loop_chain(node)
+        inner = visit(inner)  # type: ignore[assignment]
+        wanted = [loop for name in indices for loop in chain if loop.index == name]
+        if len(wanted) > 1 and (not nest or assigns(inner, nest)):
+            queue = iter(wanted)
+            chain = [next(queue) if loop.index in indices else loop for loop in chain]
+        return close_chain(chain, inner)
+
+    result = visit(body)
+    assert isinstance(result, Statement)
+    return result
+
+
+def _split(program: Notation, directive: d.Split) -> Notation:
+    """`forall k: body -> forall ko: forall ki: body`."""
+    for temporary in (t for n in walk(program.body) if isinstance(n, notation.Let) for t in n.temporaries):
+        if directive.index in temporary.indices and temporary.scope != "memory":
+            raise ScheduleError(f"`{directive}` comes after {temporary} took {directive.index}", "split first")
+    taken = {node.index for node in walk(program.body) if isinstance(node, Forall)}
+    for name in (directive.outer, directive.inner):
+        if name in taken:
+            raise ScheduleError(f"`{directive}`: a loop {name} exists", "another name")
+    relation = notation.Split(
+        directive.index, directive.outer, directive.inner, directive.size, directive.tail
+    )
+
+    def change(loop: Forall) -> Forall:
+        return Forall(directive.outer, Forall(directive.inner, loop.body), loop.kind)
+
+    body = rewrite_loops(program.body, directive.index, change)
+    if body == program.body:
+        return program
+    return replace(program, body=body, relations=(*program.relations, relation))
+
+
+def _fuse(program: Notation, directive: d.Fuse) -> Notation:
+    """`forall i: forall j: body -> forall f: body`."""
+
+    def change(loop: Forall) -> Statement:
+        if not isinstance(loop.body, Forall) or loop.body.index != directive.second:
+            raise ScheduleError(
+                f"`{directive}`: {directive.second} is not right inside {directive.first}", "order them first"
+            )
+        return Forall(directive.fused, loop.body.body, loop.kind)
+
+    relation = notation.Fuse(directive.first, directive.second, directive.fused)
+    body = rewrite_loops(program.body, directive.first, change)
+    if body == program.body:
+        return program
+    return replace(program, body=body, relations=(*program.relations, relation))
+
+
+def _pos(program: Notation, directive: d.Pos) -> Notation:
+    """`forall j: body -> forall p in positions(A): body` where the body reads `A` through `j`."""
+
+    def change(loop: Forall) -> Forall:
+        return replace(loop, index=directive.position) if accesses(loop.body, directive.tensor) else loop
+
+    relation = notation.Position(directive.index, directive.position, directive.tensor)
+    body = rewrite_loops(program.body, directive.index, change)
+    if body == program.body:
+        return program
+    return replace(program, body=body, relations=(*program.relations, relation))
+
+
+def _check_parallel(program: Notation, index: str) -> None:
+    """Raises when iterations of `index` would write the same entries of a shared tensor."""
+    provenance = Provenance(program.relations)
+    for loop in (n for n in walk(program.body) if isinstance(n, Forall) and n.index == index):
+        private = {t.name for n in walk(loop) if isinstance(n, notation.Let) for t in n.temporaries}
+        for assign in (n for n in walk(loop) if isinstance(n, Assign)):
+            if assign.target.tensor in private:
+                continue
+            written = {leaf for name in index_names(assign.target) for leaf in provenance.leaves(name)}
+            if index not in written:
+                raise ScheduleError(
+                    f"`parallel {index}`: its iterations all write {assign.target}",
+                    f"a loop over an index of {assign.target.tensor}, or a temporary inside {index}",
+                )

@@ -1,0 +1,62 @@
+"""Loop nests as chains: the loops at the top of a statement, and rewriting by loop.
+
+In: `forall i: forall j: body`. Out: `([forall i, forall j], body)`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from sparsify.compiler.einsum.nodes import Access, Assign
+from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.notation.nodes import Forall, Statement
+
+Body = Statement | Assign
+
+
+def rewrite_loops(body: Body, index: str, change: Callable[[Forall], Statement]) -> Statement:
+    """`body` with every loop over `index` replaced."""
+
+    def visit(node: Node) -> Node:
+        node = map_children(node, visit)
+        return change(node) if isinstance(node, Forall) and node.index == index else node
+
+    result = visit(body)
+    assert isinstance(result, Statement)
+    return result
+
+
+def assigns(node: Node, tensor: str) -> bool:
+    """Whether `node` holds an assignment to `tensor`."""
+    return any(isinstance(inner, Assign) and inner.target.tensor == tensor for inner in walk(node))
+
+
+def loop_chain(node: Body) -> tuple[list[Forall], Body]:
+    """The loops at the top of `node`, each the only content of the one before, and what is inside."""
+    chain = []
+    while isinstance(node, Forall):
+        chain.append(node)
+        node = node.body
+    return chain, node
+
+
+def close_chain(chain: list[Forall], body: Body) -> Body:
+    """`body` inside the loops of `chain`, the first one outermost."""
+    for loop in reversed(chain):
+        body = loop if body is loop.body else replace(loop, body=body)
+    return body
+
+
+def accesses(node: Node, tensor: str) -> list[Access]:
+    """The accesses to `tensor` in `node`."""
+    return [inner for inner in walk(node) if isinstance(inner, Access) and inner.tensor == tensor]
+
+
+def replace_accesses(body: Body, tensor: str, access: Access) -> Body:
+    """`body` with every access to `tensor` replaced by `access`."""
+
+    def visit(node: Node) -> Node:
+        return access if isinstance(node, Access) and node.tensor == tensor else map_children(node, visit)
+
+    result = visit(body)
+    assert isinstance(result, Statement | Assign)
+    return result

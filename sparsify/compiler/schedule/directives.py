@@ -1,0 +1,279 @@
+"""Schedules as text: a frozen list of directives that prints and parses back.
+
+    order i, k, j; split k ko ki 64 tail 32 16 8; precompute w at ko in register; vector ki; parallel i balanced A
+
+A directive says what to do to which loop; `apply.py` does it and checks that it is legal.
+"""
+
+import re
+from dataclasses import dataclass
+
+from sparsify.compiler.node import Node
+from sparsify.errors import ScheduleError
+
+SCOPES = ("register", "thread", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Directive(Node):
+    """One decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order(Directive):
+    """`order [w:] i, j, k`: the loops of the nest of `w` (of all nests) in this order."""
+
+    indices: tuple[str, ...]
+    nest: str = ""
+
+    def __str__(self) -> str:
+        return f"order {self.nest + ': ' if self.nest else ''}{', '.join(self.indices)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Directive):
+    """`split k ko ki 64 tail 32 8`: `k = ko * 64 + ki`; the last tile runs in pieces of 32 and 8, the rest masked."""
+
+    index: str
+    outer: str
+    inner: str
+    size: int
+    tail: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        tail = f" tail {' '.join(map(str, self.tail))}" if self.tail else ""
+        return f"split {self.index} {self.outer} {self.inner} {self.size}{tail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fuse(Directive):
+    """`fuse h i hi`: one loop `hi` over all pairs of `h` and `i`."""
+
+    first: str
+    second: str
+    fused: str
+
+    def __str__(self) -> str:
+        return f"fuse {self.first} {self.second} {self.fused}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pos(Directive):
+    """`pos j p A`: the loop over `j` becomes a loop `p` over the stored positions of `A`."""
+
+    index: str
+    position: str
+    tensor: str
+
+    def __str__(self) -> str:
+        return f"pos {self.index} {self.position} {self.tensor}"
+
+
+@dataclass(frozen=True, slots=True)
+class Precompute(Directive):
+    """`precompute w at ko in register`: `w` is computed inside loop `ko`, right before its consumer, and shrinks.
+
+    `precompute a = Y at ko in register` introduces `a` to collect what is added to `Y` inside loop `ko`;
+    `precompute a = w over p in register` gives each iteration of `p` a copy of `w`, added up afterwards.
+    """
+
+    temporary: str
+    scope: str
+    at: str = ""
+    source: str = ""
+    over: str = ""
+
+    def __str__(self) -> str:
+        source = f" = {self.source}" if self.source else ""
+        place = f" over {self.over}" if self.over else f" at {self.at or 'root'}"
+        return f"precompute {self.temporary}{source}{place} in {self.scope}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pack(Directive):
+    """`pack P = B[j, ki] at ko in thread`: inside loop `ko`, `B` is first copied to `P`, stored in that order."""
+
+    temporary: str
+    tensor: str
+    indices: tuple[str, ...]
+    at: str
+    scope: str
+
+    def __str__(self) -> str:
+        at = self.at or "root"
+        return f"pack {self.temporary} = {self.tensor}[{', '.join(self.indices)}] at {at} in {self.scope}"
+
+
+@dataclass(frozen=True, slots=True)
+class Vector(Directive):
+    """`vector k [in w]`: the iterations of `k` (in the nest of `w`) run in vector lanes."""
+
+    index: str
+    nest: str = ""
+
+    def __str__(self) -> str:
+        return f"vector {self.index}{' in ' + self.nest if self.nest else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unroll(Directive):
+    """`unroll i [in w]`: the iterations of `i` (in the nest of `w`) are written out."""
+
+    index: str
+    nest: str = ""
+
+    def __str__(self) -> str:
+        return f"unroll {self.index}{' in ' + self.nest if self.nest else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel(Directive):
+    """`parallel i [static | balanced A | dynamic A] [chunks 32]`: threads share the iterations of `i`."""
+
+    index: str
+    policy: str = "static"
+    by: str = ""
+    chunks: int = 1
+
+    def __str__(self) -> str:
+        by = f" {self.by}" if self.by else ""
+        chunks = f" chunks {self.chunks}" if self.chunks != 1 else ""
+        return f"parallel {self.index} {self.policy}{by}{chunks}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch(Directive):
+    """`prefetch T 16`: what of `T` is gathered 16 stored positions later is asked for now."""
+
+    tensor: str
+    distance: int
+
+    def __str__(self) -> str:
+        return f"prefetch {self.tensor} {self.distance}"
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose(Directive):
+    """`transpose i k in w`: the square tiles of `i` and `k` that the nest of `w` reads are transposed in registers."""
+
+    rows: str
+    lanes: str
+    nest: str
+
+    def __str__(self) -> str:
+        return f"transpose {self.rows} {self.lanes} in {self.nest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Directive):
+    """`cut T`: `T` is computed by a kernel or library call of its own."""
+
+    tensor: str
+
+    def __str__(self) -> str:
+        return f"cut {self.tensor}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule(Node):
+    """Directives in the order of their application; prints as text and parses back.
+
+    >>> str(Schedule.parse("order i,j ;  vector j"))
+    'order i, j; vector j'
+    """
+
+    directives: tuple[Directive, ...] = ()
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.directives))
+
+    @classmethod
+    def parse(cls, text: str) -> "Schedule":
+        """The schedule that `text` spells; directives are separated by `;` or line ends.
+
+        Raises:
+            ScheduleError: a directive that is not one, with the forms that exist.
+        """
+        parts = (part.strip() for part in re.split(r"[;\n]", text))
+        return cls(tuple(_directive(part) for part in parts if part))
+
+
+_NAME = r"[A-Za-z_]\w*"
+_LIST = rf"{_NAME}(?:\s*,\s*{_NAME})*"
+_IN = rf"(?:\s+in\s+(?P<nest>{_NAME}))?"
+_FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
+    ("order [w:] i, j, k", rf"order\s+(?:(?P<nest>{_NAME})\s*:\s*)?(?P<indices>{_LIST})", Order),
+    (
+        "split k ko ki 64 [tail 32 8]",
+        rf"split\s+(?P<index>{_NAME})\s+(?P<outer>{_NAME})\s+(?P<inner>{_NAME})\s+(?P<size>\d+)(?:\s+tail(?P<tail>(?:\s+\d+)+))?",
+        Split,
+    ),
+    ("fuse i j f", rf"fuse\s+(?P<first>{_NAME})\s+(?P<second>{_NAME})\s+(?P<fused>{_NAME})", Fuse),
+    ("pos j p A", rf"pos\s+(?P<index>{_NAME})\s+(?P<position>{_NAME})\s+(?P<tensor>{_NAME})", Pos),
+    (
+        "precompute a [= Y] at i|over p in register|thread|memory",
+        rf"precompute\s+(?P<temporary>{_NAME})(?:\s*=\s*(?P<source>{_NAME}))?\s+(?:at\s+(?P<at>{_NAME})|over\s+(?P<over>{_NAME}))\s+in\s+(?P<scope>{_NAME})",
+        Precompute,
+    ),
+    (
+        "pack P = B[j, ki] at ko in thread",
+        rf"pack\s+(?P<temporary>{_NAME})\s*=\s*(?P<tensor>{_NAME})\s*\[\s*(?P<indices>{_LIST})\s*\]\s+at\s+(?P<at>{_NAME})\s+in\s+(?P<scope>{_NAME})",
+        Pack,
+    ),
+    ("vector k [in w]", rf"vector\s+(?P<index>{_NAME}){_IN}", Vector),
+    ("unroll k [in w]", rf"unroll\s+(?P<index>{_NAME}){_IN}", Unroll),
+    (
+        "parallel i [static|balanced A|dynamic [A]] [chunks 32]",
+        rf"parallel\s+(?P<index>{_NAME})(?:\s+(?P<policy>static|balanced|dynamic)(?:\s+(?!chunks\b)(?P<by>{_NAME}))?)?(?:\s+chunks\s+(?P<chunks>\d+))?",
+        Parallel,
+    ),
+    ("prefetch T 16", rf"prefetch\s+(?P<tensor>{_NAME})\s+(?P<distance>\d+)", Prefetch),
+    (
+        "transpose i k in w",
+        rf"transpose\s+(?P<rows>{_NAME})\s+(?P<lanes>{_NAME})\s+in\s+(?P<nest>{_NAME})",
+        Transpose,
+    ),
+    ("cut T", rf"cut\s+(?P<tensor>{_NAME})", Cut),
+)
+
+
+def _directive(text: str) -> Directive:
+    """The directive that `text` spells."""
+    for _, pattern, make in _FORMS:
+        if match := re.fullmatch(pattern, text):
+            fields = {name: _field(name, value) for name, value in match.groupdict().items() if value is not None}
+            directive = make(**fields)
+            _check(directive, text)
+            return directive
+    word = text.split()[0]
+    forms = [form for form, _, _ in _FORMS if form.split()[0] == word] or [form for form, _, _ in _FORMS]
+    raise ScheduleError(f"`{text}` is no directive", "; ".join(forms))
+
+
+def _field(name: str, value: str) -> object:
+    """A matched group as the value of the field of that name."""
+    match name:
+        case "size" | "chunks" | "distance":
+            return int(value)
+        case "tail":
+            return tuple(int(size) for size in value.split())
+        case "indices":
+            return tuple(index.strip() for index in value.split(","))
+        case "at":
+            return "" if value == "root" else value
+    return value
+
+
+def _check(directive: Directive, text: str) -> None:
+    """Raises what a directive by itself can have wrong."""
+    match directive:
+        case Precompute(scope=scope) | Pack(scope=scope) if scope not in SCOPES:
+            raise ScheduleError(f"`{text}`: there is no scope {scope}", f"one of {', '.join(SCOPES)}")
+        case Split(size=size) if size < 2:
+            raise ScheduleError(f"`{text}`: a tile of {size}", "a size of 2 or more")
+        case Split(size=size, tail=tail) if list(tail) != sorted({t for t in tail if 0 < t < size}, reverse=True):
+            raise ScheduleError(f"`{text}`: the tail {tail}", f"falling sizes below {size}")
+        case Precompute(over=over, source=source) if over and not source:
+            raise ScheduleError(f"`{text}`: what is computed over {over}?", "precompute a = w over p in register")
+        case Parallel(chunks=chunks) if chunks < 1:
+            raise ScheduleError(f"`{text}`: {chunks} chunks", "one or more")

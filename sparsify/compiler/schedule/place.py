@@ -1,0 +1,247 @@
+"""Where temporaries live: `precompute` and `pack` move or introduce a `let` at a loop.
+
+In:  `let w[i,k]: (forall i: forall k: forall j: w[i,k] += ..); forall i: forall k: Y[i,k] = relu(w[i,k])`
+     and `precompute w at i in register`
+Out: `forall i: let w[k] in register: (forall k: forall j: w[k] += ..); forall k: Y[i,k] = relu(w[k])`
+"""
+
+from dataclasses import replace
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.notation.nodes import (
+    Forall,
+    Let,
+    Notation,
+    Sequence,
+    Serial,
+    Split,
+    Statement,
+    Temporary,
+)
+from sparsify.compiler.notation.provenance import Provenance
+from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule.chains import (
+    Body,
+    accesses,
+    assigns,
+    close_chain,
+    loop_chain,
+    replace_accesses,
+    rewrite_loops,
+)
+from sparsify.errors import ScheduleError
+
+
+def precompute_at(program: Notation, directive: d.Precompute) -> Notation:
+    """`let w: (forall i: P); forall i: C -> forall i: let w: P; C`, with `w` without the indices of shared loops."""
+    name = directive.temporary
+    let = _let_of(program, directive)
+    temporary = next(t for t in let.temporaries if t.name == name)
+    if not directive.at:
+        return _replace_let(program, let, _with(let, replace(temporary, scope=directive.scope)))
+    statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
+    producer = next(s for s in statements if assigns(s, name))
+    place = statements.index(producer)
+    if place + 1 == len(statements) or not accesses(statements[place + 1], name):
+        raise ScheduleError(f"`{directive}`: {name} is not read right after it is computed", "another place")
+    consumer = statements[place + 1]
+    if any(accesses(s, name) for s in statements[place + 2 :]):
+        raise ScheduleError(f"`{directive}`: {name} is read by later nests too", "precompute it at root")
+    shared, produced = _cut_chain(producer, directive)
+    others, consumed = _cut_chain(consumer, directive)
+    if [loop.index for loop in shared] != [loop.index for loop in others]:
+        raise ScheduleError(
+            f"`{directive}`: {name} is computed in loops {_indices(shared)}, read in {_indices(others)}",
+            "give both nests the same outer loops with order",
+        )
+    shrunk = _shrink(program, temporary, [loop.index for loop in shared], produced, directive)
+    inner = Let((shrunk,), Sequence((produced, consumed)))
+    inner = replace(inner, body=replace_accesses(inner.body, name, _access(shrunk)))
+    merged = close_chain(others, inner)
+    rest = (*statements[:place], merged, *statements[place + 2 :])
+    outer = tuple(t for t in let.temporaries if t.name != name)
+    body: Body = rest[0] if len(rest) == 1 else Sequence(rest)
+    return _replace_let(program, let, Let(outer, body) if outer else body)
+
+
+def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
+    """`forall k: Y += e -> forall k: let a: a += e; Y = a`, the new `a` indexed by the loops inside `k`."""
+    nest = _nest_of(program, directive.source)
+    if nest is None:
+        raise ScheduleError(f"`{directive}`: nothing is added to {directive.source}", "the name of a sum's target")
+    shared, inside = _cut_chain(nest, directive) if directive.at else ([], nest)
+    chain, assign = loop_chain(inside)
+    if not isinstance(assign, Assign) or assign.monoid is None:
+        raise ScheduleError(f"`{directive}`: {directive.source} is not a plain sum there", "another place")
+    source = Temporary(directive.temporary, index_names(assign.target), _dtype(program, directive.source))
+    shrunk = _shrink(program, source, [loop.index for loop in shared], inside, directive)
+    access = _access(shrunk)
+    written = {leaf for name in index_names(assign.target) for leaf in _leaves(program, name)}
+    whole = all(loop.index in written for loop in shared)
+    collect = close_chain(chain, Assign(access, assign.monoid, assign.value))
+    give = close_chain(
+        [replace(loop, kind=Serial()) for loop in chain if loop.index in shrunk.indices],
+        Assign(assign.target, None if whole else assign.monoid, access),
+    )
+    new = close_chain(shared, Let((shrunk,), Sequence((collect, give))))
+    return replace(program, body=_replace(program.body, nest, new))
+
+
+def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
+    """`w += e -> let a: (a[p] += e); forall p: w += a[p]`: sums of each iteration of `p` apart, added at the end."""
+    nest = _nest_of(program, directive.source)
+    if nest is None:
+        raise ScheduleError(f"`{directive}`: nothing is added to {directive.source}", "the name of a sum's target")
+    chain, assign = loop_chain(nest)
+    if not isinstance(assign, Assign) or assign.monoid is None:
+        raise ScheduleError(f"`{directive}`: {directive.source} is not a plain sum there", "another place")
+    target = set(index_names(assign.target))
+    names = [loop.index for loop in chain]
+    if directive.over not in names:
+        raise ScheduleError(f"`{directive}`: no loop {directive.over} in the nest of {directive.source}", _indices(chain))
+    split = next((r for r in program.relations if isinstance(r, Split) and r.inner == directive.over), None)
+    if split is None:
+        raise ScheduleError(f"`{directive}`: {directive.over} has no constant extent", "split it first")
+    outer = [loop for loop in chain if loop.index in target and names.index(loop.index) < _first_reduction(chain, target)]
+    inner = [loop for loop in chain if loop not in outer]
+    kept = [loop.index for loop in inner if loop.index in target]
+    copies = Temporary(
+        directive.temporary,
+        (directive.over, *kept),
+        _dtype(program, directive.source),
+        directive.scope,
+    )
+    access = _access(copies)
+    collect = close_chain(inner, Assign(access, assign.monoid, assign.value))
+    loops = [loop for loop in inner if loop.index in copies.indices]
+    loops.sort(key=lambda loop: copies.indices.index(loop.index))
+    give = close_chain(loops, Assign(assign.target, assign.monoid, access))
+    new = close_chain(outer, Let((copies,), Sequence((collect, give))))
+    return replace(program, body=_replace(program.body, nest, new))
+
+
+def pack(program: Notation, directive: d.Pack) -> Notation:
+    """`forall o: C(B) -> forall o: let P: (forall ..: P[..] = B[..]); C(P)`."""
+
+    def inside(body: Body) -> Let:
+        found = accesses(body, directive.tensor)
+        if not found or any(access != found[0] for access in found):
+            raise ScheduleError(f"`{directive}`: {directive.tensor} is read in {len(found)} ways there", "exactly one")
+        temporary = Temporary(
+            directive.temporary, directive.indices, _dtype(program, directive.tensor), directive.scope
+        )
+        copied: Body = Assign(_access(temporary), None, found[0])
+        for name in reversed(directive.indices):
+            copied = Forall(name, copied)
+        return Let((temporary,), Sequence((copied, replace_accesses(body, directive.tensor, _access(temporary)))))
+
+    if not directive.at:
+        return replace(program, body=inside(program.body))
+
+    def change(loop: Forall) -> Forall:
+        return replace(loop, body=inside(loop.body)) if accesses(loop.body, directive.tensor) else loop
+
+    return replace(program, body=rewrite_loops(program.body, directive.at, change))
+
+
+def _shrink(
+    program: Notation, temporary: Temporary, shared: list[str], producer: Body, directive: d.Precompute
+) -> Temporary:
+    """`temporary` with the loops inside the shared ones as indices, those that make up its own."""
+    wanted = {leaf for name in temporary.indices for leaf in _leaves(program, name)} - set(shared)
+    indices = tuple(n.index for n in walk(producer) if isinstance(n, Forall) and n.index in wanted)
+    return replace(temporary, indices=indices, scope=directive.scope)
+
+
+def _cut_chain(nest: Body, directive: d.Precompute) -> tuple[list[Forall], Body]:
+    """The loops of `nest` up to the one named by the directive, and what is inside them."""
+    chain, body = loop_chain(nest)
+    names = [loop.index for loop in chain]
+    if directive.at not in names:
+        raise ScheduleError(f"`{directive}`: there is no loop {directive.at} among {_indices(chain)}", "one of them")
+    cut = names.index(directive.at) + 1
+    return chain[:cut], close_chain(chain[cut:], body)
+
+
+def _first_reduction(chain: list[Forall], target: set[str]) -> int:
+    """The place of the first loop of `chain` that the target does not name."""
+    return next((n for n, loop in enumerate(chain) if loop.index not in target), len(chain))
+
+
+def _nest_of(program: Notation, name: str) -> Body | None:
+    """The largest chain of loops around the assignment to `name` and nothing else, `None` without one."""
+
+    def search(node: Node) -> Body | None:
+        if isinstance(node, Forall | Assign):
+            _, inner = loop_chain(node)
+            if isinstance(inner, Assign) and inner.target.tensor == name:
+                return node
+        for child in (c for c in _statements(node)):
+            if (found := search(child)) is not None:
+                return found
+        return None
+
+    return search(program.body)
+
+
+def _statements(node: Node) -> tuple[Body, ...]:
+    match node:
+        case Forall(body=body) | Let(body=body):
+            return (body,)
+        case Sequence(statements=statements):
+            return statements
+    return ()
+
+
+def _let_of(program: Notation, directive: d.Precompute) -> Let:
+    """The `let` that declares the temporary of the directive."""
+    for node in walk(program.body):
+        if isinstance(node, Let) and any(t.name == directive.temporary for t in node.temporaries):
+            return node
+    names = [t.name for node in walk(program.body) if isinstance(node, Let) for t in node.temporaries]
+    raise ScheduleError(f"`{directive}`: there is no temporary {directive.temporary}", f"one of {names}")
+
+
+def _with(let: Let, temporary: Temporary) -> Let:
+    return replace(
+        let, temporaries=tuple(temporary if t.name == temporary.name else t for t in let.temporaries)
+    )
+
+
+def _replace_let(program: Notation, let: Let, new: Body) -> Notation:
+    return replace(program, body=_replace(program.body, let, new))
+
+
+def _replace(body: Body, old: Node, new: Body) -> Body:
+    """`body` with the node `old` (that very object) replaced."""
+
+    def visit(node: Node) -> Node:
+        return new if node is old else map_children(node, visit)
+
+    result = visit(body)
+    assert isinstance(result, Statement | Assign)
+    return result
+
+
+def _access(temporary: Temporary) -> Access:
+    return Access(temporary.name, tuple(Index(name) for name in temporary.indices))
+
+
+def _dtype(program: Notation, name: str) -> str:
+    """The dtype of a tensor or temporary."""
+    for node in walk(program.body):
+        if isinstance(node, Let):
+            for temporary in node.temporaries:
+                if temporary.name == name:
+                    return temporary.dtype
+    return next(declaration.dtype for declaration in program.declarations if declaration.name == name)
+
+
+def _leaves(program: Notation, index: str) -> list[str]:
+    return Provenance(program.relations).leaves(index)
+
+
+def _indices(chain: list[Forall]) -> str:
+    return ", ".join(loop.index for loop in chain)

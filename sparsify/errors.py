@@ -1,0 +1,155 @@
+"""Everything that sparsify raises.
+
+    SparsifyError
+      InvalidTensorError          coordinates, positions or values that make no tensor
+      FormatError                 a format that is not one, or does not fit the tensor
+      ParseError                  index notation that cannot be read; shows the place
+      EinsumError                 an expression that has no meaning
+        ShapeError                sizes that do not fit each other
+        DtypeError                dtypes that cannot be combined
+      ScheduleError               a schedule that is not one, or would change the result
+      DiscordantError             no loop order visits all sparse operands from outer to inner level
+      UnsupportedProgramError     an expression that cannot be compiled yet
+      UnsupportedOperatorError    an operator without a sparse implementation
+      RecipeError                 a mistake in a recipe, with file and line
+      CaptureError                a model that cannot be captured
+      CompilerError
+        CompilerNotFoundError     no C++ compiler
+        BuildError                the C++ compiler refused or took too long
+        CacheError                the kernel cache cannot be used
+      KernelError                 a kernel ended with a status code
+      VerificationError           a sparse model whose results differ from the dense one's
+      DataError                   a data set that cannot be loaded
+      PackageConflictError        another distribution provides the name sparsify
+"""
+
+
+class SparsifyError(Exception):
+    """The base of all errors; its text is what was found, then what to do about it."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message, remedy)
+        self.message, self.remedy = message, remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+
+
+class InvalidTensorError(SparsifyError):
+    """Coordinates, positions or values that make no tensor; names the first offending entry."""
+
+
+class FormatError(SparsifyError):
+    """A format that is not one, or that does not fit the tensor."""
+
+
+class ParseError(SparsifyError):
+    """Index notation that cannot be read.
+
+    >>> print(ParseError("y = x[i", 5, "never closed"))
+    never closed
+      y = x[i
+           ^
+    """
+
+    def __init__(self, text: str, position: int, message: str) -> None:
+        Exception.__init__(self, text, position, message)
+        self.text, self.position, self.message = text, position, message
+
+    def __str__(self) -> str:
+        start = self.text.rfind("\n", 0, self.position) + 1
+        line = self.text[start:].split("\n", 1)[0]
+        return f"{self.message}\n  {line}\n  {' ' * (self.position - start)}^"
+
+
+class EinsumError(SparsifyError):
+    """An expression that has no meaning."""
+
+
+class ShapeError(EinsumError):
+    """Sizes that do not fit each other."""
+
+
+class DtypeError(EinsumError):
+    """Dtypes that cannot be combined."""
+
+
+class ScheduleError(SparsifyError):
+    """A schedule that is not one, or that would change the result."""
+
+
+class DiscordantError(SparsifyError):
+    """No loop order visits every sparse operand from its outer level to its inner level."""
+
+    def __init__(self, first: str, second: str) -> None:
+        Exception.__init__(self, first, second)
+        self.first, self.second = first, second
+
+    def __str__(self) -> str:
+        return (
+            f"{self.first} and {self.second} need opposite loop orders; store one of them with the other "
+            f"mode ordering: tensor.to(format=...)"
+        )
+
+
+class UnsupportedProgramError(SparsifyError):
+    """An expression that cannot be compiled yet."""
+
+
+class UnsupportedOperatorError(SparsifyError):
+    """An operator without a sparse implementation."""
+
+
+class RecipeError(SparsifyError):
+    """A mistake in a recipe, with file, line and column (from 1; 0 when there is none)."""
+
+    def __init__(self, message: str, file: str = "", line: int = 0, column: int = 0) -> None:
+        Exception.__init__(self, message, file, line, column)
+        self.message, self.file, self.line, self.column = message, file, line, column
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{place}: {self.message}" if place else self.message
+
+
+class CaptureError(SparsifyError):
+    """A model that cannot be captured as a graph."""
+
+
+class CompilerError(SparsifyError):
+    """The way from generated C++ to a loaded kernel failed."""
+
+
+class CompilerNotFoundError(CompilerError):
+    """There is no C++ compiler."""
+
+
+class BuildError(CompilerError):
+    """The C++ compiler refused the generated code or took too long."""
+
+
+class CacheError(CompilerError):
+    """The kernel cache cannot be used."""
+
+
+class KernelError(SparsifyError):
+    """A kernel ended with a status code that is not 0."""
+
+    def __init__(self, status: int, message: str) -> None:
+        Exception.__init__(self, status, message)
+        self.status, self.message = status, message
+
+    def __str__(self) -> str:
+        return f"{self.message} (status {self.status})"
+
+
+class VerificationError(SparsifyError):
+    """A sparse model whose results differ from the dense one's."""
+
+
+class DataError(SparsifyError):
+    """A data set that cannot be loaded."""
+
+
+class PackageConflictError(SparsifyError):
+    """Another distribution provides the name `sparsify`."""
