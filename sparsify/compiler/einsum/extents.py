@@ -1,0 +1,138 @@
+"""Extents of index variables: which are equal, and what they are for given shapes.
+
+In: `y[i] = sum(j, A[i,j] * x[j])` and the shapes of A and x. Out: `{"i": 3, "j": 4}`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from sparsify.compiler.einsum.affine import affine
+from sparsify.compiler.einsum.nodes import Access, Assign, Const, Index, Program, Reduce
+from sparsify.compiler.node import walk
+from sparsify.errors import EinsumError, ShapeError
+
+Mode = tuple[str, int]
+
+
+def accesses(statements: Iterable[Assign]) -> Iterator[Access]:
+    """All accesses of the statements in order, right sides before the targets they define."""
+    for statement in statements:
+        for node in (*walk(statement.value), *walk(statement.target)):
+            if isinstance(node, Access):
+                yield node
+
+
+def index_variables(statements: Iterable[Assign]) -> tuple[str, ...]:
+    """The names of all index variables in order of appearance, targets first."""
+    names: dict[str, None] = {}
+    for statement in statements:
+        for node in walk(statement):
+            if isinstance(node, Index):
+                names[node.name] = None
+            elif isinstance(node, Reduce):
+                names.update(dict.fromkeys(node.indices))
+    return tuple(names)
+
+
+def mode_extents(statements: Sequence[Assign], ranks: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    """For each tensor the names of its extents: one name for all index variables that share a mode.
+
+    A mode that no plain index variable reads has a name of its own, `x_0`.
+
+    >>> from sparsify.compiler.einsum.parse import parse
+    >>> mode_extents(parse("y[i] = A[i,j] * x[j]"), {"A": 2, "x": 1, "y": 1})["A"]
+    ('i', 'j')
+    """
+    names = equal_extents(statements)
+    variables = set(names)
+    plain: dict[Mode, str] = {}
+    for access in accesses(statements):
+        for mode, index in enumerate(access.indices):
+            if isinstance(index, Index):
+                plain.setdefault((access.tensor, mode), names[index.name])
+    result = {}
+    for tensor, rank in ranks.items():
+        result[tensor] = tuple(
+            plain.get((tensor, mode)) or _unused(f"{tensor}_{mode}", variables) for mode in range(rank)
+        )
+    return result
+
+
+def equal_extents(statements: Sequence[Assign]) -> dict[str, str]:
+    """For each index variable the first one that has the same extent because they read the same mode."""
+    parent = {name: name for name in index_variables(statements)}
+    order = {name: n for n, name in enumerate(parent)}
+    first: dict[Mode, str] = {}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            name = parent[name]
+        return name
+
+    for access in accesses(statements):
+        for mode, index in enumerate(access.indices):
+            if isinstance(index, Index):
+                one = root(first.setdefault((access.tensor, mode), index.name))
+                other = root(index.name)
+                low, high = sorted((one, other), key=order.__getitem__)
+                parent[high] = low
+    return {name: root(name) for name in parent}
+
+
+def bind_extents(
+    statements: Sequence[Assign], shapes: Mapping[str, Sequence[int]], sizes: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """The extent of each index variable, from the shapes of the inputs and from `sizes`.
+
+    Raises:
+        ShapeError: an index variable has two extents, or a constant index lies outside its mode.
+        EinsumError: nothing gives an index variable an extent.
+    """
+    extents: dict[str, int] = dict(sizes or {})
+    source = {name: "sizes" for name in extents}
+    known: dict[str, tuple[int, ...]] = {name: tuple(shape) for name, shape in shapes.items()}
+    for statement in statements:
+        for access in accesses((statement,)):
+            if access.tensor in known:
+                _read_modes(access, known[access.tensor], extents, source)
+        missing = [name for name in index_variables((statement,)) if name not in extents]
+        if missing:
+            raise EinsumError(
+                f"{missing[0]} of `{statement}` has no extent: no input has it as an index by itself; "
+                f"pass sizes={{{missing[0]!r}: ...}}"
+            )
+        target = statement.target
+        known.setdefault(target.tensor, tuple(extents[i.name] for i in target.indices if isinstance(i, Index)))
+    return extents
+
+
+def program_extents(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """`bind_extents` for a program, whose own fixed extents count too."""
+    return bind_extents(program.statements, shapes, dict(program.extents))
+
+
+def _read_modes(access: Access, shape: tuple[int, ...], extents: dict[str, int], source: dict[str, str]) -> None:
+    """Enter the extents that an access gives, and check those that are known."""
+    if len(shape) != len(access.indices):
+        raise ShapeError(
+            f"{access} has {len(access.indices)} indices and {access.tensor} has {len(shape)} modes "
+            f"(shape {list(shape)}); write one index for each mode"
+        )
+    for mode, (index, size) in enumerate(zip(access.indices, shape, strict=True)):
+        if isinstance(index, Index):
+            before = extents.setdefault(index.name, size)
+            if before != size:
+                raise ShapeError(
+                    f"{index.name} has extent {before} in {source[index.name]} and {size} in {access} "
+                    f"(mode {mode}); an index variable has one extent in all statements"
+                )
+            source.setdefault(index.name, str(access))
+        form = affine(index)
+        if form is not None and not form.terms and not 0 <= form.offset < size:
+            raise ShapeError(f"{access}: index {Const(form.offset)} is outside mode {mode}, which has extent {size}")
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """`name`, with underscores when an index variable has it."""
+    while name in taken:
+        name += "_"
+    return name

@@ -1,0 +1,174 @@
+"""What must hold for an einsum program, with errors in the user's own names.
+
+In: a program, or statements and the ranks of their inputs. Out: nothing, or `EinsumError` and `ShapeError`.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+
+from sparsify.compiler.einsum.affine import affine
+from sparsify.compiler.einsum.extents import mode_extents
+from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.node import children, walk
+from sparsify.errors import EinsumError, ShapeError
+
+
+def verify(program: Program) -> None:
+    """Raises unless `program` is well formed.
+
+    Raises:
+        EinsumError: a name, an index variable, a function or an assignment that does not fit.
+        ShapeError: an access with the wrong number of indices.
+    """
+    names = [declared.name for declared in program.declarations]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise EinsumError(f"{twice} is declared twice")
+    for name in (*program.inputs, *program.outputs):
+        if name not in names:
+            raise EinsumError(f"{name} is an input or output and has no declaration; declared are {_list(names)}")
+    for declared in program.declarations:
+        if declared.pattern_of is not None and declared.pattern_of not in names:
+            raise EinsumError(f"{declared.name} shares the pattern of {declared.pattern_of}, which is not declared")
+        if declared.format.rank != len(declared.extents):
+            raise ShapeError(
+                f"{declared.name} has {len(declared.extents)} modes and its format "
+                f"{str(declared.format)!r} has {declared.format.rank}"
+            )
+    ranks = {declared.name: len(declared.extents) for declared in program.declarations}
+    verify_statements(program.statements, {name: ranks[name] for name in program.inputs}, program.outputs)
+    _verify_extents(program)
+
+
+def verify_statements(
+    statements: Sequence[Assign], inputs: Mapping[str, int], outputs: Collection[str] = ()
+) -> None:
+    """Raises unless `statements` are well formed over `inputs`, names with their ranks."""
+    ranks = dict(inputs)
+    started: dict[str, str | None] = {}
+    for statement in statements:
+        _verify_target(statement, inputs, started)
+        _verify_expression(statement, ranks)
+        _verify_indices(statement)
+        target = statement.target
+        rank = ranks.setdefault(target.tensor, len(target.indices))
+        if rank != len(target.indices):
+            raise ShapeError(f"`{statement}`: {target.tensor} has {rank} modes elsewhere")
+    for name in outputs:
+        if name not in ranks:
+            raise EinsumError(f"the output {name} is never assigned; assigned are {_list(started)}")
+
+
+def _verify_target(statement: Assign, inputs: Collection[str], started: dict[str, str | None]) -> None:
+    """The left side: plain distinct index variables of a tensor that may be assigned here."""
+    target, name = statement.target, statement.target.tensor
+    for index in target.indices:
+        if not isinstance(index, Index):
+            raise EinsumError(
+                f"`{statement}`: the index {index} on the left is not a plain index variable; write the result "
+                f"with plain ones and put the arithmetic on the right"
+            )
+    names = [index.name for index in target.indices if isinstance(index, Index)]
+    twice = next((i for i in names if names.count(i) > 1), None)
+    if twice is not None:
+        raise EinsumError(f"`{statement}`: {twice} occurs twice on the left; each mode of a result has its own")
+    if name in inputs:
+        raise EinsumError(f"`{statement}`: {name} is an input; give the result another name")
+    if statement.monoid is not None and statement.monoid not in MONOIDS:
+        raise EinsumError(f"`{target}` is reduced by {statement.monoid}; known are {_list(MONOIDS)}")
+    if name in started and statement.monoid is None:
+        raise EinsumError(f"`{statement}`: {name} is assigned before; a name is assigned once with `=`")
+    if started.get(name) is not None and started[name] != statement.monoid:
+        raise EinsumError(f"`{statement}`: {name} is reduced by {started[name]} before; use a name for each reduction")
+    started[name] = statement.monoid
+
+
+def _verify_expression(statement: Assign, ranks: Mapping[str, int]) -> None:
+    """The names on the right: tensors assigned before, known functions with as many arguments as they take."""
+    for node in walk(statement.value):
+        match node:
+            case Access(tensor, indices):
+                _verify_access(statement, node, ranks)
+                if len(indices) != ranks[tensor]:
+                    raise ShapeError(
+                        f"{node} has {len(indices)} indices and {tensor} has {ranks[tensor]} modes; "
+                        f"write one index for each mode"
+                    )
+            case Call(name, args):
+                if name not in FUNCTIONS:
+                    raise EinsumError(f"`{statement}`: {name} is not a function{_suggest(name, FUNCTIONS)}")
+                if len(args) != FUNCTIONS[name].arity:
+                    raise EinsumError(
+                        f"`{statement}`: {name} takes {FUNCTIONS[name].arity} arguments, {len(args)} were given"
+                    )
+            case Reduce(monoid, _, _) if monoid not in MONOIDS:
+                raise EinsumError(f"`{statement}`: {monoid} is not a reduction{_suggest(monoid, MONOIDS)}")
+
+
+def _verify_access(statement: Assign, access: Access, ranks: Mapping[str, int]) -> None:
+    """An access: of a tensor that has a value, with affine indices."""
+    if access.tensor == statement.target.tensor:
+        raise EinsumError(f"`{statement}` reads what it assigns; use another name on the left")
+    if access.tensor not in ranks:
+        raise EinsumError(
+            f"`{statement}`: {access.tensor} has no value here{_suggest(access.tensor, ranks)}; "
+            f"known are {_list(ranks)}"
+        )
+    for index in access.indices:
+        if affine(index) is None:
+            raise EinsumError(
+                f"{access}: the index {index} is not affine; an index is made of index variables, integers, "
+                f"`+`, `-` and products with integers"
+            )
+
+
+def _verify_indices(statement: Assign) -> None:
+    """Every index variable is on the left or bound by one reduction; with `op=` free ones are reduced."""
+    outer = frozenset(free_indices(statement.target))
+    _verify_binders(statement, statement.value, outer)
+    if statement.monoid is None:
+        for name in free_indices(statement.value):
+            if name not in outer:
+                raise EinsumError(f"`{statement}`: {name} is neither on the left nor reduced; write sum({name}, ...)")
+
+
+def _verify_binders(statement: Assign, expr: Expr, bound: frozenset[str]) -> None:
+    """No reduction binds an index variable that is bound around it."""
+    if isinstance(expr, Reduce):
+        if not expr.indices:
+            raise EinsumError(f"`{statement}`: {expr.monoid} runs over no index variable")
+        for n, name in enumerate(expr.indices):
+            if name in bound or name in expr.indices[:n]:
+                raise EinsumError(f"`{statement}`: {name} is bound twice; give {expr.monoid} its own index variable")
+        bound |= frozenset(expr.indices)
+    for child in children(expr):
+        if isinstance(child, Expr) and not isinstance(expr, (Access, Stored)):
+            _verify_binders(statement, child, bound)
+
+
+def _verify_extents(program: Program) -> None:
+    """Declared extents are those that the statements' accesses imply."""
+    ranks = {declared.name: len(declared.extents) for declared in program.declarations}
+    implied = mode_extents(program.statements, ranks)
+    representative: dict[str, str] = {}
+    for declared in program.declarations:
+        for mode, (own, other) in enumerate(zip(declared.extents, implied[declared.name], strict=True)):
+            if representative.setdefault(other, own) != own:
+                raise ShapeError(
+                    f"mode {mode} of {declared.name} is declared with extent {own}, its accesses need that of "
+                    f"{representative[other]}"
+                )
+
+
+def _list(names: Collection[str]) -> str:
+    """Names for a message."""
+    return ", ".join(names) or "none"
+
+
+def _suggest(name: str, known: Collection[str]) -> str:
+    """`; did you mean ...?` when a known name is close."""
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
