@@ -67,16 +67,6 @@ def _binary(name: str, evaluate: Evaluate, x: str | None, y: str | None, result:
     return Function(name, 2, evaluate, (x, y), result=result)
 
 
-def _divide(x: Any, y: Any) -> Any:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.true_divide(x, y)
-
-
-def _power(x: Any, y: Any) -> Any:
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.power(x, y)
-
-
 def _gelu_tanh(x: Any) -> Any:
     return 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
 
@@ -98,8 +88,8 @@ _OPERATORS = (
     _infix("add", "+", SUM, np.add, "1", "1"),
     _infix("sub", "-", SUM, np.subtract, "1", "-1"),
     _infix("mul", "*", PRODUCT, np.multiply, "y", "x"),
-    _infix("div", "/", PRODUCT, _divide, "1 / y", "-(f / y)"),
-    _infix("pow", "**", POWER, _power, "where(y == 0, 0, y * x ** (y - 1))", "where(x == 0, 0, f * log(x))"),
+    _infix("div", "/", PRODUCT, np.true_divide, "1 / y", "-(f / y)"),
+    _infix("pow", "**", POWER, np.power, "where(y == 0, 0, y * x ** (y - 1))", "where(x == 0, 0, f * log(x))"),
     Function("neg", 1, np.negative, ("-1",), "-", NEGATION),
 )
 
@@ -112,7 +102,7 @@ _UNARY = (
     _unary("abs", np.abs, "sign(x)", "promote"),
     _unary("sign", np.sign, None, "promote"),
     _unary("square", np.square, "2 * x", "promote"),
-    _unary("reciprocal", lambda x: _divide(1, x), "-square(f)"),
+    _unary("reciprocal", lambda x: np.truenp.true_divide(1, x), "-square(f)"),
     _unary("sin", np.sin, "cos(x)"),
     _unary("cos", np.cos, "-sin(x)"),
     _unary("tan", np.tan, "1 + square(f)"),

@@ -1,0 +1,100 @@
+"""The reference interpreter of einsum programs: plain, slow and right.
+
+In: `y[i] = sum(j, A[i,j] * x[j])`, A with the mask of its stored entries, x. Out: y and its mask.
+
+Every statement is evaluated over the full grid of its index variables, in float64 or complex128.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from sparsify.compiler.einsum.extents import index_variables, program_extents
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Assign, Index, Program
+from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.einsum.values import Array, Grid, Tensor, apply, axis_of, evaluate, reduce_axis
+
+Input = Array | tuple[Array, Array]
+
+
+def interpret(program: Program, inputs: Mapping[str, Input]) -> dict[str, tuple[Array, Array]]:
+    """All tensors that `program` assigns, by name: the values and the mask of entries that are not the fill.
+
+    Args:
+        inputs: per input a dense array, with the fill in its unstored entries, and for a sparse input the boolean
+            mask of its stored entries.
+    """
+    tensors = input_tensors(program, inputs)
+    extents = program_extents(program, {name: t.values.shape for name, t in tensors.items()})
+    declared = {d.name: d for d in program.declarations}
+    for statement in program.statements:
+        name = statement.target.tensor
+        with np.errstate(all="ignore"):
+            result = _execute(statement, tensors, extents)
+        stored = ~result.is_fill
+        if name in declared and declared[name].pattern_of is not None:
+            stored = tensors[str(declared[name].pattern_of)].stored
+            result = Grid(np.where(stored, result.values, declared[name].fill), ~stored)
+        elif name in declared and declared[name].format.is_dense:
+            stored = np.ones_like(stored)
+        fill = declared[name].fill if name in declared else 0.0
+        tensors[name] = Tensor(result.values, stored, fill)
+    assigned = dict.fromkeys(statement.target.tensor for statement in program.statements)
+    return {name: (tensors[name].values, tensors[name].stored) for name in assigned}
+
+
+def input_tensors(program: Program, inputs: Mapping[str, Input]) -> dict[str, Tensor]:
+    """The inputs as tensors with masks."""
+    tensors = {}
+    for name in program.inputs:
+        given = inputs[name]
+        values, stored = given if isinstance(given, tuple) else (given, np.ones(np.shape(given), dtype=bool))
+        values = np.asarray(values)
+        if values.dtype.kind not in "fc":
+            values = values.astype(np.float64)
+        tensors[name] = Tensor(values, np.asarray(stored, dtype=bool), program.declaration(name).fill)
+    return tensors
+
+
+def _execute(statement: Assign, tensors: dict[str, Tensor], extents: Mapping[str, int]) -> Grid:
+    """The value of a statement over the index variables of its target."""
+    names = index_variables((statement,))
+    targets = [index.name for index in statement.target.indices if isinstance(index, Index)]
+    order = targets + [name for name in names if name not in targets]
+    coordinates = _coordinates(order, extents)
+    grid = evaluate(statement.value, coordinates, tensors)
+    if statement.monoid is not None:
+        for name in free_indices(statement.value):
+            if name not in targets:
+                axis = axis_of_name(order, name)
+                grid = reduce_axis(statement.monoid, grid, axis, extents[name])
+    shape = tuple(extents[name] for name in targets)
+    grid = _fit(grid, shape, len(order))
+    previous = tensors.get(statement.target.tensor)
+    if statement.monoid is None or previous is None:
+        return grid
+    return apply(MONOIDS[statement.monoid].combine, [Grid(previous.values, ~previous.stored), grid])
+
+
+def _coordinates(order: list[str], extents: Mapping[str, int]) -> dict[str, Array]:
+    """For each index variable its coordinates along an axis of its own."""
+    result = {}
+    for axis, name in enumerate(order):
+        shape = [1] * len(order)
+        shape[axis] = extents[name]
+        result[name] = np.arange(extents[name]).reshape(shape)
+    return result
+
+
+def axis_of_name(order: list[str], name: str) -> int:
+    """The axis of an index variable, counted from the end."""
+    return order.index(name) - len(order)
+
+
+def _fit(grid: Grid, shape: tuple[int, ...], rank: int) -> Grid:
+    """A grid over all index variables as one over those of the target, which come first."""
+    full = shape + (1,) * (rank - len(shape))
+    values = np.broadcast_to(grid.values, np.broadcast_shapes(full, grid.values.shape)).reshape(shape)
+    is_fill = np.broadcast_to(grid.is_fill, full).reshape(shape) if grid.is_fill.ndim <= rank else grid.is_fill
+    return Grid(values.copy(), is_fill.copy(), grid.is_number)

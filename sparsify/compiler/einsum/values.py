@@ -1,0 +1,187 @@
+"""Values of expressions over a grid of coordinates: what the reference interpreters compute with.
+
+In: an expression, the coordinates of its index variables and tensors. Out: its values, and where they are the
+fill because only unstored entries took part.
+
+An entry is a *fill entry* when the operator gives its value whatever the operands without fill are: all operands
+are fill entries, or one of them annihilates (`0 * ?`). A NaN that meets only fill entries has no effect.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce, Stored
+
+Array = NDArray[Any]
+LOGICAL = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not", "where", "eq", "ne"})
+REDUCERS: dict[str, Callable[..., Any]] = {
+    "sum": np.sum,
+    "prod": np.prod,
+    "min": np.min,
+    "max": np.max,
+    "or": np.any,
+    "and": np.all,
+}
+
+
+@dataclass(slots=True)
+class Tensor:
+    """A dense array with the fill in unstored places, where it is stored, and the fill."""
+
+    values: Array
+    stored: Array
+    fill: float | int | bool = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Values that broadcast over the coordinates; `is_fill` marks fill entries, a number is neither."""
+
+    values: Array
+    is_fill: Array
+    is_number: bool = False
+
+
+def evaluate(expr: Expr, coordinates: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> Grid:
+    """The values of `expr`; each index variable has an array of coordinates, and they broadcast together.
+
+    An index variable that a reduction binds has its own axis in its coordinates, which the reduction leaves as 1.
+    """
+    match expr:
+        case Const(value):
+            return Grid(np.asarray(value), np.asarray(False), is_number=True)
+        case Index(name):
+            values = coordinates[name].astype(np.float64)
+            return Grid(values, np.zeros(values.shape, dtype=bool))
+        case Access():
+            values, stored = read(expr, coordinates, tensors)
+            return Grid(values, ~stored)
+        case Stored(access):
+            _, stored = read(access, coordinates, tensors)
+            return Grid(stored, ~stored)
+        case Call("where", (condition, yes, no)):
+            return _choose(*(evaluate(arg, coordinates, tensors) for arg in (condition, yes, no)))
+        case Call(function, args):
+            return apply(function, [evaluate(arg, coordinates, tensors) for arg in args])
+        case Reduce(monoid, indices, body):
+            grid = evaluate(body, coordinates, tensors)
+            for name in indices:
+                axis = axis_of(coordinates[name])
+                grid = reduce_axis(monoid, grid, axis, coordinates[name].shape[axis] if axis else 1)
+            return grid
+    raise AssertionError(f"{type(expr).__name__} has no value")
+
+
+def axis_of(coordinates: Array) -> int:
+    """The axis along which coordinates vary, counted from the end; 0 when there is only one of them."""
+    ends = [axis for axis, size in enumerate(coordinates.shape) if size != 1]
+    assert len(ends) <= 1, "an index variable varies along one axis"
+    return ends[0] - coordinates.ndim if ends else 0
+
+
+def read(access: Access, coordinates: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> tuple[Array, Array]:
+    """The entries of an access and whether they are stored; outside the tensor is the fill."""
+    tensor = tensors[access.tensor]
+    if not access.indices:
+        return np.asarray(tensor.values), np.asarray(tensor.stored)
+    places = np.broadcast_arrays(*(index_values(index, coordinates) for index in access.indices))
+    inside = np.ones(places[0].shape, dtype=bool)
+    for place, size in zip(places, tensor.values.shape, strict=True):
+        inside &= (place >= 0) & (place < size)
+    if tensor.values.size == 0:
+        return np.full(inside.shape, tensor.fill), np.zeros(inside.shape, dtype=bool)
+    safe = tuple(np.where(inside, place, 0) for place in places)
+    return np.where(inside, tensor.values[safe], tensor.fill), inside & tensor.stored[safe]
+
+
+def index_values(index: Expr, coordinates: Mapping[str, Array]) -> Array:
+    """The coordinates that an affine index takes."""
+    match index:
+        case Const(value):
+            return np.asarray(int(value))
+        case Index(name):
+            return coordinates[name]
+        case Call(function, args):
+            return np.asarray(FUNCTIONS[function].evaluate(*(index_values(arg, coordinates) for arg in args)))
+    raise AssertionError(f"{index} is no index")
+
+
+def apply(function: str, args: list[Grid]) -> Grid:
+    """A function of grids, by the rules of fill entries."""
+    arrays = [a.values if function in LOGICAL else _number(a.values) for a in args]
+    values = np.asarray(FUNCTIONS[function].evaluate(*arrays))
+    is_number = all(a.is_number for a in args)
+    is_fill = np.asarray(not is_number)
+    for arg in args:
+        if not arg.is_number:
+            is_fill = is_fill & arg.is_fill
+    for position, arg in enumerate(args):
+        hit, result = annihilated(function, position, arg)
+        values = np.where(hit, result, values)
+        is_fill = is_fill | hit
+    return Grid(values, is_fill, is_number)
+
+
+def annihilated(function: str, position: int, arg: Grid) -> tuple[Array, Array]:
+    """Where fill entries of an argument alone decide the value of a call, and the value."""
+    values = np.asarray(arg.values)
+    match function, position:
+        case ("mul", _) | ("div", 0):
+            rule = values == 0
+        case ("add", _) | ("sub", 0):
+            rule = (values == inf) | (values == -inf)
+        case ("sub", 1):
+            return arg.is_fill & ((values == inf) | (values == -inf)), -_number(values)
+        case ("min", _):
+            rule = values == -inf
+        case ("max", _):
+            rule = values == inf
+        case ("logical_and", _):
+            rule = values == 0
+        case ("logical_or", _):
+            rule = values != 0
+            values = values != 0
+        case _:
+            rule = np.asarray(False)
+    return arg.is_fill & rule, values
+
+
+def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
+    """A grid reduced along an axis, counted from the end, which keeps the extent 1; axis 0 has a single entry."""
+    entries = grid.values != 0 if monoid in ("or", "and") else _number(grid.values)
+    if axis == 0:
+        return Grid(entries, grid.is_fill, grid.is_number)
+    shape = list(np.broadcast_shapes(entries.shape, grid.is_fill.shape, (1,) * -axis))
+    shape[axis] = extent
+    values, is_fill = np.broadcast_to(entries, shape), np.broadcast_to(grid.is_fill, shape)
+    if extent == 0:
+        shape[axis] = 1
+        return Grid(np.full(shape, MONOIDS[monoid].neutral), np.zeros(shape, dtype=bool))
+    result = np.asarray(REDUCERS[monoid](values, axis=axis, keepdims=True))
+    all_fill = np.all(is_fill, axis=axis, keepdims=True)
+    hit, decided = annihilated(MONOIDS[monoid].combine, 0, Grid(values, is_fill))
+    ends = np.any(hit, axis=axis, keepdims=True)
+    first = np.take_along_axis(np.broadcast_to(decided, shape), np.argmax(hit, axis=axis, keepdims=True), axis)
+    return Grid(np.where(ends, first, result), all_fill | ends, grid.is_number)
+
+
+def _choose(condition: Grid, yes: Grid, no: Grid) -> Grid:
+    """`where(condition, yes, no)`: a fill entry where the condition is one and so is what it chooses."""
+    chosen = np.asarray(condition.values).astype(bool)
+    values = np.where(chosen, yes.values, no.values)
+    chosen_fill = np.where(chosen, yes.is_fill | yes.is_number, no.is_fill | no.is_number)
+    all_numbers = condition.is_number and yes.is_number and no.is_number
+    return Grid(values, (condition.is_fill | condition.is_number) & chosen_fill & (not all_numbers), all_numbers)
+
+
+def _number(values: Array) -> Array:
+    """Values to calculate with: truth values and integers become floats."""
+    values = np.asarray(values)
+    return values if values.dtype.kind in "fc" else values.astype(np.float64)
