@@ -1,0 +1,147 @@
+"""Recipes from files, built-in names, mappings and recipes.
+
+In: `"gcn"`, `"my/recipe.yaml"`, `{"schema": 1, ...}`. Out: a checked `Recipe`, or a `RecipeError` with file:line:column.
+"""
+
+import typing
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from sparsify.errors import RecipeError
+from sparsify.recipe import builtin
+from sparsify.recipe.schema import Recipe
+from sparsify.recipe.source import Path, Position, Source, nearest, read, substitute
+
+
+def load(recipe: str | PathLike[str] | Mapping[str, Any] | Recipe, **overrides: Any) -> Recipe:
+    """The recipe that a path, a built-in name or a mapping stands for, with arguments replaced by `overrides`.
+
+    Raises:
+        RecipeError: the file is missing, not YAML, or says something that the schema does not know.
+
+    >>> load("gcn").name
+    'gcn'
+    """
+    if isinstance(recipe, Recipe):
+        return (
+            recipe
+            if not overrides
+            else load(recipe.model_dump(by_alias=True, exclude_unset=True), **overrides)
+        )
+    if isinstance(recipe, Mapping):
+        return from_source(Source("<recipe>", plain(recipe), {(): Position(0, 0)}), overrides)
+    path = locate(recipe)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot read the recipe: {error}", str(path), 0, 0) from None
+    return from_source(read(text, str(path)), overrides)
+
+
+def loads(text: str, file: str = "<text>", **overrides: Any) -> Recipe:
+    """The recipe written in `text`."""
+    return from_source(read(text, file), overrides)
+
+
+def locate(name: str | PathLike[str]) -> FilePath:
+    """The file of a recipe given by path or built-in name."""
+    path = FilePath(name)
+    if path.is_file():
+        return path
+    known = builtin.names()
+    if str(name) in known:
+        return builtin.path(str(name))
+    raise RecipeError(
+        f"no file and no built-in recipe {str(name)!r}{nearest(str(name), known)}", str(name), 0, 0
+    )
+
+
+def plain(value: Any) -> Any:
+    """`value` with mappings as dicts and sequences as lists."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def from_source(source: Source, overrides: Mapping[str, Any]) -> Recipe:
+    """The checked recipe of plain data; errors carry the position of the part they are about."""
+    substitute(source, overrides)
+    try:
+        recipe = Recipe.model_validate(source.data)
+    except ValidationError as error:
+        raise described(error, source) from None
+    recipe._file = source.file
+    position_rules(recipe, source)
+    return recipe
+
+
+def position_rules(recipe: Recipe, source: Source) -> None:
+    """Writes line and column into the rules of `recipe`."""
+    places: list[Path] = [("sparsify", r) for r in range(len(recipe.sparsify))]
+    for s, stage in enumerate(recipe.stages):
+        places += [("stages", s, "sparsify", r) for r in range(len(stage.sparsify))]
+    for rule, place in zip(recipe.rules, places, strict=True):
+        at = source.position(place)
+        rule._line, rule._column = at.line, at.column
+
+
+def described(error: ValidationError, source: Source) -> RecipeError:
+    """The first complaint of `error`, in the words and at the position of the file."""
+    complaint = error.errors()[0]
+    path = written(complaint["loc"], source.data)
+    name = ".".join(str(part) for part in path)
+    message = complaint["msg"].removeprefix("Value error, ")
+    if complaint["type"] == "extra_forbidden":
+        key = str(path[-1])
+        message = f"unknown key {key!r}{nearest(key, keys_at(path[:-1]))}"
+    elif complaint["type"] == "missing":
+        message = f"the key {path[-1]!r} is missing"
+    elif complaint["type"] == "literal_error":
+        options = [part.strip(" '") for part in complaint["ctx"]["expected"].replace(" or ", ", ").split(",")]
+        message = f"{name}: {complaint['input']!r} is not known{nearest(str(complaint['input']), options)}"
+    elif name:
+        message = f"{name}: {message}"
+    return source.error(message, path)
+
+
+def written(loc: tuple[str | int, ...], data: Any) -> Path:
+    """The part of a pydantic location that exists in the file, without the names of union members."""
+    path: list[str | int] = []
+    for position, part in enumerate(loc):
+        last = position == len(loc) - 1
+        if isinstance(data, dict) and (part in data or last):
+            data = data.get(str(part))
+        elif isinstance(data, list) and isinstance(part, int):
+            data = data[part] if part < len(data) else None
+        else:
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def keys_at(path: Path) -> list[str]:
+    """The keys that the schema knows at `path`."""
+    model: type[BaseModel] | None = Recipe
+    for part in path:
+        if isinstance(part, int) or model is None:
+            continue
+        field = next((f for key, f in model.model_fields.items() if part in (key, f.alias)), None)
+        model = model_of(field.annotation) if field else None
+    return [field.alias or key for key, field in model.model_fields.items()] if model else []
+
+
+def model_of(annotation: Any) -> type[BaseModel] | None:
+    """The section class inside a type such as `tuple[Rule, ...] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in typing.get_args(annotation) if (found := model_of(part))), None)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of recipe files, for editors."""
+    schema = Recipe.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sparsify recipe", **schema}

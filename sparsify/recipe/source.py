@@ -1,0 +1,183 @@
+"""YAML 1.2 text to plain data, with the position of every key and value.
+
+In: `schema: 1\nname: gcn\n`. Out: `{"schema": 1, "name": "gcn"}` and `{("name",): Position(2, 1), ...}`.
+Tags, duplicate keys, merge keys and cycles are refused, so nothing in a file can run code or hide.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from sparsify.errors import RecipeError
+
+Path = tuple[str | int, ...]
+CORE_TAGS = frozenset(
+    f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null")
+)
+MAX_NODES = 100_000
+REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A line and a column of a file, counted from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(slots=True)
+class Source:
+    """Plain data and where each part of it stands in the file."""
+
+    file: str
+    data: Any = None
+    positions: dict[Path, Position] = field(default_factory=dict)
+
+    def position(self, path: Path) -> Position:
+        """The position of `path` or of the nearest part around it."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.positions:
+                return self.positions[path[:length]]
+        return Position(0, 0)
+
+    def error(self, message: str, path: Path = ()) -> RecipeError:
+        """The error that `message` is about the part at `path`."""
+        at = self.position(path)
+        return RecipeError(message, self.file, at.line, at.column)
+
+
+def read(text: str, file: str) -> Source:
+    """The data of a YAML 1.2 text with its positions."""
+    yaml = YAML(typ="safe", pure=True)
+    source = Source(file)
+    try:
+        root = yaml.compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
+        raise RecipeError(f"not valid YAML: {error.problem or error.context}", file, line, column) from None
+    except YAMLError as error:
+        raise RecipeError(f"not valid YAML: {error}", file, 0, 0) from None
+    if root is None:
+        raise RecipeError("the file is empty; a recipe starts with `schema: 1`", file, 0, 0)
+    reader = _Reader(source, yaml)
+    source.data = reader.build(root, ())
+    return source
+
+
+class _Reader:
+    """Builds plain data from composed nodes and records positions on the way."""
+
+    def __init__(self, source: Source, yaml: YAML) -> None:
+        self.source, self.yaml = source, yaml
+        self.count = 0
+        self.open: set[int] = set()
+
+    def build(self, node: Node, path: Path) -> Any:
+        """The plain value of `node`."""
+        mark = node.start_mark
+        self.source.positions.setdefault(path, Position(mark.line + 1, mark.column + 1))
+        self.count += 1
+        if self.count > MAX_NODES or id(node) in self.open:
+            raise self.source.error("the file is too large or refers to itself; write values out", path)
+        tag = str(node.tag)
+        if tag not in CORE_TAGS:
+            shown = tag.replace("tag:yaml.org,2002:", "!!")
+            raise self.source.error(f"the tag {shown} is refused: recipes hold plain values only", path)
+        self.open.add(id(node))
+        try:
+            if isinstance(node, MappingNode):
+                return self._mapping(node, path)
+            if isinstance(node, SequenceNode):
+                return [self.build(item, (*path, position)) for position, item in enumerate(node.value)]
+            return self._scalar(node)
+        finally:
+            self.open.discard(id(node))
+
+    def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            at = key_node.start_mark
+            key = key_node.value
+            if not isinstance(key_node, ScalarNode) or not isinstance(key, str):
+                raise RecipeError("keys are plain words", self.source.file, at.line + 1, at.column + 1)
+            if key == "<<":
+                raise RecipeError(
+                    "merge keys are refused; write the keys out", self.source.file, at.line + 1, at.column + 1
+                )
+            if key in result:
+                first = self.source.position((*path, key)).line
+                raise RecipeError(
+                    f"the key {key!r} stands twice, first in line {first}; keep one",
+                    self.source.file, at.line + 1, at.column + 1,
+                )  # fmt: skip
+            self.source.positions[(*path, key)] = Position(at.line + 1, at.column + 1)
+            result[key] = self.build(value_node, (*path, key))
+        return result
+
+    def _scalar(self, node: Node) -> Any:
+        return self.yaml.constructor.construct_object(node, deep=True)
+
+
+def parse_scalar(text: str) -> Any:
+    """The value that `text` has in YAML 1.2: `3` is a number, `2:4` a string."""
+    try:
+        value = YAML(typ="safe", pure=True).load(text)
+    except YAMLError:
+        return text
+    return value if isinstance(value, bool | int | float | str) else text
+
+
+def substitute(source: Source, overrides: Mapping[str, Any]) -> None:
+    """Replaces `${key}` in the data by the arguments of the recipe, with `overrides` over the defaults.
+
+    A value that is one reference takes the argument with its type; inside longer text it becomes text.
+    """
+    data = source.data
+    if not isinstance(data, dict):
+        raise source.error("a recipe is a mapping that starts with `schema: 1`")
+    args = data.get("args") or {}
+    if not isinstance(args, dict):
+        raise source.error("`args` is a mapping of names to default values", ("args",))
+    for key, value in overrides.items():
+        if key not in args:
+            raise source.error(
+                f"{key}={value}: the recipe has no argument {key!r}{nearest(key, args)}", ("args",)
+            )
+        args[key] = (
+            parse_scalar(value) if isinstance(value, str) and not isinstance(args[key], str) else value
+        )
+
+    def visit(value: Any, path: Path) -> Any:
+        if isinstance(value, dict):
+            return {key: visit(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [visit(item, (*path, position)) for position, item in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        names = REFERENCE.findall(value)
+        for name in names:
+            if name not in args:
+                raise source.error(f"${{{name}}} names no argument{nearest(name, args)}", path)
+        if len(names) == 1 and value == f"${{{names[0]}}}":
+            return args[names[0]]
+        return REFERENCE.sub(lambda found: str(args[found[1]]), value)
+
+    rest = {key: visit(value, (key,)) for key, value in data.items() if key != "args"}
+    source.data = {**rest, **({"args": args} if "args" in data else {})}
+
+
+def nearest(name: str, known: Any, count: int = 3) -> str:
+    """`; did you mean 'a' or 'b'?`, or what there is when nothing is near."""
+    names = [str(item) for item in known]
+    close = get_close_matches(name, names, n=count, cutoff=0.5)
+    if close:
+        return "; did you mean " + " or ".join(repr(item) for item in close) + "?"
+    return f"; there are: {', '.join(names)}" if names else "; there are none"

@@ -1,0 +1,176 @@
+"""What became of a model: its sparse regions, the nodes left dense, conversions, rules and timings.
+
+In: the passes fill a `Report`. Out: `print(report)`, `report.to_dict()`, `report.to_html("report.html")`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+
+@dataclass(slots=True)
+class RegionEntry:
+    """One fused region.
+
+    Attributes:
+        name: the region's name in the graph.
+        nodes: the names of the graph nodes that it replaced.
+        scopes: the module scopes of these nodes.
+        einsum: the einsum program, printed.
+        formats: per sparse operand its format.
+        kernel: the key of its kernel, "" before the kernel exists.
+        cache: `hit` or `miss`, "" when not built yet.
+        estimated_us: what the cost model expects, None when it has no estimate.
+        measured_us: the median of measured calls, None when not measured.
+        notes: decisions worth reading, such as the chosen order of products.
+    """
+
+    name: str
+    nodes: list[str]
+    scopes: list[str]
+    einsum: str
+    formats: dict[str, str] = field(default_factory=dict)
+    kernel: str = ""
+    cache: str = ""
+    estimated_us: float | None = None
+    measured_us: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class DenseEntry:
+    """A node that a rule or a sparse operand reached and that stays dense, with the reason."""
+
+    node: str
+    op: str
+    scope: str
+    reason: str
+
+
+@dataclass(slots=True)
+class ConversionEntry:
+    """A conversion at the border of a region: how often it ran and how long it took."""
+
+    name: str
+    source: str
+    target: str
+    count: int = 0
+    total_us: float = 0.0
+
+
+@dataclass(slots=True)
+class RuleEntry:
+    """What a rule of the recipe matched."""
+
+    rule: str
+    where: str
+    matched: list[str]
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that `apply` did to a model.
+
+    >>> report = Report(model="GCN")
+    >>> report.left_dense("softmax", "softmax", "", "no sparse operand")
+    >>> report.to_dict()["dense"][0]["reason"]
+    'no sparse operand'
+    """
+
+    model: str = ""
+    recipe: str = ""
+    regions: list[RegionEntry] = field(default_factory=list)
+    dense: list[DenseEntry] = field(default_factory=list)
+    conversions: list[ConversionEntry] = field(default_factory=list)
+    rules: list[RuleEntry] = field(default_factory=list)
+    specialised: list[str] = field(default_factory=list)
+    largest_error: float | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def left_dense(self, node: str, op: str, scope: str, reason: str) -> None:
+        """Lists a node as dense; the first reason given for a node stays."""
+        if all(entry.node != node for entry in self.dense):
+            self.dense.append(DenseEntry(node, op, scope, reason))
+
+    @property
+    def coverage(self) -> str:
+        """How much of the recipe took effect, in one line."""
+        matched = sum(1 for rule in self.rules if rule.matched)
+        return f"{len(self.regions)} regions, {len(self.dense)} nodes left dense, {matched} of {len(self.rules)} rules matched"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data, with `"schema": 1`."""
+        return {"schema": 1, "coverage": self.coverage, **asdict(self)}
+
+    def tables(self) -> list[tuple[str, Sequence[str], list[list[str]]]]:
+        """Title, headers and rows of every table that has rows."""
+        regions = [
+            [
+                entry.name,
+                entry.einsum,
+                ", ".join(f"{name}: {text}" for name, text in entry.formats.items()),
+                " ".join(part for part in (entry.kernel[:10], entry.cache) if part),
+                microseconds(entry.estimated_us),
+                microseconds(entry.measured_us),
+                "; ".join(entry.notes),
+            ]
+            for entry in self.regions
+        ]
+        dense = [[entry.node, entry.op, entry.scope, entry.reason] for entry in self.dense]
+        moves = [
+            [c.name, f"{c.source} -> {c.target}", str(c.count), microseconds(c.total_us if c.count else None)]
+            for c in self.conversions
+        ]
+        rules = [[entry.rule, entry.where, ", ".join(entry.matched), entry.note] for entry in self.rules]
+        found = [
+            ("Rules", ("rule", "where", "matched", "note"), rules),
+            (
+                "Regions",
+                ("region", "einsum", "formats", "kernel", "estimated us", "measured us", "notes"),
+                regions,
+            ),
+            ("Left dense", ("node", "operator", "scope", "reason"), dense),
+            ("Conversions", ("operand", "conversion", "times", "total us"), moves),
+        ]
+        return [(title, headers, rows) for title, headers, rows in found if rows]
+
+    def lines(self) -> Iterable[str]:
+        """The report without its tables."""
+        yield f"{self.model or 'model'} with {self.recipe or 'recipe'}: {self.coverage}"
+        if self.largest_error is not None:
+            yield f"largest difference to the dense model: {self.largest_error:.3g}"
+        if self.specialised:
+            yield "fixed by the capture: " + ", ".join(self.specialised)
+        yield from (f"warning: {text}" for text in self.warnings)
+
+    def __str__(self) -> str:
+        parts = ["\n".join(self.lines())]
+        for title, headers, rows in self.tables():
+            parts.append(
+                f"{title}\n" + tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
+            )
+        return "\n\n".join(parts)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the report as one self-contained page and returns its path."""
+        body = "".join(f"<p>{escape(line)}</p>\n" for line in self.lines())
+        for title, headers, rows in self.tables():
+            table = tabulate(
+                [[escape(cell) for cell in row] for row in rows], headers=headers, tablefmt="unsafehtml"
+            )
+            body += f"<h2>{escape(title)}</h2>\n{table}\n"
+        style = "body{font-family:sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left;vertical-align:top}"
+        head = f"<meta charset='utf-8'><title>sparsify report</title><style>{style} td{{white-space:pre-wrap}}</style>"
+        target = Path(path)
+        target.write_text(f"<!doctype html>\n{head}\n<h1>sparsify report</h1>\n{body}", encoding="utf-8")
+        return target
+
+
+def microseconds(value: float | None) -> str:
+    """A time in microseconds, or nothing."""
+    return "" if value is None else f"{value:.1f}"
