@@ -1,0 +1,1 @@
+"""Graph passes: from a model and a recipe to a graph whose sparse regions are kernels."""

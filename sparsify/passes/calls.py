@@ -1,0 +1,130 @@
+"""How a call of a model is taken apart into tensors and put together again.
+
+In: `model(x, adj=A)` with A a sparse tensor. Out: leaves `x`, `adj.rows`, `adj.columns`, `adj.values`, `adj.extent`,
+a hashable structure that says which calls fit the same graph, and the order of the leaves.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sparsify.storage.tensor import SparseTensor
+from torch.utils import _pytree as pytree
+
+from sparsify.errors import CaptureError
+
+SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+PARTS = ("rows", "columns", "values", "extent")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value of a call: its name and what makes two of them interchangeable."""
+
+    name: str
+    kind: str
+    detail: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """The structure of a call: equal structures can share a graph when the extents fit too."""
+
+    names: tuple[str, ...]
+    tree: str
+    leaves: tuple[Leaf, ...]
+
+    def tensor_names(self) -> list[str]:
+        """The names of the tensors that the graph takes, in order."""
+        names: list[str] = []
+        for leaf in self.leaves:
+            if leaf.kind == "tensor":
+                names.append(leaf.name)
+            elif leaf.kind == "sparse":
+                names += [f"{leaf.name}.{part}" for part in PARTS]
+        return names
+
+
+@dataclass
+class Call:
+    """A call taken apart: its structure, the tree to rebuild it and its leaves."""
+
+    shape: CallShape
+    spec: pytree.TreeSpec
+    values: list[Any]
+
+    def tensors(self, parts: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """The tensors that the graph takes; `parts` gives those of a sparse tensor."""
+        found: list[torch.Tensor] = []
+        for leaf, value in zip(self.shape.leaves, self.values, strict=True):
+            if leaf.kind == "tensor":
+                found.append(value)
+            elif leaf.kind == "sparse":
+                found.extend(parts(value))
+        return found
+
+    def rebuild(self, tensors: Sequence[torch.Tensor], sparse: Callable[..., Any]) -> dict[str, Any]:
+        """The named arguments with `tensors` in place of the leaves; `sparse(leaf, ...)` joins four parts."""
+        rest = iter(tensors)
+        leaves: list[Any] = []
+        for leaf, value in zip(self.shape.leaves, self.values, strict=True):
+            if leaf.kind == "tensor":
+                leaves.append(next(rest))
+            elif leaf.kind == "sparse":
+                leaves.append(sparse(leaf, *(next(rest) for _ in PARTS)))
+            else:
+                leaves.append(value)
+        arguments: dict[str, Any] = pytree.tree_unflatten(leaves, self.spec)
+        return arguments
+
+
+def signature(model: torch.nn.Module) -> inspect.Signature:
+    """The signature of the model's own forward."""
+    return inspect.signature(model.forward)
+
+
+def flatten(model_signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """The call `model(*args, **kwargs)` taken apart; omitted arguments stay omitted."""
+    try:
+        bound = model_signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise CaptureError(
+            f"the example inputs do not fit the model's forward{model_signature}: {error}"
+        ) from None
+    arguments = dict(bound.arguments)
+    paths, spec = pytree.tree_flatten_with_path(arguments, is_leaf=is_tensor)
+    leaves = tuple(leaf_of(pytree.keystr(path), value) for path, value in paths)
+    values = [value for _, value in paths]
+    return Call(CallShape(tuple(arguments), str(spec), leaves), spec, values)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether `value` is a tensor, sparse ones included, which are leaves although they have parts."""
+    return isinstance(value, torch.Tensor)
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether `value` is a sparse matrix of torch or of this package."""
+    return isinstance(value, SparseTensor) or (
+        isinstance(value, torch.Tensor) and value.layout in SPARSE_LAYOUTS
+    )
+
+
+def leaf_of(path: str, value: Any) -> Leaf:
+    """The leaf that `value` at `path` is."""
+    name = path.replace("['", ".").replace("']", "").replace("[", ".").replace("]", "").strip(".")
+    if not isinstance(value, torch.Tensor):
+        return Leaf(name, "constant", (type(value).__name__, repr(value)))
+    kind = "sparse" if is_sparse(value) else "tensor"
+    layout = "sparsify" if isinstance(value, SparseTensor) else str(value.layout)
+    return Leaf(name, kind, (layout, value.dtype, value.dim(), value.device.type))
+
+
+def arguments_of(
+    bound: Mapping[str, Any], model_signature: inspect.Signature
+) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments again, from the named ones."""
+    arguments = inspect.BoundArguments(model_signature, dict(bound))
+    return list(arguments.args), dict(arguments.kwargs)

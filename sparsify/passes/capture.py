@@ -1,0 +1,259 @@
+"""A model as one fx graph, by `torch.export`, with shapes and module scopes in `node.meta`.
+
+In: `GCN(...)`, `(x, edge_index)`. Out: placeholders `x`, `edge_index`; `get_attr` nodes under the model's own parameter
+names; one ATen node per operator, in canonical form.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from sparsify.errors import CaptureError
+from sparsify.passes import calls, sparse_inputs
+from sparsify.passes.canonicalize import canonicalize
+
+Dynamic = Mapping[str, Any] | Sequence[Any] | None
+PREFIX = "model."
+LAYOUTS = {str(layout): layout for layout in calls.SPARSE_LAYOUTS} | {"sparsify": torch.sparse_csr}
+
+
+@dataclass
+class Captured:
+    """A captured graph and how calls map to it.
+
+    Attributes:
+        graph: the canonical graph; its placeholders are the tensors of the call, its output is a list.
+        shape: the call structure that it was captured for.
+        output: the tree that rebuilds the model's output from the list.
+        training: whether the model was in training mode.
+        extents: per placeholder one entry per mode, a number or the name of a symbol.
+        specialised: dimensions that were meant to be dynamic and are fixed, as `x[1] = 1433`.
+        constants: tensors that the capture made, by attribute name.
+    """
+
+    graph: fx.Graph
+    shape: calls.CallShape
+    output: pytree.TreeSpec
+    training: bool
+    extents: list[tuple[int | str, ...]]
+    specialised: list[str] = field(default_factory=list)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Flat(nn.Module):
+    """The model as a function of a flat list of tensors; tells `record` the tree of its output."""
+
+    def __init__(self, model: nn.Module, call: calls.Call, record: Callable[[pytree.TreeSpec], None]) -> None:
+        super().__init__()
+        self.model = model
+        self.call = call
+        self.record = record  # export undoes assignments to attributes
+
+    def forward(self, *tensors: torch.Tensor) -> list[Any]:
+        """The leaves of the model's output."""
+        with sparse_inputs.capturing():
+            bound = self.call.rebuild(tensors, matrix_of)
+            args, kwargs = calls.arguments_of(bound, calls.signature(self.model))
+            leaves, output = pytree.tree_flatten(self.model(*args, **kwargs))
+        self.record(output)
+        return leaves
+
+
+def matrix_of(
+    leaf: calls.Leaf, rows: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, extent: torch.Tensor
+) -> sparse_inputs.CapturedSparse:
+    """The captured matrix that four parts of a sparse input make."""
+    return sparse_inputs.CapturedSparse.build(
+        rows, columns, values, extent.shape[:2], LAYOUTS[leaf.detail[0]], is_sorted=True
+    )
+
+
+def capture(model: nn.Module, call: calls.Call, dynamic: Dynamic = None) -> Captured:
+    """The graph of `model` for calls like `call`.
+
+    Args:
+        model: any module; its training mode is captured.
+        call: example inputs taken apart by `calls.flatten`.
+        dynamic: None for all input dimensions where export allows, `()` for none, or a mapping of input names to
+            dimensions, `{"x": (0,)}`.
+
+    Raises:
+        CaptureError: export fails, or the model changes its buffers in a way that a graph cannot hold.
+    """
+    outputs: list[pytree.TreeSpec] = []
+    flat = Flat(model, call, outputs.append)
+    tensors = tuple(example_tensors(call))
+    names = call.shape.tensor_names()
+    program = export(flat, tensors, dimensions(names, tensors, dynamic), retry=dynamic is None)
+    assert outputs, "export runs the model"
+    graph, constants = inner_graph(program, names, first_names(model))
+    extents = [extents_of(node) for node in graph.find_nodes(op="placeholder")]
+    canonicalize(graph)
+    wanted = dimensions(names, tensors, dynamic)
+    return Captured(
+        graph=graph,
+        shape=call.shape,
+        output=outputs[-1],
+        training=model.training,
+        extents=extents,
+        specialised=fixed_dimensions(names, extents, wanted),
+        constants=constants,
+    )
+
+
+def example_tensors(call: calls.Call) -> list[torch.Tensor]:
+    """The example tensors for export: plain strided ones, with the parts of sparse inputs."""
+    return [
+        tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.tensors(sparse_parts)
+    ]
+
+
+def sparse_parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rows, columns and values of a sparse matrix, and an empty tensor that carries its extents."""
+    from sparsify.storage.tensor import SparseTensor
+
+    if isinstance(matrix, SparseTensor):
+        rows, columns = matrix.coordinates()
+        values = matrix.values()
+    else:
+        entries = matrix if matrix.layout is torch.sparse_coo else matrix.to_sparse_coo()
+        entries = entries.coalesce()
+        rows, columns = entries.indices()
+        values = entries.values()
+    return rows.clone(), columns.clone(), values, values.new_empty((*matrix.shape, 0)).detach()
+
+
+def dimensions(
+    names: list[str], tensors: Sequence[torch.Tensor], dynamic: Dynamic
+) -> list[dict[int, Any] | None]:
+    """Per tensor which dimensions may vary."""
+    if dynamic is None:
+        return [{mode: Dim.AUTO for mode, extent in enumerate(tensor.shape) if extent} for tensor in tensors]
+    if not dynamic:
+        return [None for _ in tensors]
+    if not isinstance(dynamic, Mapping):
+        raise CaptureError(
+            f"dynamic is None, () or a mapping of input names to dimensions, found {dynamic!r}"
+        )
+    unknown = [name for name in dynamic if name not in names]
+    if unknown:
+        raise CaptureError(f"dynamic names {unknown[0]!r}; the inputs are {', '.join(names)}")
+    return [named_dimensions(dynamic.get(name)) for name in names]
+
+
+def named_dimensions(spec: Any) -> dict[int, Any] | None:
+    """Dimensions given as `(0, 1)` or as `{0: Dim(...)}`."""
+    if spec is None:
+        return None
+    return dict(spec) if isinstance(spec, Mapping) else {int(mode): Dim.AUTO for mode in spec}
+
+
+def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: bool) -> ExportedProgram:
+    """The exported program; with `retry` once more with fixed shapes when dynamic ones fail."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(flat, tensors, dynamic_shapes=(tuple(spec),), strict=False)
+    except CaptureError:
+        raise
+    except Exception as error:  # export raises many unrelated classes
+        if retry:
+            return export(flat, tensors, [None for _ in tensors], retry=False)
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CaptureError(f"torch.export cannot capture {type(flat.model).__name__}: {first}") from error
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """For every name of a parameter or buffer the first name that the same tensor has."""
+    first: dict[int, str] = {}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors}
+
+
+def inner_graph(
+    program: ExportedProgram, names: list[str], first: dict[str, str]
+) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
+    """The graph with parameters as attributes under the model's own names, and the tensors made while capturing."""
+    signature = program.graph_signature
+    effects = [spec.kind.name for spec in signature.output_specs if spec.kind is not OutputKind.USER_OUTPUT]
+    if effects:
+        raise CaptureError(
+            f"the model has effects that a graph cannot hold: {', '.join(sorted(set(effects)))}"
+        )
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(program.graph, {}))  # owned by no module yet: attributes are not looked up
+    constants: dict[str, torch.Tensor] = {}
+    inputs = iter(names)
+    placeholders = graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, signature.input_specs, strict=True):
+        if spec.kind is InputKind.USER_INPUT:
+            rename(node, next(inputs))
+            continue
+        target = str(spec.target)
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            name = first[target.removeprefix(PREFIX)]
+        else:
+            name = f"_captured_{target.replace('.', '_')}"
+            constants[name] = program.constants[target]
+        become_attribute(node, name)
+    for node in graph.nodes:
+        strip_prefix(node)
+    return graph, constants
+
+
+def rename(node: fx.Node, name: str) -> None:
+    """Gives a placeholder the name that the user knows."""
+    node.meta["input"] = name
+    node.target = node.name = node.graph._graph_namespace.create_name(name.replace(".", "_"), None)
+
+
+def become_attribute(node: fx.Node, name: str) -> None:
+    """Replaces a placeholder by an attribute of the module; tied parameters share one."""
+    attribute = next((other for other in node.graph.find_nodes(op="get_attr") if other.target == name), None)
+    if attribute is None:
+        with node.graph.inserting_before(node):
+            attribute = node.graph.create_node("get_attr", name, name=name.replace(".", "_"))
+        attribute.meta = dict(node.meta)
+    node.replace_all_uses_with(attribute)
+    node.graph.erase_node(node)
+
+
+def strip_prefix(node: fx.Node) -> None:
+    """Module scopes as the user knows them, without the wrapper."""
+    stack = node.meta.get("nn_module_stack")
+    if stack:
+        inner = {
+            key: (path.removeprefix("model").removeprefix("."), kind) for key, (path, kind) in stack.items()
+        }
+        node.meta["nn_module_stack"] = dict(list(inner.items())[1:])
+
+
+def extents_of(node: fx.Node) -> tuple[int | str, ...]:
+    """The extents of a placeholder: numbers, and symbols by name."""
+    value = node.meta.get("val")
+    return tuple(number_or_symbol(extent) for extent in getattr(value, "shape", ()))
+
+
+def number_or_symbol(extent: Any) -> int | str:
+    """A fixed extent as a number, a dynamic one by the name of its symbol."""
+    if isinstance(extent, int):
+        return extent
+    text = str(extent)
+    return int(text) if text.isdigit() else text
+
+
+def fixed_dimensions(names: list[str], extents: list[tuple[int | str, ...]], wanted: Any) -> list[str]:
+    """The dimensions that were meant to vary and do not, as `x[1] = 1433`."""
+    return [
+        f"{name}[{mode}] = {shape[mode]}"
+        for name, shape, spec in zip(names, extents, wanted, strict=True)
+        for mode in sorted(spec or {})
+        if isinstance(shape[mode], int)
+    ]

@@ -1,0 +1,265 @@
+"""Recipe rules to marks on graph nodes: which tensors are sparse, in which role and format.
+
+In: `targets: ["input:adj"], role: adjacency, format: csr` and a placeholder `adj`.
+Out: `adj.meta["sparse"] = Mark(role="adjacency", format="csr", ...)`; every rule is listed in the report.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import torch
+from sparsify.storage.format import Format
+from torch import fx
+
+from sparsify.errors import RecipeError
+from sparsify.passes import operators
+from sparsify.passes.base import Draft
+from sparsify.passes.lift import gather_scatter
+from sparsify.recipe import FormatSpec, Recipe, Rule
+from sparsify.recipe.source import nearest
+from sparsify.report import RuleEntry
+
+KINDS = ("param", "input", "node", "scope", "op")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Why and how a tensor is sparse."""
+
+    rule: str
+    where: str
+    role: str
+    format: str
+    static: bool = False
+    derived: bool = False
+
+    def __str__(self) -> str:
+        how = ", static" if self.static else ""
+        return f"{self.role}, {self.format}{how} ({self.where})"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A node under one of the names by which rules may select it."""
+
+    kind: str
+    name: str
+    node: fx.Node
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+
+def mark(draft: Draft) -> Draft:
+    """The draft with `node.meta["sparse"]` on the nodes that the recipe's rules select.
+
+    Raises:
+        RecipeError: a rule matches nothing, two rules match one tensor, or a rule asks for what is not there yet.
+    """
+    require_supported(draft.recipe)
+    candidates = list(named(draft))
+    for position, rule in enumerate(draft.recipe.rules):
+        label = rule.id or f"rule {position + 1}"
+        selected = select(draft, rule, label, candidates)
+        kept, notes = within_limits(draft, rule, selected)
+        for candidate in kept:
+            put(draft.recipe, rule, label, candidate)
+        draft.report.rules.append(
+            RuleEntry(label, where(draft.recipe, rule), [str(c) for c in kept], "; ".join(notes))
+        )
+    return draft
+
+
+def require_supported(recipe: Recipe) -> None:
+    """Raises where the recipe asks for something that this version cannot do."""
+    if recipe.stages:
+        raise rule_error(recipe, recipe.rules[0] if recipe.rules else None, "stages are not supported yet")
+    for rule in recipe.rules:
+        if rule.origin != "given":
+            raise rule_error(
+                recipe, rule, f"`source: {rule.origin}` is not supported yet by this version; `given` is"
+            )
+        for key in ("ref", "prune", "mask", "schedule", "inline", "temporary", "external", "grad"):
+            if getattr(rule, key) is not None:
+                raise rule_error(recipe, rule, f"`{key}` is not supported yet by this version")
+
+
+def rule_error(recipe: Recipe, rule: Rule | None, message: str) -> RecipeError:
+    """An error about a rule, with its place in the file."""
+    return RecipeError(message, recipe.file, rule.line if rule else 0, rule.column if rule else 0)
+
+
+def where(recipe: Recipe, rule: Rule) -> str:
+    """The place of a rule, `gcn.yaml:9`."""
+    name = recipe.file.replace("\\", "/").rsplit("/", 1)[-1] or recipe.name
+    return f"{name}:{rule.line}" if rule.line else name
+
+
+def named(draft: Draft) -> Iterator[Candidate]:
+    """Every node under every name by which a rule may select it."""
+    parameters = aliases(draft.model)
+    for node in draft.graph.nodes:
+        if node.op == "placeholder":
+            name = str(node.meta.get("input", node.target))
+            yield Candidate("input", name, node)
+            if name.endswith(".values"):
+                yield Candidate("input", name.removesuffix(".values"), node)
+        elif node.op == "get_attr":
+            for name in parameters.get(str(node.target), [str(node.target)]):
+                yield Candidate("param", name, node)
+        elif node.op != "output":
+            scope = operators.scope(node)
+            yield Candidate("node", f"{scope}.{node.name}" if scope else node.name, node)
+            if scope:
+                yield Candidate("scope", scope, node)
+            yield Candidate("op", operators.operator_name(node), node)
+            if gather_scatter.recognise(node) is not None:
+                yield Candidate("op", "message_passing", node)
+
+
+def aliases(model: torch.nn.Module) -> dict[str, list[str]]:
+    """All qualified names of every parameter and buffer, by each of its names."""
+    by_identity: dict[int, list[str]] = {}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in tensors:
+        by_identity.setdefault(id(tensor), []).append(name)
+    return {name: by_identity[id(tensor)] for name, tensor in tensors}
+
+
+def select(draft: Draft, rule: Rule, label: str, candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates that a rule selects, each node once."""
+    types = {operators.module_type(node) for node in draft.graph.nodes} - {""}
+    chosen = [c for c in candidates if any(matches(target, c, types) for target in rule.targets)]
+    chosen = [c for c in chosen if not any(matches(target, c, types) for target in rule.ignore)]
+    if rule.types:
+        chosen = [c for c in chosen if type_of(draft, c) in rule.types]
+    unique = list({c.node: c for c in reversed(chosen)}.values())[::-1]
+    if unique or rule.optional:
+        return unique
+    text = "; ".join(f"{target!r}{suggestion(target, candidates)}" for target in rule.targets)
+    raise rule_error(
+        draft.recipe, rule, f"{label} matches nothing: {text}; `optional: true` lets it match nothing"
+    )
+
+
+def matches(target: str, candidate: Candidate, types: set[str]) -> bool:
+    """Whether a target of a rule names the candidate."""
+    if target.startswith("re:"):
+        return re.fullmatch(target[3:], str(candidate)) is not None
+    kind, separator, pattern = target.partition(":")
+    if separator and kind in KINDS:
+        return candidate.kind == kind and matches_name(kind, pattern, candidate.name)
+    if target in types:
+        return candidate.kind == "node" and operators.module_type(candidate.node) == target
+    return candidate.kind in ("param", "input") and fnmatchcase(candidate.name, target)
+
+
+def matches_name(kind: str, pattern: str, name: str) -> bool:
+    """Whether a glob matches a name; `scope:layer@2` is the second call of a shared module."""
+    if kind != "scope":
+        return fnmatchcase(name, pattern)
+    wanted, _, call = pattern.partition("@")
+    path, _, repeat = name.partition("@")
+    if call and int(call) != int(repeat or 0) + 1:
+        return False
+    return fnmatchcase(path, wanted)
+
+
+def type_of(draft: Draft, candidate: Candidate) -> str:
+    """The class name of the module that owns or runs the candidate."""
+    if candidate.kind != "param":
+        return operators.module_type(candidate.node)
+    owner, _, _ = candidate.name.rpartition(".")
+    return type(draft.model.get_submodule(owner)).__name__
+
+
+def suggestion(target: str, candidates: list[Candidate]) -> str:
+    """The three nearest names of the same kind."""
+    kind = target.partition(":")[0]
+    names = sorted({str(c) for c in candidates if c.kind == kind or kind not in KINDS})
+    return nearest(target, names)
+
+
+def within_limits(draft: Draft, rule: Rule, selected: list[Candidate]) -> tuple[list[Candidate], list[str]]:
+    """The candidates inside the rule's `when`, and a note on each that is not."""
+    if rule.when is None:
+        return selected, []
+    kept, notes = [], []
+    for candidate in selected:
+        complaint = outside(draft, rule, candidate)
+        if complaint is None:
+            kept.append(candidate)
+        else:
+            notes.append(f"{candidate} left dense: {complaint}")
+            draft.report.left_dense(
+                candidate.node.name, candidate.kind, operators.scope(candidate.node), complaint
+            )
+    return kept, notes
+
+
+def outside(draft: Draft, rule: Rule, candidate: Candidate) -> str | None:
+    """Why a tensor is outside the limits of a rule, None when it is inside."""
+    tensor = known_tensor(draft, candidate.node)
+    when = rule.when
+    if tensor is None or when is None:
+        return None
+    if when.min_size is not None and tensor.numel() < when.min_size:
+        return f"{tensor.numel()} entries, below min_size {when.min_size}"
+    density = float(torch.count_nonzero(tensor)) / max(1, tensor.numel())
+    if when.max_density is not None and density > when.max_density:
+        return f"density {density:.3g} is above max_density {when.max_density:g}"
+    if when.min_density is not None and density < when.min_density:
+        return f"density {density:.3g} is below min_density {when.min_density:g}"
+    return None
+
+
+def known_tensor(draft: Draft, node: fx.Node) -> torch.Tensor | None:
+    """The example input or the parameter behind a node."""
+    if node.op == "placeholder":
+        return draft.examples.get(str(node.meta.get("input", node.target)))
+    if node.op != "get_attr":
+        return None
+    owner, _, name = str(node.target).rpartition(".")
+    return getattr(draft.model.get_submodule(owner), name, None)
+
+
+def put(recipe: Recipe, rule: Rule, label: str, candidate: Candidate) -> None:
+    """Writes the mark of a rule on a node."""
+    place = where(recipe, rule)
+    earlier = candidate.node.meta.get("sparse")
+    if earlier is not None:
+        raise rule_error(recipe, rule, f"{candidate} is selected by {earlier.rule} already ({earlier.where})")
+    text = format_text(recipe, rule)
+    candidate.node.meta["sparse"] = Mark(
+        label, place, rule.role or inferred_role(candidate), text, rule.static
+    )
+
+
+def format_text(recipe: Recipe, rule: Rule) -> str:
+    """The format of a rule as text, checked."""
+    form = rule.format
+    if form == "auto":
+        return "auto"
+    try:
+        return str(Format(form)) if isinstance(form, str) else str(levels(form))
+    except Exception as error:
+        raise rule_error(recipe, rule, f"format: {error}") from error
+
+
+def levels(form: FormatSpec) -> Format:
+    """The format that a list of levels describes."""
+    return Format(", ".join(form.levels), ordering=form.ordering)
+
+
+def inferred_role(candidate: Candidate) -> str:
+    """The role of a tensor whose rule does not say it."""
+    if candidate.kind == "param":
+        return "weight"
+    return "adjacency" if candidate.kind == "op" else "activation"
+
+
+def derived(source: Mark) -> Mark:
+    """The mark of a tensor that got its sparsity from another."""
+    return replace(source, static=False, derived=True)

@@ -1,0 +1,206 @@
+"""One canonical view of operators: every way of writing an operator has one name.
+
+In: an fx node calling `torch.ops.aten.index_add_.default`, `torch.index_add`, `Tensor.index_add_` or `operator.add`.
+Out: `"index_add"`, `"index_add"`, `"index_add"`, `"add"`.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+OPERATORS: dict[Callable[..., Any], str] = {
+    operator.add: "add",
+    operator.sub: "sub",
+    operator.mul: "mul",
+    operator.truediv: "div",
+    operator.matmul: "matmul",
+    operator.neg: "neg",
+    operator.pow: "pow",
+    operator.getitem: "getitem",
+    operator.iadd: "add",
+    operator.imul: "mul",
+    operator.isub: "sub",
+    operator.itruediv: "div",
+}
+ALIASES = {
+    "true_divide": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "negative": "neg",
+    "concat": "cat",
+    "spmm": "mm",
+    "numpy_T": "t",
+    "_unsafe_view": "view",
+    "reshape": "view",
+    "feature_dropout": "dropout",
+    "_softmax": "softmax",
+}
+FILL_PRESERVING = frozenset(
+    [
+        "relu",
+        "mul",
+        "neg",
+        "abs",
+        "sign",
+        "sqrt",
+        "square",
+        "sin",
+        "tan",
+        "asin",
+        "atan",
+        "sinh",
+        "tanh",
+        "asinh",
+        "atanh",
+        "erf",
+        "clone",
+        "contiguous",
+        "to",
+        "_to_copy",
+        "t",
+        "transpose",
+        "permute",
+        "alias",
+        "detach",
+        "lift_fresh_copy",
+        "gelu",
+        "silu",
+    ]
+)
+VIEWS = frozenset(
+    [
+        "view",
+        "expand",
+        "expand_as",
+        "unsqueeze",
+        "squeeze",
+        "t",
+        "transpose",
+        "permute",
+        "select",
+        "slice",
+        "alias",
+        "detach",
+        "unbind",
+        "split",
+        "chunk",
+        "narrow",
+        "as_strided",
+        "diagonal",
+        "unfold",
+        "view_as",
+        "getitem",
+    ]
+)
+FACTORIES = frozenset(
+    [
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "zeros",
+        "ones",
+        "full",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "arange",
+    ]
+)
+RANDOM = frozenset(
+    [
+        "dropout",
+        "rand",
+        "randn",
+        "rand_like",
+        "randn_like",
+        "bernoulli",
+        "multinomial",
+        "randint",
+        "native_dropout",
+    ]
+)
+
+
+def operator_name(node: fx.Node) -> str:
+    """The canonical name of the operator that `node` calls, "" for nodes that call none."""
+    raw = raw_name(node)
+    name = raw[:-1] if raw.endswith("_") and not raw.endswith("__") else raw
+    return ALIASES.get(name, name)
+
+
+def raw_name(node: fx.Node) -> str:
+    """The operator's name as it was written, with the underscore of an in-place form."""
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op != "call_function":
+        return ""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.split("::")[-1]
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return target.__name__
+    if callable(target) and target in OPERATORS:
+        return OPERATORS[target]
+    return str(getattr(target, "__name__", target))
+
+
+def is_mutating(node: fx.Node) -> bool:
+    """Whether the operator writes into one of its arguments."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target._schema.is_mutable)
+    raw = raw_name(node)
+    return (
+        raw.endswith("_")
+        and not raw.endswith("__")
+        or target in (operator.iadd, operator.imul, operator.isub)
+    )
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether two calls with the same arguments may differ."""
+    return operator_name(node) in RANDOM and not is_inactive_dropout(node)
+
+
+def is_inactive_dropout(node: fx.Node) -> bool:
+    """Whether `node` is a dropout that drops nothing: out of training, or with probability 0."""
+    if operator_name(node) != "dropout":
+        return False
+    probability = argument(node, 1, "p", 0.5)
+    return argument(node, 2, "train", True) is False or probability == 0
+
+
+def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument of `node` by position or by keyword."""
+    if position < len(node.args):
+        return node.args[position]
+    return node.kwargs.get(name, default)
+
+
+def scope(node: fx.Node) -> str:
+    """The qualified name of the module that the node ran in, "" for the model itself; `@1` marks a second call."""
+    stack = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return ""
+    key, (path, _) = list(stack.items())[-1]
+    _, repeated, call = key.rpartition("@")  # export numbers the calls of a shared module in the keys alone
+    return f"{path}@{call}" if repeated else str(path)
+
+
+def module_type(node: fx.Node) -> str:
+    """The class name of the module that the node ran in."""
+    stack = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return ""
+    _, kind = list(stack.values())[-1]
+    return (kind if isinstance(kind, str) else kind.__name__).split(".")[-1]
+
+
+def tensor_value(node: Any) -> torch.Tensor | None:
+    """The fake tensor that `node` computes, None when it computes none."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
