@@ -6,7 +6,8 @@ In: `y[i] = sum(j, A[i,j] * x[j])` and the shapes of A and x. Out: `{"i": 3, "j"
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sparsify.compiler.einsum.affine import affine
-from sparsify.compiler.einsum.nodes import Access, Assign, Const, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Const, Index, Program
+from sparsify.compiler.einsum.rename import all_indices
 from sparsify.compiler.node import walk
 from sparsify.errors import EinsumError, ShapeError
 
@@ -23,14 +24,7 @@ def accesses(statements: Iterable[Assign]) -> Iterator[Access]:
 
 def index_variables(statements: Iterable[Assign]) -> tuple[str, ...]:
     """The names of all index variables in order of appearance, targets first."""
-    names: dict[str, None] = {}
-    for statement in statements:
-        for node in walk(statement):
-            if isinstance(node, Index):
-                names[node.name] = None
-            elif isinstance(node, Reduce):
-                names.update(dict.fromkeys(node.indices))
-    return tuple(names)
+    return all_indices(statements)
 
 
 def mode_extents(statements: Sequence[Assign], ranks: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
@@ -106,8 +100,18 @@ def bind_extents(
 
 
 def program_extents(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """`bind_extents` for a program, whose own fixed extents count too."""
-    return bind_extents(program.statements, shapes, dict(program.extents))
+    """`bind_extents` for a program, whose own fixed extents and declarations count too."""
+    sizes = dict(program.extents)
+    for declared in program.declarations:
+        if declared.name in shapes:
+            for name, size in zip(declared.extents, shapes[declared.name], strict=True):
+                sizes.setdefault(name, size)
+    extents = {declared.name: declared.extents for declared in program.declarations}
+    for access in accesses(program.statements):
+        for index, name in zip(access.indices, extents.get(access.tensor, ()), strict=False):
+            if isinstance(index, Index) and name in sizes:
+                sizes.setdefault(index.name, sizes[name])
+    return bind_extents(program.statements, shapes, sizes)
 
 
 def _read_modes(access: Access, shape: tuple[int, ...], extents: dict[str, int], source: dict[str, str]) -> None:

@@ -21,6 +21,7 @@ from math import inf, nan
 from sparsify.compiler.einsum.functions import COMPARISON, FUNCTIONS, PRODUCT, SUM
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
+from sparsify.compiler.einsum.rename import fresh
 from sparsify.compiler.einsum.sums import make_sums_explicit
 from sparsify.compiler.einsum.tokens import Token, tokenize
 from sparsify.errors import ParseError
@@ -221,7 +222,7 @@ class _Reader:
     def slice(self, tensor: str, start: int) -> Expr:
         """`start:stop:step` as an affine index over a new variable, `2*A_slice + start`."""
         token = self.expect(":", "the start of a slice")
-        name = _fresh(f"{tensor}_slice", self.indices)
+        name = fresh(f"{tensor}_slice", self.indices)
         self.indices |= {name}
         bounds: list[int | None] = [None, None]
         for n in range(2):
@@ -309,10 +310,3 @@ def _natural(reader: _Reader, expr: Expr, token: Token) -> int:
     if isinstance(expr, Const) and type(expr.value) is int and expr.value >= 0:
         return expr.value
     raise reader.error("the bounds of a slice are integers, counted from the start", token)
-
-
-def _fresh(name: str, taken: Collection[str]) -> str:
-    """`name`, with a number when it is taken."""
-    if name not in taken:
-        return name
-    return next(f"{name}{n}" for n in range(1, len(taken) + 2) if f"{name}{n}" not in taken)

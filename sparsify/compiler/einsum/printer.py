@@ -10,6 +10,8 @@ from math import inf, isnan
 from sparsify.compiler.einsum import nodes
 from sparsify.compiler.einsum.functions import ATOM, COMPARISON, FUNCTIONS, NEGATION, POWER
 from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.storage.format import StoredLevel
+from sparsify.storage.levels import spelled
 
 
 def expression(expr: "nodes.Expr") -> str:
@@ -38,9 +40,10 @@ def assignment(assign: "nodes.Assign") -> str:
 
 
 def declaration(declared: "nodes.Declaration") -> str:
-    """The text of a declaration, `A[i,j]: float32 dense, compressed; fill -inf; pattern of B`."""
+    """The text of a declaration, `A[i,j]: float32 dense(i) compressed(j); fill -inf; pattern of B`."""
     modes = f"[{','.join(declared.extents)}]" if declared.extents else ""
-    parts = [f"{declared.name}{modes}: {declared.dtype} {declared.format}".rstrip()]
+    levels = "".join(f" {_level(stored, declared.extents)}" for stored in declared.format.levels)
+    parts = [f"{declared.name}{modes}: {declared.dtype}{levels}"]
     if declared.fill != 0:
         parts.append(f"fill {_number(declared.fill)}")
     if any(pos or crd for pos, crd in declared.index_dtypes):
@@ -58,6 +61,17 @@ def program(prog: "nodes.Program") -> str:
     lines += map(declaration, prog.declarations)
     lines += map(assignment, prog.statements)
     return "\n".join(lines)
+
+
+def _level(stored: StoredLevel, extents: tuple[str, ...]) -> str:
+    """A level with what it stores, `compressed(j)` or `dense(i%16)`."""
+    stores = stored.expression
+    text = extents[stores.mode]
+    if stores.kind in ("block", "within"):
+        text += f"{'/' if stores.kind == 'block' else '%'}{stores.size}"
+    elif stores.other is not None:
+        text += f"-{extents[stores.other]}"
+    return spelled(stored.level.name, (text, *stored.level.parameters))
 
 
 def _number(value: "float | int | bool") -> str:

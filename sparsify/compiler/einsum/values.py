@@ -67,7 +67,7 @@ def evaluate(expr: Expr, coordinates: Mapping[str, Array], tensors: Mapping[str,
             _, stored = read(access, coordinates, tensors)
             return Grid(stored, ~stored)
         case Call("where", (condition, yes, no)):
-            return _choose(*(evaluate(arg, coordinates, tensors) for arg in (condition, yes, no)))
+            return choose(*(evaluate(arg, coordinates, tensors) for arg in (condition, yes, no)))
         case Call(function, args):
             return apply(function, [evaluate(arg, coordinates, tensors) for arg in args])
         case Reduce(monoid, indices, body):
@@ -172,7 +172,7 @@ def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
     return Grid(np.where(ends, first, result), all_fill | ends, grid.is_number)
 
 
-def _choose(condition: Grid, yes: Grid, no: Grid) -> Grid:
+def choose(condition: Grid, yes: Grid, no: Grid) -> Grid:
     """`where(condition, yes, no)`: a fill entry where the condition is one and so is what it chooses."""
     chosen = np.asarray(condition.values).astype(bool)
     values = np.where(chosen, yes.values, no.values)

@@ -1,0 +1,96 @@
+"""A program from the statements of an adjoint: what it recomputes, what it reads, how its tensors are declared.
+
+In: `d_A[i,j] = g[i,j] * w[i,j]` and the forward statement `w[i,j] = sum(k, Q[i,k] * K[j,k])`.
+Out: the program of `d_A[i,j] = g[i,j] * sum(k, Q[i,k] * K[j,k])` with inputs A (for its pattern), g, Q and K.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from sparsify.compiler.einsum.flatten import Flat
+from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index, Program
+from sparsify.compiler.einsum.rename import all_indices, fresh, rename_indices, replace
+from sparsify.compiler.node import walk
+
+
+def assemble(
+    forward: Program,
+    statements: Sequence[Assign],
+    declarations: Mapping[str, Declaration],
+    recomputed: Mapping[str, Flat],
+    outputs: tuple[str, ...],
+) -> Program:
+    """The adjoint as a program.
+
+    Args:
+        declarations: those of gradients; temporaries get theirs by inference.
+        recomputed: the inner reductions of `forward` by name; those that are read once are written where they are
+            read, the others become statements.
+    """
+    body = _recompute(_needed(list(statements), outputs), recomputed)
+    assigned = {statement.target.tensor for statement in body}
+    known = {d.name: d for d in forward.declarations} | dict(declarations)
+    inputs = dict.fromkeys(name for s in body for name in _reads(s) if name not in assigned)
+    for name in (*inputs, *(n for n in assigned if n in known)):
+        root = known[name].pattern_of
+        if root is not None and root not in assigned:
+            inputs.setdefault(root)
+    _add_shapes(inputs, forward, [known[name] for name in (*inputs, *assigned) if name in known])
+    inputs = dict.fromkeys(name for name in known if name in inputs)
+    kept = tuple(known[name] for name in known if name in inputs or name in assigned)
+    return infer_format(Program(tuple(body), kept, tuple(inputs), outputs, forward.extents))
+
+
+def _needed(statements: list[Assign], outputs: Sequence[str]) -> list[Assign]:
+    """The statements that the outputs depend on."""
+    needed = set(outputs)
+    kept = []
+    for statement in reversed(statements):
+        if statement.target.tensor in needed:
+            kept.append(statement)
+            needed.update(_reads(statement))
+    return kept[::-1]
+
+
+def _recompute(statements: list[Assign], recomputed: Mapping[str, Flat]) -> list[Assign]:
+    """`statements` with the inner reductions of the forward program that they read."""
+    for name in reversed(recomputed):
+        flat = recomputed[name]
+        readers = [n for n, s in enumerate(statements) if name in _reads(s)]
+        if len(readers) == 1 and _count(statements[readers[0]], name) == 1:
+            statements[readers[0]] = _inline(statements[readers[0]], flat)
+        elif readers:
+            statements.insert(0, flat.assign())
+    return statements
+
+
+def _inline(statement: Assign, flat: Flat) -> Assign:
+    """`statement` with the one access of a temporary replaced by what computes it."""
+    access = next(n for n in walk(statement.value) if isinstance(n, Access) and n.tensor == flat.target.tensor)
+    names = {own: at.name for own, at in zip(flat.indices, access.indices, strict=True) if isinstance(at, Index)}
+    taken = set(all_indices((statement,)))
+    for name in all_indices((flat.assign(),)):
+        if name not in names and name in taken:
+            names[name] = fresh(name, taken | set(names.values()))
+    return replace(statement, access, rename_indices(flat.assign().value, names))
+
+
+def _reads(statement: Assign) -> list[str]:
+    """The tensors that a statement reads."""
+    return [node.tensor for node in walk(statement.value) if isinstance(node, Access)]
+
+
+def _count(statement: Assign, name: str) -> int:
+    """How often a statement reads a tensor."""
+    return _reads(statement).count(name)
+
+
+def _add_shapes(inputs: dict[str, None], forward: Program, declared: Sequence[Declaration]) -> None:
+    """Adds inputs of the forward program for extents that no other input has."""
+    fixed = {name for name, _ in forward.extents}
+    given = {extent for d in declared if d.name in inputs for extent in d.extents} | fixed
+    for extent in dict.fromkeys(extent for d in declared for extent in d.extents):
+        if extent not in given:
+            owner = next(d for d in forward.declarations if extent in d.extents and d.name in forward.inputs)
+            inputs.setdefault(owner.name)
+            given.update(owner.extents)

@@ -1,0 +1,110 @@
+"""How a gradient passes through one expression.
+
+In: `A[i,j] * T[j,k]` and the gradient `g[i,k]` of its value. Out: `g[i,k] * T[j,k]` for `A[i,j]`, and
+`g[i,k] * A[i,j]` for `T[j,k]`.
+"""
+
+from collections.abc import Collection
+from functools import cache
+
+from sparsify.compiler.einsum.functions import FUNCTIONS, argument_names
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr
+from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.einsum.rename import substitute_scalars
+from sparsify.compiler.node import walk
+
+ZERO = Const(0)
+ONE = Const(1)
+
+
+def pull_back(
+    expr: Expr, gradient: Expr, active: Collection[str], result: Expr | None = None
+) -> list[tuple[Access, Expr]]:
+    """For each access in `expr` of a tensor of `active`, the gradient of the value with respect to it.
+
+    Args:
+        gradient: the gradient of the value of `expr`.
+        result: an access that holds the value of `expr`, used by derivatives that need only the result.
+    """
+    match expr:
+        case Access(tensor, _):
+            return [(expr, gradient)] if tensor in active else []
+        case Call(_, args):
+            found = []
+            for position, arg in enumerate(args):
+                if not any(isinstance(node, Access) and node.tensor in active for node in walk(arg)):
+                    continue
+                slope = partial(expr, position, expr if result is None else result)
+                if slope is not None:
+                    found += pull_back(arg, times(gradient, slope), active)
+            return found
+    return []
+
+
+def partial(call: Call, position: int, result: Expr) -> Expr | None:
+    """The derivative of a call with respect to one argument, `None` where it is zero.
+
+    >>> print(partial(Call("tanh", (Access("v"),)), 0, Access("t")))
+    1 - square(t)
+    """
+    text = FUNCTIONS[call.function].derivative[position]
+    if text is None:
+        return None
+    names = argument_names(len(call.args))
+    return substitute_scalars(_parsed(text), {**dict(zip(names, call.args, strict=True)), "f": result})
+
+
+def needs_only_result(function: str) -> bool:
+    """Whether the derivative of a function is one of its result alone, as that of relu, exp or tanh.
+
+    >>> needs_only_result("tanh"), needs_only_result("sin")
+    (True, False)
+    """
+    texts = [text for text in FUNCTIONS[function].derivative if text is not None]
+    names = {node.tensor for text in texts for node in walk(_parsed(text)) if isinstance(node, Access)}
+    return names <= {"f"}
+
+
+def times(gradient: Expr, slope: Expr) -> Expr:
+    """`gradient * slope`, with the choices of `where` outside, so that no infinity meets a zero slope."""
+    match slope:
+        case Const(0):
+            return ZERO
+        case Const(1):
+            return gradient
+        case Const(-1):
+            return Call("neg", (gradient,))
+        case Call("neg", (inner,)):
+            return Call("neg", (times(gradient, inner),))
+        case Call("where", (condition, yes, no)):
+            return Call("where", (condition, times(gradient, yes), times(gradient, no)))
+        case Call("div", (numerator, denominator)):
+            return Call("div", (times(gradient, numerator), denominator))
+    return Call("mul", (gradient, slope))
+
+
+def chosen(condition: Expr, value: Expr) -> Expr:
+    """`where(condition, value, 0)`."""
+    return Call("where", (condition, value, ZERO))
+
+
+def equals(left: Expr, right: Expr) -> Expr:
+    """`left == right`."""
+    return Call("eq", (left, right))
+
+
+def product_slope(body: Expr, product: Expr, zeros: Expr, others: Expr) -> Expr:
+    """The derivative of a product of many factors with respect to one of them, `body`.
+
+    Without a zero among them it is `product / body`; with one it is the product of the `others` at that factor and
+    0 elsewhere; with more it is 0.
+    """
+    without_zero = Call("where", (equals(zeros, ZERO), Call("div", (product, body)), ZERO))
+    at_zero = Call("where", (equals(zeros, ONE), others, ZERO))
+    return Call("where", (equals(body, ZERO), at_zero, without_zero))
+
+
+@cache
+def _parsed(text: str) -> Expr:
+    """The expression of a derivative."""
+    return parse_expression(text)

@@ -1,0 +1,92 @@
+"""Programs from statements and operands.
+
+In: the statements of `y[i] = A[i,j] * x[j]` and how A and x are stored. Out: a program whose declarations name the
+extents, with the format of y inferred.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sparsify.compiler.einsum.extents import mode_extents
+from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Program
+from sparsify.compiler.einsum.verify import verify, verify_statements
+from sparsify.compiler.node import walk
+from sparsify.errors import EinsumError
+from sparsify.storage.format import Format
+from sparsify.storage.levels import Dense
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """How a tensor is stored, without its name and sizes; fields as those of `Declaration`."""
+
+    format: Format
+    dtype: str
+    fill: float = 0.0
+    index_dtypes: tuple[tuple[str, str], ...] = ()
+    pattern_of: str | None = None
+
+
+def declare(
+    statements: Sequence[Assign],
+    operands: Mapping[str, Operand],
+    outputs: Sequence[str] = (),
+    *,
+    formats: Mapping[str, Format] | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Program:
+    """The program of `statements` over `operands`, verified, with formats inferred.
+
+    Args:
+        outputs: the names of the results to return; without them the last one.
+        formats: the formats of results that are not to be inferred.
+        sizes: extents that are fixed.
+
+    Raises:
+        EinsumError: a name, an index variable or an assignment that does not fit.
+        ShapeError: an access with the wrong number of indices.
+    """
+    ranks = {name: operand.format.rank for name, operand in operands.items()}
+    outputs = tuple(outputs) or (statements[-1].target.tensor,)
+    verify_statements(statements, ranks, outputs)
+    extents = mode_extents(statements, ranks)
+    declarations = [_declaration(name, extents[name], operand) for name, operand in operands.items()]
+    read = {node.tensor for s in statements for node in walk(s) if isinstance(node, Access)}
+    kept = {d.pattern_of for d in declarations if d.name in read} | read
+    declarations = [d for d in declarations if d.name in kept]
+    inputs = tuple(d.name for d in declarations)
+    program = infer_format(Program(tuple(statements), tuple(declarations), inputs, outputs, tuple((sizes or {}).items())))
+    for name, format in (formats or {}).items():
+        program = _fix_format(program, name, format)
+    verify(program)
+    return program
+
+
+def _fix_format(program: Program, name: str, format: Format) -> Program:
+    """`program` with the format of one result given, and those that depend on it inferred again."""
+    declared = next((d for d in program.declarations if d.name == name and name not in program.inputs), None)
+    if declared is None:
+        raise EinsumError(f"format= names {name}, which is not a result; results have formats, operands their own")
+    if declared.format == format:
+        return program
+    levels = "" if format.is_dense else _index_dtype(program)
+    dtypes = tuple(("", "") if isinstance(s.level, Dense) else (levels, levels) for s in format.levels)
+    fixed = replace(declared, format=format, pattern_of=None, index_dtypes=() if format.is_dense else dtypes)
+    results = [s.target.tensor for s in program.statements]
+    later = set(results[results.index(name) :])
+    kept = [fixed if d.name == name else d for d in program.declarations if d.name == name or d.name not in later]
+    return infer_format(replace(program, declarations=tuple(kept)))
+
+
+def _index_dtype(program: Program) -> str:
+    """The widest coordinate dtype of the inputs, int64 when none says."""
+    dtypes = {dtype for d in program.declarations for pair in d.index_dtypes for dtype in pair}
+    return "int32" if "int32" in dtypes and "int64" not in dtypes else "int64"
+
+
+def _declaration(name: str, extents: tuple[str, ...], operand: Operand) -> Declaration:
+    """The declaration of an operand."""
+    return Declaration(
+        name, extents, operand.format, operand.dtype, operand.fill, operand.index_dtypes, operand.pattern_of
+    )

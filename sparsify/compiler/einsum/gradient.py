@@ -1,0 +1,250 @@
+"""The adjoint of an einsum program, which is an einsum program.
+
+In: `Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])` and the gradient `g` of Y.
+Out: `d_w[i,k] = where(Y[i,k] > 0, g[i,k], 0)`, `d_T[j,k] = sum(i, d_w[i,k] * A[i,j])`, `d_b[k] = sum(i, d_w[i,k])`.
+
+A statement passes the gradient of its target on to each access on its right side; the gradient of a tensor is the
+sum over its accesses. The gradient of a sparse tensor is read at its stored coordinates, with
+`where(stored(A[i,j]), ..., 0)` where nothing else confines it, and shares the pattern; fills get none.
+
+Source: Griewank and Walther, Evaluating derivatives, 2008, chapter 3 (reverse mode).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparsify.compiler.einsum.adjoint_program import assemble
+from sparsify.compiler.einsum.adjoint_rules import ONE, ZERO, chosen, equals, product_slope, pull_back
+from sparsify.compiler.einsum.flatten import Flat, flatten
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Declaration, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.einsum.patterns import is_confined, pattern_root
+from sparsify.compiler.einsum.rename import all_indices, fresh, rename_indices, replace
+from sparsify.compiler.einsum.simplify import simplify
+from sparsify.compiler.node import walk
+from sparsify.errors import EinsumError
+
+
+def adjoint(program: Program, wrt: Sequence[str], grads: Mapping[str, str]) -> Program:
+    """The program that computes the gradients of the inputs `wrt` from the gradients of the outputs.
+
+    Its outputs are the gradients in the order of `wrt`. Its inputs are those of `program`, the results of `program`
+    and the gradients that it reads. It is a program as any other, so that its own adjoint gives second derivatives.
+
+    Args:
+        program: with the formats of its results inferred.
+        grads: for each output that has a gradient the name of the tensor that holds it.
+
+    Raises:
+        EinsumError: an unknown name, or a product accumulated over several statements.
+    """
+    for name in wrt:
+        if name not in program.inputs:
+            raise EinsumError(f"{name} is not an input; gradients exist for {', '.join(program.inputs)}")
+    for name in grads:
+        if name not in program.outputs:
+            raise EinsumError(f"{name} is not an output; give gradients of {', '.join(program.outputs)}")
+    reverse = _Reverse(program, tuple(wrt), grads)
+    reverse.run()
+    outputs = tuple(reverse.emit_gradient(name) for name in wrt)
+    return assemble(program, reverse.statements, reverse.declarations, reverse.recomputed, outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A contribution to a gradient: at the coordinates `indices`, `expr` summed over `summed`."""
+
+    indices: tuple[str, ...]
+    summed: tuple[str, ...]
+    expr: Expr
+
+
+class _Reverse:
+    """The statements of an adjoint, collected from the last statement of the program to the first."""
+
+    def __init__(self, program: Program, wrt: tuple[str, ...], grads: Mapping[str, str]) -> None:
+        self.program = program
+        self.flats, hoisted = flatten(program, grads.values())
+        self.recomputed = {flat.target.tensor: flat for flat in self.flats if flat.target.tensor in hoisted}
+        self.active = _reached(self.flats, wrt)
+        self.parts: dict[str, list[Part]] = {}
+        self.statements: list[Assign] = []
+        self.declarations: dict[str, Declaration] = {}
+        self.shared: list[tuple[Expr, Access]] = []
+        self.tensors = {d.name for d in program.declarations} | set(grads.values()) | hoisted
+        self.variables = set(all_indices(program.statements)) | {e for d in program.declarations for e in d.extents}
+        for output, name in grads.items():
+            self._declare_gradient(output, name)
+            indices = self._indices_of(output)
+            self.parts[output] = [Part(indices, (), _access(name, indices))]
+
+    def run(self) -> None:
+        """Passes the gradients of all results back to the inputs."""
+        targets = dict.fromkeys(flat.target.tensor for flat in reversed(self.flats))
+        for name in targets:
+            if name in self.active and name in self.parts:
+                group = [flat for flat in self.flats if flat.target.tensor == name]
+                indices, value = self._cotangent(name)
+                self._pass_on(group, indices, value)
+
+    def emit_gradient(self, name: str) -> str:
+        """Adds the statement of the gradient of an input, and gives its name."""
+        result = self._name(f"d_{name}")
+        self._declare_gradient(name, result)
+        indices = self._indices_of(name)
+        value = self._total(name, indices) if name in self.parts else ZERO
+        self._emit(_access(result, indices), value)
+        return result
+
+    def _pass_on(self, group: list[Flat], indices: tuple[str, ...], value: Expr) -> None:
+        """Adds the contributions of the statements that assign one tensor, whose gradient is `value`."""
+        monoid = next((flat.monoid for flat in group if flat.monoid is not None), None)
+        if monoid == "prod" and len(group) > 1:
+            raise EinsumError(f"{group[0].target.tensor} is multiplied by several statements; use a name for each")
+        if monoid in ("min", "max"):
+            value = self._share(group, indices, value)
+        for flat in group:
+            gradient = rename_indices(value, dict(zip(indices, flat.indices, strict=True)))
+            if monoid in ("min", "max"):
+                gradient = chosen(equals(flat.body, flat.target), gradient)
+            elif monoid == "prod":
+                gradient = Call("mul", (gradient, self._slope_of_product(flat)))
+            elif monoid not in (None, "sum"):
+                continue
+            result = flat.target if monoid is None else None
+            for access, part in pull_back(flat.body, gradient, self.active, result):
+                self._contribute(access, part, flat.indices + flat.reduced)
+
+    def _share(self, group: list[Flat], indices: tuple[str, ...], value: Expr) -> Expr:
+        """The gradient of a minimum or maximum divided by the number of entries that attain it."""
+        first = group[0]
+        count = _access(self._name(f"ties_{first.target.tensor}"), first.indices)
+        for flat in group:
+            target = Access(count.tensor, flat.target.indices)
+            hits = chosen(equals(flat.body, flat.target), ONE)
+            if len(group) == 1:
+                self._emit(target, Reduce("sum", flat.reduced, hits) if flat.reduced else hits)
+            else:
+                self.statements.append(Assign(target, "sum", hits))
+        return Call("div", (value, rename_indices(count, dict(zip(first.indices, indices, strict=True)))))
+
+    def _slope_of_product(self, flat: Flat) -> Expr:
+        """The derivative of a product over index variables with respect to its factor."""
+        name, is_zero = flat.target.tensor, equals(flat.body, ZERO)
+        zeros, others = (_access(self._name(f"{word}_{name}"), flat.indices) for word in ("zeros", "others"))
+        self._emit(zeros, Reduce("sum", flat.reduced, chosen(is_zero, ONE)))
+        self._emit(others, Reduce("prod", flat.reduced, Call("where", (is_zero, ONE, flat.body))))
+        return product_slope(flat.body, flat.target, zeros, others)
+
+    def _contribute(self, access: Access, expr: Expr, variables: tuple[str, ...]) -> None:
+        """Enters a contribution; an index that is not a plain variable of its own becomes a condition."""
+        indices: list[str] = []
+        for index in access.indices:
+            if isinstance(index, Index) and index.name not in indices and index.name in variables:
+                indices.append(index.name)
+                continue
+            place = fresh("p", self.variables)
+            self.variables.add(place)
+            expr = chosen(equals(Index(place), index), expr)
+            indices.append(place)
+        expr = self._drop_guard(expr)
+        summed = tuple(name for name in variables if name not in indices)
+        self.parts.setdefault(access.tensor, []).append(Part(tuple(indices), summed, expr))
+
+    def _drop_guard(self, expr: Expr) -> Expr:
+        """`where(stored(A[i,j]), e, 0) -> e` for an `e` that is 0 outside the pattern of A."""
+        match expr:
+            case Call("where", (Stored(Access(tensor, at)), yes, Const(0))):
+                root = pattern_root(self.program, tensor)
+                names = tuple(index.name for index in at if isinstance(index, Index))
+                if root is not None and len(names) == len(at) and self._is_confined(yes, root, names):
+                    return yes
+        return expr
+
+    def _is_confined(self, expr: Expr, root: str, indices: tuple[str, ...]) -> bool:
+        """Whether `expr` is 0 wherever `root` has no entry at `indices`."""
+        return is_confined(expr, root, indices, [*self.program.declarations, *self.declarations.values()])
+
+    def _cotangent(self, name: str) -> tuple[tuple[str, ...], Expr]:
+        """The gradient of a result of the program as an access: one that exists, or that of a new statement."""
+        parts = self.parts[name]
+        if len(parts) == 1 and not parts[0].summed and isinstance(parts[0].expr, Access):
+            return parts[0].indices, parts[0].expr
+        indices = self._indices_of(name)
+        target = _access(self._name(f"d_{name}"), indices)
+        if name not in self.recomputed:
+            self._declare_gradient(name, target.tensor)
+        value = self._total(name, indices)
+        self._emit(target, value)
+        self.shared.append((simplify(value), target))
+        return indices, target
+
+    def _total(self, name: str, indices: tuple[str, ...]) -> Expr:
+        """The sum of all contributions to the gradient of a tensor, at the given index variables."""
+        total: Expr | None = None
+        for part in self.parts[name]:
+            expr = self._rename_part(part, indices)
+            total = expr if total is None else Call("add", (total, expr))
+        assert total is not None
+        root = None if name in self.recomputed else pattern_root(self.program, name)
+        if root is None or self._is_confined(total, root, indices):
+            return total
+        return chosen(Stored(_access(root, indices)), total)
+
+    def _rename_part(self, part: Part, indices: tuple[str, ...]) -> Expr:
+        """A contribution as an expression over `indices`, its other index variables renamed out of their way."""
+        names = dict(zip(part.indices, indices, strict=True))
+        for name in (*part.summed, *all_indices((part.expr,))):
+            if name not in names and name in indices:
+                names[name] = fresh(name, self.variables)
+                self.variables.add(names[name])
+        expr = rename_indices(part.expr, names)
+        summed = tuple(names.get(name, name) for name in part.summed)
+        return Reduce("sum", summed, expr) if summed else expr
+
+    def _emit(self, target: Access, value: Expr) -> None:
+        """Adds a statement; parts that an earlier statement has computed are read from it."""
+        value = simplify(value)
+        for computed, access in self.shared:
+            value = replace(value, computed, access)
+        self.statements.append(Assign(target, None, value))
+
+    def _declare_gradient(self, name: str, gradient: str) -> None:
+        """Declares the gradient of a tensor: as that tensor, with fill 0, on its pattern."""
+        own = self.program.declaration(name)
+        root = pattern_root(self.program, name)
+        self.declarations[gradient] = Declaration(
+            gradient, own.extents, own.format, own.dtype, 0.0, own.index_dtypes, root
+        )
+
+    def _indices_of(self, name: str) -> tuple[str, ...]:
+        """Distinct index variables for the modes of a tensor."""
+        flat = next((flat for flat in self.flats if flat.target.tensor == name), None)
+        if flat is not None:
+            return flat.indices
+        plain = [part.indices for part in self.parts.get(name, [])]
+        extents = plain[0] if plain else self.program.declaration(name).extents
+        indices: list[str] = []
+        for extent in extents:
+            indices.append(extent if extent not in indices else fresh(extent, self.variables | set(indices)))
+        self.variables.update(indices)
+        return tuple(indices)
+
+    def _name(self, wanted: str) -> str:
+        """A name for a new tensor."""
+        name = fresh(wanted, self.tensors | self.variables)
+        self.tensors.add(name)
+        return name
+
+
+def _reached(flats: Sequence[Flat], wrt: Sequence[str]) -> set[str]:
+    """The tensors of `wrt` and the results that depend on them."""
+    active = set(wrt)
+    for flat in flats:
+        if any(isinstance(node, Access) and node.tensor in active for node in walk(flat.body)):
+            active.add(flat.target.tensor)
+    return active
+
+
+def _access(name: str, indices: Sequence[str]) -> Access:
+    """`name[indices]`."""
+    return Access(name, tuple(map(Index, indices)))

@@ -1,0 +1,63 @@
+"""Substitution in expressions.
+
+In: `A[i,j] * x[j]` and `{"i": j, "j": k}`. Out: `A[j,k] * x[k]`.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar, cast
+
+from sparsify.compiler.einsum.nodes import Access, Expr, Index, Reduce
+from sparsify.compiler.node import Node, map_children, walk
+
+N = TypeVar("N", bound=Node)
+
+
+def rename_indices(node: N, names: Mapping[str, str]) -> N:
+    """`node` with index variables renamed at once, those that reductions bind included."""
+
+    def visit(current: Node) -> Node:
+        current = map_children(current, visit)
+        match current:
+            case Index(name) if names.get(name, name) != name:
+                return Index(names[name])
+            case Reduce(monoid, indices, body) if any(names.get(n, n) != n for n in indices):
+                return Reduce(monoid, tuple(names.get(n, n) for n in indices), body)
+        return current
+
+    return cast(N, visit(node))
+
+
+def replace(node: N, old: Node, new: Node) -> N:
+    """`node` with every part equal to `old` replaced."""
+    return cast(N, new if node == old else map_children(node, lambda child: replace(child, old, new)))
+
+
+def substitute_scalars(expr: Expr, values: Mapping[str, Expr]) -> Expr:
+    """`expr` with the scalars `x`, `y`, ... replaced by expressions, all at once."""
+
+    def visit(current: Node) -> Node:
+        match current:
+            case Access(tensor, ()) if tensor in values:
+                return values[tensor]
+        return map_children(current, visit)
+
+    return cast(Expr, visit(expr))
+
+
+def all_indices(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """The names of all index variables, bound ones included, in order of appearance."""
+    names: dict[str, None] = {}
+    for node in nodes:
+        for part in walk(node):
+            if isinstance(part, Index):
+                names[part.name] = None
+            elif isinstance(part, Reduce):
+                names.update(dict.fromkeys(part.indices))
+    return tuple(names)
+
+
+def fresh(name: str, taken: Collection[str]) -> str:
+    """`name`, with the first number that makes it one that is not taken."""
+    if name not in taken:
+        return name
+    return next(f"{name}{n}" for n in range(1, len(taken) + 2) if f"{name}{n}" not in taken)
