@@ -66,8 +66,12 @@ def _recompute(statements: list[Assign], recomputed: Mapping[str, Flat]) -> list
 
 def _inline(statement: Assign, flat: Flat) -> Assign:
     """`statement` with the one access of a temporary replaced by what computes it."""
-    access = next(n for n in walk(statement.value) if isinstance(n, Access) and n.tensor == flat.target.tensor)
-    names = {own: at.name for own, at in zip(flat.indices, access.indices, strict=True) if isinstance(at, Index)}
+    access = next(
+        n for n in walk(statement.value) if isinstance(n, Access) and n.tensor == flat.target.tensor
+    )
+    names = {
+        own: at.name for own, at in zip(flat.indices, access.indices, strict=True) if isinstance(at, Index)
+    }
     taken = set(all_indices((statement,)))
     for name in all_indices((flat.assign(),)):
         if name not in names and name in taken:

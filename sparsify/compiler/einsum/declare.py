@@ -56,7 +56,9 @@ def declare(
     kept = {d.pattern_of for d in declarations if d.name in read} | read
     declarations = [d for d in declarations if d.name in kept]
     inputs = tuple(d.name for d in declarations)
-    program = infer_format(Program(tuple(statements), tuple(declarations), inputs, outputs, tuple((sizes or {}).items())))
+    program = infer_format(
+        Program(tuple(statements), tuple(declarations), inputs, outputs, tuple((sizes or {}).items()))
+    )
     for name, format in (formats or {}).items():
         program = _fix_format(program, name, format)
     verify(program)
@@ -67,7 +69,9 @@ def _fix_format(program: Program, name: str, format: Format) -> Program:
     """`program` with the format of one result given, and those that depend on it inferred again."""
     declared = next((d for d in program.declarations if d.name == name and name not in program.inputs), None)
     if declared is None:
-        raise EinsumError(f"format= names {name}, which is not a result; results have formats, operands their own")
+        raise EinsumError(
+            f"format= names {name}, which is not a result; results have formats, operands their own"
+        )
     if declared.format == format:
         return program
     levels = "" if format.is_dense else _index_dtype(program)
@@ -75,7 +79,9 @@ def _fix_format(program: Program, name: str, format: Format) -> Program:
     fixed = replace(declared, format=format, pattern_of=None, index_dtypes=() if format.is_dense else dtypes)
     results = [s.target.tensor for s in program.statements]
     later = set(results[results.index(name) :])
-    kept = [fixed if d.name == name else d for d in program.declarations if d.name == name or d.name not in later]
+    kept = [
+        fixed if d.name == name else d for d in program.declarations if d.name == name or d.name not in later
+    ]
     return infer_format(replace(program, declarations=tuple(kept)))
 
 

@@ -34,7 +34,9 @@ def read_subscripts(
     Y[i,k] = sum(j, A[i,j] * B[j,k])
     """
     inputs, output = _split(text, len(shapes))
-    widths = [_ellipsis_width(text, n, term, len(shape)) for n, (term, shape) in enumerate(zip(inputs, shapes))]
+    widths = [
+        _ellipsis_width(text, n, term, len(shape)) for n, (term, shape) in enumerate(zip(inputs, shapes))
+    ]
     longest = max(widths, default=0)
     labels = [_labels(term, longest, width) for term, width in zip(inputs, widths)]
     extents = _extents(text, labels, shapes)
@@ -64,7 +66,9 @@ def _split(text: str, operands: int) -> tuple[list[str], str | None]:
         rest = term.replace("...", "", 1)
         wrong = next((c for c in rest if c not in ascii_letters), None)
         if wrong is not None:
-            raise EinsumError(f"einsum({text!r}): {wrong!r} in {term!r}; subscripts are letters and one '...'")
+            raise EinsumError(
+                f"einsum({text!r}): {wrong!r} in {term!r}; subscripts are letters and one '...'"
+            )
     return inputs, right if arrow else None
 
 

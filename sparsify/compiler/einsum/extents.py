@@ -95,12 +95,19 @@ def bind_extents(
                 f"pass sizes={{{missing[0]!r}: ...}}"
             )
         target = statement.target
-        known.setdefault(target.tensor, tuple(extents[i.name] for i in target.indices if isinstance(i, Index)))
+        known.setdefault(
+            target.tensor, tuple(extents[i.name] for i in target.indices if isinstance(i, Index))
+        )
     return extents
 
 
 def program_extents(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """`bind_extents` for a program, whose own fixed extents and declarations count too."""
+    return bind_extents(program.statements, shapes, declared_extents(program, shapes))
+
+
+def declared_extents(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The extents that the declarations of a program give: of their own names and of plain indices at their modes."""
     sizes = dict(program.extents)
     for declared in program.declarations:
         if declared.name in shapes:
@@ -111,10 +118,12 @@ def program_extents(program: Program, shapes: Mapping[str, Sequence[int]]) -> di
         for index, name in zip(access.indices, extents.get(access.tensor, ()), strict=False):
             if isinstance(index, Index) and name in sizes:
                 sizes.setdefault(index.name, sizes[name])
-    return bind_extents(program.statements, shapes, sizes)
+    return sizes
 
 
-def _read_modes(access: Access, shape: tuple[int, ...], extents: dict[str, int], source: dict[str, str]) -> None:
+def _read_modes(
+    access: Access, shape: tuple[int, ...], extents: dict[str, int], source: dict[str, str]
+) -> None:
     """Enter the extents that an access gives, and check those that are known."""
     if len(shape) != len(access.indices):
         raise ShapeError(
@@ -132,7 +141,9 @@ def _read_modes(access: Access, shape: tuple[int, ...], extents: dict[str, int],
             source.setdefault(index.name, str(access))
         form = affine(index)
         if form is not None and not form.terms and not 0 <= form.offset < size:
-            raise ShapeError(f"{access}: index {Const(form.offset)} is outside mode {mode}, which has extent {size}")
+            raise ShapeError(
+                f"{access}: index {Const(form.offset)} is outside mode {mode}, which has extent {size}"
+            )
 
 
 def _unused(name: str, taken: set[str]) -> str:

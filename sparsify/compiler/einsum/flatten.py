@@ -68,7 +68,9 @@ def flatten(program: Program, taken: Collection[str] = ()) -> tuple[tuple[Flat, 
     return tuple(flats), frozenset(hoisted)
 
 
-def _hoist(value: Expr, order: tuple[str, ...], names: set[str], hoisted: set[str], flats: list[Flat]) -> Expr:
+def _hoist(
+    value: Expr, order: tuple[str, ...], names: set[str], hoisted: set[str], flats: list[Flat]
+) -> Expr:
     """`value` with its reductions replaced by temporaries that new members of `flats` compute."""
 
     def visit(node: Node) -> Node:

@@ -54,7 +54,9 @@ def argument_names(arity: int) -> tuple[str, ...]:
     return ("x", "y", "z")[:arity]
 
 
-def _infix(name: str, symbol: str, precedence: int, evaluate: Evaluate, x: str | None, y: str | None) -> Function:
+def _infix(
+    name: str, symbol: str, precedence: int, evaluate: Evaluate, x: str | None, y: str | None
+) -> Function:
     result = {"/": "float"}.get(symbol, "bool" if precedence == COMPARISON else "promote")
     return Function(name, 2, evaluate, (x, y), symbol, precedence, result)
 
@@ -89,7 +91,9 @@ _OPERATORS = (
     _infix("sub", "-", SUM, np.subtract, "1", "-1"),
     _infix("mul", "*", PRODUCT, np.multiply, "y", "x"),
     _infix("div", "/", PRODUCT, np.true_divide, "1 / y", "-(f / y)"),
-    _infix("pow", "**", POWER, np.power, "where(y == 0, 0, y * x ** (y - 1))", "where(x == 0, 0, f * log(x))"),
+    _infix(
+        "pow", "**", POWER, np.power, "where(y == 0, 0, y * x ** (y - 1))", "where(x == 0, 0, f * log(x))"
+    ),
     Function("neg", 1, np.negative, ("-1",), "-", NEGATION),
 )
 
@@ -102,7 +106,7 @@ _UNARY = (
     _unary("abs", np.abs, "sign(x)", "promote"),
     _unary("sign", np.sign, None, "promote"),
     _unary("square", np.square, "2 * x", "promote"),
-    _unary("reciprocal", lambda x: np.truenp.true_divide(1, x), "-square(f)"),
+    _unary("reciprocal", lambda x: np.true_divide(1, x), "-square(f)"),
     _unary("sin", np.sin, "cos(x)"),
     _unary("cos", np.cos, "-sin(x)"),
     _unary("tan", np.tan, "1 + square(f)"),
@@ -126,8 +130,12 @@ _UNARY = (
 
 _CALLS = (
     # Where both arguments are equal, each takes half of the gradient, as torch.maximum does.
-    _binary("min", np.minimum, "where(x == y, 0.5, where(x < y, 1, 0))", "where(x == y, 0.5, where(y < x, 1, 0))"),
-    _binary("max", np.maximum, "where(x == y, 0.5, where(x > y, 1, 0))", "where(x == y, 0.5, where(y > x, 1, 0))"),
+    _binary(
+        "min", np.minimum, "where(x == y, 0.5, where(x < y, 1, 0))", "where(x == y, 0.5, where(y < x, 1, 0))"
+    ),
+    _binary(
+        "max", np.maximum, "where(x == y, 0.5, where(x > y, 1, 0))", "where(x == y, 0.5, where(y > x, 1, 0))"
+    ),
     _binary("atan2", np.arctan2, "y / (square(x) + square(y))", "-x / (square(x) + square(y))", "float"),
     _binary("mod", np.mod, "1", "(f - x) / y"),
     _binary("heaviside", np.heaviside, None, "where(x == 0, 1, 0)"),

@@ -16,7 +16,18 @@ from dataclasses import dataclass
 from sparsify.compiler.einsum.adjoint_program import assemble
 from sparsify.compiler.einsum.adjoint_rules import ONE, ZERO, chosen, equals, product_slope, pull_back
 from sparsify.compiler.einsum.flatten import Flat, flatten
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Declaration, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Call,
+    Const,
+    Declaration,
+    Expr,
+    Index,
+    Program,
+    Reduce,
+    Stored,
+)
 from sparsify.compiler.einsum.patterns import is_confined, pattern_root
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_indices, replace
 from sparsify.compiler.einsum.simplify import simplify
@@ -71,7 +82,9 @@ class _Reverse:
         self.declarations: dict[str, Declaration] = {}
         self.shared: list[tuple[Expr, Access]] = []
         self.tensors = {d.name for d in program.declarations} | set(grads.values()) | hoisted
-        self.variables = set(all_indices(program.statements)) | {e for d in program.declarations for e in d.extents}
+        self.variables = set(all_indices(program.statements)) | {
+            e for d in program.declarations for e in d.extents
+        }
         for output, name in grads.items():
             self._declare_gradient(output, name)
             indices = self._indices_of(output)
@@ -99,7 +112,9 @@ class _Reverse:
         """Adds the contributions of the statements that assign one tensor, whose gradient is `value`."""
         monoid = next((flat.monoid for flat in group if flat.monoid is not None), None)
         if monoid == "prod" and len(group) > 1:
-            raise EinsumError(f"{group[0].target.tensor} is multiplied by several statements; use a name for each")
+            raise EinsumError(
+                f"{group[0].target.tensor} is multiplied by several statements; use a name for each"
+            )
         if monoid in ("min", "max"):
             value = self._share(group, indices, value)
         for flat in group:

@@ -13,7 +13,17 @@ from functools import reduce
 import torch
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Declaration, Expr, Index, Reduce, Stored
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Call,
+    Const,
+    Declaration,
+    Expr,
+    Index,
+    Reduce,
+    Stored,
+)
 from sparsify.errors import DtypeError
 
 NUMBER, SCALAR, TENSOR = 0, 1, 2

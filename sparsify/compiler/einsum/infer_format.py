@@ -19,7 +19,18 @@ import numpy as np
 from sparsify.compiler.einsum.extents import mode_extents
 from sparsify.compiler.einsum.infer_dtype import infer_dtype
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Declaration, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Call,
+    Const,
+    Declaration,
+    Expr,
+    Index,
+    Program,
+    Reduce,
+    Stored,
+)
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.einsum.values import Grid, annihilated, apply, choose
 from sparsify.compiler.node import walk
@@ -46,7 +57,9 @@ class Sparsity:
     def grid(self) -> Grid:
         """A single entry where nothing is stored, for the rules of fill entries."""
         value = 0.5 if self.fill is None else self.fill
-        return Grid(np.asarray(value), np.asarray(self.fill is not None and not self.is_number), self.is_number)
+        return Grid(
+            np.asarray(value), np.asarray(self.fill is not None and not self.is_number), self.is_number
+        )
 
 
 DENSE = Sparsity()
@@ -184,18 +197,18 @@ def _is_dense(sparsity: Sparsity, group: Iterable[Assign], known: Mapping[str, D
 
 
 def _declare_sparse(
-    base: Declaration, target: Access, sparsity: Sparsity, group: Sequence[Assign], known: Mapping[str, Declaration]
+    base: Declaration,
+    target: Access,
+    sparsity: Sparsity,
+    group: Sequence[Assign],
+    known: Mapping[str, Declaration],
 ) -> Declaration:
     """The declaration of a sparse result: on a known pattern, or with levels of its own."""
     assert sparsity.fill is not None
     if sparsity.pattern is not None and sparsity.pattern[1] == target.indices:
         root = known[sparsity.pattern[0]]
         return replace(
-            base,
-            format=root.format,
-            fill=sparsity.fill,
-            index_dtypes=root.index_dtypes,
-            pattern_of=root.name,
+            base, format=root.format, fill=sparsity.fill, index_dtypes=root.index_dtypes, pattern_of=root.name
         )
     names = [index.name for index in target.indices if isinstance(index, Index)]
     order = _level_order(names, group, known)

@@ -96,5 +96,7 @@ def _fit(grid: Grid, shape: tuple[int, ...], rank: int) -> Grid:
     """A grid over all index variables as one over those of the target, which come first."""
     full = shape + (1,) * (rank - len(shape))
     values = np.broadcast_to(grid.values, np.broadcast_shapes(full, grid.values.shape)).reshape(shape)
-    is_fill = np.broadcast_to(grid.is_fill, full).reshape(shape) if grid.is_fill.ndim <= rank else grid.is_fill
+    is_fill = (
+        np.broadcast_to(grid.is_fill, full).reshape(shape) if grid.is_fill.ndim <= rank else grid.is_fill
+    )
     return Grid(values.copy(), is_fill.copy(), grid.is_number)

@@ -75,6 +75,15 @@ def parse_expression(text: str, *, indices: Collection[str] = ()) -> Expr:
     return expr
 
 
+def parse_statement(text: str, *, indices: Collection[str] = ()) -> Assign:
+    """A single statement, its sums as they are written."""
+    reader = _Reader(text, indices)
+    statements = reader.statements()
+    if len(statements) != 1:
+        raise reader.error("one statement expected, found more")
+    return statements[0]
+
+
 class _Reader:
     """The tokens of a text and the place that has been read up to."""
 
@@ -246,7 +255,9 @@ class _Reader:
             if indices:
                 return self.reduction(name, indices)
             if name.text not in FUNCTIONS:
-                raise self.error(f"{name.text} needs the index variables it runs over: {name.text}(k, A[i,k])", name)
+                raise self.error(
+                    f"{name.text} needs the index variables it runs over: {name.text}(k, A[i,k])", name
+                )
         args: list[Expr] = []
         while not self.accept("operator", ")"):
             if args:

@@ -29,7 +29,9 @@ def register_function(name: str, body: str, args: Sequence[str] = ("x",)) -> Fun
         ParseError: the body is not an expression.
     """
     if name in FUNCTIONS or name in MONOIDS or name in ("stored", "inf", "nan") or not name.isidentifier():
-        raise EinsumError(f"a function cannot be called {name!r}: the name is taken or not a name; choose another")
+        raise EinsumError(
+            f"a function cannot be called {name!r}: the name is taken or not a name; choose another"
+        )
     if not 1 <= len(args) <= 3:
         raise EinsumError(f"{name} has {len(args)} arguments; a function has one to three")
     own = argument_names(len(args))
@@ -55,7 +57,9 @@ def register_monoid(name: str, combine: str, identity: float | int | bool) -> Mo
         EinsumError: the name is taken, `combine` takes other arguments, or `identity` changes a value.
     """
     if name in MONOIDS or name in FUNCTIONS or not name.isidentifier():
-        raise EinsumError(f"a monoid cannot be called {name!r}: the name is taken or not a name; choose another")
+        raise EinsumError(
+            f"a monoid cannot be called {name!r}: the name is taken or not a name; choose another"
+        )
     if combine not in FUNCTIONS:
         combine = register_function(f"{name}_combine", combine, args=("x", "y")).name
     function = FUNCTIONS[combine]
@@ -63,7 +67,9 @@ def register_monoid(name: str, combine: str, identity: float | int | bool) -> Mo
         raise EinsumError(f"{combine} takes {function.arity} arguments; a monoid combines two values")
     for value in (0.5, -2.0, 1.0):
         if function.evaluate(np.float64(value), np.float64(identity)) != value:
-            raise EinsumError(f"{identity} is not neutral in {name}: {combine}({value}, {identity}) is not {value}")
+            raise EinsumError(
+                f"{identity} is not neutral in {name}: {combine}({value}, {identity}) is not {value}"
+            )
     MONOIDS[name] = Monoid(name, combine, identity, None, f"{name}=")
     return MONOIDS[name]
 
@@ -89,8 +95,14 @@ def _body(name: str, text: str, names: dict[str, str]) -> Expr:
     for node in walk(expr):
         if isinstance(node, Access) and (node.indices or node.tensor not in names):
             raise EinsumError(f"{name} reads {node}, which is not one of its arguments {', '.join(names)}")
-        if isinstance(node, Call) and (node.function not in FUNCTIONS or FUNCTIONS[node.function].arity != len(node.args)):
-            raise EinsumError(f"{name} calls {node}, which is not a known function of {len(node.args)} arguments")
+        if isinstance(node, Call) and (
+            node.function not in FUNCTIONS or FUNCTIONS[node.function].arity != len(node.args)
+        ):
+            raise EinsumError(
+                f"{name} calls {node}, which is not a known function of {len(node.args)} arguments"
+            )
         if not isinstance(node, (Access, Call, Const)) or isinstance(node, Index):
-            raise EinsumError(f"{name} contains {node}; the body of a function has arguments, numbers and calls alone")
+            raise EinsumError(
+                f"{name} contains {node}; the body of a function has arguments, numbers and calls alone"
+            )
     return substitute_scalars(expr, {arg: Access(own) for arg, own in names.items()})

@@ -78,6 +78,7 @@ def _place_inside(expr: Expr, missing: tuple[str, ...]) -> Expr:
                     f"{name} is missing on the left and lies in {len(holders)} arguments of {expr.function}: "
                     f"{', '.join(holders)}; write the sums, as in sum({name}, {holders[0]})"
                 )
+
     def place(child: Node) -> Node:
         return _place(child, missing) if isinstance(child, Expr) else child
 
@@ -91,7 +92,11 @@ def _is_summed_around(expr: Expr, name: str) -> bool:
             return True
         case Call(function, _) if function in CHAIN:
             holders = [factor for factor in _factors(expr) if name in free_indices(factor)]
-            return len(holders) > 1 or isinstance(holders[0], (Index, Access, Stored)) or _is_power(holders[0], name)
+            return (
+                len(holders) > 1
+                or isinstance(holders[0], (Index, Access, Stored))
+                or _is_power(holders[0], name)
+            )
         case Call("pow", (base, exponent)):
             return name in free_indices(exponent) or _is_summed_around(base, name) and not _in_chain(base)
         case _:

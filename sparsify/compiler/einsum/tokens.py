@@ -11,7 +11,27 @@ from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.errors import ParseError
 
 NUMBER = r"(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?"
-OPERATORS = ("**", "==", "!=", "<=", ">=", "<", ">", "+", "-", "*", "/", "=", "(", ")", "[", "]", ",", ":", ";")
+OPERATORS = (
+    "**",
+    "==",
+    "!=",
+    "<=",
+    ">=",
+    "<",
+    ">",
+    "+",
+    "-",
+    "*",
+    "/",
+    "=",
+    "(",
+    ")",
+    "[",
+    "]",
+    ",",
+    ":",
+    ";",
+)
 SPACE = re.compile(r"[ \t\r]+|#[^\n]*")
 
 

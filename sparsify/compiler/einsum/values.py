@@ -86,7 +86,9 @@ def axis_of(coordinates: Array) -> int:
     return ends[0] - coordinates.ndim if ends else 0
 
 
-def read(access: Access, coordinates: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> tuple[Array, Array]:
+def read(
+    access: Access, coordinates: Mapping[str, Array], tensors: Mapping[str, Tensor]
+) -> tuple[Array, Array]:
     """The entries of an access and whether they are stored; outside the tensor is the fill."""
     tensor = tensors[access.tensor]
     if not access.indices:
@@ -160,7 +162,7 @@ def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
         return Grid(entries, grid.is_fill, grid.is_number)
     shape = list(np.broadcast_shapes(entries.shape, grid.is_fill.shape, (1,) * -axis))
     shape[axis] = extent
-    values, is_fill = np.broadcast_to(entries, shape), np.broadcast_to(grid.is_fill, shape)
+    values, is_fill = (np.broadcast_to(entries, shape), np.broadcast_to(grid.is_fill, shape))
     if extent == 0:
         shape[axis] = 1
         return Grid(np.full(shape, MONOIDS[monoid].neutral), np.zeros(shape, dtype=bool))
@@ -168,7 +170,9 @@ def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
     all_fill = np.all(is_fill, axis=axis, keepdims=True)
     hit, decided = annihilated(MONOIDS[monoid].combine, 0, Grid(values, is_fill))
     ends = np.any(hit, axis=axis, keepdims=True)
-    first = np.take_along_axis(np.broadcast_to(decided, shape), np.argmax(hit, axis=axis, keepdims=True), axis)
+    first = np.take_along_axis(
+        np.broadcast_to(decided, shape), np.argmax(hit, axis=axis, keepdims=True), axis
+    )
     return Grid(np.where(ends, first, result), all_fill | ends, grid.is_number)
 
 
@@ -178,7 +182,9 @@ def choose(condition: Grid, yes: Grid, no: Grid) -> Grid:
     values = np.where(chosen, yes.values, no.values)
     chosen_fill = np.where(chosen, yes.is_fill | yes.is_number, no.is_fill | no.is_number)
     all_numbers = condition.is_number and yes.is_number and no.is_number
-    return Grid(values, (condition.is_fill | condition.is_number) & chosen_fill & (not all_numbers), all_numbers)
+    return Grid(
+        values, (condition.is_fill | condition.is_number) & chosen_fill & (not all_numbers), all_numbers
+    )
 
 
 def _number(values: Array) -> Array:

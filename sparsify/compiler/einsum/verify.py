@@ -29,10 +29,14 @@ def verify(program: Program) -> None:
         raise EinsumError(f"{twice} is declared twice")
     for name in (*program.inputs, *program.outputs):
         if name not in names:
-            raise EinsumError(f"{name} is an input or output and has no declaration; declared are {_list(names)}")
+            raise EinsumError(
+                f"{name} is an input or output and has no declaration; declared are {_list(names)}"
+            )
     for declared in program.declarations:
         if declared.pattern_of is not None and declared.pattern_of not in names:
-            raise EinsumError(f"{declared.name} shares the pattern of {declared.pattern_of}, which is not declared")
+            raise EinsumError(
+                f"{declared.name} shares the pattern of {declared.pattern_of}, which is not declared"
+            )
         if declared.format.rank != len(declared.extents):
             raise ShapeError(
                 f"{declared.name} has {len(declared.extents)} modes and its format "
@@ -74,7 +78,9 @@ def _verify_target(statement: Assign, inputs: Collection[str], started: dict[str
     names = [index.name for index in target.indices if isinstance(index, Index)]
     twice = next((i for i in names if names.count(i) > 1), None)
     if twice is not None:
-        raise EinsumError(f"`{statement}`: {twice} occurs twice on the left; each mode of a result has its own")
+        raise EinsumError(
+            f"`{statement}`: {twice} occurs twice on the left; each mode of a result has its own"
+        )
     if name in inputs:
         raise EinsumError(f"`{statement}`: {name} is an input; give the result another name")
     if statement.monoid is not None and statement.monoid not in MONOIDS:
@@ -82,7 +88,9 @@ def _verify_target(statement: Assign, inputs: Collection[str], started: dict[str
     if name in started and statement.monoid is None:
         raise EinsumError(f"`{statement}`: {name} is assigned before; a name is assigned once with `=`")
     if started.get(name) is not None and started[name] != statement.monoid:
-        raise EinsumError(f"`{statement}`: {name} is reduced by {started[name]} before; use a name for each reduction")
+        raise EinsumError(
+            f"`{statement}`: {name} is reduced by {started[name]} before; use a name for each reduction"
+        )
     started[name] = statement.monoid
 
 
@@ -132,7 +140,9 @@ def _verify_indices(statement: Assign) -> None:
     if statement.monoid is None:
         for name in free_indices(statement.value):
             if name not in outer:
-                raise EinsumError(f"`{statement}`: {name} is neither on the left nor reduced; write sum({name}, ...)")
+                raise EinsumError(
+                    f"`{statement}`: {name} is neither on the left nor reduced; write sum({name}, ...)"
+                )
 
 
 def _verify_binders(statement: Assign, expr: Expr, bound: frozenset[str]) -> None:
@@ -142,7 +152,9 @@ def _verify_binders(statement: Assign, expr: Expr, bound: frozenset[str]) -> Non
             raise EinsumError(f"`{statement}`: {expr.monoid} runs over no index variable")
         for n, name in enumerate(expr.indices):
             if name in bound or name in expr.indices[:n]:
-                raise EinsumError(f"`{statement}`: {name} is bound twice; give {expr.monoid} its own index variable")
+                raise EinsumError(
+                    f"`{statement}`: {name} is bound twice; give {expr.monoid} its own index variable"
+                )
         bound |= frozenset(expr.indices)
     for child in children(expr):
         if isinstance(child, Expr) and not isinstance(expr, (Access, Stored)):

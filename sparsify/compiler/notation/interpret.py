@@ -1,0 +1,262 @@
+"""The reference interpreter of concrete index notation: it runs the loops, one iteration after the other.
+
+In: `forall i: forall j: y[i] += A[i,j] * x[j]`, A with the mask of its stored entries, x. Out: y and its mask.
+
+It shows that a schedule has not changed a result: loops run in the order of the notation, temporaries live as long
+as their `let`, position loops visit stored entries alone, and iterations outside the extents are skipped.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparsify.compiler.einsum.extents import declared_extents
+from sparsify.compiler.einsum.interpret import Input, input_tensors
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index, Program, Reduce
+from sparsify.compiler.einsum.rename import all_indices
+from sparsify.compiler.einsum.values import Array, Grid, Tensor, apply, evaluate, index_values
+from sparsify.compiler.node import Node, walk
+from sparsify.compiler.notation.nodes import (
+    Forall,
+    Fuse,
+    If,
+    Let,
+    Notation,
+    Position,
+    Sequence,
+    Split,
+    Statement,
+    Temporary,
+)
+
+OUTSIDE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The values of index variables, and for each position loop that has begun the entries it runs over."""
+
+    values: Mapping[str, int] = field(default_factory=dict)
+    entries: Mapping[str, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
+
+
+def interpret(notation: Notation, inputs: Mapping[str, Input]) -> dict[str, tuple[Array, Array]]:
+    """The outputs of `notation`, by name: the values and the mask of entries that are not the fill.
+
+    Args:
+        inputs: as for the interpreter of einsum programs.
+    """
+    machine = _Machine(notation, inputs)
+    with np.errstate(all="ignore"):
+        machine.run(notation.body, Environment())
+    return {name: machine.output(name) for name in notation.outputs}
+
+
+class _Machine:
+    """The tensors that exist and what is known of the index variables."""
+
+    def __init__(self, notation: Notation, inputs: Mapping[str, Input]) -> None:
+        self.notation = notation
+        assigns = tuple(node for node in walk(notation.body) if isinstance(node, Assign))
+        program = Program(assigns, notation.declarations, notation.inputs, notation.outputs, notation.extents)
+        self.tensors = input_tensors(program, inputs)
+        shapes = {name: tensor.values.shape for name, tensor in self.tensors.items()}
+        self.extents = declared_extents(program, shapes)
+        for name in notation.outputs:
+            if name not in self.tensors:
+                declared = program.declaration(name)
+                self.tensors[name] = self._allocate(name, declared.extents, notation.body, declared.fill)
+
+    def run(self, statement: Statement | Assign, env: Environment) -> None:
+        """Executes a statement."""
+        match statement:
+            case Assign():
+                self._assign(statement, env)
+            case Sequence(statements):
+                for member in statements:
+                    self.run(member, env)
+            case Let(temporaries, body):
+                for temporary in temporaries:
+                    self.tensors[temporary.name] = self._temporary(temporary, body)
+                self.run(body, env)
+                for temporary in temporaries:
+                    del self.tensors[temporary.name]
+            case If(condition, body):
+                if self._is_inside(condition, env) and bool(
+                    evaluate(condition, self._grid(env), self.tensors).values
+                ):
+                    self.run(body, env)
+            case Forall(index, body, _):
+                env = self._begin(index, env)
+                for value in range(self._extent(index, env)):
+                    self.run(body, self._resolve({**env.values, index: value}, env))
+            case _:
+                raise AssertionError(f"{type(statement).__name__} cannot run")
+
+    def output(self, name: str) -> tuple[Array, Array]:
+        """The values of an output and the mask of its stored entries."""
+        tensor, declared = self.tensors[name], self._declared(name)
+        if declared.pattern_of is not None and declared.pattern_of in self.tensors:
+            stored = self.tensors[declared.pattern_of].stored
+            return np.where(stored, tensor.values, declared.fill), stored
+        stored = np.ones_like(tensor.stored) if declared.format.is_dense else tensor.stored
+        return tensor.values, stored
+
+    def _assign(self, assign: Assign, env: Environment) -> None:
+        """Writes one entry, unless an index variable is outside its extent."""
+        if not self._is_inside(assign, env):
+            return
+        coordinates = self._grid(env, assign)
+        grid = evaluate(assign.value, coordinates, self.tensors)
+        tensor = self.tensors[assign.target.tensor]
+        place = tuple(int(index_values(index, coordinates).item()) for index in assign.target.indices)
+        if assign.monoid is not None:
+            before = Grid(np.asarray(tensor.values[place]), np.asarray(not tensor.stored[place]))
+            grid = apply(MONOIDS[assign.monoid].combine, [before, grid])
+        tensor.values[place] = grid.values.item()
+        tensor.stored[place] = not grid.is_fill.item()
+
+    def _grid(self, env: Environment, node: Node | None = None) -> dict[str, Array]:
+        """Index variables as coordinates; those that reductions in `node` bind have an axis each."""
+        grid = {name: np.asarray(value) for name, value in env.values.items()}
+        bound = (
+            [name for part in walk(node) if isinstance(part, Reduce) for name in part.indices] if node else []
+        )
+        for axis, name in enumerate(bound):
+            shape = [1] * len(bound)
+            shape[axis] = self.extents[name]
+            grid[name] = np.arange(self.extents[name]).reshape(shape)
+        return grid
+
+    def _is_inside(self, node: Node, env: Environment) -> bool:
+        """Whether every index variable of `node` is within its extent."""
+        names = all_indices((node,))
+        bound = {name for part in walk(node) if isinstance(part, Reduce) for name in part.indices}
+        for name in names:
+            if name in bound:
+                continue
+            assert name in env.values, f"{name} of `{node}` has no value; loops give {', '.join(env.values)}"
+            if not 0 <= env.values[name] < self._extent(name, env):
+                return False
+        return True
+
+    def _extent(self, name: str, env: Environment) -> int:
+        """How many values an index variable has."""
+        for relation in self.notation.relations:
+            match relation:
+                case Split(index=index, outer=outer, size=size) if outer == name:
+                    return -(-self._extent(index, env) // size)
+                case Split(inner=inner, size=size) if inner == name:
+                    return size
+                case Fuse(first, second, fused) if fused == name:
+                    return self._extent(first, env) * self._extent(second, env)
+                case Position(position=position) if position == name:
+                    return (
+                        len(env.entries[position])
+                        if position in env.entries
+                        else self._most_entries(relation)
+                    )
+        return self.extents[name]
+
+    def _resolve(self, values: dict[str, int], env: Environment) -> Environment:
+        """`env` with these values and those of the index variables they determine."""
+        changed = True
+        while changed:
+            before = len(values)
+            for relation in self.notation.relations:
+                match relation:
+                    case Split(index, outer, inner, size) if outer in values and inner in values:
+                        values[index] = values[outer] * size + values[inner]
+                    case Fuse(first, second, fused) if fused in values:
+                        extent = max(self._extent(second, env), 1)
+                        values[first], values[second] = divmod(values[fused], extent)
+                    case Position(index, position, _) if position in values and position in env.entries:
+                        entries, at = env.entries[position], values[position]
+                        values.update(entries[at] if at < len(entries) else {index: OUTSIDE})
+            changed = len(values) != before
+        return Environment(values, env.entries)
+
+    def _begin(self, loop: str, env: Environment) -> Environment:
+        """`env` with the entries of the position loops that the loop over `loop` begins."""
+        entries = dict(env.entries)
+        for relation in self.notation.relations:
+            if isinstance(relation, Position) and relation.position not in entries:
+                if loop in self._leaves(relation.position):
+                    entries[relation.position] = tuple(self._entries(relation, env))
+        return Environment(env.values, entries)
+
+    def _leaves(self, name: str) -> set[str]:
+        """The loops that a position is made of."""
+        for relation in self.notation.relations:
+            if isinstance(relation, Split) and relation.index == name:
+                return self._leaves(relation.outer) | self._leaves(relation.inner)
+        return {name}
+
+    def _entries(self, relation: Position, env: Environment) -> Iterator[dict[str, int]]:
+        """The stored coordinates that a position loop visits, as values of index variables, in storage order."""
+        wanted = self._parts(relation.index)
+        names = self._names_of_modes(relation.tensor, wanted)
+        tensor = self.tensors[relation.tensor]
+        ordering = self._declared(relation.tensor).format.ordering
+        depth = max(ordering.index(names.index(name)) for name in wanted)
+        modes = list(dict.fromkeys(ordering[: depth + 1]))
+        seen = set()
+        for coordinate in sorted(tuple(int(c[mode]) for mode in modes) for c in np.argwhere(tensor.stored)):
+            entry = dict(zip((names[mode] for mode in modes), coordinate, strict=True))
+            if coordinate in seen or any(
+                env.values.get(name, value) != value for name, value in entry.items()
+            ):
+                continue
+            seen.add(coordinate)
+            fused = self._fuse(entry)
+            yield {**entry, **fused}
+
+    def _parts(self, index: str) -> tuple[str, ...]:
+        """The index variables of accesses that make up `index`."""
+        for relation in self.notation.relations:
+            if isinstance(relation, Fuse) and relation.fused == index:
+                return self._parts(relation.first) + self._parts(relation.second)
+        return (index,)
+
+    def _fuse(self, entry: dict[str, int]) -> dict[str, int]:
+        """The values of fused index variables."""
+        values = dict(entry)
+        for relation in self.notation.relations:
+            if isinstance(relation, Fuse) and relation.first in values and relation.second in values:
+                values[relation.fused] = (
+                    values[relation.first] * self.extents[relation.second] + values[relation.second]
+                )
+        return values
+
+    def _names_of_modes(self, tensor: str, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """The index variables of the access to `tensor` that has those of `wanted`."""
+        for node in walk(self.notation.body):
+            if isinstance(node, Access) and node.tensor == tensor:
+                names = tuple(index.name if isinstance(index, Index) else "" for index in node.indices)
+                if all(name in names for name in wanted):
+                    return names
+        raise AssertionError(f"no access of {tensor} has the indices {', '.join(wanted)}")
+
+    def _most_entries(self, relation: Position) -> int:
+        """The number of stored entries of the tensor of a position loop."""
+        return int(self.tensors[relation.tensor].stored.sum())
+
+    def _temporary(self, temporary: Temporary, body: Statement | Assign) -> Tensor:
+        """A new temporary: undefined, or the identity where the first write reduces."""
+        return self._allocate(temporary.name, temporary.indices, body, 0.0)
+
+    def _allocate(self, name: str, indices: tuple[str, ...], body: Node, fill: float) -> Tensor:
+        """A tensor before its first write."""
+        shape = tuple(self._extent(index, Environment()) for index in indices)
+        writes = [node for node in walk(body) if isinstance(node, Assign) and node.target.tensor == name]
+        start = float("nan")
+        if writes and writes[0].monoid is not None:
+            start = float(MONOIDS[writes[0].monoid].neutral)
+        dtype = complex if any(t.values.dtype.kind == "c" for t in self.tensors.values()) else float
+        return Tensor(np.full(shape, start, dtype=dtype), np.zeros(shape, dtype=bool), fill)
+
+    def _declared(self, name: str) -> Declaration:
+        """The declaration of an input or output."""
+        return next(d for d in self.notation.declarations if d.name == name)
