@@ -1,4 +1,4 @@
-"""A program from the statements of an adjoint: what it recomputes, what it reads, how its tensors are declared.
+"""A program from the statements of an adjoint: what it recomputes and reads, how its tensors are declared.
 
 In: `d_A[i,j] = g[i,j] * w[i,j]` and the forward statement `w[i,j] = sum(k, Q[i,k] * K[j,k])`.
 Out: the program of `d_A[i,j] = g[i,j] * sum(k, Q[i,k] * K[j,k])` with inputs A (for its pattern), g, Q and K.
@@ -24,8 +24,8 @@ def assemble(
 
     Args:
         declarations: those of gradients; temporaries get theirs by inference.
-        recomputed: the inner reductions of `forward` by name; those that are read once are written where they are
-            read, the others become statements.
+        recomputed: the inner reductions of `forward` by name; those that are read once are written where they
+            are read, the others become statements.
     """
     body = _recompute(_needed(list(statements), outputs), recomputed)
     assigned = {statement.target.tensor for statement in body}
@@ -54,7 +54,7 @@ def _needed(statements: list[Assign], outputs: Sequence[str]) -> list[Assign]:
 
 def _recompute(statements: list[Assign], recomputed: Mapping[str, Flat]) -> list[Assign]:
     """`statements` with the inner reductions of the forward program that they read."""
-    for name in reversed(recomputed):
+    for name in reversed(tuple(recomputed)):
         flat = recomputed[name]
         readers = [n for n, s in enumerate(statements) if name in _reads(s)]
         if len(readers) == 1 and _count(statements[readers[0]], name) == 1:

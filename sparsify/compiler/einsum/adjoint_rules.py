@@ -96,8 +96,8 @@ def equals(left: Expr, right: Expr) -> Expr:
 def product_slope(body: Expr, product: Expr, zeros: Expr, others: Expr) -> Expr:
     """The derivative of a product of many factors with respect to one of them, `body`.
 
-    Without a zero among them it is `product / body`; with one it is the product of the `others` at that factor and
-    0 elsewhere; with more it is 0.
+    Without a zero among them it is `product / body`; with one it is the product of the `others` at that
+    factor and 0 elsewhere; with more it is 0.
     """
     without_zero = Call("where", (equals(zeros, ZERO), Call("div", (product, body)), ZERO))
     at_zero = Call("where", (equals(zeros, ONE), others, ZERO))

@@ -1,7 +1,7 @@
 """Programs from statements and operands.
 
-In: the statements of `y[i] = A[i,j] * x[j]` and how A and x are stored. Out: a program whose declarations name the
-extents, with the format of y inferred.
+In: the statements of `y[i] = A[i,j] * x[j]` and how A and x are stored. Out: a program whose declarations
+name the extents, with the format of y inferred.
 """
 
 from collections.abc import Mapping, Sequence

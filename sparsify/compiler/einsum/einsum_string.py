@@ -17,9 +17,10 @@ def read_subscripts(
 ) -> Assign:
     """The statement that `torch.einsum(text, ...)` computes.
 
-    As in torch: spaces do not count, `...` stands for the modes without a letter, aligned at their end; without
-    `->` the result has `...` first and then the letters that occur once, capitals before small ones; a letter that
-    repeats within an operand takes its diagonal; a mode of extent 1 is repeated where the letter is longer elsewhere.
+    As in torch: spaces do not count, `...` stands for the modes without a letter, aligned at their end;
+    without `->` the result has `...` first and then the letters that occur once, capitals before small ones;
+    a letter that repeats within an operand takes its diagonal; a mode of extent 1 is repeated where the
+    letter is longer elsewhere.
 
     Args:
         shapes: the shapes of the operands, in the order of the subscripts.
@@ -34,11 +35,9 @@ def read_subscripts(
     Y[i,k] = sum(j, A[i,j] * B[j,k])
     """
     inputs, output = _split(text, len(shapes))
-    widths = [
-        _ellipsis_width(text, n, term, len(shape)) for n, (term, shape) in enumerate(zip(inputs, shapes))
-    ]
+    widths = [_ellipsis_width(text, n, term, len(shapes[n])) for n, term in enumerate(inputs)]
     longest = max(widths, default=0)
-    labels = [_labels(term, longest, width) for term, width in zip(inputs, widths)]
+    labels = [_labels(term, longest, width) for term, width in zip(inputs, widths, strict=True)]
     extents = _extents(text, labels, shapes)
     outputs = _output_labels(text, output, inputs, labels, longest)
     taken = set(extents) | set(names) | {result}
@@ -46,7 +45,10 @@ def read_subscripts(
     target = result or _capitals(1, taken | set(operands), "YZ" + ascii_uppercase)[0]
     value = reduce(
         lambda left, right: Call("mul", (left, right)),
-        (_access(name, term, shape, extents) for name, term, shape in zip(operands, labels, shapes)),
+        (
+            _access(name, term, shape, extents)
+            for name, term, shape in zip(operands, labels, shapes, strict=True)
+        ),
     )
     summed = tuple(label for label in extents if label not in outputs)
     if summed:
@@ -93,8 +95,8 @@ def _extents(text: str, labels: list[list[str]], shapes: Sequence[Sequence[int]]
     """The extent of each index variable, in order of appearance; 1 gives way to any other."""
     extents: dict[str, int] = {}
     first: dict[str, int] = {}
-    for position, (term, shape) in enumerate(zip(labels, shapes)):
-        for label, size in zip(term, shape):
+    for position, (term, shape) in enumerate(zip(labels, shapes, strict=True)):
+        for label, size in zip(term, shape, strict=True):
             if extents.setdefault(label, size) not in (size, 1) and size != 1:
                 raise ShapeError(
                     f"einsum({text!r}): {label} has extent {extents[label]} in operand {first[label]} "
@@ -132,7 +134,10 @@ def _access(name: str, term: list[str], shape: Sequence[int], extents: dict[str,
     """The access of an operand; a mode that is repeated is read at coordinate 0."""
     return Access(
         name,
-        tuple(Const(0) if size == 1 != extents[label] else Index(label) for label, size in zip(term, shape)),
+        tuple(
+            Const(0) if size == 1 != extents[label] else Index(label)
+            for label, size in zip(term, shape, strict=True)
+        ),
     )
 
 

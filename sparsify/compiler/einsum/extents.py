@@ -107,7 +107,7 @@ def program_extents(program: Program, shapes: Mapping[str, Sequence[int]]) -> di
 
 
 def declared_extents(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """The extents that the declarations of a program give: of their own names and of plain indices at their modes."""
+    """The extents that declarations give: of their own names, and of plain indices at their modes."""
     sizes = dict(program.extents)
     for declared in program.declarations:
         if declared.name in shapes:

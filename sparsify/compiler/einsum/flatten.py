@@ -44,7 +44,7 @@ class Flat:
 
 
 def flatten(program: Program, taken: Collection[str] = ()) -> tuple[tuple[Flat, ...], frozenset[str]]:
-    """The statements of `program` with inner reductions as statements of their own, and the names of those."""
+    """The statements of `program`, inner reductions as statements of their own, and the names of those."""
     names = set(taken) | {declared.name for declared in program.declarations}
     names |= {statement.target.tensor for statement in program.statements}
     flats: list[Flat] = []
@@ -52,7 +52,8 @@ def flatten(program: Program, taken: Collection[str] = ()) -> tuple[tuple[Flat, 
     started: set[str] = set()
     for statement in program.statements:
         value: Expr = simplify(expand_functions(statement.value))
-        monoid, reduced = statement.monoid, ()
+        monoid = statement.monoid
+        reduced: tuple[str, ...] = ()
         order = tuple(index.name for index in statement.target.indices if isinstance(index, Index))
         if monoid is None and isinstance(value, Reduce):
             monoid, reduced, value = value.monoid, value.indices, value.body

@@ -4,12 +4,12 @@ In: a name, `tanh`. Out: its arity, how it is written, how numpy evaluates it an
 notation over the arguments `x`, `y`, `z` and the result `f`: `1 - square(f)`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from scipy import special
 
 Evaluate = Callable[..., Any]
 
@@ -27,8 +27,8 @@ class Function:
 
     Attributes:
         evaluate: the function on numpy arrays.
-        derivative: per argument the partial derivative as index notation over `x`, `y`, `z` and the result `f`;
-            `None` where it is zero everywhere or the argument is discrete.
+        derivative: per argument the partial derivative as index notation over `x`, `y`, `z` and the result
+            `f`; `None` where it is zero everywhere or the argument is discrete.
         symbol: the infix or prefix operator it is written with, "" when it is written as a call.
         precedence: how tightly the operator binds; a call binds tightest.
         result: "promote" for the common dtype of the arguments, "float" when integers become floats, "bool".
@@ -67,6 +67,13 @@ def _unary(name: str, evaluate: Evaluate, derivative: str | None, result: str = 
 
 def _binary(name: str, evaluate: Evaluate, x: str | None, y: str | None, result: str = "promote") -> Function:
     return Function(name, 2, evaluate, (x, y), result=result)
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
 
 
 def _gelu_tanh(x: Any) -> Any:
@@ -120,11 +127,11 @@ _UNARY = (
     _unary("acosh", np.arccosh, "1 / sqrt(square(x) - 1)"),
     _unary("atanh", np.arctanh, "1 / (1 - square(x))"),
     _unary("relu", lambda x: np.maximum(x, 0), "where(f > 0, 1, 0)", "promote"),
-    _unary("sigmoid", special.expit, "f * (1 - f)"),
-    _unary("gelu", lambda x: 0.5 * x * (1 + special.erf(x * 0.7071067811865476)), GELU_SLOPE),
+    _unary("sigmoid", _sigmoid, "f * (1 - f)"),
+    _unary("gelu", lambda x: 0.5 * x * (1 + _erf(x * 0.7071067811865476)), GELU_SLOPE),
     _unary("gelu_tanh", _gelu_tanh, GELU_TANH_SLOPE),
-    _unary("silu", lambda x: x * special.expit(x), "sigmoid(x) * (1 + x * (1 - sigmoid(x)))"),
-    _unary("erf", special.erf, "1.1283791670955126 * exp(-square(x))"),
+    _unary("silu", lambda x: x * _sigmoid(x), "sigmoid(x) * (1 + x * (1 - sigmoid(x)))"),
+    _unary("erf", _erf, "1.1283791670955126 * exp(-square(x))"),
     _unary("logical_not", np.logical_not, None, "bool"),
 )
 

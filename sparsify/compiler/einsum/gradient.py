@@ -1,10 +1,11 @@
 """The adjoint of an einsum program, which is an einsum program.
 
 In: `Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])` and the gradient `g` of Y.
-Out: `d_w[i,k] = where(Y[i,k] > 0, g[i,k], 0)`, `d_T[j,k] = sum(i, d_w[i,k] * A[i,j])`, `d_b[k] = sum(i, d_w[i,k])`.
+Out: `d_w[i,k] = where(Y[i,k] > 0, g[i,k], 0)`, `d_T[j,k] = sum(i, d_w[i,k] * A[i,j])` and
+`d_b[k] = sum(i, d_w[i,k])`.
 
-A statement passes the gradient of its target on to each access on its right side; the gradient of a tensor is the
-sum over its accesses. The gradient of a sparse tensor is read at its stored coordinates, with
+A statement passes the gradient of its target on to each access on its right side; the gradient of a tensor is
+the sum over its accesses. The gradient of a sparse tensor is read at its stored coordinates, with
 `where(stored(A[i,j]), ..., 0)` where nothing else confines it, and shares the pattern; fills get none.
 
 Source: Griewank and Walther, Evaluating derivatives, 2008, chapter 3 (reverse mode).
@@ -38,8 +39,9 @@ from sparsify.errors import EinsumError
 def adjoint(program: Program, wrt: Sequence[str], grads: Mapping[str, str]) -> Program:
     """The program that computes the gradients of the inputs `wrt` from the gradients of the outputs.
 
-    Its outputs are the gradients in the order of `wrt`. Its inputs are those of `program`, the results of `program`
-    and the gradients that it reads. It is a program as any other, so that its own adjoint gives second derivatives.
+    Its outputs are the gradients in the order of `wrt`. Its inputs are those of `program`, the results of
+    `program` and the gradients that it reads. It is a program as any other, so that its own adjoint gives
+    second derivatives.
 
     Args:
         program: with the formats of its results inferred.
@@ -180,7 +182,7 @@ class _Reverse:
         return is_confined(expr, root, indices, [*self.program.declarations, *self.declarations.values()])
 
     def _cotangent(self, name: str) -> tuple[tuple[str, ...], Expr]:
-        """The gradient of a result of the program as an access: one that exists, or that of a new statement."""
+        """The gradient of a result of the program as an access: an existing one, or of a new statement."""
         parts = self.parts[name]
         if len(parts) == 1 and not parts[0].summed and isinstance(parts[0].expr, Access):
             return parts[0].indices, parts[0].expr
@@ -206,7 +208,7 @@ class _Reverse:
         return chosen(Stored(_access(root, indices)), total)
 
     def _rename_part(self, part: Part, indices: tuple[str, ...]) -> Expr:
-        """A contribution as an expression over `indices`, its other index variables renamed out of their way."""
+        """A contribution as an expression over `indices`; its other index variables give way."""
         names = dict(zip(part.indices, indices, strict=True))
         for name in (*part.summed, *all_indices((part.expr,))):
             if name not in names and name in indices:

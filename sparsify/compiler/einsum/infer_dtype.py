@@ -2,8 +2,9 @@
 
 In: `A[i,j] * 2.0` with A of int32. Out: `float32`.
 
-A number gives way to every tensor, a tensor without modes to one with modes, unless its category (bool, integer,
-floating, complex) is higher. Sums of integers are int64, a sum of products of truth values is their or.
+A number gives way to every tensor, a tensor without modes to one with modes, unless its category (bool,
+integer, floating, complex) is higher. Sums of integers are int64; a sum of products of truth
+values is their or.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,12 @@
 """Formats, fills, patterns and dtypes of the results of a program.
 
-In: `S[i,j] = A[i,j] * sum(k, Q[i,k] * K[j,k])` with A in CSR, Q and K dense. Out: S in CSR, on the pattern of A.
+In: `S[i,j] = A[i,j] * sum(k, Q[i,k] * K[j,k])` with A in CSR, Q and K dense.
+Out: S in CSR, on the pattern of A.
 
-Per index variable the levels combine by Scorch's rule: a product is compressed where a factor that annihilates is,
-a sum is dense where a term is. A result is dense, too, when no constant stands in its unstored entries, and when it
-has a dense operand and fewer than two modes from sparse operands: SpMM, SpMV and MTTKRP give dense results, SDDMM,
-SpGEMM and TTM sparse ones.
+Per index variable the levels combine by Scorch's rule: a product is compressed where a factor that
+annihilates is, a sum is dense where a term is. A result is dense, too, when no constant stands in its
+unstored entries, and when it has a dense operand and fewer than two modes from sparse operands: SpMM, SpMV
+and MTTKRP give dense results, SDDMM, SpGEMM and TTM sparse ones.
 
 Source: Yan et al., Scorch, 2024, Algorithm 4.
 """
@@ -136,7 +137,7 @@ def _of_call(function: str, args: list[Sparsity]) -> Sparsity:
 
 
 def _combine(parts: Sequence[Sparsity], union: bool) -> tuple[tuple[str, bool], ...]:
-    """Per index variable whether the level is compressed: in all terms of a union, in a factor of an intersection."""
+    """Per index variable whether the level is compressed: in all terms of a union, in one factor else."""
     result: dict[str, bool] = {}
     for part in parts:
         for name, compressed in part.compressed:
@@ -238,7 +239,7 @@ def _level_order(names: list[str], group: Iterable[Assign], known: Mapping[str, 
                 above.setdefault(name, set()).update(n for n in seen if n != name)
                 seen.append(name)
     for _ in above:
-        for name, upper in above.items():
+        for upper in above.values():
             upper |= {n for u in tuple(upper) for n in above.get(u, ())}
     order: list[int] = []
     while len(order) < len(names):

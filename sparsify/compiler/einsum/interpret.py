@@ -13,7 +13,7 @@ from sparsify.compiler.einsum.extents import index_variables, program_extents
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Assign, Index, Program
 from sparsify.compiler.einsum.sums import free_indices
-from sparsify.compiler.einsum.values import Array, Grid, Tensor, apply, axis_of, evaluate, reduce_axis
+from sparsify.compiler.einsum.values import Array, Grid, Tensor, apply, evaluate, reduce_axis
 
 Input = Array | tuple[Array, Array]
 
@@ -22,8 +22,8 @@ def interpret(program: Program, inputs: Mapping[str, Input]) -> dict[str, tuple[
     """All tensors that `program` assigns, by name: the values and the mask of entries that are not the fill.
 
     Args:
-        inputs: per input a dense array, with the fill in its unstored entries, and for a sparse input the boolean
-            mask of its stored entries.
+        inputs: per input a dense array, with the fill in its unstored entries, and for a sparse input the
+            boolean mask of its stored entries.
     """
     tensors = input_tensors(program, inputs)
     extents = program_extents(program, {name: t.values.shape for name, t in tensors.items()})

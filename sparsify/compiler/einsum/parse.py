@@ -1,7 +1,7 @@
 """Index notation, read by recursive descent.
 
-In: `y[i] = relu(A[i,j] * x[j] + b[i])`. Out: `(Assign(Access("y", (Index("i"),)), None, Call("relu", ...)),)`,
-its sums explicit: `y[i] = relu(sum(j, A[i,j] * x[j]) + b[i])`.
+In: `y[i] = relu(A[i,j] * x[j] + b[i])`. Out: `(Assign(Access("y", (Index("i"),)), None, Call("relu",
+...)),)`, its sums explicit: `y[i] = relu(sum(j, A[i,j] * x[j]) + b[i])`.
 
     statement   access assign comparison
     comparison  sum [("==" | "!=" | "<" | "<=" | ">" | ">=") sum]

@@ -34,7 +34,7 @@ def is_confined(expr: Expr, root: str, indices: Sequence[str], declarations: Ite
             case Call("neg" | "add" | "sub", args):
                 return all(map(confined, args))
             case Call("where", (Stored(Access(tensor, at)), yes, no)) if confined(no):
-                return at == place and (tensor == root or tensor in sharing) or confined(yes)
+                return (at == place and (tensor == root or tensor in sharing)) or confined(yes)
             case Call("where", (_, yes, no)):
                 return confined(yes) and confined(no)
         return False

@@ -76,7 +76,7 @@ def _level(stored: StoredLevel, extents: tuple[str, ...]) -> str:
 
 def _number(value: "float | int | bool") -> str:
     """A literal that reads back as the same number, `-inf`."""
-    if isinstance(value, bool) or isinstance(value, int):
+    if isinstance(value, bool | int):
         return str(value)
     if isnan(value):
         return "nan"

@@ -1,7 +1,7 @@
 """Functions and monoids that users add, as index notation.
 
-In: `register_function("huber", "where(abs(x) < 1, x*x/2, abs(x) - 0.5)", args=("x",))`. Out: `huber` in programs,
-with an evaluation and a derivative that follow from its body.
+In: `register_function("huber", "where(abs(x) < 1, x*x/2, abs(x) - 0.5)", args=("x",))`. Out: `huber` in
+programs, with an evaluation and a derivative that follow from its body.
 """
 
 from collections.abc import Sequence

@@ -62,7 +62,7 @@ def drop_zero(node: Node) -> Node | None:
 
 
 def negate(node: Node) -> Node | None:
-    """`--x -> x`, `x * -1 -> -x`, `x + -y -> x - y`, `x - -y -> x + y`, `-x * -y -> x * y`, `-x / -y -> x / y`."""
+    """`--x -> x`, `x * -1 -> -x`, `x + -y -> x - y`, `x - -y -> x + y`, `-x * -y -> x * y`, so for `/`."""
     match node:
         case Call("neg", (Call("neg", (x,)),)):
             return x

@@ -98,7 +98,7 @@ def _is_summed_around(expr: Expr, name: str) -> bool:
                 or _is_power(holders[0], name)
             )
         case Call("pow", (base, exponent)):
-            return name in free_indices(exponent) or _is_summed_around(base, name) and not _in_chain(base)
+            return name in free_indices(exponent) or (_is_summed_around(base, name) and not _in_chain(base))
         case _:
             return False
 

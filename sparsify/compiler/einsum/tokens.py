@@ -82,7 +82,8 @@ def _statement_ends(text: str, tokens: Iterator[Token]) -> Iterator[Token]:
         if token.text in ("(", "["):
             opened.append(token)
         elif token.text in (")", "]"):
-            if not opened or opened.pop().text + token.text not in ("()", "[]"):
+            partner = opened.pop().text if opened else ""
+            if partner + token.text not in ("()", "[]"):
                 raise ParseError(text, token.position, f"no bracket is open that {token.text!r} closes")
         if token.kind != "newline" or not opened:
             yield token

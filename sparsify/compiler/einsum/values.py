@@ -3,8 +3,9 @@
 In: an expression, the coordinates of its index variables and tensors. Out: its values, and where they are the
 fill because only unstored entries took part.
 
-An entry is a *fill entry* when the operator gives its value whatever the operands without fill are: all operands
-are fill entries, or one of them annihilates (`0 * ?`). A NaN that meets only fill entries has no effect.
+An entry is a *fill entry* when the operator gives its value whatever the operands without fill are: all
+operands are fill entries, or one of them annihilates (`0 * ?`). A NaN that meets only fill entries has no
+effect.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +53,8 @@ class Grid:
 def evaluate(expr: Expr, coordinates: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> Grid:
     """The values of `expr`; each index variable has an array of coordinates, and they broadcast together.
 
-    An index variable that a reduction binds has its own axis in its coordinates, which the reduction leaves as 1.
+    An index variable that a reduction binds has its own axis in its coordinates, which the reduction leaves
+    as 1.
     """
     match expr:
         case Const(value):
@@ -156,7 +158,7 @@ def annihilated(function: str, position: int, arg: Grid) -> tuple[Array, Array]:
 
 
 def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
-    """A grid reduced along an axis, counted from the end, which keeps the extent 1; axis 0 has a single entry."""
+    """A grid reduced along an axis, counted from the end, which becomes 1; axis 0 has a single entry."""
     entries = grid.values != 0 if monoid in ("or", "and") else _number(grid.values)
     if axis == 0:
         return Grid(entries, grid.is_fill, grid.is_number)

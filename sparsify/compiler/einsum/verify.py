@@ -72,8 +72,8 @@ def _verify_target(statement: Assign, inputs: Collection[str], started: dict[str
     for index in target.indices:
         if not isinstance(index, Index):
             raise EinsumError(
-                f"`{statement}`: the index {index} on the left is not a plain index variable; write the result "
-                f"with plain ones and put the arithmetic on the right"
+                f"`{statement}`: the index {index} on the left is not a plain index variable; "
+                f"write the result with plain ones and put the arithmetic on the right"
             )
     names = [index.name for index in target.indices if isinstance(index, Index)]
     twice = next((i for i in names if names.count(i) > 1), None)
@@ -95,7 +95,7 @@ def _verify_target(statement: Assign, inputs: Collection[str], started: dict[str
 
 
 def _verify_expression(statement: Assign, ranks: Mapping[str, int]) -> None:
-    """The names on the right: tensors assigned before, known functions with as many arguments as they take."""
+    """The names on the right: tensors assigned before, known functions with their number of arguments."""
     for node in walk(statement.value):
         match node:
             case Access(tensor, indices):
@@ -108,9 +108,10 @@ def _verify_expression(statement: Assign, ranks: Mapping[str, int]) -> None:
             case Call(name, args):
                 if name not in FUNCTIONS:
                     raise EinsumError(f"`{statement}`: {name} is not a function{_suggest(name, FUNCTIONS)}")
-                if len(args) != FUNCTIONS[name].arity:
+                arity = FUNCTIONS[name].arity
+                if len(args) != arity:
                     raise EinsumError(
-                        f"`{statement}`: {name} takes {FUNCTIONS[name].arity} arguments, {len(args)} were given"
+                        f"`{statement}`: {name} takes {arity} arguments, {len(args)} were given"
                     )
             case Reduce(monoid, _, _) if monoid not in MONOIDS:
                 raise EinsumError(f"`{statement}`: {monoid} is not a reduction{_suggest(monoid, MONOIDS)}")
@@ -170,8 +171,8 @@ def _verify_extents(program: Program) -> None:
         for mode, (own, other) in enumerate(zip(declared.extents, implied[declared.name], strict=True)):
             if representative.setdefault(other, own) != own:
                 raise ShapeError(
-                    f"mode {mode} of {declared.name} is declared with extent {own}, its accesses need that of "
-                    f"{representative[other]}"
+                    f"mode {mode} of {declared.name} is declared with extent {own}, its accesses need "
+                    f"that of {representative[other]}"
                 )
 
 

@@ -1,9 +1,11 @@
 """The reference interpreter of concrete index notation: it runs the loops, one iteration after the other.
 
-In: `forall i: forall j: y[i] += A[i,j] * x[j]`, A with the mask of its stored entries, x. Out: y and its mask.
+In: `forall i: forall j: y[i] += A[i,j] * x[j]`, A with the mask of its stored entries, x. Out: y and its
+mask.
 
-It shows that a schedule has not changed a result: loops run in the order of the notation, temporaries live as long
-as their `let`, position loops visit stored entries alone, and iterations outside the extents are skipped.
+It shows that a schedule has not changed a result: loops run in the order of the notation, temporaries live as
+long as their `let`, position loops visit stored entries alone, and iterations outside the extents are
+skipped.
 """
 
 from collections.abc import Iterator, Mapping
@@ -182,9 +184,10 @@ class _Machine:
         """`env` with the entries of the position loops that the loop over `loop` begins."""
         entries = dict(env.entries)
         for relation in self.notation.relations:
-            if isinstance(relation, Position) and relation.position not in entries:
-                if loop in self._leaves(relation.position):
-                    entries[relation.position] = tuple(self._entries(relation, env))
+            if not isinstance(relation, Position) or relation.position in entries:
+                continue
+            if loop in self._leaves(relation.position):
+                entries[relation.position] = tuple(self._entries(relation, env))
         return Environment(env.values, entries)
 
     def _leaves(self, name: str) -> set[str]:
@@ -195,7 +198,7 @@ class _Machine:
         return {name}
 
     def _entries(self, relation: Position, env: Environment) -> Iterator[dict[str, int]]:
-        """The stored coordinates that a position loop visits, as values of index variables, in storage order."""
+        """The entries that a position loop visits, as values of index variables, in storage order."""
         wanted = self._parts(relation.index)
         names = self._names_of_modes(relation.tensor, wanted)
         tensor = self.tensors[relation.tensor]

@@ -6,7 +6,8 @@ In: `forall i: forall j: y[i] += A[i,j] * x[j]`. Out: `Forall("i", Forall("j", A
     member     head ":" body | "(" body ")" | assignment
     head       [kind] "forall" name [policy] ["by positions of" name] ["chunks" number]
              | "let" temporary ("," temporary)* | "if" expression
-    temporary  name ["[" name ("," name)* "]"] ":" dtype "in" scope ["layout (" numbers ")"] ["pattern of" name]
+    temporary  name ["[" name ("," name)* "]"] ":" dtype "in" scope ["layout (" numbers ")"] ["pattern of"
+    name]
 """
 
 import re
@@ -30,8 +31,9 @@ from sparsify.errors import ParseError
 
 NAME = r"[^\W\d]\w*"
 FORALL = re.compile(
-    rf"\s*(?P<kind>parallel |vector |unrolled )?\s*forall\s+(?P<index>{NAME})(?:\s+(?P<policy>dynamic|static))?"
-    rf"(?:\s+by positions of\s+(?P<by>{NAME}))?(?:\s+chunks\s+(?P<chunks>\d+))?\s*:"
+    rf"\s*(?P<kind>parallel |vector |unrolled )?\s*forall\s+(?P<index>{NAME})"
+    rf"(?:\s+(?P<policy>dynamic|static))?(?:\s+by positions of\s+(?P<by>{NAME}))?"
+    rf"(?:\s+chunks\s+(?P<chunks>\d+))?\s*:"
 )
 TEMPORARY = re.compile(
     rf"\s*(?P<name>{NAME})(?:\[(?P<indices>[^\]]*)\])?\s*:\s*(?P<dtype>\w+)\s+in\s+(?P<scope>\w+)"

@@ -31,8 +31,9 @@ def verify(notation: Notation) -> None:
     """Raises unless `notation` is well formed.
 
     Raises:
-        ScheduleError: an index variable without a loop or with two, a temporary out of its scope, relations in a
-            circle, a parallel loop whose iterations write the same entry, an unrolled loop without a constant extent.
+        ScheduleError: an index variable without a loop or with two, a temporary out of its scope, relations
+            in a circle, a parallel loop whose iterations write the same entry, an unrolled loop without a
+            constant extent.
     """
     _verify_relations(notation.relations)
     declared = {d.name for d in notation.declarations}
@@ -191,7 +192,7 @@ def _verify_relations(relations: tuple[Relation, ...]) -> None:
     for relation in relations:
         match relation:
             case Split(index, outer, inner):
-                derived = {outer: (index,), inner: (index,)}
+                derived: dict[str, tuple[str, ...]] = {outer: (index,), inner: (index,)}
             case Fuse(first, second, fused):
                 derived = {fused: (first, second)}
             case Position(index, position):
