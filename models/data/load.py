@@ -1,0 +1,41 @@
+"""Data sets by name.
+
+In: `load("cora", "/data")`. Out: a `Graph`, or a `DataError` that says where it looked.
+"""
+
+from pathlib import Path
+
+from sparsify.errors import DataError
+
+from .arxiv import arxiv
+from .graph import Graph
+from .planetoid import planetoid
+from .synthetic import synthetic
+
+NAMES = ("synthetic", "cora", "citeseer", "pubmed", "ogbn-arxiv")
+
+
+def load(name: str = "synthetic", data_root: str | Path | None = None, seed: int = 0) -> Graph:
+    """The graph called `name`.
+
+    Args:
+        name: one of `NAMES`.
+        data_root: the folder where real data lies; it is only read.
+        seed: of `synthetic`, and of features made from the graph.
+
+    Raises:
+        DataError: the name is unknown, or the files are neither there nor to be had.
+    """
+    root = None if data_root is None else Path(data_root).expanduser()
+    if root is not None and not root.is_dir():
+        raise DataError(
+            f"the data root {root} is no folder", "--data-root names the folder that holds the data sets"
+        )
+    match name.lower().replace("_", "-"):
+        case "synthetic":
+            return synthetic(seed=seed)
+        case "cora" | "citeseer" | "pubmed" as known:
+            return planetoid(known, root)
+        case "ogbn-arxiv" | "arxiv":
+            return arxiv(root, seed)
+    raise DataError(f"there is no data set {name!r}", f"one of {', '.join(NAMES)}")

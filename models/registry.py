@@ -1,0 +1,103 @@
+"""Models by name.
+
+In: `find("gcn")`. Out: its factory, default recipe and inputs. Listing names imports neither torch nor a model.
+"""
+
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal
+
+from sparsify.errors import SparsifyError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+GRAPHS = ("synthetic", "cora", "citeseer", "pubmed", "ogbn-arxiv")
+Factory = Callable[..., "nn.Module"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A registered model.
+
+    Attributes:
+        name: how `sparsify run` calls it.
+        factory: makes the model from (features, classes, ...); or `"module:attribute"`, imported when it is needed.
+        recipe: the recipe that is used when none is given.
+        datasets: what it can run on; the first is the default.
+        inputs: what its forward takes after the features, an edge_index or a normalised adjacency.
+    """
+
+    name: str
+    factory: Factory | str
+    recipe: str
+    datasets: tuple[str, ...] = GRAPHS
+    inputs: Literal["edge_index", "adjacency"] = "edge_index"
+
+    def load(self) -> Factory:
+        """The factory itself.
+
+        Raises:
+            SparsifyError: the package that the model is built with is not installed.
+        """
+        if not isinstance(self.factory, str):
+            return self.factory
+        module, _, attribute = self.factory.partition(":")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch-geometric uses parts of torch that are to go
+                found: Factory = getattr(importlib.import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            raise SparsifyError(
+                f"{self.name} needs {error.name}, which is not installed", "pip install 'sparsify-fx[graph]'"
+            ) from error
+        return found
+
+    def arguments(self) -> dict[str, Any]:
+        """The factory's own arguments and their defaults, the sizes that the data give left out."""
+        parameters = inspect.signature(self.load()).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+    def build(self, features: int, classes: int, arguments: Mapping[str, Any], seed: int = 0) -> "nn.Module":
+        """A new model with weights drawn from `seed`; the state of torch's generator stays as it was."""
+        import torch
+
+        factory = self.load()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return factory(features, classes, **arguments)
+
+
+MODELS: dict[str, Entry] = {}
+
+
+def register(entry: Entry) -> Entry:
+    """Makes a model known to `sparsify run`; a name is given once."""
+    if entry.name in MODELS:
+        raise SparsifyError(f"the model {entry.name!r} is registered already", "choose another name")
+    MODELS[entry.name] = entry
+    return entry
+
+
+def find(name: str) -> Entry:
+    """The model called `name`.
+
+    >>> find("gcn").recipe
+    'gcn'
+    """
+    if name in MODELS:
+        return MODELS[name]
+    near = get_close_matches(name, MODELS, n=1)
+    raise SparsifyError(
+        f"there is no model {name!r}", f"did you mean {near[0]}?" if near else f"one of {', '.join(MODELS)}"
+    )
+
+
+register(Entry("gcn", f"{__package__}.gcn:GCN", recipe="gcn"))
+register(Entry("gcn-matmul", f"{__package__}.gcn_matmul:MatmulGCN", recipe="gcn", inputs="adjacency"))
+register(Entry("sage", f"{__package__}.sage:SAGE", recipe="sage"))
+register(Entry("gin", f"{__package__}.gin:GIN", recipe="gin"))
