@@ -128,8 +128,9 @@ def _of_call(function: str, args: list[Sparsity]) -> Sparsity:
         return DENSE
     sparse = [arg for arg in args if arg.fill is not None and not arg.is_number]
     if function == "where":
-        deciding = args[:1] if args[0] in sparse else sparse
-        union = False
+        chosen = args[1] if args[0].fill else args[2]
+        deciding = [arg for arg in (args[0], chosen) if arg in sparse]
+        union = True
     else:
         hits = [arg for n, arg in enumerate(args) if bool(annihilated(function, n, arg.grid())[0])]
         deciding, union = (hits, False) if hits else (sparse, True)

@@ -275,7 +275,7 @@ class _Reader:
         place = self.place
         while self.tokens[place].kind == "name" and self.tokens[place + 1].text == ",":
             name = self.tokens[place].text
-            if name in self.bound or name not in self.indices or name in names:
+            if name not in self.indices or name in names or (monoid in FUNCTIONS and name in self.bound):
                 break
             names.append(name)
             place += 2

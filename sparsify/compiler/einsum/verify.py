@@ -53,8 +53,12 @@ def verify_statements(
     """Raises unless `statements` are well formed over `inputs`, names with their ranks."""
     ranks = dict(inputs)
     started: dict[str, str | None] = {}
+    read: set[str] = set()
     for statement in statements:
         _verify_target(statement, inputs, started)
+        if statement.target.tensor in read:
+            raise EinsumError(f"`{statement}`: {statement.target.tensor} is read before; complete it first")
+        read |= {node.tensor for node in walk(statement.value) if isinstance(node, Access)}
         _verify_expression(statement, ranks)
         _verify_indices(statement)
         target = statement.target
