@@ -66,7 +66,14 @@ def needs_only_result(function: str) -> bool:
 
 
 def times(gradient: Expr, slope: Expr) -> Expr:
-    """`gradient * slope`, with the choices of `where` outside, so that no infinity meets a zero slope."""
+    """`gradient * slope`, with the choices of `where` outside, so that nothing infinite meets a zero."""
+    match gradient:
+        case Const(0):
+            return ZERO
+        case Call("where", (condition, yes, Const(0))):
+            return Call("where", (condition, times(yes, slope), ZERO))
+        case Call("where", (condition, Const(0), no)):
+            return Call("where", (condition, ZERO, times(no, slope)))
     match slope:
         case Const(0):
             return ZERO

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparsify.compiler.einsum.adjoint_program import assemble
-from sparsify.compiler.einsum.adjoint_rules import ONE, ZERO, chosen, equals, product_slope, pull_back
+from sparsify.compiler.einsum.adjoint_rules import ONE, ZERO, chosen, equals, product_slope, pull_back, times
 from sparsify.compiler.einsum.flatten import Flat, flatten
 from sparsify.compiler.einsum.nodes import (
     Access,
@@ -124,7 +124,7 @@ class _Reverse:
             if monoid in ("min", "max"):
                 gradient = chosen(equals(flat.body, flat.target), gradient)
             elif monoid == "prod":
-                gradient = Call("mul", (gradient, self._slope_of_product(flat)))
+                gradient = times(gradient, self._slope_of_product(flat))
             elif monoid not in (None, "sum"):
                 continue
             result = flat.target if monoid is None else None

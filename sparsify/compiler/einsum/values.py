@@ -10,6 +10,7 @@ effect.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from math import inf
 from typing import Any
 
@@ -168,7 +169,7 @@ def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
     if extent == 0:
         shape[axis] = 1
         return Grid(np.full(shape, MONOIDS[monoid].neutral), np.zeros(shape, dtype=bool))
-    result = np.asarray(REDUCERS[monoid](values, axis=axis, keepdims=True))
+    result = _fold(monoid, values, axis)
     all_fill = np.all(is_fill, axis=axis, keepdims=True)
     hit, decided = annihilated(MONOIDS[monoid].combine, 0, Grid(values, is_fill))
     ends = np.any(hit, axis=axis, keepdims=True)
@@ -176,6 +177,15 @@ def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
         np.broadcast_to(decided, shape), np.argmax(hit, axis=axis, keepdims=True), axis
     )
     return Grid(np.where(ends, first, result), all_fill | ends, grid.is_number)
+
+
+def _fold(monoid: str, values: Array, axis: int) -> Array:
+    """Values combined along an axis, which becomes 1."""
+    if monoid in REDUCERS:
+        return np.asarray(REDUCERS[monoid](values, axis=axis, keepdims=True))
+    combine = FUNCTIONS[MONOIDS[monoid].combine].evaluate
+    folded = reduce(combine, np.split(values, values.shape[axis], axis=axis))
+    return np.asarray(folded)
 
 
 def choose(condition: Grid, yes: Grid, no: Grid) -> Grid:
