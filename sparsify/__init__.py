@@ -1,0 +1,67 @@
+"""A compiler for sparse tensors in PyTorch models, steered by recipes.
+
+In: `sparsify.einsum("ij,jk->ik", A, B)`, `sparsify.apply(model, "gcn")`. Out: a tensor, a `SparseModule`.
+Names are imported when they are first used, so that `import sparsify` needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparsify.api import apply, einsum, evaluate, explain, tensor
+    from sparsify.compiler.schedule.directives import Schedule
+    from sparsify.errors import SparsifyError
+    from sparsify.passes.sparse_module import SparseModule
+    from sparsify.recipe import Recipe
+    from sparsify.report import Report
+    from sparsify.storage.format import Format
+    from sparsify.storage.pattern import Pattern
+    from sparsify.storage.tensor import SparseTensor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "apply",
+    "einsum",
+    "evaluate",
+    "tensor",
+    "explain",
+    "Format",
+    "Pattern",
+    "SparseTensor",
+    "Schedule",
+    "Recipe",
+    "Report",
+    "SparseModule",
+    "SparsifyError",
+]
+
+_MODULES = {
+    "apply": "sparsify.api",
+    "einsum": "sparsify.api",
+    "evaluate": "sparsify.api",
+    "tensor": "sparsify.api",
+    "explain": "sparsify.api",
+    "Format": "sparsify.storage.format",
+    "Pattern": "sparsify.storage.pattern",
+    "SparseTensor": "sparsify.storage.tensor",
+    "Schedule": "sparsify.compiler.schedule.directives",
+    "Recipe": "sparsify.recipe",
+    "Report": "sparsify.report",
+    "SparseModule": "sparsify.passes.sparse_module",
+    "SparsifyError": "sparsify.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public name, from the module that has it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'sparsify' has no attribute {name!r}")
+    found = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """What is there, the names not imported yet included."""
+    return sorted({*globals(), *__all__})
