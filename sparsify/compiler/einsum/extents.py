@@ -82,7 +82,7 @@ def bind_extents(
         EinsumError: nothing gives an index variable an extent.
     """
     extents: dict[str, int] = dict(sizes or {})
-    source = {name: "sizes" for name in extents}
+    source = dict.fromkeys(extents, "sizes")
     known: dict[str, tuple[int, ...]] = {name: tuple(shape) for name, shape in shapes.items()}
     for statement in statements:
         for access in accesses((statement,)):

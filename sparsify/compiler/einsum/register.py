@@ -46,7 +46,7 @@ def register_function(name: str, body: str, args: Sequence[str] = ("x",)) -> Fun
     return FUNCTIONS[name]
 
 
-def register_monoid(name: str, combine: str, identity: float | int | bool) -> Monoid:
+def register_monoid(name: str, combine: str, identity: float | bool) -> Monoid:
     """Adds a reduction `name(k, ...)` and the assignment `name=`.
 
     Args:

@@ -143,11 +143,11 @@ def _as_numbers(name: str, values: list[float | int | bool]) -> list[float | int
     return [value if isinstance(value, bool) else float(value) for value in values]
 
 
-def _is(value: float | int | bool, number: int) -> bool:
+def _is(value: float | bool, number: int) -> bool:
     """Whether a constant is this number, and not a truth value."""
     return not isinstance(value, bool) and value == number
 
 
-def _is_zero(value: float | int | bool, sign: int) -> bool:
+def _is_zero(value: float | bool, sign: int) -> bool:
     """Whether a constant is the zero of this sign; the integer 0 is the positive one."""
     return _is(value, 0) and copysign(1.0, value) == sign

@@ -54,7 +54,11 @@ class _Verifier:
 
     def __init__(self, notation: Notation) -> None:
         self.notation = notation
-        self.declared = {d.name for d in notation.declarations}
+        self.tensors = {
+            d.name: len(d.extents)
+            for d in notation.declarations
+            if d.name in notation.inputs or d.name in notation.outputs
+        }
         self.temporaries: dict[str, tuple[Temporary, int]] = {}
 
     def visit(self, statement: Statement | Assign, loops: tuple[Forall, ...]) -> None:
@@ -70,7 +74,7 @@ class _Verifier:
                 self.visit(body, loops)
             case Let(temporaries, body):
                 for temporary in temporaries:
-                    if temporary.name in self.declared or temporary.name in self.temporaries:
+                    if temporary.name in self.tensors or temporary.name in self.temporaries:
                         raise ScheduleError(
                             f"`{temporary}` takes a name that is in use", "give it another name"
                         )
@@ -125,8 +129,9 @@ class _Verifier:
                 raise ScheduleError(
                     f"no loop gives {name} of `{statement}`", "add it to the order of the loops"
                 )
-        ranks = {d.name: len(d.extents) for d in self.notation.declarations}
-        ranks |= {name: len(temporary.indices) for name, (temporary, _) in self.temporaries.items()}
+        ranks = self.tensors | {
+            name: len(temporary.indices) for name, (temporary, _) in self.temporaries.items()
+        }
         for part in walk(node):
             if isinstance(part, Access):
                 if part.tensor not in ranks:
@@ -203,9 +208,9 @@ def _verify_relations(relations: tuple[Relation, ...]) -> None:
             if name in parents:
                 raise ScheduleError(f"`{relation}` makes {name} a second time", "use a name for each loop")
             parents[name] = sources
-    for name in parents:
+    for name, sources in parents.items():
         seen: set[str] = set()
-        ahead = list(parents[name])
+        ahead = list(sources)
         while ahead:
             source = ahead.pop()
             if source == name:

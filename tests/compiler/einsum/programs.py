@@ -18,7 +18,7 @@ def operand(format: str, dtype: str = "float64", **fields: object) -> Operand:
     return Operand(Format(format), dtype, **fields)  # type: ignore[arg-type]
 
 
-VECTOR, MATRIX, CUBE = operand("dense"), operand("dense, dense"), operand("dense, dense, dense")
+VECTOR, MATRIX, CUBE = (operand("dense"), operand("dense, dense"), operand("dense, dense, dense"))
 SCALAR = operand("scalar")
 CSR, CSC, DCSR, COO = operand("csr"), operand("csc"), operand("dcsr"), operand("coo")
 
@@ -64,6 +64,8 @@ def random_expression(rng: np.random.Generator, depth: int, bound: tuple[str, ..
         monoid = str(rng.choice(["sum", "prod", "min", "max", "or", "and"]))
         return Reduce(monoid, (name,), random_expression(rng, depth - 1, (*bound, name)))
     names = [name for name in FUNCTIONS if not FUNCTIONS[name].body]
-    name = str(rng.choice(["add", "sub", "mul", "div", "pow", "neg", "eq", "lt"] if rng.random() < 0.7 else names))
+    name = str(
+        rng.choice(["add", "sub", "mul", "div", "pow", "neg", "eq", "lt"] if rng.random() < 0.7 else names)
+    )
     args = tuple(random_expression(rng, depth - 1, bound) for _ in range(FUNCTIONS[name].arity))
     return Call(name, args)

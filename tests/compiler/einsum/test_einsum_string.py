@@ -35,8 +35,12 @@ def test_as_torch(text, shapes):
     rng = np.random.default_rng(0)
     assign = read_subscripts(text, shapes, names=[f"X{n}" for n in range(len(shapes))])
     arrays = {f"X{n}": rng.standard_normal(shape) for n, shape in enumerate(shapes)}
-    formats = {name: operand("dense", "float64") if a.ndim == 1 else operand(", ".join(["dense"] * a.ndim) or "scalar")
-               for name, a in arrays.items()}
+    formats = {
+        name: operand("dense", "float64")
+        if a.ndim == 1
+        else operand(", ".join(["dense"] * a.ndim) or "scalar")
+        for name, a in arrays.items()
+    }
     result = interpret(declare((assign,), formats), arrays)[assign.target.tensor][0]
     expected = torch.einsum(text, *map(torch.as_tensor, arrays.values())).numpy()
     assert result.shape == expected.shape

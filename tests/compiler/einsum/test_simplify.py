@@ -68,4 +68,6 @@ def test_values_stay(seed):
     with np.errstate(all="ignore"):
         before = evaluate(expr, coordinates, tensors).values
         after = evaluate(simplify(expr), coordinates, tensors).values
-    np.testing.assert_array_equal(*np.broadcast_arrays(before * 1.0, after * 1.0), err_msg=f"seed {seed}: {expr}")
+    np.testing.assert_array_equal(
+        *np.broadcast_arrays(before * 1.0, after * 1.0), err_msg=f"seed {seed}: {expr}"
+    )

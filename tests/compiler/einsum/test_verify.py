@@ -49,7 +49,12 @@ def test_good_programs_pass():
 @pytest.mark.parametrize(
     "text, shapes, error, message",
     [
-        ("y[i] = A[i,j] * x[j]", {"A": (2, 3), "x": (4,)}, ShapeError, r"j has extent 3 in A\[i,j\] and 4 in x\[j\]"),
+        (
+            "y[i] = A[i,j] * x[j]",
+            {"A": (2, 3), "x": (4,)},
+            ShapeError,
+            r"j has extent 3 in A\[i,j\] and 4 in x\[j\]",
+        ),
         ("y[i] = A[i,5]", {"A": (2, 3)}, ShapeError, "index 5 is outside mode 1"),
         ("y[i] = A[i,-1]", {"A": (2, 3)}, ShapeError, "index -1 is outside mode 1"),
         ("y[h] = x[2*h]", {"x": (3,)}, EinsumError, r"pass sizes=\{'h': ...\}"),
