@@ -30,7 +30,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("text, shapes", CASES, ids=[text for text, _ in CASES])
+@pytest.mark.parametrize(("text", "shapes"), CASES, ids=[text for text, _ in CASES])
 def test_as_torch(text, shapes):
     rng = np.random.default_rng(0)
     assign = read_subscripts(text, shapes, names=[f"X{n}" for n in range(len(shapes))])
@@ -53,7 +53,7 @@ def test_names():
 
 
 @pytest.mark.parametrize(
-    "text, shapes, error, message",
+    ("text", "shapes", "error", "message"),
     [
         ("ij,jk->il", [(2, 3), (3, 4)], EinsumError, "l of the result is in no operand"),
         ("ij->ii", [(2, 3)], EinsumError, "i occurs 2 times in the result"),

@@ -93,7 +93,7 @@ def check(prog: Program, wrt: Sequence[str], inputs: dict) -> Program:
 
 
 @pytest.mark.parametrize(
-    "text, operands", CASES, ids=[text.split("\n")[0] or "attention" for text, _ in CASES]
+    ("text", "operands"), CASES, ids=[text.split("\n")[0] or "attention" for text, _ in CASES]
 )
 def test_first_and_second_derivatives(text, operands):
     prog = program(text, sizes={"h": 3} if "[h]" in text else None, **operands)

@@ -15,7 +15,7 @@ SAME = operand("csr", pattern_of="A")
 
 
 @pytest.mark.parametrize(
-    "text, operands, format, fill, pattern_of",
+    ("text", "operands", "format", "fill", "pattern_of"),
     [
         ("y[i] = A[i,j] * x[j]", {"A": CSR, "x": VECTOR}, "dense", 0, None),
         ("y[i] = A[i,j] * x[j]", {"A": DCSR, "x": VECTOR}, "dense", 0, None),
@@ -75,7 +75,7 @@ def test_index_dtypes_follow_the_operands():
 
 
 @pytest.mark.parametrize(
-    "text, dtypes, result",
+    ("text", "dtypes", "result"),
     [
         ("y[i] = x[i] + z[i]", ("float32", "float64"), "float64"),
         ("y[i] = x[i] * 2.5", ("float32",), "float32"),

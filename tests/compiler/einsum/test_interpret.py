@@ -66,7 +66,7 @@ def test_reductions_see_unstored_entries():
 
 
 @pytest.mark.parametrize(
-    "text, stored",
+    ("text", "stored"),
     [
         ("Y[i,j] = A[i,j] * x[j]", "A"),
         ("Y[i,j] = A[i,j] + B[i,j]", "A or B"),
@@ -110,7 +110,7 @@ def test_index_variables_are_values_and_slices_select():
     np.testing.assert_allclose(results["z"][0], a[0] + a[2])
 
 
-@pytest.mark.parametrize("rows, columns", [(0, 4), (3, 0), (1, 1), (0, 0)])
+@pytest.mark.parametrize(("rows", "columns"), [(0, 4), (3, 0), (1, 1), (0, 0)])
 def test_small_extents(rows, columns):
     prog = program("y[i] = A[i,j] * x[j]\nm[i] min= A[i,j]\nb[i] |= A[i,j] > 0", A=CSR, x=VECTOR)
     a = np.ones((rows, columns))

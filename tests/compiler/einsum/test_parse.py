@@ -35,12 +35,12 @@ SUMS = [
 ]
 
 
-@pytest.mark.parametrize("text, explicit", SUMS, ids=[text for text, _ in SUMS])
+@pytest.mark.parametrize(("text", "explicit"), SUMS, ids=[text for text, _ in SUMS])
 def test_sums_become_explicit(text, explicit):
     assert [str(assign) for assign in parse(text)] == [explicit]
 
 
-@pytest.mark.parametrize("_, explicit", SUMS, ids=[text for text, _ in SUMS])
+@pytest.mark.parametrize(("_", "explicit"), SUMS, ids=[text for text, _ in SUMS])
 def test_explicit_sums_stay(_, explicit):
     assert str(parse(explicit)[0]) == explicit
 
@@ -75,7 +75,7 @@ def test_sizes_name_index_variables():
 
 
 @pytest.mark.parametrize(
-    "text, canonical",
+    ("text", "canonical"),
     [
         ("-a ** b", "-a ** b"),
         ("(-a) ** b", "(-a) ** b"),
@@ -110,7 +110,7 @@ def test_printed_expressions_read_back(seed):
 
 
 @pytest.mark.parametrize(
-    "text, position, message",
+    ("text", "position", "message"),
     [
         ("y[i] = A[i,j", 8, "never closed"),
         ("y[i] = x[i] $ 2", 12, "not part of index notation"),

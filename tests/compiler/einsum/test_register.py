@@ -52,7 +52,7 @@ def test_a_monoid_reduces_and_assigns():
 
 
 @pytest.mark.parametrize(
-    "name, body, args, error, message",
+    ("name", "body", "args", "error", "message"),
     [
         ("exp", "x", ("x",), EinsumError, "is taken"),
         ("2x", "x", ("x",), EinsumError, "not a name"),

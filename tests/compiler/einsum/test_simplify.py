@@ -13,7 +13,7 @@ NAMES = ("i", "j", "k")
 
 
 @pytest.mark.parametrize(
-    "before, after",
+    ("before", "after"),
     [
         ("1 * x[i]", "x[i]"),
         ("x[i] / 1", "x[i]"),

@@ -13,7 +13,7 @@ RANKS = {"A": 2, "B": 2, "x": 1, "s": 0}
 
 
 @pytest.mark.parametrize(
-    "text, error, message",
+    ("text", "error", "message"),
     [
         ("y[i] = A[i,j,k] * x[j] * x[k]", ShapeError, r"A\[i,j,k\] has 3 indices and A has 2 modes"),
         ("y[i] = C[i,j] * x[j]", EinsumError, "C has no value here"),
@@ -47,7 +47,7 @@ def test_good_programs_pass():
 
 
 @pytest.mark.parametrize(
-    "text, shapes, error, message",
+    ("text", "shapes", "error", "message"),
     [
         (
             "y[i] = A[i,j] * x[j]",

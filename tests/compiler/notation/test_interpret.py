@@ -73,7 +73,7 @@ LAYER_SCHEDULES = [
 
 
 @pytest.mark.parametrize(
-    "text, relations", LAYER_SCHEDULES, ids=["rows", "tiles", "positions", "registers", "fused"]
+    ("text", "relations"), LAYER_SCHEDULES, ids=["rows", "tiles", "positions", "registers", "fused"]
 )
 def test_schedules_of_a_graph_layer(text, relations):
     _, notation, inputs, expected = setting(LAYER, 0, A="csr", T="dense, dense", b="dense")
@@ -82,7 +82,7 @@ def test_schedules_of_a_graph_layer(text, relations):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
-    "text, formats",
+    ("text", "formats"),
     [
         (LAYER, {"A": "csr", "T": "dense, dense", "b": "dense"}),
         (LAYER, {"A": "coo", "T": "dense, dense", "b": "dense"}),

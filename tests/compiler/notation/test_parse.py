@@ -71,7 +71,7 @@ def test_indented_text():
 
 
 @pytest.mark.parametrize(
-    "relation, text",
+    ("relation", "text"),
     [
         (Split("k", "ko", "ki", 64), "split k ko ki 64"),
         (Split("k", "ko", "ki", 64, (32, 16, 8)), "split k ko ki 64 tail 32 16 8"),
@@ -85,7 +85,7 @@ def test_relations(relation, text):
 
 
 @pytest.mark.parametrize(
-    "text, position, message",
+    ("text", "position", "message"),
     [
         ("forall i: y[i] = ", 17, "expected"),
         ("forall i: (y[i] = 0", 19, r"'\)' expected"),

@@ -24,13 +24,13 @@ def notation():
     return setting(LAYER, 0, A="csr", T="dense, dense", b="dense")[1]
 
 
-@pytest.mark.parametrize("text, relations", LAYER_SCHEDULES)
+@pytest.mark.parametrize(("text", "relations"), LAYER_SCHEDULES)
 def test_good_schedules_pass(notation, text, relations):
     verify(replace(notation, body=parse_notation(text), relations=relations))
 
 
 @pytest.mark.parametrize(
-    "text, relations, message",
+    ("text", "relations", "message"),
     [
         (racing("parallel forall j: forall i: forall k:"), (), "parallel loop over j write the same entries"),
         (
