@@ -15,7 +15,7 @@ from sparsify.errors import CacheError
 
 
 def folder(purpose: str) -> Path:
-    """The folder for `purpose`, made if need be; in the temporary directory where the cache cannot be written.
+    """The folder for `purpose`, made if need be; in the temporary directory where that fails.
 
     Raises:
         CacheError: neither can be written.
@@ -44,3 +44,15 @@ def is_usable(path: Path) -> bool:
         return not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()
     except OSError:
         return False
+
+
+def keep(file: Path, content: bytes) -> Path:
+    """Writes `content` to `file` and returns that; readers find the old file or the new, never half."""
+    handle, part = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        Path(part).replace(file)
+    finally:
+        Path(part).unlink(missing_ok=True)
+    return file

@@ -5,8 +5,6 @@ In: what determines a training. Out: a safetensors file that a second run finds;
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,16 +13,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from sparsify.models import cache
+from sparsify.models.train import Training
 from torch import nn
-
-from . import cache
-from .train import Training
 
 LAYOUT = 1
 
 
 def path(model: str, dataset: str, determinants: Mapping[str, Any]) -> Path:
-    """The file for weights of `model` on `dataset`; any other value among `determinants` gives another file."""
+    """The file for weights of `model` on `dataset`; other `determinants` give another file."""
     text = json.dumps([LAYOUT, model, dataset, determinants], sort_keys=True, default=str)
     key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return cache.folder("checkpoints") / f"{model}-{dataset}-{key}.safetensors"
@@ -33,14 +30,7 @@ def path(model: str, dataset: str, determinants: Mapping[str, Any]) -> Path:
 def write(file: Path, model: nn.Module, training: Training) -> None:
     """Keeps the weights of `model` and how they were trained; a reader never sees half a file."""
     tensors = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
-    content = save(tensors, metadata={"training": json.dumps(asdict(training))})
-    handle, part = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.replace(part, file)
-    finally:
-        Path(part).unlink(missing_ok=True)
+    cache.keep(file, save(tensors, metadata={"training": json.dumps(asdict(training))}))
 
 
 def read(file: Path, model: nn.Module) -> Training | None:
@@ -49,7 +39,8 @@ def read(file: Path, model: nn.Module) -> Training | None:
         return None
     try:
         with safe_open(file, framework="pt") as stored:
-            tensors: dict[str, torch.Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}
+            names = stored.keys()
+            tensors: dict[str, torch.Tensor] = {name: stored.get_tensor(name) for name in names}
             training = Training(**json.loads((stored.metadata() or {})["training"]))
         model.load_state_dict(tensors)
     except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError):

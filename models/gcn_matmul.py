@@ -39,4 +39,5 @@ class MatmulGCN(nn.Module):
         x = F.dropout(x, self.dropout, training=self.training)
         x = F.relu(self.conv1(x, adj))
         x = F.dropout(x, self.dropout, training=self.training)
-        return self.conv2(x, adj)
+        out: Tensor = self.conv2(x, adj)
+        return out

@@ -26,7 +26,8 @@ class GIN(nn.Module):
         x = F.relu(self.conv1(x, edge_index))
         x = F.relu(self.conv2(x, edge_index))
         x = F.dropout(x, self.dropout, training=self.training)
-        return self.out(x)
+        out: Tensor = self.out(x)
+        return out
 
 
 def perceptron(features: int, hidden: int) -> nn.Sequential:

@@ -6,10 +6,9 @@ In: a `Graph` and a registered model. Out: `(x, edge_index)`, or `(x, adj)` with
 import warnings
 
 import torch
+from sparsify.models.data import Graph
+from sparsify.models.registry import Entry
 from torch import Tensor
-
-from .data import Graph
-from .registry import Entry
 
 
 def example_inputs(entry: Entry, graph: Graph) -> tuple[Tensor, ...]:

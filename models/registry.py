@@ -1,6 +1,6 @@
 """Models by name.
 
-In: `find("gcn")`. Out: its factory, default recipe and inputs. Listing names imports neither torch nor a model.
+In: `find("gcn")`. Out: its factory, default recipe and inputs. Listing names imports no torch.
 """
 
 import importlib
@@ -26,7 +26,7 @@ class Entry:
 
     Attributes:
         name: how `sparsify run` calls it.
-        factory: makes the model from (features, classes, ...); or `"module:attribute"`, imported when it is needed.
+        factory: makes the model from (features, classes, ...); or `"module:attribute"` to import later.
         recipe: the recipe that is used when none is given.
         datasets: what it can run on; the first is the default.
         inputs: what its forward takes after the features, an edge_index or a normalised adjacency.

@@ -25,4 +25,5 @@ class SAGE(nn.Module):
         x = F.dropout(x, self.dropout, training=self.training)
         x = F.relu(self.conv1(x, edge_index))
         x = F.dropout(x, self.dropout, training=self.training)
-        return self.conv2(x, edge_index)
+        out: Tensor = self.conv2(x, edge_index)
+        return out

@@ -1,6 +1,6 @@
 """Training of a dense model on a graph.
 
-In: a new model and a `Graph`. Out: the same model with the weights of its best validation, and how it got there.
+In: a new model and a `Graph`. Out: the model with the weights of its best validation, and how it went.
 """
 
 import sys
@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from sparsify.models.data import Graph
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from .data import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How a training went: epochs run, seconds taken, accuracy on validation nodes, and a note on shortened ones."""
+    """How a training went: epochs, seconds, accuracy on validation nodes; a note when it was shortened."""
 
     epochs: int
     seconds: float
@@ -117,7 +116,8 @@ def step(model: nn.Module, inputs: Sequence[Tensor], graph: Graph, optimizer: to
     """One step of the optimizer on the training nodes."""
     model.train()
     optimizer.zero_grad()
-    F.cross_entropy(model(*inputs)[graph.train], graph.y[graph.train]).backward()
+    loss = F.cross_entropy(model(*inputs)[graph.train], graph.y[graph.train])
+    torch.autograd.backward(loss)
     optimizer.step()
 
 

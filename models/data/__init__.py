@@ -1,6 +1,6 @@
 """Graphs for node classification: one made from a seed, four real ones."""
 
-from .graph import Graph
-from .load import NAMES, load
+from sparsify.models.data.graph import Graph
+from sparsify.models.data.load import NAMES, load
 
 __all__ = ["NAMES", "Graph", "load"]

@@ -1,7 +1,7 @@
 """ogbn-arxiv: citations among arXiv papers on computer science.
 
-In: `arxiv(Path("/data"))`, where `/data/ogbn_arxiv/raw/` holds `adj_full.npz` (scipy CSR) or OGB's own `edge.csv.gz`,
-`node-label.csv.gz`, `node_year.csv.gz` and perhaps `node-feat.csv.gz`. Out: a `Graph` split by year.
+In: `arxiv(Path("/data"))`, where `/data/ogbn_arxiv/raw/` holds `node-label.csv.gz`, `node_year.csv.gz`,
+`adj_full.npz` (scipy CSR) or OGB's own `edge.csv.gz`, and perhaps `node-feat.csv.gz`. Out: a `Graph`.
 
 Source: Hu et al., Open Graph Benchmark: datasets for machine learning on graphs, NeurIPS 2020.
 """
@@ -12,12 +12,11 @@ import numpy as np
 import scipy.sparse
 import torch
 from numpy.typing import NDArray
+from sparsify.models.data.fastrp import fastrp
+from sparsify.models.data.folders import find
+from sparsify.models.data.graph import Graph
 
 from sparsify.errors import DataError
-
-from .fastrp import fastrp
-from .folders import find
-from .graph import Graph
 
 PLACES = ("ogbn_arxiv", "ogbn-arxiv", "arxiv", "data/ogbn_arxiv", ".")
 LABELS = "raw/node-label.csv.gz"
@@ -39,8 +38,8 @@ def arxiv(root: Path | None = None, seed: int = 0) -> Graph:
     if folder is None:
         raise DataError(
             f"ogbn-arxiv is not here: looked for {PLACES[0]}/{LABELS} under {root or 'no data root'}",
-            "unpack OGB's arxiv.zip (snap.stanford.edu/ogb/data/nodeproppred) and give the folder above by --data-root "
-            "DIR; --dataset synthetic needs no files",
+            "unpack OGB's arxiv.zip (snap.stanford.edu/ogb/data/nodeproppred), give the folder with arxiv/ by "
+            "--data-root DIR; --dataset synthetic needs no files",
         )
     raw = folder / "raw"
     y, year = column(raw / "node-label.csv.gz"), column(raw / "node_year.csv.gz")

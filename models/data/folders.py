@@ -3,15 +3,14 @@
 In: `find(("Planetoid/Cora", "Cora"), root, "raw/ind.cora.x")`. Out: `/data/Planetoid/Cora`, or `None`.
 """
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sparsify.models import cache
+
 
 def find(names: Sequence[str], root: Path, witness: str) -> Path | None:
-    """The first of the folders `names` under `root` that holds the file `witness`, in any spelling of upper and lower case."""
+    """The first of the folders `names` under `root` that holds the file `witness`; letter case is ignored."""
     for name in names:
         place = spelled(root, Path(name).parts)
         if place is not None and (place / witness).is_file():
@@ -37,17 +36,11 @@ def spelled(root: Path, parts: Iterable[str]) -> Path | None:
 
 
 def copy_files(files: Iterable[Path], target: Path) -> Path:
-    """`target`, a folder with copies of `files`; files that are there already stay, half-copied ones never show."""
+    """`target`, a folder with copies of `files`; those there already stay, half a copy never shows."""
     target.mkdir(parents=True, exist_ok=True)
     for file in files:
         place = target / file.name
         if place.exists() and place.stat().st_size == file.stat().st_size:
             continue
-        handle, part = tempfile.mkstemp(dir=target, prefix=f".{file.name}.")
-        os.close(handle)
-        try:
-            shutil.copyfile(file, part)  # not copy2: a read-only mode would be copied too
-            os.replace(part, place)
-        finally:
-            Path(part).unlink(missing_ok=True)
+        cache.keep(place, file.read_bytes())
     return target

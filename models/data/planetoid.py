@@ -1,26 +1,23 @@
 """Cora, CiteSeer and PubMed, the citation graphs of the Planetoid benchmark.
 
-In: `planetoid("cora", Path("/data"))`, where `/data/Planetoid/Cora/raw/ind.cora.*` lie. Out: a `Graph` with row-normalised
-features and the public split. The files are read by torch-geometric from a copy in the cache.
+In: `planetoid("cora", Path("/data"))`, where `/data/Planetoid/Cora/raw/ind.cora.*` lie. Out: a `Graph` with
+row-normalised features and the public split. The files are read by torch-geometric from a copy in the cache.
 
 Source: Yang, Cohen and Salakhutdinov, Revisiting semi-supervised learning with graph embeddings, 2016.
 """
 
 import hashlib
-import os
-import tempfile
 import urllib.request
 import warnings
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from sparsify.models import cache
+from sparsify.models.data.folders import copy_files, find
+from sparsify.models.data.graph import Graph, normalised_rows
 
 from sparsify.errors import DataError
-
-from .. import cache
-from .folders import copy_files, find
-from .graph import Graph, normalised_rows
 
 SPELLING = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
@@ -40,8 +37,8 @@ def planetoid(name: str, root: Path | None = None) -> Graph:
 
     Args:
         name: in lower case.
-        root: the folder that holds `Planetoid/`, or is it; without it, and where it lacks the set, an earlier copy in
-            the cache is used, and otherwise the files are downloaded.
+        root: the folder that holds `Planetoid/`, or is it. Where it is not given or lacks the set, an earlier copy
+            in the cache is used, else the files are downloaded.
 
     Raises:
         DataError: the files are not there and cannot be downloaded, or are not those of the benchmark.
@@ -81,10 +78,7 @@ def download(name: str, raw: Path, looked_in: Path | None) -> None:
                 content = answer.read()
         except OSError as error:
             raise DataError(missing(name, looked_in, raw, error), remedy(name)) from None
-        handle, part = tempfile.mkstemp(dir=raw, prefix=f".{file}.")
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.replace(part, raw / file)
+        cache.keep(raw / file, content)
 
 
 def missing(name: str, looked_in: Path | None, raw: Path, error: OSError) -> str:
@@ -100,8 +94,8 @@ def missing(name: str, looked_in: Path | None, raw: Path, error: OSError) -> str
 def remedy(name: str) -> str:
     """How to get a set."""
     return (
-        f"give the folder that holds Planetoid/{SPELLING[name]}/raw/ by --data-root DIR, or connect to the network; "
-        f"--dataset synthetic needs no files"
+        f"give the folder that holds Planetoid/{SPELLING[name]}/raw/ by --data-root DIR, or connect to the "
+        "network; --dataset synthetic needs no files"
     )
 
 
@@ -110,7 +104,8 @@ def require_genuine(name: str, raw: Path) -> None:
     found = digest(name, raw)
     if found != DIGESTS[name]:
         raise DataError(
-            f"the files {raw}/ind.{name}.* are not those of the benchmark (SHA-256 {found[:16]}, not {DIGESTS[name][:16]})",
+            f"the files {raw}/ind.{name}.* are not those of the benchmark: SHA-256 {found[:16]}, not "
+            f"{DIGESTS[name][:16]}",
             "remove that folder, check the data root, and try again",
         )
 

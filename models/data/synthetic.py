@@ -6,8 +6,7 @@ In: `synthetic(seed=0)`. Out: a `Graph` of about PubMed's size, the same bits on
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from .graph import Graph, normalised_rows
+from sparsify.models.data.graph import Graph, normalised_rows
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -26,9 +25,9 @@ def synthetic(
 ) -> Graph:
     """A degree-corrected stochastic block model whose nodes carry class-dependent bags of words.
 
-    Each end of an edge is drawn with a probability that follows a power law over the nodes, and three of four edges
-    stay inside a class. Every class prefers a tenth of the words. The split is that of the citation graphs: 20 nodes
-    of each class to learn from, 500 to validate, 1000 to test (fewer where the graph is small).
+    Each end of an edge is drawn with a probability that follows a power law over the nodes, and most edges
+    stay inside a class. Every class prefers a tenth of the words. The split is that of the citation graphs:
+    20 nodes of each class to learn from, 500 to validate, 1000 to test (fewer where the graph is small).
 
     Args:
         nodes: n of x [n, features].
@@ -95,7 +94,7 @@ def drawn_pairs(rng: np.random.Generator, y: Integers, propensity: Floats, count
 
 
 def drawn(rng: np.random.Generator, cumulative: Floats, low: Floats, high: Floats) -> Integers:
-    """Positions of `cumulative` [n], each with the probability of its step, between the sums `low` and `high`."""
+    """Positions of `cumulative` [n], as likely as their steps are high, between the sums `low` and `high`."""
     found = np.searchsorted(cumulative, low + rng.random(len(low)) * (high - low), side="right")
     return np.minimum(found, len(cumulative) - 1)
 
@@ -121,7 +120,7 @@ def bags_of_words(rng: np.random.Generator, y: Integers, features: int) -> NDArr
 
 
 def split(rng: np.random.Generator, y: Integers) -> tuple[Integers, Integers, Integers]:
-    """Nodes to train (20 of each class), validate (500) and test (1000); at most half, a tenth and the rest of a small graph."""
+    """Nodes to train (20 of each class), validate (500) and test (1000); fewer of a small graph."""
     order = rng.permutation(len(y))
     most = max(1, len(y) // (2 * (int(y.max()) + 1)))
     train = np.concatenate([order[y[order] == block][: min(20, most)] for block in range(int(y.max()) + 1)])

@@ -1,0 +1,43 @@
+"""Where numbers were measured: processor, threads, versions.
+
+In: nothing. Out: `{"cpu": "AMD EPYC 7B13", "threads": 2, "torch": "2.13.0+cpu", ...}`.
+"""
+
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+INFO = Path("/proc/cpuinfo")
+
+
+def machine() -> dict[str, str | int]:
+    """What a reader needs to know to judge a timing."""
+    return {
+        "cpu": processor(),
+        "vector": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "sparsify": version("sparsify-fx"),
+        "torch-geometric": version("torch-geometric"),
+    }
+
+
+def processor() -> str:
+    """The name of the processor."""
+    if INFO.is_file():
+        for line in INFO.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def version(distribution: str) -> str:
+    """The installed version of a distribution, "" when it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""

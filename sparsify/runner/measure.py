@@ -1,0 +1,87 @@
+"""Time and memory of two contenders in one process.
+
+In: two calls. Out: medians of interleaved runs, and the memory that one call takes on top.
+"""
+
+import ctypes
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Call = Callable[[], Any]
+STATUS = Path("/proc/self/status")
+CLEAR = Path("/proc/self/clear_refs")
+
+
+@dataclass(slots=True)
+class Timing:
+    """The times of one contender, in milliseconds: its first call, and its runs in order."""
+
+    first_ms: float = 0.0
+    runs_ms: list[float] = field(default_factory=list)
+
+    @property
+    def median_ms(self) -> float:
+        """The median run."""
+        return statistics.median(self.runs_ms)
+
+
+def once(call: Call) -> tuple[Any, float]:
+    """What `call` returns, and the milliseconds that it took."""
+    started = time.perf_counter_ns()
+    found = call()
+    return found, (time.perf_counter_ns() - started) / 1e6
+
+
+def interleave(
+    first: Call, second: Call, *, seconds: float = 4.0, least: int = 5, most: int = 50
+) -> list[Timing]:
+    """The timings of both calls, run in turns after one warm call each.
+
+    Args:
+        first: a contender.
+        second: the other.
+        seconds: after which no further turn starts, once `least` turns are done.
+        least: turns at least.
+        most: turns at most.
+    """
+    timings = [Timing(), Timing()]
+    first()
+    second()
+    started = time.perf_counter()
+    for turn in range(most):
+        if turn >= least and time.perf_counter() - started > seconds:
+            break
+        for timing, call in zip(timings, (first, second), strict=True):
+            timing.runs_ms.append(once(call)[1])
+    return timings
+
+
+def peak_bytes(call: Call, repeats: int = 3) -> int | None:
+    """How far one call raises the memory of the process; None where the system cannot tell.
+
+    The least of a few calls: memory that the allocator holds back differs from call to call.
+    """
+    found = [peak for peak in (peak_once(call) for _ in range(repeats)) if peak is not None]
+    return min(found) if len(found) == repeats else None
+
+
+def peak_once(call: Call) -> int | None:
+    """As `peak_bytes`, for one call."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        CLEAR.write_text("5")  # Linux: the highest resident size starts anew
+        before = resident("VmRSS")
+        call()
+        return max(0, resident("VmHWM") - before)
+    except (OSError, AttributeError, KeyError, TypeError):
+        return None
+
+
+def resident(name: str) -> int:
+    """A size in the kernel's account of this process, in bytes."""
+    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
+    return int(lines[name].split()[0]) * 1024

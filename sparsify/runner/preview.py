@@ -1,0 +1,131 @@
+"""What a run would make sparse, without training, compiling or timing anything.
+
+In: a `Request`. Out: a `Preview`: one row for each tensor that a rule selects.
+"""
+
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from typing import Any
+
+from tabulate import tabulate
+from torch import Tensor, fx, nn
+
+from sparsify import options
+from sparsify.api import tensor as sparse_tensor
+from sparsify.models import data, inputs
+from sparsify.models.data import Graph
+from sparsify.passes import PASSES, base, calls
+from sparsify.passes.base import Draft, Mark
+from sparsify.passes.capture import capture, example_tensors
+from sparsify.passes.mark import known_tensor
+from sparsify.report import Report
+from sparsify.runner.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tensor that a rule selects, its size before and after, and the programs that would read it."""
+
+    rule: str
+    tensor: str
+    format: str
+    density: float | None
+    bytes_before: int | None
+    bytes_after: int | None
+    kernels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The rows of a recipe on a model and a graph; prints as a table."""
+
+    model: str
+    recipe: str
+    data: str
+    rows: tuple[Row, ...]
+    report: Report
+
+    def to_dict(self) -> dict[str, Any]:
+        """The preview as plain data, with `"schema": 1`."""
+        rows = [asdict(row) for row in self.rows]
+        about = {"schema": 1, "model": self.model, "recipe": self.recipe, "data": self.data}
+        return {**about, "rows": rows, "rules": self.report.to_dict()["rules"]}
+
+    def __str__(self) -> str:
+        cells = [
+            [
+                row.rule,
+                row.tensor,
+                row.format,
+                "" if row.density is None else f"{row.density:.2e}",
+                size(row.bytes_before),
+                size(row.bytes_after),
+                "\n".join(row.kernels) or "none",
+            ]
+            for row in self.rows
+        ]
+        headers = ["rule", "tensor", "format", "density", "before", "after", "expected kernel"]
+        table = tabulate(cells, headers=headers, tablefmt="simple", disable_numparse=True)
+        notes = [f"{entry.rule}: {entry.note}" for entry in self.report.rules if entry.note]
+        return "\n".join([f"{self.model} with recipe {self.recipe} on {self.data}", table, *notes])
+
+
+def preview(request: Request) -> Preview:
+    """What the request's recipe would make sparse; the model is not trained."""
+    graph = data.load(request.dataset, request.data_root, request.seed)
+    model = request.entry.build(graph.x.shape[1], graph.classes, request.arguments, request.seed).eval()
+    draft = drafted(model, inputs.example_inputs(request.entry, graph), request)
+    rows = []
+    for node in draft.graph.nodes:
+        found = node.meta.get("sparse")
+        if isinstance(found, Mark) and not found.derived:
+            rows.append(row(draft, graph, node, found))
+    return Preview(request.entry.name, request.recipe.name, str(graph), tuple(rows), draft.report)
+
+
+def drafted(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> Draft:
+    """The model's graph after all passes before `emit`."""
+    call = calls.flatten(calls.signature(model), example, {})
+    captured = capture(model, call)
+    examples = dict(zip(call.shape.tensor_names(), example_tensors(call), strict=True))
+    report = Report(type(model).__name__, request.recipe.name)
+    draft = Draft(captured, model, request.recipe, report, options.current(), examples)
+    return base.run(list(takewhile(lambda step: step.__name__ != "emit", PASSES)), draft)
+
+
+def row(draft: Draft, graph: Graph, node: fx.Node, found: Mark) -> Row:
+    """One row, for the node that a rule marked."""
+    stored, before = operand(draft, graph, node, "csr" if found.format == "auto" else found.format)
+    programs = [
+        region.program for region in draft.regions if any(m.mark.rule == found.rule for m in region.matrices)
+    ]
+    texts = dict.fromkeys("; ".join(str(s) for s in program.statements) for program in programs)
+    after = None if stored is None else sum(t.nbytes for t in arrays(stored))
+    density = None if stored is None else float(stored.density)
+    return Row(found.rule, node.name, found.format, density, before, after, tuple(texts))
+
+
+def operand(draft: Draft, graph: Graph, node: fx.Node, form: str) -> tuple[Any, int | None]:
+    """The tensor behind a node as it would be stored, and its bytes now; None where only a run can tell."""
+    known = known_tensor(draft, node)
+    if known is None and node.op not in (
+        "placeholder",
+        "get_attr",
+    ):  # message passing: its operand is the graph
+        edges = graph.edge_index
+        ones = graph.x.new_ones(graph.edges)
+        return sparse_tensor((edges, ones, (graph.nodes, graph.nodes)), format=form), edges.nbytes
+    if known is None or known.dim() != 2:
+        return None, None
+    return sparse_tensor(known, format=form), known.nbytes
+
+
+def arrays(stored: Any) -> list[Tensor]:
+    """The arrays of a sparse tensor."""
+    parts = [*stored.pattern.pos, *stored.pattern.crd, stored.values()]
+    return [part for part in parts if part is not None]
+
+
+def size(value: int | None) -> str:
+    """Bytes in words."""
+    return "" if value is None else f"{value / 2**20:.2f} MiB"

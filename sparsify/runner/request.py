@@ -1,0 +1,126 @@
+"""What a run was asked for, checked and completed before anything is loaded.
+
+In: `resolve("gcn", overrides={"hidden": "64"})`. Out: the model, its recipe, data set and arguments.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from sparsify import recipe as recipes
+from sparsify.errors import SparsifyError
+from sparsify.models import registry
+from sparsify.recipe import Recipe
+from sparsify.recipe.source import nearest, parse_scalar
+
+TRAINING = ("epochs", "lr", "weight_decay", "patience", "validate_every")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A complete request.
+
+    Attributes:
+        entry: the registered model.
+        recipe: what becomes sparse.
+        dataset: the name of the data set.
+        data_root: the folder of real data, None when not given.
+        arguments: of the model's factory.
+        training: of the training, over its defaults.
+        seed: of everything.
+    """
+
+    entry: registry.Entry
+    recipe: Recipe
+    dataset: str
+    data_root: Path | None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+
+def resolve(
+    model: str,
+    *,
+    recipe: str | PathLike[str] | Mapping[str, Any] | Recipe | None = None,
+    dataset: str | None = None,
+    data_root: str | PathLike[str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+) -> Request:
+    """The request with its defaults filled in.
+
+    A key of `overrides` is an argument of the recipe, of the model or of the training, looked for in that order.
+    The data set is the one given, else that of a recipe which was given, else the model's first.
+
+    Raises:
+        SparsifyError: a model, data set or key is not known.
+        RecipeError: the recipe is not valid.
+
+    >>> resolve("gcn", overrides={"hidden": "64"}).arguments["hidden"]
+    64
+    """
+    entry = registry.find(model)
+    loaded = recipes.load(entry.recipe if recipe is None else recipe)
+    keys = {key: parsed(value) for key, value in (overrides or {}).items()}
+    of_recipe = {key: keys.pop(key) for key in list(keys) if key in loaded.args}
+    if of_recipe:
+        loaded = recipes.load(entry.recipe if recipe is None else recipe, **of_recipe)
+    known = entry.arguments()
+    arguments = known | model_arguments(loaded, entry, known)
+    arguments |= {key: keys.pop(key) for key in list(keys) if key in known}
+    training = {key: keys.pop(key) for key in list(keys) if key in TRAINING}
+    require_none(keys, [*loaded.args, *known, *TRAINING])
+    require_types(arguments, known)
+    named = dataset or (loaded.data.name if recipe is not None and loaded.data else entry.datasets[0])
+    if named not in entry.datasets:
+        raise SparsifyError(f"{entry.name} does not run on {named!r}{nearest(named, entry.datasets)}")
+    chosen_seed = seed if seed is not None else loaded.seed or 0
+    root = None if data_root is None else Path(data_root).expanduser()
+    return Request(entry, loaded, named, root, arguments, training, chosen_seed)
+
+
+def parsed(value: Any) -> Any:
+    """The value that a text on the command line stands for."""
+    return parse_scalar(value) if isinstance(value, str) else value
+
+
+def model_arguments(recipe: Recipe, entry: registry.Entry, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that the recipe gives this model; of those for another model, the ones it knows."""
+    if recipe.model is None:
+        return {}
+    given = recipe.model.args
+    if recipe.model.factory == entry.name:
+        require_none({key: value for key, value in given.items() if key not in known}, known)
+    return {key: value for key, value in given.items() if key in known}
+
+
+def require_none(unknown: Mapping[str, Any], known: Any) -> None:
+    """Raises for the first key that nothing takes."""
+    for key, value in unknown.items():
+        raise SparsifyError(f"{key}={value}: nothing here has an argument {key!r}{nearest(key, known)}")
+
+
+def require_types(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raises for the first argument that is not of its default's kind."""
+    for key, value in arguments.items():
+        kind = type(defaults[key])
+        if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (
+            kind is bool
+        ):
+            raise SparsifyError(f"{key}={value!r}: a {kind.__name__} is wanted, as in {key}={defaults[key]}")
+
+
+def split_pairs(pairs: list[str]) -> dict[str, str]:
+    """`["hidden=64"]` as `{"hidden": "64"}`."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise SparsifyError(f"{pair!r} is no argument", "write key=value, as in hidden=64")
+        if key in found:
+            raise SparsifyError(f"{key} is given twice: {found[key]} and {value}")
+        found[key] = value
+    return found

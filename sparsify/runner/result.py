@@ -1,0 +1,226 @@
+"""What came out of a run: one table, plain data, files.
+
+In: what `run` measured. Out: `print(result)`, `result.to_dict()`, `result.write("out/")`.
+"""
+
+import csv
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from sparsify.report import Report
+from sparsify.runner.measure import Timing
+
+SCHEMA = 1
+
+
+@dataclass(slots=True)
+class Contender:
+    """The dense or the sparse model: test accuracy, times, bytes that one pass needs on top."""
+
+    accuracy: float
+    timing: Timing
+    peak_bytes: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contender as plain data."""
+        return {
+            "test_accuracy": self.accuracy,
+            "median_ms": self.timing.median_ms,
+            "first_call_ms": self.timing.first_ms,
+            "runs_ms": self.timing.runs_ms,
+            "peak_bytes": self.peak_bytes,
+        }
+
+
+@dataclass(slots=True)
+class RunResult:
+    """A finished run.
+
+    Attributes:
+        model: the name of the model.
+        arguments: of its factory.
+        recipe: the name of the recipe.
+        data: the name, sizes and kind of features of the graph.
+        training: epochs, seconds, note, and whether the weights were there already.
+        seed: of everything.
+        dense: the model as it was.
+        sparse: the model that the recipe made.
+        largest_error: the largest absolute difference of logits.
+        tolerance: rtol and atol of the recipe.
+        agrees: whether all logits are within the tolerance.
+        apply_ms: the time of `apply`: capture, passes, kernels.
+        report: what `apply` did.
+        machine: where it ran.
+    """
+
+    model: str
+    arguments: dict[str, Any]
+    recipe: str
+    data: dict[str, Any]
+    training: dict[str, Any]
+    seed: int
+    dense: Contender
+    sparse: Contender
+    largest_error: float
+    tolerance: dict[str, float]
+    agrees: bool
+    apply_ms: float
+    report: Report
+    machine: dict[str, str | int] = field(default_factory=dict)
+
+    @property
+    def verified(self) -> bool:
+        """Whether some of the model is sparse now and its logits are those of the dense model."""
+        return self.agrees and bool(self.report.regions)
+
+    @property
+    def exit_status(self) -> int:
+        """0 when verified, 1 otherwise."""
+        return 0 if self.verified else 1
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster a pass of the sparse model is."""
+        return self.dense.timing.median_ms / self.sparse.timing.median_ms
+
+    @property
+    def kernels(self) -> dict[str, int]:
+        """How many different kernels were built now, and how many were found in the cache."""
+        state = {region.kernel: region.cache for region in self.report.regions if region.kernel}
+        return {
+            "built": sum(1 for cache in state.values() if cache == "miss"),
+            "found": sum(1 for cache in state.values() if cache == "hit"),
+        }
+
+    @property
+    def conversion_ms(self) -> float:
+        """The time that operands took to be converted, all calls together."""
+        return sum(entry.total_us for entry in self.report.conversions) / 1e3
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, with `"schema": 1`."""
+        return {
+            "schema": SCHEMA,
+            "verified": self.verified,
+            "model": self.model,
+            "arguments": self.arguments,
+            "recipe": self.recipe,
+            "data": self.data,
+            "training": self.training,
+            "seed": self.seed,
+            "dense": self.dense.to_dict(),
+            "sparse": self.sparse.to_dict(),
+            "ratio": self.ratio,
+            "largest_error": self.largest_error,
+            "tolerance": self.tolerance,
+            "agrees": self.agrees,
+            "apply_ms": self.apply_ms,
+            "conversion_ms": self.conversion_ms,
+            "kernels": self.kernels,
+            "machine": self.machine,
+            "report": self.report.to_dict(),
+        }
+
+    def rows(self) -> list[list[str]]:
+        """The rows of the table: what, dense, sparse, remark."""
+        dense, sparse = self.dense, self.sparse
+        turns = len(dense.timing.runs_ms)
+        kernels = self.kernels
+        limits = f"allowed: {self.tolerance['atol']:g} + {self.tolerance['rtol']:g} of the value"
+        return [
+            ["graph", self.data["name"], "", self.sizes()],
+            ["features", "", "", f"{self.data['features']}, density {self.data['feature_density']:.3g}"],
+            ["weights", "", "", self.origin()],
+            ["test accuracy", f"{dense.accuracy:.4f}", f"{sparse.accuracy:.4f}", ""],
+            ["largest error of logits", "", f"{self.largest_error:.2e}", limits],
+            [
+                "median of a pass",
+                *pair(dense.timing.median_ms, sparse.timing.median_ms),
+                f"{self.ratio:.2f}x, {turns} turns",
+            ],
+            ["first call", *pair(dense.timing.first_ms, sparse.timing.first_ms), ""],
+            ["apply", "", milliseconds(self.apply_ms), "capture, passes, kernels"],
+            ["conversions", "", milliseconds(self.conversion_ms), "of operands, within the first call"],
+            [
+                "memory of a pass",
+                mebibytes(dense.peak_bytes),
+                mebibytes(sparse.peak_bytes),
+                "above the resident size",
+            ],
+            [
+                "kernels",
+                "",
+                str(sum(kernels.values())),
+                f"{kernels['built']} built, {kernels['found']} found in the cache",
+            ],
+            ["coverage", "", "", self.report.coverage],
+            ["verified", "", "yes" if self.verified else "NO", self.complaint()],
+        ]
+
+    def sizes(self) -> str:
+        """The sizes of the graph, in words."""
+        d = self.data
+        nodes = f"{d['nodes']} nodes, {d['edges']} directed edges"
+        return f"{nodes}, {d['feature_count']} features, {d['classes']} classes"
+
+    def origin(self) -> str:
+        """Where the weights come from, in words."""
+        t = self.training
+        how = (
+            f"kept from an earlier run of {t['epochs']} epochs"
+            if t["reused"]
+            else f"{t['epochs']} epochs in {t['seconds']:.1f} s"
+        )
+        return f"{how} ({t['note']})" if t["note"] else how
+
+    def complaint(self) -> str:
+        """Why the run is not verified, "" when it is."""
+        if not self.report.regions:
+            return "no part of the model became sparse"
+        return "" if self.agrees else "logits differ from the dense model's"
+
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
+        table = tabulate(
+            self.rows(),
+            headers=[f"{self.model}({arguments})", "dense", "sparse", f"recipe {self.recipe}"],
+            tablefmt="simple",
+            disable_numparse=True,
+        )
+        m = self.machine
+        place = f"{m['cpu']} ({m['vector']}), {m['threads']} threads, torch {m['torch']}"
+        return "\n".join([table, place, *(f"warning: {text}" for text in self.report.warnings)])
+
+    def write(self, folder: str | Path) -> Path:
+        """Writes result.json, times.csv, report.txt and report.html into `folder` and returns it."""
+        place = Path(folder).expanduser()
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "result.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        with (place / "times.csv").open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(["model", "data", "contender", "turn", "milliseconds"])
+            for name, contender in (("dense", self.dense), ("sparse", self.sparse)):
+                for turn, value in enumerate(contender.timing.runs_ms):
+                    writer.writerow([self.model, self.data["name"], name, turn, f"{value:.6f}"])
+        (place / "report.txt").write_text(f"{self}\n\n{self.report}\n", encoding="utf-8")
+        self.report.to_html(place / "report.html")
+        return place
+
+
+def pair(dense: float, sparse: float) -> tuple[str, str]:
+    """Two times for one row."""
+    return milliseconds(dense), milliseconds(sparse)
+
+
+def milliseconds(value: float) -> str:
+    """A time with three digits or so."""
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def mebibytes(value: int | None) -> str:
+    """A size, `?` when it is not known."""
+    return "?" if value is None else f"{value / 2**20:.1f} MiB"

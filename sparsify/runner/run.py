@@ -1,0 +1,145 @@
+"""One run: load, train, apply, verify, time.
+
+In: `run("gcn", dataset="synthetic")`. Out: a `RunResult`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsify.models import data, inputs, train
+from sparsify.models.data import Graph
+from sparsify.models.trained import Trained, trained
+from sparsify.recipe import Recipe
+from sparsify.runner import measure
+from sparsify.runner.machine import machine
+from sparsify.runner.measure import Timing
+from sparsify.runner.request import Request, resolve
+from sparsify.runner.result import Contender, RunResult
+
+
+def run(
+    model: str,
+    *,
+    recipe: str | PathLike[str] | Mapping[str, Any] | Recipe | None = None,
+    dataset: str | None = None,
+    data_root: str | PathLike[str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    retrain: bool = False,
+    seconds: float = 4.0,
+    quiet: bool = False,
+) -> RunResult:
+    """The dense model against the one that the recipe makes of it: accuracy, difference, time, memory.
+
+    Args:
+        model: a registered name.
+        recipe: a path, a built-in name, a mapping or a `Recipe`; the model's own when not given.
+        dataset: one of the model's data sets.
+        data_root: the folder of real data; only read.
+        overrides: arguments of the recipe, the model or the training.
+        seed: of the data, the weights and the training.
+        retrain: train although there are weights in the cache.
+        seconds: how long to time both models, at least five turns.
+        quiet: show no progress on standard error.
+
+    Raises:
+        SparsifyError: something asked for is not known, or data, packages or a compiler are missing.
+    """
+    request = resolve(
+        model, recipe=recipe, dataset=dataset, data_root=data_root, overrides=overrides, seed=seed
+    )
+    graph = data.load(request.dataset, request.data_root, request.seed)
+    example = inputs.example_inputs(request.entry, graph)
+    dense = dense_model(request, graph, example, retrain=retrain, quiet=quiet)
+    return compare(request, graph, example, dense, seconds)
+
+
+def dense_model(
+    request: Request, graph: Graph, example: Sequence[Tensor], *, retrain: bool, quiet: bool
+) -> Trained:
+    """The trained model that the request starts from."""
+    settings, note = train.settings_for(graph, request.seed)
+    return trained(
+        request.entry,
+        request.arguments,
+        graph,
+        example,
+        replace(settings, **request.training),
+        note="" if "epochs" in request.training else note,
+        retrain=retrain,
+        quiet=quiet,
+    )
+
+
+def compare(
+    request: Request, graph: Graph, example: Sequence[Tensor], dense: Trained, seconds: float
+) -> RunResult:
+    """The result of making `dense` sparse and of running both."""
+    from sparsify.api import apply
+
+    expected, dense_first = measure.once(one_pass(dense.model, example))
+    sparse, apply_ms = measure.once(lambda: apply(dense.model, request.recipe, tuple(example), verify=False))
+    found, sparse_first = measure.once(one_pass(sparse, example))
+    error, agrees = difference(found, expected, request.recipe)
+    contenders = one_pass(dense.model, example), one_pass(sparse, example)
+    timings = measure.interleave(*contenders, seconds=seconds)
+    timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
+    return RunResult(
+        model=request.entry.name,
+        arguments=dict(request.arguments),
+        recipe=request.recipe.name,
+        data=described(graph),
+        training={**asdict(dense.training), "reused": dense.reused, "weights": str(dense.file)},
+        seed=request.seed,
+        dense=contender(graph, expected, timings[0], contenders[0]),
+        sparse=contender(graph, found, timings[1], contenders[1]),
+        largest_error=error,
+        tolerance={"rtol": request.recipe.verify.rtol, "atol": request.recipe.verify.atol},
+        agrees=agrees,
+        apply_ms=apply_ms,
+        report=sparse.report,
+        machine=machine(),
+    )
+
+
+def one_pass(model: nn.Module, example: Sequence[Tensor]) -> Callable[[], Tensor]:
+    """A call that runs the model once, without gradients."""
+
+    def call() -> Tensor:
+        with torch.no_grad():
+            found: Tensor = model(*example)
+        return found
+
+    return call
+
+
+def difference(found: Tensor, expected: Tensor, recipe: Recipe) -> tuple[float, bool]:
+    """The largest absolute difference, and whether every entry is within the recipe's tolerance."""
+    if found.shape != expected.shape:
+        return float("inf"), False
+    error = float((found - expected).abs().max()) if found.numel() else 0.0
+    return error, torch.allclose(found, expected, rtol=recipe.verify.rtol, atol=recipe.verify.atol)
+
+
+def described(graph: Graph) -> dict[str, Any]:
+    """What a reader needs to know of the data."""
+    return {
+        "name": graph.name,
+        "nodes": graph.nodes,
+        "edges": graph.edges,
+        "feature_count": graph.x.shape[1],
+        "features": graph.features,
+        "feature_density": graph.feature_density,
+        "classes": graph.classes,
+        "fingerprint": graph.fingerprint,
+    }
+
+
+def contender(graph: Graph, scores: Tensor, timing: Timing, call: Callable[[], Tensor]) -> Contender:
+    """Accuracy, times and memory of one of the two models."""
+    return Contender(train.accuracy(scores, graph.y, graph.test), timing, measure.peak_bytes(call))
