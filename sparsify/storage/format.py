@@ -1,0 +1,228 @@
+"""Formats: how the modes of a tensor map to levels, outermost first.
+
+In: `dense, compressed` with `ordering=(1, 0)`, or `j: dense, i: compressed`, or `csc`.
+Out: `Format` with one `StoredLevel` (level expression and level format) per level.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sparsify.errors import FormatError
+from sparsify.storage.levels import Compressed, Dense, Level, Singleton, spelled
+
+MODE_NAMES = "ijklmnopqrstuvwxyz"
+Kind = Literal["whole", "block", "within", "difference"]
+
+
+@dataclass(frozen=True, slots=True)
+class LevelExpression:
+    """What a level stores of a mode: `i`, `i/16` (block), `i%16` (within) or `j-i` (difference)."""
+
+    mode: int
+    kind: Kind = "whole"
+    size: int = 0
+    other: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind in ("block", "within") and self.size < 1:
+            raise FormatError(f"a block of {self.size} along mode {self.mode}", "a block size of 1 or more")
+
+    def extent(self, shape: Sequence[int]) -> int:
+        """How many coordinates the level has in a tensor of `shape`; blocks at the end may be partial."""
+        whole = shape[self.mode]
+        match self.kind:
+            case "block":
+                return -(-whole // self.size)
+            case "within":
+                return self.size
+            case "difference":
+                assert self.other is not None, "a difference has two modes"
+                return max(whole + shape[self.other] - 1, 0)
+        return whole
+
+    def __str__(self) -> str:
+        name = MODE_NAMES[self.mode]
+        match self.kind:
+            case "block":
+                return f"{name}/{self.size}"
+            case "within":
+                return f"{name}%{self.size}"
+            case "difference":
+                assert self.other is not None, "a difference has two modes"
+                return f"{name}-{MODE_NAMES[self.other]}"
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLevel:
+    """A level of a format: `i/16: dense`."""
+
+    expression: LevelExpression
+    level: Level
+
+    def __str__(self) -> str:
+        return f"{self.expression}: {self.level}"
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Format:
+    """How a tensor is stored, level by level.
+
+    The long form names modes by letters in alphabetical order: the first letter is mode 0.
+
+    Args:
+        form: levels in short form, in long form, the name of a format, or the levels themselves.
+        ordering: in short form, the mode of each level; `None` for 0, 1, 2 ...
+        rank: for names that fit every rank (`dense`, `coo`, `csf`), the number of modes.
+
+    Raises:
+        FormatError: no such format, or levels that do not cover every mode once.
+
+    >>> str(Format("csc")), Format("csc").letters
+    ('j: dense, i: compressed', 'd1s0')
+    """
+
+    levels: tuple[StoredLevel, ...]
+
+    def __init__(
+        self,
+        form: "str | Format | Sequence[Level | StoredLevel]",
+        ordering: Sequence[int] | None = None,
+        *,
+        rank: int | None = None,
+    ) -> None:
+        from sparsify.storage.format_text import parse
+
+        if isinstance(form, Format):
+            levels: Sequence[Level | StoredLevel] = form.levels
+        else:
+            levels = parse(form, rank) if isinstance(form, str) else form
+        stored = _ordered(tuple(levels), ordering)
+        object.__setattr__(self, "levels", _checked(stored))
+        if rank is not None and self.rank != rank:
+            raise FormatError(f"the format {self} stores {self.rank} modes, the tensor has {rank}", "another format")
+
+    @property
+    def rank(self) -> int:
+        """How many modes the tensor has."""
+        return len({stored.expression.mode for stored in self.levels})
+
+    @property
+    def ordering(self) -> tuple[int, ...]:
+        """The mode that each level stores."""
+        return tuple(stored.expression.mode for stored in self.levels)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every entry is stored."""
+        return all(isinstance(stored.level, Dense) for stored in self.levels)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether each level stores a whole mode."""
+        return all(stored.expression.kind == "whole" for stored in self.levels)
+
+    @property
+    def letters(self) -> str:
+        """The format as printed IR names it: `d0s1` for CSR."""
+        parts = []
+        for number, stored in enumerate(self.levels):
+            letter = "o" if _is_coordinate(self.levels, number) else stored.level.letter
+            block = str(stored.expression)[1:] if stored.expression.kind != "whole" else ""
+            parts.append(f"{letter}{stored.expression.mode}{block}")
+        return "".join(parts)
+
+    def permuted(self, modes: Sequence[int]) -> "Format":
+        """The format of the transposed tensor whose mode `n` is mode `modes[n]` of this one; same arrays.
+
+        >>> str(Format("csr").permuted((1, 0)))
+        'j: dense, i: compressed'
+        """
+        new = {old: number for number, old in enumerate(modes)}
+        levels = []
+        for stored in self.levels:
+            e = stored.expression
+            other = None if e.other is None else new[e.other]
+            levels.append(StoredLevel(LevelExpression(new[e.mode], e.kind, e.size, other), stored.level))
+        return Format(levels)
+
+    def __str__(self) -> str:
+        if not self.levels:
+            return "scalar"
+        texts = [_level_text(self.levels, number) for number in range(len(self.levels))]
+        if self.is_short and self.ordering == tuple(range(self.rank)):
+            return ", ".join(texts)
+        return ", ".join(f"{s.expression}: {text}" for s, text in zip(self.levels, texts, strict=True))
+
+    def __repr__(self) -> str:
+        return f"Format({str(self)!r})"
+
+
+def _ordered(levels: tuple[Level | StoredLevel, ...], ordering: Sequence[int] | None) -> tuple[StoredLevel, ...]:
+    """Levels with the modes they store."""
+    modes = tuple(range(len(levels))) if ordering is None else tuple(ordering)
+    if sorted(modes) != list(range(len(levels))):
+        raise FormatError(f"ordering={modes} for {len(levels)} levels", f"0 to {len(levels) - 1}, each once")
+    stored = []
+    for mode, level in zip(modes, levels, strict=True):
+        if isinstance(level, Level):
+            stored.append(StoredLevel(LevelExpression(mode), level))
+        elif ordering is None:
+            stored.append(level)
+        else:
+            if level.expression.kind != "whole":
+                raise FormatError("an ordering for a format in long form", "the order of its levels says it")
+            stored.append(StoredLevel(LevelExpression(mode), level.level))
+    return tuple(stored)
+
+
+def _checked(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
+    """Levels that cover every mode once; a compressed level above a singleton becomes non-unique."""
+    modes = sorted({s.expression.mode for s in levels})
+    if modes != list(range(len(modes))) or len(modes) > len(MODE_NAMES):
+        raise FormatError(f"the levels store the modes {modes}", f"all modes from 0, at most {len(MODE_NAMES)}")
+    for mode in modes:
+        _check_mode([s.expression for s in levels if s.expression.mode == mode])
+    checked = []
+    for number, stored in enumerate(levels):
+        level = stored.level
+        below = levels[number + 1].level if number + 1 < len(levels) else None
+        if isinstance(level, Singleton) and not (
+            number and isinstance(levels[number - 1].level, Compressed | Singleton)
+        ):
+            raise FormatError("a singleton level without a compressed level above", "compressed, singleton")
+        if isinstance(level, Compressed) and isinstance(below, Singleton):
+            level = Compressed(False, level.ordered, level.pos, level.crd)
+        elif isinstance(level, Compressed) and not level.unique:
+            raise FormatError("a nonunique level without a singleton level below", "compressed, or add a singleton")
+        checked.append(StoredLevel(stored.expression, level))
+    return tuple(checked)
+
+
+def _check_mode(expressions: list[LevelExpression]) -> None:
+    """One level stores the mode, or a block level and a level within blocks of the same size."""
+    kinds = sorted(e.kind for e in expressions)
+    if kinds in (["whole"], ["difference"]):
+        other = expressions[0].other
+        if expressions[0].mode == other:
+            raise FormatError(f"the difference {expressions[0]}", "two different modes")
+        return
+    if kinds != ["block", "within"] or expressions[0].size != expressions[1].size:
+        listed = ", ".join(map(str, expressions))
+        name = MODE_NAMES[expressions[0].mode]
+        raise FormatError(f"the levels {listed}", f"each mode once: {name}, or {name}/n and {name}%n with the same n")
+
+
+def _is_coordinate(levels: tuple[StoredLevel, ...], number: int) -> bool:
+    """Whether the level is one of consecutive `coordinate` levels."""
+    level = levels[number].level
+    return isinstance(level, Singleton) or (isinstance(level, Compressed) and not level.unique)
+
+
+def _level_text(levels: tuple[StoredLevel, ...], number: int) -> str:
+    """The level as formats spell it."""
+    level = levels[number].level
+    if not _is_coordinate(levels, number):
+        return str(level)
+    return spelled("coordinate", tuple(word for word in level.parameters if word != "nonunique"))

@@ -1,0 +1,143 @@
+"""The text of formats: short form, long form and names.
+
+In: `bcsr(16, 16)`. Out: the levels of `i/16: dense, j/16: compressed, i%16: dense, j%16: dense`.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from sparsify.errors import FormatError
+from sparsify.storage.format import Kind, LevelExpression, StoredLevel
+from sparsify.storage.levels import Compressed, Level, Singleton, level
+
+LEVEL = re.compile(r"\s*(?:(?P<expression>[^:(),]+):)?\s*(?P<name>[a-z_]\w*)\s*(?:\((?P<parameters>[^()]*)\))?\s*$")
+EXPRESSION = re.compile(r"\s*([a-z]\w*)\s*(?:([/%])\s*(\d+)|-\s*([a-z]\w*))?\s*$")
+
+
+def parse(text: str, rank: int | None = None) -> Sequence[Level | StoredLevel]:
+    """The levels that a text spells; a short form gives levels without modes."""
+    named = NAMED.get(text.split("(")[0].strip())
+    if named is not None and (text.strip() != "dense" or rank is not None):
+        return parse(named(_arguments(text), rank))
+    parts = _split(text)
+    matches = []
+    for part in parts:
+        match = LEVEL.match(part)
+        if match is None:
+            raise FormatError(f"cannot read {part.strip()!r} in the format {text!r}", "as in dense, compressed")
+        matches.append(match)
+    levels = _levels([(m["name"], _words(m["parameters"])) for m in matches], text)
+    expressions = [m["expression"] for m in matches]
+    if not any(expressions):
+        return levels
+    if not all(expressions):
+        raise FormatError(f"only some levels of {text!r} say which mode they store", "all of them, or none")
+    return [StoredLevel(e, lv) for e, lv in zip(_expressions(expressions, text), levels, strict=True)]
+
+
+def _split(text: str) -> list[str]:
+    """The text between the commas outside parentheses."""
+    parts, depth, start = [], 0, 0
+    for at, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            parts.append(text[start:at])
+            start = at + 1
+    return [] if text.strip() == "scalar" else [*parts, text[start:]]
+
+
+def _words(parameters: str | None) -> tuple[str, ...]:
+    """The parameters of a level."""
+    return tuple(word.strip() for word in (parameters or "").split(",") if word.strip())
+
+
+def _levels(spelled: list[tuple[str, tuple[str, ...]]], text: str) -> list[Level]:
+    """The levels; a run of `coordinate` is a compressed level and singletons."""
+    levels: list[Level] = []
+    for number, (name, parameters) in enumerate(spelled):
+        if name != "coordinate":
+            try:
+                levels.append(level(name, parameters))
+            except FormatError as error:
+                raise FormatError(f"the format {text!r}: {error.message}", error.remedy) from None
+        elif number and spelled[number - 1][0] == "coordinate":
+            levels.append(level(Singleton.name, parameters))
+        else:
+            levels.append(level(Compressed.name, parameters))
+    return levels
+
+
+def _expressions(texts: list[str], form: str) -> list[LevelExpression]:
+    """What the levels store; letters number the modes in alphabetical order."""
+    found = []
+    for text in texts:
+        match = EXPRESSION.match(text)
+        if match is None:
+            raise FormatError(f"cannot read {text.strip()!r} in the format {form!r}", "i, i/16, i%16 or j-i")
+        found.append(match)
+    names = sorted({name for m in found for name in (m[1], m[4]) if name})
+    modes = {name: number for number, name in enumerate(names)}
+    kinds: dict[str | None, Kind] = {"/": "block", "%": "within", None: "whole"}
+    return [
+        LevelExpression(modes[m[1]], "difference", 0, modes[m[4]])
+        if m[4]
+        else LevelExpression(modes[m[1]], kinds[m[2]], int(m[3] or 0))
+        for m in found
+    ]
+
+
+def _arguments(text: str) -> list[int]:
+    """The numbers in the parentheses after a name."""
+    match = re.fullmatch(r"\s*\w+\s*(?:\(([\d\s,]*)\))?\s*", text)
+    if match is None:
+        raise FormatError(f"cannot read the format {text!r}", "numbers in parentheses, as in bcsr(16, 16)")
+    return [int(word) for word in (match[1] or "").split(",") if word.strip()]
+
+
+def _fixed(form: str, rank: int = 2) -> Callable[[list[int], int | None], str]:
+    """A name without arguments."""
+
+    def text(arguments: list[int], asked: int | None) -> str:
+        if arguments:
+            raise FormatError(f"a format with the arguments {arguments}", "this name takes none")
+        if asked not in (None, rank):
+            raise FormatError(f"a format of {rank} modes for a tensor of {asked}", "coo, csf or the levels themselves")
+        return form
+
+    return text
+
+
+def _repeated(word: str, rank: int) -> Callable[[list[int], int | None], str]:
+    """A name that fits every rank: one level per mode."""
+
+    def text(arguments: list[int], asked: int | None) -> str:
+        if len(arguments) > 1:
+            raise FormatError(f"a format with the arguments {arguments}", "at most the number of modes")
+        modes = arguments[0] if arguments else rank if asked is None else asked
+        return ", ".join([word] * modes) or "scalar"
+
+    return text
+
+
+def _blocked(form: str) -> Callable[[list[int], int | None], str]:
+    """A name with the height and the width of its blocks."""
+
+    def text(arguments: list[int], asked: int | None) -> str:
+        if len(arguments) != 2 or asked not in (None, 2):
+            raise FormatError(f"blocks of {arguments} in a tensor of {asked or 2} modes", "two sizes, bcsr(16, 16)")
+        return form.format(h=arguments[0], w=arguments[1])
+
+    return text
+
+
+NAMED: dict[str, Callable[[list[int], int | None], str]] = {
+    "dense": _repeated("dense", 2),
+    "coo": _repeated("coordinate", 2),
+    "csf": _repeated("compressed", 3),
+    "csr": _fixed("dense, compressed"),
+    "csc": _fixed("j: dense, i: compressed"),
+    "dcsr": _fixed("compressed, compressed"),
+    "dcsc": _fixed("j: compressed, i: compressed"),
+    "bcsr": _blocked("i/{h}: dense, j/{w}: compressed, i%{h}: dense, j%{w}: dense"),
+    "bcsc": _blocked("j/{w}: dense, i/{h}: compressed, i%{h}: dense, j%{w}: dense"),
+}
