@@ -21,7 +21,16 @@
       VerificationError           a sparse model whose results differ from the dense one's
       DataError                   a data set that cannot be loaded
       PackageConflictError        another distribution provides the name sparsify
+
+In: an error. Out: a text that says what was found and what to do, and `exit_status(error)` for the command line.
 """
+
+from typing import Final
+
+FINE: Final = 0
+NEGATIVE: Final = 1
+USAGE: Final = 2
+ENVIRONMENT: Final = 3
 
 
 class SparsifyError(Exception):
@@ -153,3 +162,16 @@ class DataError(SparsifyError):
 
 class PackageConflictError(SparsifyError):
     """Another distribution provides the name `sparsify`."""
+
+
+def exit_status(error: SparsifyError) -> int:
+    """3 for what the machine lacks, 2 for a request that names what is not there, 1 for any other failure.
+
+    >>> exit_status(DataError("no folder Cora"))
+    3
+    """
+    if isinstance(error, DataError | CompilerNotFoundError | CacheError | PackageConflictError):
+        return ENVIRONMENT
+    if isinstance(error.__cause__, ModuleNotFoundError):
+        return ENVIRONMENT
+    return USAGE if type(error) is SparsifyError else NEGATIVE

@@ -48,7 +48,24 @@ class Options:
     def __post_init__(self) -> None:
         if self.vector_bytes not in (None, 0, 16, 32, 64):
             raise SparsifyError(f"SPARSIFY_VECTOR_BYTES={self.vector_bytes}", "0 (scalar), 16, 32 or 64")
+        if self.threads is not None and self.threads < 1:
+            raise SparsifyError(f"SPARSIFY_THREADS={self.threads}", "1 or more")
+        if self.compiler_timeout <= 0:
+            raise SparsifyError(
+                f"SPARSIFY_COMPILER_TIMEOUT={self.compiler_timeout:g}", "seconds, more than 0"
+            )
 
+
+_TRUTHS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 
 _overridden: ContextVar[Options | None] = ContextVar("options", default=None)
 
@@ -61,19 +78,20 @@ def current() -> Options:
 @cache
 def from_environment() -> Options:
     """The options that the environment variables give; read once a process."""
-    read = os.environ.get
-    return Options(
-        vector_bytes=_integer("SPARSIFY_VECTOR_BYTES"),
-        threads=_integer("SPARSIFY_THREADS"),
-        serial_threshold=_integer("SPARSIFY_SERIAL_THRESHOLD") or Options.serial_threshold,
-        compiler=read("SPARSIFY_CXX") or read("CXX") or None,
-        compiler_flags=tuple(read("SPARSIFY_CXXFLAGS", "").split()),
-        cache_dir=_path("SPARSIFY_CACHE_DIR"),
-        dump=tuple(part.strip() for part in read("SPARSIFY_DUMP", "").split(",") if part.strip()),
-        dump_dir=_path("SPARSIFY_DUMP_DIR"),
-        strict=read("SPARSIFY_STRICT", "0") not in ("", "0"),
-        debug_asserts=read("SPARSIFY_DEBUG_ASSERTS", "1") not in ("", "0"),
-    )
+    given: dict[str, Any] = {
+        "vector_bytes": _number("SPARSIFY_VECTOR_BYTES", int),
+        "threads": _number("SPARSIFY_THREADS", int),
+        "serial_threshold": _number("SPARSIFY_SERIAL_THRESHOLD", int),
+        "compiler": _text("SPARSIFY_CXX") or _text("CXX"),
+        "compiler_flags": tuple(_text("SPARSIFY_CXXFLAGS", "").split()),
+        "compiler_timeout": _number("SPARSIFY_COMPILER_TIMEOUT", float),
+        "cache_dir": _path("SPARSIFY_CACHE_DIR"),
+        "dump": tuple(part.strip() for part in _text("SPARSIFY_DUMP", "").split(",") if part.strip()),
+        "dump_dir": _path("SPARSIFY_DUMP_DIR"),
+        "strict": _truth("SPARSIFY_STRICT"),
+        "debug_asserts": _truth("SPARSIFY_DEBUG_ASSERTS"),
+    }
+    return Options(**{name: value for name, value in given.items() if value is not None})
 
 
 @contextmanager
@@ -91,18 +109,34 @@ def override(**fields: Any) -> Iterator[Options]:
         _overridden.reset(token)
 
 
-def _integer(name: str) -> int | None:
-    """The integer in an environment variable, `None` when it is not set."""
-    text = os.environ.get(name, "")
-    if not text:
+def _text(name: str, default: str | None = None) -> Any:
+    """The text of an environment variable, the default when it is empty or not set."""
+    return os.environ.get(name, "") or default
+
+
+def _number(name: str, kind: type[int] | type[float]) -> int | float | None:
+    """The number in an environment variable, `None` when it is not set."""
+    text = _text(name)
+    if text is None:
         return None
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
-        raise SparsifyError(f"{name}={text}", "a whole number") from None
+        wanted = "a whole number" if kind is int else "a number"
+        raise SparsifyError(f"{name}={text} is not {wanted}", f"set {name} to {wanted} or unset it") from None
+
+
+def _truth(name: str) -> bool | None:
+    """Whether an environment variable says yes, `None` when it is not set."""
+    text = _text(name)
+    if text is None:
+        return None
+    if text.lower() not in _TRUTHS:
+        raise SparsifyError(f"{name}={text} is neither yes nor no", f"set {name} to 1 or 0")
+    return _TRUTHS[text.lower()]
 
 
 def _path(name: str) -> Path | None:
     """The path in an environment variable, `None` when it is not set."""
-    text = os.environ.get(name, "")
-    return Path(text).expanduser() if text else None
+    text = _text(name)
+    return None if text is None else Path(text).expanduser()

@@ -1,0 +1,63 @@
+"""What all tests share: golden files, a kernel cache of their own, the folder of real data."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sparsify import options
+
+TESTS = Path(__file__).parent
+GOLDEN = TESTS / "golden"
+SHARED_DATA = TESTS.parent.parent / "shared" / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the golden files anew instead of comparing"
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One kernel cache for the whole session, shared by all workers; the user's own is never touched."""
+    base = tmp_path_factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernel-cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARSIFY_CACHE_DIR", str(directory))
+        options.from_environment.cache_clear()
+        yield directory
+    options.from_environment.cache_clear()
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden("spmm.cpp", text)` compares a text with `tests/golden/spmm.cpp`.
+
+    `pytest --update-golden` writes the file; read it before it is committed.
+    """
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        text = text if text.endswith("\n") else f"{text}\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        assert path.is_file(), f"{path} is missing: run pytest --update-golden, read it, commit it"
+        assert text == path.read_text(encoding="utf-8"), (
+            f"differs from {path}; pytest --update-golden accepts it"
+        )
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of real data sets: `SPARSIFY_DATA_ROOT`, else `shared/data` beside the checkout."""
+    named = os.environ.get("SPARSIFY_DATA_ROOT")
+    root = Path(named) if named else SHARED_DATA
+    if not root.is_dir():
+        pytest.skip(f"real data sets are not here: {root} is missing; set SPARSIFY_DATA_ROOT to their folder")
+    return root
