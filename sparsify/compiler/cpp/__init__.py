@@ -1,0 +1,1 @@
+"""C++: text of kernels, compiled and cached."""

@@ -1,0 +1,158 @@
+"""Helper functions of plain arithmetic, on scalars and on vectors.
+
+In: `max` of `float32x8`. Out: the C++ text of `max_float32x8(x, y)`, which gives NaN when an operand is NaN,
+as torch does.
+
+The same text serves scalars and vectors: comparisons of vectors give masks and `?:` selects lane by lane.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sparsify.compiler.cpp import types
+from sparsify.compiler.cpp.memory import INLINE
+from sparsify.compiler.cpp.unit import Template, Unit
+
+
+def define(unit: Unit, name: str, dtype: str, lanes: int, arguments: str, body: Sequence[str]) -> str:
+    """A function `name` of arguments of one type whose body is the lines of `body`."""
+    value = unit.type(dtype, lanes)
+    parameters = ", ".join(f"{value} {argument}" for argument in arguments.split())
+    lines = [f"{INLINE}{value} {name}_{types.suffix(dtype, lanes)}({parameters}) {{"]
+    return "\n".join([*lines, *(f"  {line}" for line in body), "}"])
+
+
+def constant(unit: Unit, value: float, dtype: str, lanes: int) -> str:
+    """`value` in every lane, as C++ text."""
+    text = types.literal(value, dtype)
+    if lanes == 1:
+        return text
+    vector = unit.type(dtype, lanes)
+    zero = f"{vector}{{}}"
+    # Not -0.0, which only a subtraction keeps.
+    return zero if text in ("0", "0.0", "0.0f") else f"{unit.use('broadcast', dtype, lanes)}({text})"
+
+
+def _min(unit: Unit, dtype: str, lanes: int) -> str:
+    nan = " | (x != x)" if types.is_float(dtype) else ""
+    test = f"(x < y){nan}" if nan else "x < y"
+    return define(unit, "min", dtype, lanes, "x y", [f"return {test} ? x : y;"])
+
+
+def _max(unit: Unit, dtype: str, lanes: int) -> str:
+    nan = " | (x != x)" if types.is_float(dtype) else ""
+    test = f"(x > y){nan}" if nan else "x > y"
+    return define(unit, "max", dtype, lanes, "x y", [f"return {test} ? x : y;"])
+
+
+def _relu(unit: Unit, dtype: str, lanes: int) -> str:
+    # Written so that NaN stays NaN; both compilers make it one max instruction.
+    zero = constant(unit, 0, dtype, lanes)
+    return define(unit, "relu", dtype, lanes, "x", [f"return x < {zero} ? {zero} : x;"])
+
+
+def _abs(unit: Unit, dtype: str, lanes: int) -> str:
+    if not types.is_float(dtype):
+        zero = constant(unit, 0, dtype, lanes)
+        negative = "-x" if lanes > 1 else f"({types.ELEMENTS[dtype]})-x"
+        return define(unit, "abs", dtype, lanes, "x", [f"return x < {zero} ? {negative} : x;"])
+    if lanes == 1:
+        return define(unit, "abs", dtype, lanes, "x", [f"return __builtin_fabs{float_suffix(dtype)}(x);"])
+    integer = types.integer_as_wide(dtype)
+    bits = unit.type(integer, lanes)
+    largest = 2 ** (types.BYTES[dtype] * 8 - 1) - 1
+    body = [f"return ({types.spelling(dtype, lanes)})(({bits})x & {constant(unit, largest, integer, lanes)});"]
+    return define(unit, "abs", dtype, lanes, "x", body)
+
+
+def _sign(unit: Unit, dtype: str, lanes: int) -> str:
+    zero, one = constant(unit, 0, dtype, lanes), constant(unit, 1, dtype, lanes)
+    minus = constant(unit, -1, dtype, lanes)
+    # torch gives 0 for NaN.
+    return define(unit, "sign", dtype, lanes, "x", [f"return x > {zero} ? {one} : (x < {zero} ? {minus} : {zero});"])
+
+
+def _square(unit: Unit, dtype: str, lanes: int) -> str:
+    return define(unit, "square", dtype, lanes, "x", [f"return {narrow('x * x', dtype, lanes)};"])
+
+
+def _reciprocal(unit: Unit, dtype: str, lanes: int) -> str:
+    return define(unit, "reciprocal", dtype, lanes, "x", [f"return {constant(unit, 1, dtype, lanes)} / x;"])
+
+
+def _heaviside(unit: Unit, dtype: str, lanes: int) -> str:
+    zero, one = constant(unit, 0, dtype, lanes), constant(unit, 1, dtype, lanes)
+    nan = "(x != x ? x : " if types.is_float(dtype) else "("
+    line = f"return x == {zero} ? y : {nan}(x < {zero} ? {zero} : {one}));"
+    return define(unit, "heaviside", dtype, lanes, "x y", [line])
+
+
+def _floordiv(unit: Unit, dtype: str, lanes: int) -> str:
+    if types.is_float(dtype):
+        floor = unit.use("floor", dtype, lanes)
+        return define(unit, "floordiv", dtype, lanes, "x y", [f"return {floor}(x / y);"])
+    value = unit.type(dtype, lanes)
+    # Division truncates; where signs differ and there is a remainder the floor is one less.
+    body = [f"const {value} quotient = {narrow('x / y', dtype, lanes)};"]
+    if lanes > 1:
+        body.append(f"return quotient + ((quotient * y != x) & ((x ^ y) < {value}{{}}));")
+    else:
+        body.append(f"return {narrow('quotient - (quotient * y != x && (x ^ y) < 0)', dtype, lanes)};")
+    return define(unit, "floordiv", dtype, lanes, "x y", body)
+
+
+def _mod(unit: Unit, dtype: str, lanes: int) -> str:
+    """The remainder with the sign of the divisor, as in torch and Python."""
+    value = unit.type(dtype, lanes)
+    zero = constant(unit, 0, dtype, lanes)
+    if types.is_float(dtype):
+        rest = f"{unit.use('fmod', dtype, lanes)}(x, y)"
+        test = f"(rest != {zero}) & ((rest < {zero}) != (y < {zero}))"
+    else:
+        rest = narrow("x % y", dtype, lanes)
+        test = f"(rest != {zero}) & ((rest ^ y) < {zero})"
+    sum_ = narrow("rest + y", dtype, lanes)
+    return define(unit, "mod", dtype, lanes, "x y", [f"const {value} rest = {rest};", f"return {test} ? {sum_} : rest;"])
+
+
+def narrow(text: str, dtype: str, lanes: int) -> str:
+    """`text` cast back to a small integer type, which C++ computes in `int`."""
+    return f"({types.ELEMENTS[dtype]})({text})" if lanes == 1 and dtype in ("int8", "int16") else text
+
+
+def float_suffix(dtype: str) -> str:
+    """What the names of C functions end in for this dtype: `f` for float."""
+    return "f" if dtype == "float32" else ""
+
+
+def lanewise(name: str, builtin: str, arguments: str) -> Template:
+    """The template of a function of the C library, called lane by lane."""
+
+    def template(unit: Unit, dtype: str, lanes: int) -> str:
+        call = f"__builtin_{builtin}{float_suffix(dtype)}"
+        names = arguments.split()
+        if lanes == 1:
+            return define(unit, name, dtype, lanes, arguments, [f"return {call}({', '.join(names)});"])
+        operands = ", ".join(f"{argument}[lane]" for argument in names)
+        loop = f"for (int lane = 0; lane < {lanes}; ++lane) result[lane] = {call}({operands});"
+        body = [f"{unit.type(dtype, lanes)} result{{}};", loop, "return result;"]
+        return define(unit, name, dtype, lanes, arguments, body)
+
+    return template
+
+
+TEMPLATES: Final[dict[str, Template]] = {
+    "min": _min,
+    "max": _max,
+    "relu": _relu,
+    "abs": _abs,
+    "sign": _sign,
+    "square": _square,
+    "reciprocal": _reciprocal,
+    "heaviside": _heaviside,
+    "floordiv": _floordiv,
+    "mod": _mod,
+    "floor": lanewise("floor", "floor", "x"),
+    "sqrt": lanewise("sqrt", "sqrt", "x"),
+    "fmod": lanewise("fmod", "fmod", "x y"),
+}

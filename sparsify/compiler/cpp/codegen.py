@@ -1,0 +1,62 @@
+"""A kernel of loop IR as a self-contained C++ translation unit.
+
+In: a `Function`. Out: text without headers that defines
+
+    extern "C" int64_t sparsify_kernel(const int64_t *sizes, void *const *buffers, const Context *context)
+
+Sizes and buffers come in the order of the function's fields; an output slot is the number of its buffer.
+The size `serial_threshold` is the work below which a parallel loop runs on one thread.
+"""
+
+from typing import Final
+
+from sparsify.compiler.cpp import arithmetic, memory, names, parallel, shuffles, types
+from sparsify.compiler.cpp.expressions import Expressions
+from sparsify.compiler.cpp.statements import Statements
+from sparsify.compiler.cpp.unit import Template, Unit, indent
+from sparsify.compiler.loops import nodes
+
+TEMPLATES: Final[dict[str, Template]] = {
+    **memory.TEMPLATES,
+    **shuffles.TEMPLATES,
+    **arithmetic.TEMPLATES,
+    **parallel.TEMPLATES,
+}
+
+CONTEXT: Final = """\
+struct Context {
+  int64_t threads;
+  void *state;
+  void *(*allocate)(void *state, int64_t slot, int64_t bytes);
+};"""
+SIGNATURE: Final = (
+    'extern "C" __attribute__((visibility("default")))\n'
+    "int64_t sparsify_kernel(const int64_t *sizes, void *const *buffers, const Context *context) {"
+)
+
+
+def emit(function: nodes.Function) -> str:
+    """The C++ text of a kernel; the same function gives the same text everywhere."""
+    unit = Unit(TEMPLATES)
+    unit.declare("context", CONTEXT)
+    expressions = Expressions(unit, names.assign(function), {b.name: b.dtype for b in function.buffers})
+    body = Statements(function, expressions).lines(function.body)
+    used = set(names.mentioned(function.body))
+    lines = []
+    for slot, size in enumerate(function.sizes):
+        if size in used:
+            lines.append(f"const int64_t {expressions.name(size)} = sizes[{slot}];")
+    for slot, buffer in enumerate(function.buffers):
+        if buffer.name in used:
+            lines.append(_unpack(buffer, slot, expressions.name(buffer.name)))
+    kernel = "\n".join([SIGNATURE, *indent([*lines, *body, "return 0;"]), "}"])
+    comment = "".join(f"// {line}".rstrip() + "\n" for line in function.comment.splitlines())
+    return comment + unit.text(kernel)
+
+
+def _unpack(buffer: nodes.Buffer, slot: int, name: str) -> str:
+    element = types.ELEMENTS[buffer.dtype]
+    if buffer.grown:
+        return f"{element} *__restrict {name} = nullptr;"
+    const = "" if buffer.output else "const "
+    return f"{const}{element} *__restrict {name} = ({const}{element} *)buffers[{slot}];"

@@ -1,0 +1,75 @@
+"""C++ names for the variables and buffers of a kernel.
+
+In: the names `A2_pos`, `w.0`, `int`. Out: `A2_pos`, `w_0`, `int_`: identifiers that are no keywords of C++,
+no names that generated code uses itself, and different from each other.
+"""
+
+import re
+from typing import Final
+
+from sparsify.compiler.cpp.types import ELEMENTS
+from sparsify.compiler.loops import nodes
+from sparsify.compiler.node import Node, walk
+
+KEYWORDS: Final = frozenset(
+    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class
+    co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype
+    default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline
+    int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
+    reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template
+    this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t
+    while xor xor_eq linux unix""".split()
+)
+OWN: Final = frozenset(
+    """sizes buffers context Context Scratch aligned_alloc free omp_get_thread_num omp_get_num_threads
+    sparsify_kernel thread threads chunk chunks extent next""".split()
+)
+# Types and helper functions end in the name of a type.
+OWN_PATTERN: Final = re.compile(
+    rf"(.*(?:{'|'.join(dtype for dtype in ELEMENTS)})(?:x\d+)?(?:_memory)?|int\d+_t"
+    r"|.*__.*|_[A-Z].*|SPARSIFY_.*)\Z"
+)
+
+
+def assign(function: nodes.Function) -> dict[str, str]:
+    """The C++ name of every size, buffer and variable, in order of appearance."""
+    wanted = [*function.sizes, *(buffer.name for buffer in function.buffers)]
+    wanted += mentioned(function.body)
+    result: dict[str, str] = {}
+    taken: set[str] = set()
+    plain = {name for name in wanted if _is_usable(name)}
+    for name in dict.fromkeys(wanted):
+        text = name if name in plain else _rename(name, taken | plain)
+        taken.add(text)
+        result[name] = text
+    return result
+
+
+def mentioned(node: Node) -> list[str]:
+    """Names of the variables, sizes and buffers in a tree, in order of appearance."""
+    found: dict[str, None] = {}
+    for part in walk(node):
+        match part:
+            case nodes.Var(name, _):
+                found[name] = None
+            case nodes.ParallelFor(balance=balance):
+                found |= dict.fromkeys(["serial_threshold"] if balance is None else ["serial_threshold", balance])
+            case _ if (buffer := getattr(part, "buffer", None)) is not None:
+                found[buffer] = None
+    return list(found)
+
+
+def _is_usable(name: str) -> bool:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        return False
+    return name not in KEYWORDS and name not in OWN and not OWN_PATTERN.match(name)
+
+
+def _rename(name: str, taken: set[str]) -> str:
+    text = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    if not re.match(r"[A-Za-z_]", text):
+        text = f"v{text}"
+    text = f"v{text}" if text.startswith("_") else text
+    while text in taken or not _is_usable(text):
+        text += "_"
+    return text

@@ -1,0 +1,165 @@
+"""Parallel loops: each becomes a function that one thread runs, called directly when the work is small.
+
+In: `parallel i_begin, i_end in chunks(0..n by A2_pos): ...`. Out: the function `region_1(thread, threads, ...)`
+in the unit and, in the kernel, the call of it, once or by every thread of an OpenMP region.
+
+A function of its own keeps pointers restricted and values in registers, which capturing by reference loses.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from sparsify.compiler.cpp import names, types
+from sparsify.compiler.cpp.scratch import fits_stack
+from sparsify.compiler.cpp.unit import Template, Unit, indent
+from sparsify.compiler.loops import nodes
+from sparsify.compiler.node import walk
+
+if TYPE_CHECKING:
+    from sparsify.compiler.cpp.statements import Statements
+
+OPENMP: Final = 'extern "C" int omp_get_thread_num() noexcept;\nextern "C" int omp_get_num_threads() noexcept;'
+
+
+def outline(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:
+    """The call of a parallel loop; its function is added to the unit."""
+    e, unit = statements.expressions, statements.unit
+    unit.declare("openmp", OPENMP)
+    number = len(unit.regions) + 1
+    name = e.fresh(f"region_{number}")
+    captured = _captured(statements, stmt)
+    may_fail = _may_fail(stmt)
+    unit.regions.append(_region(statements, stmt, name, captured, may_fail))
+
+    lines = []
+    arguments = [e.name(variable) for variable in captured]
+    if stmt.dynamic:
+        counter = e.fresh(f"next_{number}")
+        lines.append(f"int64_t {counter} = 0;")
+        arguments.insert(0, f"&{counter}")
+    work = e.text(nodes.Op("lt", (stmt.work, nodes.Var("serial_threshold", nodes.INT)), nodes.BOOL))
+    serial = f"{name}({', '.join(['0', '1', *arguments])})"
+    spread = f"{name}({', '.join(['omp_get_thread_num()', 'omp_get_num_threads()', *arguments])})"
+    test = f"if ({work} || context->threads == 1) {{"
+    pragma = "#pragma omp parallel num_threads((int)context->threads)"
+    if not may_fail:
+        return [*lines, test, f"  {serial};", "} else {", pragma, f"  {spread};", "}"]
+    status = e.fresh(f"status_{number}")
+    store = f"__atomic_store_n(&{status}, 1, __ATOMIC_RELAXED)"
+    return [
+        *lines,
+        f"int64_t {status} = 0;",
+        *[test, f"  {status} = {serial};", "} else {", pragma, f"  if ({spread}) {store};", "}"],
+        f"if ({status}) return {status};",
+    ]
+
+
+def _may_fail(stmt: nodes.ParallelFor) -> bool:
+    return any(isinstance(node, nodes.Allocate) and not fits_stack(node) for node in walk(stmt))
+
+
+def _captured(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:
+    """Variables and buffers from outside that the region uses, in order of appearance."""
+    known = {**statements.variables, **statements.expressions.buffers}
+    region = nodes.Block((nodes.Set(stmt.begin, stmt.extent), stmt.setup, stmt.body))
+    mentioned = names.mentioned(region)
+    if stmt.balance is not None:
+        mentioned.insert(0, stmt.balance)
+    inside = _declared(region) | {stmt.begin.name, stmt.end.name}
+    return [name for name in dict.fromkeys(mentioned) if name in known and name not in inside]
+
+
+def _declared(region: nodes.Stmt) -> set[str]:
+    found: set[str] = set()
+    for node in walk(region):
+        match node:
+            case nodes.Declare(var=var) | nodes.For(var=var):
+                found.add(var.name)
+            case nodes.Transpose(outputs=outputs):
+                found |= {output.name for output in outputs}
+            case nodes.Allocate(buffer=buffer):
+                found.add(buffer)
+    return found
+
+
+def _region(
+    statements: "Statements", stmt: nodes.ParallelFor, name: str, captured: list[str], may_fail: bool
+) -> str:
+    e = statements.expressions
+    parameters = ["int64_t thread", "int64_t threads"]
+    if stmt.dynamic:
+        parameters.append("int64_t *next")
+    parameters += [_parameter(statements, variable) for variable in captured]
+    result = "int64_t" if may_fail else "void"
+    inner = replace(statements, mutable=set())
+    lines = [*inner.lines(stmt.setup)]
+    lines += [f"const int64_t extent = {e.index(stmt.extent)};"]
+    simple = stmt.chunks_per_thread == 1 and not stmt.dynamic
+    chunk, chunks = ("thread", "threads") if simple else ("chunk", "chunks")
+    inner.variables |= {stmt.begin.name: nodes.INT, stmt.end.name: nodes.INT}
+    body = [
+        f"const int64_t {e.name(stmt.begin.name)} = {_split(statements, stmt, chunk, chunks)};",
+        f"const int64_t {e.name(stmt.end.name)} = {_split(statements, stmt, f'{chunk} + 1', chunks)};",
+        *inner.lines(stmt.body),
+    ]
+    if simple:
+        lines += body
+    else:
+        lines.append(f"const int64_t chunks = threads * {stmt.chunks_per_thread};")
+        lines += [_loop(stmt.dynamic), *indent(body), "}"]
+    if may_fail:
+        lines.append("return 0;")
+    head = f"static __attribute__((noinline)) {result} {name}({', '.join(parameters)}) {{"
+    return "\n".join([head, *indent(lines), "}"])
+
+
+def _loop(dynamic: bool) -> str:
+    if dynamic:
+        return "for (int64_t chunk; (chunk = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < chunks;) {"
+    return "for (int64_t chunk = thread; chunk < chunks; chunk += threads) {"
+
+
+def _split(statements: "Statements", stmt: nodes.ParallelFor, chunk: str, chunks: str) -> str:
+    e = statements.expressions
+    if stmt.balance is None:
+        return f"{statements.unit.use('split', 'int64', 1)}({chunk}, {chunks}, extent)"
+    helper = statements.unit.use("split_positions", e.buffers[stmt.balance], 1)
+    return f"{helper}({chunk}, {chunks}, extent, {e.name(stmt.balance)}, {stmt.row_cost})"
+
+
+def _parameter(statements: "Statements", name: str) -> str:
+    e = statements.expressions
+    if name in e.buffers:
+        constant = any(b.name == name and not b.output and not b.grown for b in statements.function.buffers)
+        return f"{'const ' if constant else ''}{types.ELEMENTS[e.buffers[name]]} *__restrict {e.name(name)}"
+    return f"const {e.type(statements.variables[name], e.masks.get(name, 0))} {e.name(name)}"
+
+
+def _define_split(unit: Unit, dtype: str, lanes: int) -> str:
+    return """\
+// Where part `chunk` of `chunks` equal parts of 0..extent begins.
+static inline int64_t split_int64(int64_t chunk, int64_t chunks, int64_t extent) {
+  return extent / chunks * chunk + extent % chunks * chunk / chunks;
+}"""
+
+
+def _define_split_positions(unit: Unit, dtype: str, lanes: int) -> str:
+    element = types.ELEMENTS[dtype]
+    return f"""\
+// Where part `chunk` of `chunks` parts of the rows 0..extent begins, each with equal positions + row_cost * rows.
+static inline int64_t split_positions_{dtype}(
+    int64_t chunk, int64_t chunks, int64_t extent, const {element} *positions, int64_t row_cost) {{
+  if (chunk >= chunks) return extent;
+  const int64_t total = (int64_t)positions[extent] - positions[0] + row_cost * extent;
+  const int64_t target = total / chunks * chunk + total % chunks * chunk / chunks;
+  int64_t low = 0, high = extent;
+  while (low < high) {{
+    const int64_t middle = (low + high) / 2;
+    if ((int64_t)positions[middle] - positions[0] + row_cost * middle < target) low = middle + 1;
+    else high = middle;
+  }}
+  return low;
+}}"""
+
+
+TEMPLATES: Final[dict[str, Template]] = {"split": _define_split, "split_positions": _define_split_positions}

@@ -1,0 +1,87 @@
+"""Helper functions that combine and move lanes: broadcast, horizontal reductions, transposition.
+
+In: `reduce_add` of `float32x8`. Out: the C++ text of `reduce_add_float32x8(value)`, a tree of shuffles.
+"""
+
+from typing import Final
+
+from sparsify.compiler.cpp import types
+from sparsify.compiler.cpp.memory import INLINE
+from sparsify.compiler.cpp.unit import Template, Unit
+
+REGISTER_BYTES: Final = 16  # the narrowest vector register; below it lanes are shuffled within one register
+
+
+def _broadcast(unit: Unit, dtype: str, lanes: int) -> str:
+    # Subtracting zero keeps every value, -0.0 included, and both compilers make it one broadcast.
+    vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
+    return f"{INLINE}{vector} broadcast_{vector}({element} value) {{\n  return value - {vector}{{}};\n}}"
+
+
+def _shuffle(first: str, second: str, lanes: list[int]) -> str:
+    return f"__builtin_shufflevector({first}, {second}, {', '.join(str(lane) for lane in lanes)})"
+
+
+def reduction(function: str) -> Template:
+    """The template of a tree that combines all lanes by `add`, `mul`, `min` or `max`."""
+
+    def template(unit: Unit, dtype: str, lanes: int) -> str:
+        vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
+        head = f"{INLINE}{element} reduce_{function}_{vector}({vector} value) {{\n"
+        half = lanes // 2
+        if types.BYTES[dtype] * lanes > REGISTER_BYTES:
+            low = _shuffle("value", "value", list(range(half)))
+            high = _shuffle("value", "value", list(range(half, lanes)))
+            inner = unit.use(f"reduce_{function}", dtype, half) if half > 1 else ""
+            return f"{head}  return {inner}({combine(unit, function, dtype, half, low, high)});\n}}"
+        lines = []
+        while half >= 1:
+            other = _shuffle("value", "value", [(lane + half) % lanes for lane in range(lanes)])
+            lines.append(f"  value = {combine(unit, function, dtype, lanes, 'value', other)};\n")
+            half //= 2
+        return f"{head}{''.join(lines)}  return value[0];\n}}"
+
+    return template
+
+
+def combine(unit: Unit, function: str, dtype: str, lanes: int, left: str, right: str) -> str:
+    """`left` and `right` combined by a reduction's function, as C++ text."""
+    match function:
+        case "add":
+            return f"{left} + {right}"
+        case "mul":
+            return f"{left} * {right}"
+    return f"{unit.use(function, dtype, lanes)}({left}, {right})"
+
+
+def _transpose(unit: Unit, dtype: str, lanes: int) -> str:
+    """Blocks of 1, 2, 4, ... lanes swapped between pairs of rows, log2(lanes) steps."""
+    vector = unit.type(dtype, lanes)
+    arguments = ", ".join(f"{vector} &row_{row}" for row in range(lanes))
+    lines = [f"{INLINE}void transpose_{vector}({arguments}) {{"]
+    names = [f"row_{row}" for row in range(lanes)]
+    distance = 1
+    while distance < lanes:
+        last = distance * 2 == lanes
+        upper = [lane if not lane & distance else lane - distance + lanes for lane in range(lanes)]
+        lower = [lane + distance if not lane & distance else lane + lanes for lane in range(lanes)]
+        new = [f"{'row' if last else f'step_{distance}'}_{row}" for row in range(lanes)]
+        if last:
+            lines.append(f"  const {vector} {', '.join(f'last_{row} = {name}' for row, name in enumerate(names))};")
+            names = [f"last_{row}" for row in range(lanes)]
+        define = "" if last else f"const {vector} "
+        for row in range(lanes):
+            if not row & distance:
+                pair = names[row], names[row + distance]
+                lines.append(f"  {define}{new[row]} = {_shuffle(*pair, upper)};")
+                lines.append(f"  {define}{new[row + distance]} = {_shuffle(*pair, lower)};")
+        names = new
+        distance *= 2
+    return "\n".join([*lines, "}"])
+
+
+TEMPLATES: Final[dict[str, Template]] = {
+    "broadcast": _broadcast,
+    "transpose": _transpose,
+    **{f"reduce_{function}": reduction(function) for function in ("add", "mul", "min", "max")},
+}

@@ -1,0 +1,220 @@
+"""Statements of loop IR as lines of C++.
+
+In: `for p in A2_pos[i]..A2_pos[i + 1]: ...`. Out:
+`for (int64_t p = A2_pos[i], p_end = A2_pos[i + 1]; p < p_end; ++p) {` and the lines of the body.
+"""
+
+from dataclasses import dataclass, field
+
+from sparsify.compiler.cpp import parallel, scratch, types
+from sparsify.compiler.cpp.expressions import PREFIX, SUM, Expressions, within
+from sparsify.compiler.cpp.scratch import OUT_OF_MEMORY
+from sparsify.compiler.cpp.unit import Unit, indent
+from sparsify.compiler.loops import nodes
+from sparsify.compiler.loops.nodes import type_of
+
+
+@dataclass
+class Statements:
+    """Writes statements as lines; parallel loops become functions of their own in the unit."""
+
+    function: nodes.Function
+    expressions: Expressions
+    variables: dict[str, nodes.Type] = field(default_factory=dict)
+    mutable: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.variables |= dict.fromkeys(self.function.sizes, nodes.INT)
+
+    @property
+    def unit(self) -> Unit:
+        """The translation unit."""
+        return self.expressions.unit
+
+    def indented(self, stmt: nodes.Stmt) -> list[str]:
+        """The lines of `stmt` one step further in."""
+        return indent(self.lines(stmt))
+
+    def lines(self, stmt: nodes.Stmt) -> list[str]:
+        """The lines of a statement."""
+        text = self.expressions.text
+        match stmt:
+            case nodes.Block(statements):
+                return [line for inner in statements for line in self.lines(inner)]
+            case nodes.Comment(comment):
+                return [f"// {line}" for line in comment.splitlines()]
+            case nodes.Declare(var, value, mutable):
+                return [self._declare(var, value, mutable)]
+            case nodes.Set(var, value):
+                return [self._set(var, value)]
+            case nodes.Store():
+                return [self._store(stmt)]
+            case nodes.Scatter():
+                return [self._scatter(stmt)]
+            case nodes.Transpose(outputs, inputs):
+                return self._transpose(outputs, inputs)
+            case nodes.For():
+                return self._for(stmt)
+            case nodes.While(condition, body):
+                return [f"while ({text(condition)}) {{", *self.indented(body), "}"]
+            case nodes.If():
+                return self._if(stmt)
+            case nodes.Allocate():
+                return self._allocate(stmt)
+            case nodes.Fill(buffer, begin, count, value):
+                helper = self.unit.use("fill", self.expressions.buffers[buffer], 1)
+                address = self.expressions.address(buffer, begin)
+                return [f"{helper}({address}, {self.expressions.index(count)}, {text(value)});"]
+            case nodes.Prefetch(buffer, index):
+                return [f"__builtin_prefetch({self.expressions.address(buffer, index)});"]
+            case nodes.ParallelFor():
+                return self._parallel(stmt)
+            case nodes.AllocateOutput():
+                return self._allocate_output(stmt)
+            case nodes.Return(status):
+                return [f"return {status};"]
+        raise AssertionError(f"unknown statement {stmt!r}")
+
+    def _declare(self, var: nodes.Var, value: nodes.Expr, mutable: bool) -> str:
+        e = self.expressions
+        self.variables[var.name] = var.type
+        if mutable:
+            self.mutable.add(var.name)
+        else:
+            self.mutable.discard(var.name)
+        qualifier = "" if mutable else "const "
+        if var.type.dtype == "bool" and var.type.lanes > 1:
+            width = e.mask_bytes(value) or 4
+            e.masks[var.name] = width
+            initial = e.mask(value, width)[0]
+        else:
+            width = 0
+            initial = e.index(value)
+        return f"{qualifier}{e.type(var.type, width)} {e.name(var.name)} = {initial};"
+
+    def _set(self, var: nodes.Var, value: nodes.Expr) -> str:
+        e = self.expressions
+        if var.type.dtype == "bool" and var.type.lanes > 1:
+            return f"{e.name(var.name)} = {e.mask(value, e.masks[var.name])[0]};"
+        match value:
+            case nodes.Op("fma", (left, right, third), type) if third == var:
+                product = e.text(nodes.Op("mul", (left, right), type))
+                return f"{e.name(var.name)} += {product};"
+            case nodes.Op("add", (first, other), _) if first == var:
+                return f"{e.name(var.name)} += {e.text(other)};"
+        return f"{e.name(var.name)} = {e.index(value)};"
+
+    def _store(self, stmt: nodes.Store) -> str:
+        e = self.expressions
+        type = type_of(stmt.value)
+        count = None if _covers(stmt.count, type.lanes) else stmt.count
+        if type.lanes == 1:
+            guard = "" if count is None else f"if ({within(e.write(count), SUM)} > 0) "
+            return f"{guard}{e.name(stmt.buffer)}[{e.index(stmt.index)}] = {e.text(stmt.value)};"
+        dtype, value = self._stored(stmt.value)
+        address = e.address(stmt.buffer, stmt.index)
+        if dtype != type.dtype:
+            address = f"(int8_t *){address}"
+        if count is None:
+            return f"{self.unit.use('store', dtype, type.lanes)}({address}, {value});"
+        return f"{self.unit.use('store_part', dtype, type.lanes)}({address}, {value}, {e.index(count)});"
+
+    def _stored(self, value: nodes.Expr) -> tuple[str, str]:
+        """The dtype in memory and the text of a vector; masks are stored as bytes 0 and 1."""
+        type = type_of(value)
+        if type.dtype != "bool":
+            return type.dtype, self.expressions.text(value)
+        return "int8", f"{within(self.expressions.mask(value, 1), SUM)} & 1"
+
+    def _scatter(self, stmt: nodes.Scatter) -> str:
+        e = self.expressions
+        lanes = type_of(stmt.value).lanes
+        if lanes == 1:
+            return self._store(nodes.Store(stmt.buffer, stmt.indices, stmt.value, stmt.count))
+        dtype, value = self._stored(stmt.value)
+        address = e.name(stmt.buffer)
+        if dtype != type_of(stmt.value).dtype:
+            address = f"(int8_t *){address}"
+        arguments = f"{address}, {e.text(stmt.indices)}, {value}"
+        if stmt.count is None or _covers(stmt.count, lanes):
+            return f"{self.unit.use('scatter', dtype, lanes)}({arguments});"
+        return f"{self.unit.use('scatter_part', dtype, lanes)}({arguments}, {e.index(stmt.count)});"
+
+    def _transpose(self, outputs: tuple[nodes.Var, ...], inputs: tuple[nodes.Expr, ...]) -> list[str]:
+        e = self.expressions
+        type = outputs[0].type
+        self.variables |= {output.name: output.type for output in outputs}
+        values = [f"{e.name(output.name)} = {e.text(value)}" for output, value in zip(outputs, inputs, strict=True)]
+        define = f"{e.type(type)} {', '.join(values)};"
+        if type.lanes == 1:
+            return [define]
+        rows = ", ".join(e.name(output.name) for output in outputs)
+        return [define, f"{self.unit.use('transpose', type.dtype, type.lanes)}({rows});"]
+
+    def _for(self, stmt: nodes.For) -> list[str]:
+        e = self.expressions
+        self.variables[stmt.var.name] = stmt.var.type
+        name, type = e.name(stmt.var.name), e.type(stmt.var.type)
+        start = f"{type} {name} = {e.index(stmt.begin)}"
+        end = within((e.index(stmt.end), SUM), SUM)
+        if not self._is_fixed(stmt.end):
+            # Evaluated once, as the loop's range is.
+            bound = e.fresh(f"{stmt.var.name}_end")
+            start, end = f"{start}, {bound} = {end}", bound
+        step = f"++{name}" if stmt.step == 1 else f"{name} += {stmt.step}"
+        return [f"for ({start}; {name} < {end}; {step}) {{", *self.indented(stmt.body), "}"]
+
+    def _is_fixed(self, expr: nodes.Expr) -> bool:
+        """Whether evaluating `expr` again gives the same at no cost."""
+        match expr:
+            case nodes.Var(name, _):
+                return name not in self.mutable
+            case nodes.Literal():
+                return True
+            case nodes.Op("add" | "sub", args, _):
+                return all(self._is_fixed(arg) for arg in args)
+        return False
+
+    def _if(self, stmt: nodes.If) -> list[str]:
+        lines = [f"if ({self.expressions.text(stmt.condition)}) {{", *self.indented(stmt.then)]
+        match stmt.otherwise:
+            case None:
+                return [*lines, "}"]
+            case nodes.If() as chained:
+                first, *rest = self._if(chained)
+                return [*lines, f"}} else {first}", *rest]
+            case otherwise:
+                return [*lines, "} else {", *self.indented(otherwise), "}"]
+
+    def _allocate(self, stmt: nodes.Allocate) -> list[str]:
+        e = self.expressions
+        e.buffers[stmt.buffer] = stmt.dtype
+        lines = scratch.lines(e, stmt)
+        if stmt.fill is not None:
+            fill = types.literal(stmt.fill, stmt.dtype)
+            helper = self.unit.use("fill", stmt.dtype, 1)
+            lines.append(f"{helper}({e.name(stmt.buffer)}, {e.index(stmt.count)}, {fill});")
+        return lines
+
+    def _allocate_output(self, stmt: nodes.AllocateOutput) -> list[str]:
+        e = self.expressions
+        slot = next(n for n, buffer in enumerate(self.function.buffers) if buffer.name == stmt.buffer)
+        element, name = types.ELEMENTS[stmt.dtype], e.name(stmt.buffer)
+        count = within(e.write(stmt.count), SUM)
+        size = within(e.write(stmt.count), PREFIX)
+        return [
+            f"{name} = ({element} *)context->allocate(context->state, {slot}, {size} * {types.BYTES[stmt.dtype]});",
+            f"if (!{name} && {count} > 0) return {OUT_OF_MEMORY};",
+        ]
+
+    def _parallel(self, stmt: nodes.ParallelFor) -> list[str]:
+        return parallel.outline(self, stmt)
+
+
+def _covers(count: nodes.Expr | None, lanes: int) -> bool:
+    match count:
+        case None:
+            return True
+        case nodes.Literal(value, _):
+            return value >= lanes
+    return False
