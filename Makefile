@@ -1,0 +1,53 @@
+# Each target makes .venv first, from constraints.txt, when it is missing or out of date.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+STAMP := $(VENV)/.installed-$(shell cat constraints.txt pyproject.toml setup.py | sha256sum | cut -c 1-16)
+TYPING := build/typing/sparsify
+
+# Threads that wait must not spin: tests run in as many processes as there are cores.
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: demo test lint types bench wheel constraints clean
+
+demo: $(STAMP)
+	$(BIN)/sparsify run gcn
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m "not bench"
+
+lint: $(STAMP) types
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/lint-imports --no-cache
+
+# mypy finds no package through package-dir: it looks at the packages as they are when installed.
+types: $(STAMP)
+	rm -rf $(TYPING) && mkdir -p $(TYPING)
+	ln -s $(CURDIR)/sparsify/* $(CURDIR)/recipes $(CURDIR)/models $(TYPING)/
+	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p sparsify
+
+bench: $(STAMP)
+	$(BIN)/python -m pytest -m bench
+
+wheel: $(STAMP)
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+constraints: $(STAMP)
+	sed -n 1p constraints.txt > constraints.new
+	$(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+cpu$$//' >> constraints.new
+	mv constraints.new constraints.txt
+
+# torch comes first and pinned, so that a CPU build that pip knows of is taken, and no other one is loaded.
+$(STAMP): constraints.txt pyproject.toml setup.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch setuptools
+	$(PIP) --no-build-isolation --editable '.[dev,graph]'
+	rm -f $(VENV)/.installed-*
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -exec rm -rf {} +
