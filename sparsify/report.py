@@ -101,7 +101,8 @@ class Report:
     def coverage(self) -> str:
         """How much of the recipe took effect, in one line."""
         matched = sum(1 for rule in self.rules if rule.matched)
-        return f"{len(self.regions)} regions, {len(self.dense)} nodes left dense, {matched} of {len(self.rules)} rules matched"
+        rules = f"{matched} of {len(self.rules)} rules matched"
+        return f"{len(self.regions)} regions, {len(self.dense)} nodes left dense, {rules}"
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, with `"schema": 1`."""
@@ -164,8 +165,11 @@ class Report:
                 [[escape(cell) for cell in row] for row in rows], headers=headers, tablefmt="unsafehtml"
             )
             body += f"<h2>{escape(title)}</h2>\n{table}\n"
-        style = "body{font-family:sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left;vertical-align:top}"
-        head = f"<meta charset='utf-8'><title>sparsify report</title><style>{style} td{{white-space:pre-wrap}}</style>"
+        style = (
+            "body{font-family:sans-serif;margin:2em}"
+            "td,th{padding:.2em .8em;text-align:left;vertical-align:top;white-space:pre-wrap}"
+        )
+        head = f"<meta charset='utf-8'><title>sparsify report</title><style>{style}</style>"
         target = Path(path)
         target.write_text(f"<!doctype html>\n{head}\n<h1>sparsify report</h1>\n{body}", encoding="utf-8")
         return target

@@ -37,24 +37,29 @@ stages:
 def test_built_in_recipes_load_and_know_their_lines():
     assert recipe.names() == ["gcn", "gin", "sage"]
     gcn = recipe.load("gcn")
-    assert gcn.name == "gcn" and gcn.file.endswith("gcn.yaml")
+    assert gcn.name == "gcn"
+    assert gcn.file.endswith("gcn.yaml")
     text = Path(gcn.file).read_text(encoding="utf-8").splitlines()
     assert "id: adjacency" in text[gcn.rules[0].line - 1]
     assert text[0].startswith("# yaml-language-server: $schema=")
-    assert gcn.rules[1].when is not None and gcn.rules[1].when.max_density == 0.10
+    assert gcn.rules[1].when is not None
+    assert gcn.rules[1].when.max_density == 0.10
 
 
 def test_shipped_schema_is_the_current_one():
     shipped = json.loads((recipe.path("gcn").parent / "schema.json").read_text(encoding="utf-8"))
     assert shipped == recipe.json_schema()
-    assert "sparsify" in shipped["properties"] and "schema" in shipped["properties"]
+    assert "sparsify" in shipped["properties"]
+    assert "schema" in shipped["properties"]
 
 
 def test_stages_and_typed_arguments():
     loaded = recipe.loads(BERT, epochs="5")
     assert loaded.stages[1].epochs == 5
     prune = loaded.rules[0].prune
-    assert prune is not None and prune.pattern is not None and prune.pattern.nm is not None
+    assert prune is not None
+    assert prune.pattern is not None
+    assert prune.pattern.nm is not None
     assert (prune.pattern.nm.keep, prune.pattern.nm.of) == (2, 4)
     assert loaded.rules[1].ref == "encoder-linears"
 
@@ -69,12 +74,14 @@ def test_an_argument_inside_text_becomes_text():
 def test_yaml_is_1_2():
     loaded = recipe.loads(HEAD + "sparsify: [{targets: a, prune: {method: magnitude, pattern: 2:4}}]\n")
     prune = loaded.rules[0].prune
-    assert prune is not None and prune.pattern is not None and prune.pattern.nm is not None
+    assert prune is not None
+    assert prune.pattern is not None
+    assert prune.pattern.nm is not None
     assert (prune.pattern.nm.keep, prune.pattern.nm.of) == (2, 4)
 
 
 @pytest.mark.parametrize(
-    "text, line, column, words",
+    ("text", "line", "column", "words"),
     [
         (HEAD + "sparsify:\n  - targts: [a]\n", 4, 5, "unknown key 'targts'; did you mean 'targets'"),
         (HEAD + "sparsify:\n  - targets: [a]\n    role: adjacncy\n", 5, 5, "did you mean 'adjacency'"),
@@ -135,7 +142,8 @@ def test_a_mapping_and_a_recipe_load_too():
     data = {"schema": 1, "name": "own", "sparsify": [{"targets": "input:adj", "format": "csr"}]}
     loaded = recipe.load(data)
     assert recipe.load(loaded) is loaded
-    assert loaded.rules[0].targets == ("input:adj",) and loaded.rules[0].line == 0
+    assert loaded.rules[0].targets == ("input:adj",)
+    assert loaded.rules[0].line == 0
     assert data["sparsify"] == [{"targets": "input:adj", "format": "csr"}]
 
 

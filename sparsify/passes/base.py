@@ -1,6 +1,7 @@
 """What the graph passes share: the draft that they hand on, the order's runner, verification and dumps.
 
-In: a `Draft` with the captured graph of a model. Out: the same draft after each pass of `PASSES`, checked and dumped.
+In: a `Draft` with the captured graph of a model. Out: the same draft after each pass of `PASSES`, checked
+and dumped.
 """
 
 import sys
@@ -15,6 +16,22 @@ from sparsify.options import Options
 from sparsify.passes.capture import Captured
 from sparsify.recipe import Recipe
 from sparsify.report import Report
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Why and how a tensor is sparse."""
+
+    rule: str
+    where: str
+    role: str
+    format: str
+    static: bool = False
+    derived: bool = False
+
+    def __str__(self) -> str:
+        how = ", static" if self.static else ""
+        return f"{self.role}, {self.format}{how} ({self.where})"
 
 
 @dataclass
@@ -70,7 +87,7 @@ def verify(draft: Draft, stage: str) -> None:
         lost = [
             node for node in getattr(region, "inputs", ()) if isinstance(node, fx.Node) and node not in known
         ]
-        assert stage == "emit" or not lost, f"{stage} lost {lost}, which a region needs"
+        assert not lost, f"{stage} lost {lost}, which a region needs"
 
 
 def dump(draft: Draft, position: int, stage: str) -> None:

@@ -1,7 +1,7 @@
 """How a call of a model is taken apart into tensors and put together again.
 
-In: `model(x, adj=A)` with A a sparse tensor. Out: leaves `x`, `adj.rows`, `adj.columns`, `adj.values`, `adj.extent`,
-a hashable structure that says which calls fit the same graph, and the order of the leaves.
+In: `model(x, adj=A)` with A a sparse tensor. Out: leaves `x`, `adj.rows`, `adj.columns`, `adj.values`,
+`adj.extent`, a hashable structure that says which calls fit the same graph, and the order of the leaves.
 """
 
 import inspect
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sparsify.storage.tensor import SparseTensor
 from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
+from sparsify.storage.tensor import SparseTensor
 
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 PARTS = ("rows", "columns", "values", "extent")

@@ -28,7 +28,7 @@ def canonicalize(graph: fx.Graph) -> None:
 
 
 def functionalize(graph: fx.Graph) -> None:
-    """`x.f_(...)` on a fresh tensor without other views becomes `f(x, ...)`, and later uses of `x` its result."""
+    """`x.f_(...)` on a fresh tensor without other views becomes `f(x, ...)`, later uses of `x` its result."""
     order = {node: position for position, node in enumerate(graph.nodes)}
     for node in list(graph.nodes):
         if node.op != "call_function" or not operators.is_mutating(node):
@@ -64,7 +64,7 @@ def argument_types(overload: Any) -> list[str]:
 
 
 def is_fresh(node: fx.Node, writer: fx.Node) -> bool:
-    """Whether writing to `node` changes no other tensor: it was made here and has no view besides `writer`'s way."""
+    """Whether writing to `node` changes no other tensor: it was made here and has no other view."""
     if node.op != "call_function" or operators.is_mutating(node):
         return False
     others = [user for user in node.users if user is not writer]
@@ -97,24 +97,59 @@ def constant_factory(node: fx.Node) -> bool:
 
 def size_of_like(node: fx.Node) -> list[Any] | None:
     """The sizes of the tensor that a `_like` factory copies, as numbers or size nodes."""
-    like = node.args[0]
+    return sizes_of(node.args[0], node)
+
+
+def sizes_of(like: Any, user: fx.Node) -> list[Any] | None:
+    """The sizes of `like`, as numbers or as size nodes before `user`, of inputs where possible."""
     value = operators.tensor_value(like)
-    if value is None or not isinstance(like, fx.Node):
+    if value is None:
         return None
-    sizes: list[Any] = []
-    for mode, extent in enumerate(value.shape):
-        if isinstance(extent, int):
-            sizes.append(extent)
-            continue
-        with node.graph.inserting_before(node):
-            size = node.graph.call_function(torch.ops.aten.sym_size.int, (like, mode))
-        size.meta["val"] = extent
-        sizes.append(size)
-    return sizes
+    return [
+        int(str(extent)) if str(extent).isdigit() else size_node(like, mode, extent, user)
+        for mode, extent in enumerate(value.shape)
+    ]
+
+
+def size_node(like: fx.Node, mode: int, extent: Any, user: fx.Node) -> fx.Node:
+    """A node for the size of one mode of `like`."""
+    source, source_mode = input_of_extent(user.graph, extent) or (like, mode)
+    for known in source.users:
+        if operator_name(known) == "sym_size" and known.args == (source, source_mode) and known < user:
+            return known
+    with user.graph.inserting_before(user):
+        size = user.graph.call_function(torch.ops.aten.sym_size.int, (source, source_mode))
+    size.meta["val"] = extent
+    return size
+
+
+def input_of_extent(graph: fx.Graph, extent: Any) -> tuple[fx.Node, int] | None:
+    """An input and the mode of it that has the same symbol as extent."""
+    symbol = getattr(extent, "node", None)
+    if symbol is None:
+        return None
+    for source in graph.find_nodes(op="placeholder"):
+        value = operators.tensor_value(source)
+        for mode, other in enumerate(value.shape if value is not None else ()):
+            if not isinstance(other, int) and other.node.expr == symbol.expr:
+                return source, mode
+    return None
+
+
+def expand_to_sizes(node: fx.Node) -> bool:
+    """`x.expand_as(y) -> x.expand(sizes of y)`: y is needed for its shape alone."""
+    if operator_name(node) != "expand_as":
+        return False
+    sizes = sizes_of(node.args[1], node)
+    if sizes is None:
+        return False
+    node.target = torch.ops.aten.expand.default
+    node.args = (node.args[0], sizes)
+    return True
 
 
 def no_operation(node: fx.Node) -> bool:
-    """`x[:] -> x`, `dropout(x, training=False) -> x`, `alias(x) -> x`, `x.contiguous() -> x` when it is already."""
+    """`x[:] -> x`, `dropout(x, training=False) -> x`, `alias(x) -> x`."""
     name = operator_name(node)
     whole = name == "slice" and argument(node, 2, "start") in (None, 0) and argument(node, 3, "end") == END
     whole = whole and argument(node, 4, "step", 1) == 1
@@ -149,13 +184,11 @@ def size_through(node: fx.Node) -> bool:
         return True
     if node.args[0].op == "placeholder":
         return False
-    for source in node.graph.find_nodes(op="placeholder"):
-        value = operators.tensor_value(source)
-        for mode, other in enumerate(value.shape if value is not None else ()):
-            if not isinstance(other, int) and other.node.expr == getattr(extent, "node", other.node).expr:
-                node.args = (source, mode)
-                return True
-    return False
+    found = input_of_extent(node.graph, extent)
+    if found is None:
+        return False
+    node.args = found
+    return True
 
 
 RULES = (
@@ -163,6 +196,7 @@ RULES = (
     trivial_assertion,
     size_through,
     constant_factory,  # makes the tensor it copied from unused
+    expand_to_sizes,  # likewise
 )
 
 

@@ -1,7 +1,7 @@
 """A model as one fx graph, by `torch.export`, with shapes and module scopes in `node.meta`.
 
-In: `GCN(...)`, `(x, edge_index)`. Out: placeholders `x`, `edge_index`; `get_attr` nodes under the model's own parameter
-names; one ATen node per operator, in canonical form.
+In: `GCN(...)`, `(x, edge_index)`. Out: placeholders `x`, `edge_index`; `get_attr` nodes under the model's
+own parameter names; one ATen node per operator, in canonical form.
 """
 
 import warnings
@@ -81,8 +81,8 @@ def capture(model: nn.Module, call: calls.Call, dynamic: Dynamic = None) -> Capt
     Args:
         model: any module; its training mode is captured.
         call: example inputs taken apart by `calls.flatten`.
-        dynamic: None for all input dimensions where export allows, `()` for none, or a mapping of input names to
-            dimensions, `{"x": (0,)}`.
+        dynamic: None for all input dimensions where export allows, `()` for none, or a mapping of input
+            names to dimensions, `{"x": (0,)}`.
 
     Raises:
         CaptureError: export fails, or the model changes its buffers in a way that a graph cannot hold.
@@ -180,7 +180,7 @@ def first_names(model: nn.Module) -> dict[str, str]:
 def inner_graph(
     program: ExportedProgram, names: list[str], first: dict[str, str]
 ) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
-    """The graph with parameters as attributes under the model's own names, and the tensors made while capturing."""
+    """The graph with parameters as attributes under the model's names, and tensors made while capturing."""
     signature = program.graph_signature
     effects = [spec.kind.name for spec in signature.output_specs if spec.kind is not OutputKind.USER_OUTPUT]
     if effects:

@@ -10,34 +10,18 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
-from sparsify.storage.format import Format
 from torch import fx
 
 from sparsify.errors import RecipeError
 from sparsify.passes import operators
-from sparsify.passes.base import Draft
+from sparsify.passes.base import Draft, Mark
 from sparsify.passes.lift import gather_scatter
 from sparsify.recipe import FormatSpec, Recipe, Rule
 from sparsify.recipe.source import nearest
 from sparsify.report import RuleEntry
+from sparsify.storage.format import Format
 
 KINDS = ("param", "input", "node", "scope", "op")
-
-
-@dataclass(frozen=True)
-class Mark:
-    """Why and how a tensor is sparse."""
-
-    rule: str
-    where: str
-    role: str
-    format: str
-    static: bool = False
-    derived: bool = False
-
-    def __str__(self) -> str:
-        how = ", static" if self.static else ""
-        return f"{self.role}, {self.format}{how} ({self.where})"
 
 
 @dataclass(frozen=True)
@@ -56,7 +40,8 @@ def mark(draft: Draft) -> Draft:
     """The draft with `node.meta["sparse"]` on the nodes that the recipe's rules select.
 
     Raises:
-        RecipeError: a rule matches nothing, two rules match one tensor, or a rule asks for what is not there yet.
+        RecipeError: a rule matches nothing, two rules match one tensor, or a rule asks for what is not
+            there yet.
     """
     require_supported(draft.recipe)
     candidates = list(named(draft))
@@ -207,12 +192,19 @@ def outside(draft: Draft, rule: Rule, candidate: Candidate) -> str | None:
         return None
     if when.min_size is not None and tensor.numel() < when.min_size:
         return f"{tensor.numel()} entries, below min_size {when.min_size}"
-    density = float(torch.count_nonzero(tensor)) / max(1, tensor.numel())
+    density = float(torch.count_nonzero(tensor)) / max(1, entries(draft, candidate.node, tensor))
     if when.max_density is not None and density > when.max_density:
         return f"density {density:.3g} is above max_density {when.max_density:g}"
     if when.min_density is not None and density < when.min_density:
         return f"density {density:.3g} is below min_density {when.min_density:g}"
     return None
+
+
+def entries(draft: Draft, node: fx.Node, tensor: torch.Tensor) -> int:
+    """How many entries a tensor has, unstored ones of a sparse input included."""
+    name = str(node.meta.get("input", ""))
+    carrier = draft.examples.get(name.removesuffix("values") + "extent") if name.endswith(".values") else None
+    return tensor.numel() if carrier is None else carrier.shape[0] * carrier.shape[1]
 
 
 def known_tensor(draft: Draft, node: fx.Node) -> torch.Tensor | None:
@@ -254,10 +246,13 @@ def levels(form: FormatSpec) -> Format:
 
 
 def inferred_role(candidate: Candidate) -> str:
-    """The role of a tensor whose rule does not say it."""
+    """The role of a tensor whose rule does not say it: weights by name, square inputs are adjacencies."""
     if candidate.kind == "param":
         return "weight"
-    return "adjacency" if candidate.kind == "op" else "activation"
+    shape = [str(extent) for extent in getattr(candidate.node.meta.get("val"), "shape", ())]
+    is_square = len(shape) == 2 and shape[0] == shape[1]
+    is_edges = len(shape) == 1 or shape[:1] == ["2"]
+    return "adjacency" if candidate.kind == "op" or is_square or is_edges else "activation"
 
 
 def derived(source: Mark) -> Mark:

@@ -1,6 +1,7 @@
 """One canonical view of operators: every way of writing an operator has one name.
 
-In: an fx node calling `torch.ops.aten.index_add_.default`, `torch.index_add`, `Tensor.index_add_` or `operator.add`.
+In: an fx node calling `torch.ops.aten.index_add_.default`, `torch.index_add`, `Tensor.index_add_` or
+`operator.add`.
 Out: `"index_add"`, `"index_add"`, `"index_add"`, `"add"`.
 """
 
@@ -154,10 +155,10 @@ def is_mutating(node: fx.Node) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         return bool(target._schema.is_mutable)
     raw = raw_name(node)
-    return (
-        raw.endswith("_")
-        and not raw.endswith("__")
-        or target in (operator.iadd, operator.imul, operator.isub)
+    return (raw.endswith("_") and not raw.endswith("__")) or target in (
+        operator.iadd,
+        operator.imul,
+        operator.isub,
     )
 
 
@@ -182,7 +183,10 @@ def argument(node: fx.Node, position: int, name: str, default: Any = None) -> An
 
 
 def scope(node: fx.Node) -> str:
-    """The qualified name of the module that the node ran in, "" for the model itself; `@1` marks a second call."""
+    """The qualified name of the module that the node ran in, "" for the model itself.
+
+    `@1` marks a second call.
+    """
     stack = node.meta.get("nn_module_stack") or {}
     if not stack:
         return ""

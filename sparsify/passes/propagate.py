@@ -6,8 +6,8 @@ In: `adj` is marked, `%t = t(%adj)`, `%r = relu(%t)`. Out: `%t` and `%r` are mar
 from torch import fx
 
 from sparsify.passes import operators
-from sparsify.passes.base import Draft
-from sparsify.passes.mark import Mark, derived
+from sparsify.passes.base import Draft, Mark
+from sparsify.passes.mark import derived
 from sparsify.passes.operators import argument, operator_name, tensor_value
 
 UNARY = operators.FILL_PRESERVING - {"mul"}

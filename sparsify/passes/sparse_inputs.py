@@ -1,7 +1,7 @@
 """Sparse matrices while a model is captured: triples of coordinates and values that act like sparse tensors.
 
-In: `torch.sparse.mm(adj, x)` inside a model, `adj` a `CapturedSparse`. Out: in the graph the one pattern that lifting
-knows, `zeros.index_add(0, rows, values[:, None] * x.index_select(0, columns))`.
+In: `torch.sparse.mm(adj, x)` inside a model, `adj` a `CapturedSparse`. Out: in the graph the one pattern
+that lifting knows, `zeros.index_add(0, rows, values[:, None] * x.index_select(0, columns))`.
 
 torch's own sparse tensors cannot be exported with dynamic shapes or with gradients; triples can.
 """
@@ -21,7 +21,10 @@ _EMPTY = torch.empty(0)
 
 
 class CapturedSparse(torch.Tensor):
-    """A sparse matrix as coordinates and values, duplicates allowed; exists only while a model is captured."""
+    """A sparse matrix as coordinates and values, duplicates allowed.
+
+    Exists only while a model is captured.
+    """
 
     rows: torch.Tensor
     columns: torch.Tensor
@@ -52,7 +55,8 @@ class CapturedSparse(torch.Tensor):
             name = next((key for key, getter in PROPERTIES.items() if func.__self__ is getter), str(func))
         if name not in TABLE:
             raise CaptureError(
-                f"{name} is not known on a sparse input while capturing; known are: {', '.join(sorted(TABLE))}"
+                f"{name} is not known on a sparse input while capturing",
+                f"known are {', '.join(sorted(TABLE))}",
             )
         return TABLE[name](*args, **(kwargs or {}))
 

@@ -1,6 +1,7 @@
 """Recipes from files, built-in names, mappings and recipes.
 
-In: `"gcn"`, `"my/recipe.yaml"`, `{"schema": 1, ...}`. Out: a checked `Recipe`, or a `RecipeError` with file:line:column.
+In: `"gcn"`, `"my/recipe.yaml"`, `{"schema": 1, ...}`. Out: a checked `Recipe`, or a `RecipeError` with
+file:line:column.
 """
 
 import typing
@@ -18,7 +19,7 @@ from sparsify.recipe.source import Path, Position, Source, nearest, read, substi
 
 
 def load(recipe: str | PathLike[str] | Mapping[str, Any] | Recipe, **overrides: Any) -> Recipe:
-    """The recipe that a path, a built-in name or a mapping stands for, with arguments replaced by `overrides`.
+    """The recipe that a path, a built-in name or a mapping stands for, with `overrides` of its arguments.
 
     Raises:
         RecipeError: the file is missing, not YAML, or says something that the schema does not know.

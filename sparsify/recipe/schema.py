@@ -105,8 +105,8 @@ class Prune(Section):
             and abs(self.sparsity - (1 - group.keep / group.of)) > 1e-6
         ):
             raise ValueError(
-                f"sparsity {self.sparsity} contradicts the pattern {group.keep}:{group.of}, whose sparsity is "
-                f"{1 - group.keep / group.of:g}; leave `sparsity` out"
+                f"sparsity {self.sparsity} contradicts the pattern {group.keep}:{group.of}, "
+                f"whose sparsity is {1 - group.keep / group.of:g}; leave `sparsity` out"
             )
         return self
 
@@ -273,7 +273,7 @@ class Verify(Section):
 
 
 class Recipe(Section):
-    """Which tensors of a model are sparse, how they become so, how they are stored and how the result is checked.
+    """Which tensors of a model are sparse, how they become so, are stored, and how the result is checked.
 
     >>> Recipe(name="gcn", sparsify=({"targets": "input:adj", "format": "csr"},)).rules[0].targets
     ('input:adj',)

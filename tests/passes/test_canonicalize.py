@@ -52,7 +52,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("function, names", CASES, ids=[str(names) for _, names in CASES])
+@pytest.mark.parametrize(("function", "names"), CASES, ids=[str(names) for _, names in CASES])
 def test_rewrites(function, names):
     model = Of(function)
     captured = capture(model, calls.flatten(calls.signature(model), (torch.rand(5, 3),), {}))

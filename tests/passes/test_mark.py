@@ -42,7 +42,7 @@ class Shared(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "target, names",
+    ("target", "names"),
     [
         ("input:x", ["x"]),
         ("param:head.weight", ["layer_weight"]),
@@ -70,7 +70,8 @@ def test_message_passing_and_its_mark():
     found = marked(work)
     assert len(found) == 2
     first = next(iter(found.values()))
-    assert first.role == "adjacency" and first.where == "own.yaml:4"
+    assert first.role == "adjacency"
+    assert first.where == "own.yaml:4"
     assert work.report.rules[0].matched == ["op:message_passing"] * 2
 
 
@@ -96,7 +97,7 @@ def test_limits_leave_a_tensor_dense_and_say_so():
 
 
 @pytest.mark.parametrize(
-    "rule, words",
+    ("rule", "words"),
     [
         ("{targets: ['input:adjj']}", "matches nothing: 'input:adjj'; did you mean"),
         ("{targets: ['op:softmax']}", "matches nothing"),
@@ -113,7 +114,8 @@ def test_limits_leave_a_tensor_dense_and_say_so():
 def test_errors_name_file_and_line(rule, words):
     with pytest.raises(RecipeError) as caught:
         mark(draft(TwoLayers(Kipf).eval(), (graph()[0], adjacency()), [rule]))
-    assert words in str(caught.value) and str(caught.value).startswith("own.yaml:4:5")
+    assert words in str(caught.value)
+    assert str(caught.value).startswith("own.yaml:4:5")
 
 
 def test_two_rules_for_one_tensor():
@@ -132,4 +134,5 @@ def test_propagation_stops_where_zeros_end():
     work = propagate(mark(draft(Chain(), (adjacency(), graph()[0]), rule)))
     found = marked(work)
     assert sorted(found) == ["a", "mul", "neg", "relu", "t"]
-    assert found["neg"].derived and not found["a"].derived
+    assert found["neg"].derived
+    assert not found["a"].derived

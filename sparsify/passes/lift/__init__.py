@@ -1,1 +1,100 @@
-"""Operator patterns that have a meaning as einsum programs; never modules or model names."""
+"""Graph nodes to einsum fragments, by operator pattern and never by model or module name.
+
+In: a marked graph. Out: `node.meta["fragment"]` on every node that is an einsum, and
+`node.meta["dense_reason"]` on every other node that a rule reached.
+"""
+
+from torch import fx
+
+from sparsify.passes.base import Draft, Mark
+from sparsify.passes.lift import gather_scatter
+from sparsify.passes.lift.fragment import DTYPES, PRODUCTS, Fragment, Lifter
+from sparsify.passes.lift.matrix import declared_sparse
+from sparsify.passes.operators import module_type, operator_name, tensor_value
+
+__all__ = ["Fragment", "lift"]
+
+
+def lift(draft: Draft) -> Draft:
+    """The draft with a fragment on every node that can be part of an einsum program."""
+    lifter = Lifter()
+    for node in list(draft.graph.nodes):
+        adjacency = adjacency_mark(node)
+        fragment = lifter.fragment(node, adjacency)
+        if fragment is not None:
+            node.meta["fragment"] = fragment
+        if fragment is None or not fragment.matrices:
+            why = reason_to_stay_dense(draft, node, adjacency)
+            if why:
+                node.meta["dense_reason"] = why
+    return draft
+
+
+def adjacency_mark(node: fx.Node) -> Mark | None:
+    """The mark of message passing: its own, or that of an input from which its adjacency is made."""
+    match = gather_scatter.recognise(node)
+    if match is None:
+        return None
+    own = node.meta.get("sparse")
+    if isinstance(own, Mark):
+        return own
+    for source in sources([match.rows, match.columns, *match.weights, *match.divisors]):
+        mark = source.meta.get("sparse")
+        if isinstance(mark, Mark):
+            return mark
+    return None
+
+
+def sources(nodes: list[fx.Node]) -> list[fx.Node]:
+    """The inputs and attributes from which `nodes` are computed."""
+    seen: dict[fx.Node, None] = {}
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen[node] = None
+            waiting.extend(node.all_input_nodes)
+    return [node for node in seen if node.op in ("placeholder", "get_attr")]
+
+
+def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) -> str:
+    """Why a node that a rule reached is no einsum, "" when no rule reached it."""
+    name, value = operator_name(node), tensor_value(node)
+    if node.op not in ("call_function", "call_method") or value is None:
+        return ""
+    if adjacency is not None:
+        return "the dtypes of messages and features differ, or are not float32 or float64"
+    if wants_message_passing(draft) and (why := gather_scatter.reason(node)):
+        return why
+    operand = next((arg for arg in node.all_input_nodes if declared_sparse(arg) is not None), None)
+    if operand is not None and not is_transposition(node):
+        known = value.dtype in DTYPES
+        return (
+            f"{name} has no sparse form for {operand.name}"
+            if known
+            else f"{value.dtype} is not supported yet"
+        )
+    computed = next((arg for arg in node.all_input_nodes if is_computed(arg)), None)
+    if computed is not None and name in PRODUCTS:
+        return f"{computed.name} becomes sparse at run time; only inputs and parameters are packed"
+    mark = node.meta.get("sparse")
+    if isinstance(mark, Mark) and not mark.derived:
+        kind = f" of {module_type(node)}" if module_type(node) else ""
+        return f"{name}{kind} has no sparse form"
+    return ""
+
+
+def is_computed(node: fx.Node) -> bool:
+    """Whether the node's zeros follow from those of a marked input."""
+    mark = node.meta.get("sparse")
+    return isinstance(mark, Mark) and mark.derived and not is_transposition(node)
+
+
+def is_transposition(node: fx.Node) -> bool:
+    """Whether the node only turns its operand; the product behind it takes the operand itself."""
+    return operator_name(node) in ("t", "transpose", "permute")
+
+
+def wants_message_passing(draft: Draft) -> bool:
+    """Whether a rule selects message passing."""
+    return any("op:message_passing" in rule.targets for rule in draft.recipe.rules)

@@ -62,7 +62,7 @@ def test_forms(name):
 
 
 @pytest.mark.parametrize(
-    "function, words",
+    ("function", "words"),
     [
         (lambda x, r, c, w: zeros(x).scatter_reduce(0, spread(r, x), x[c], "amax"), "scatters by amax"),
         (lambda x, r, c, w: x.index_add(0, r, x[c]), "a tensor that is not zero"),

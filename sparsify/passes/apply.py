@@ -1,0 +1,68 @@
+"""A model and a recipe to a sparse model.
+
+In: `apply(model, "gcn", (x, edge_index))`. Out: a `SparseModule` whose message passing runs in generated
+kernels.
+"""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparsify import recipe as recipes
+from sparsify.errors import CaptureError
+from sparsify.passes import calls
+from sparsify.passes.capture import Dynamic
+from sparsify.passes.sparse_module import SparseModule
+from sparsify.recipe import Recipe
+
+Given = str | PathLike[str] | Mapping[str, Any] | Recipe
+
+
+def apply(
+    model: nn.Module,
+    recipe: Given,
+    example_inputs: Any = None,
+    *,
+    dynamic: Dynamic = None,
+    strict: bool = False,
+    verify: bool = True,
+) -> SparseModule:
+    """The model with its sparse parts as kernels.
+
+    Args:
+        model: any module; it stays as it is, and the result shares its parameters.
+        recipe: a path, a built-in name, a mapping or a `Recipe`.
+        example_inputs: a tensor, a tuple of positional or a mapping of keyword arguments; without them the
+            capture happens at the first call.
+        dynamic: None for all input dimensions where export allows, `()` for none, or a mapping of names to
+            dimensions.
+        strict: raise where something would stay dense.
+        verify: compare the outputs for the example inputs with those of the dense model.
+
+    Raises:
+        RecipeError: the recipe is wrong, or one of its rules matches nothing.
+        CaptureError: with `strict`, the model cannot be captured.
+        VerificationError: the results differ from the dense model's beyond the recipe's limits.
+    """
+    loaded = recipes.load(recipe)
+    module = SparseModule(model, loaded, dynamic=dynamic, strict=strict, verify=verify)
+    if example_inputs is None:
+        return module
+    args, kwargs = as_call(example_inputs)
+    call = calls.flatten(calls.signature(model), args, kwargs)
+    if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
+        raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")
+    module.prepare(call, call.tensors(module._matrices))
+    return module
+
+
+def as_call(example_inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Positional and keyword arguments of an example call."""
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, Mapping):
+        return (), example_inputs
+    return tuple(example_inputs), {}

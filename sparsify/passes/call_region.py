@@ -1,0 +1,219 @@
+"""The call of a region: finds its operands, runs its kernel, and is one operator for torch.compile.
+
+In: `call_region(handle, x, edge_index, 2708, w, b)`. Out: the region's result, differentiable.
+
+Eager calls go straight to the kernel. While tracing, compiling or exporting the same call is the operator
+`torch.ops.sparsify.region(handle, tensors, sizes)`, whose shapes are ordinary: conversions stay inside of it.
+"""
+
+import itertools
+import time
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.kernel import compile_program
+from sparsify.errors import CompilerError, KernelError, SparsifyError
+from sparsify.options import Options
+from sparsify.passes.structure import Aligned, Structure
+from sparsify.storage.tensor import SparseTensor
+
+Extent = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where an operand of the program comes from.
+
+    Attributes:
+        name: its name in the program.
+        argument: the position of the tensor among the call's arguments; with a structure that of a sparse
+            operand's values, -1 when the structure knows them.
+        structure: what computes it once per graph.
+        leaves: the positions of the structure's leaves among the arguments.
+        result: the position among the structure's results.
+    """
+
+    name: str
+    argument: int
+    structure: Structure | None = None
+    leaves: tuple[int, ...] = ()
+    result: int = 0
+
+
+_handles = itertools.count(1)
+_calls: "weakref.WeakValueDictionary[int, RegionCall]" = weakref.WeakValueDictionary()
+
+
+class RegionCall:
+    """A region's kernel with the way its operands are found.
+
+    Args:
+        name: for reports.
+        program: the einsum program; its inputs are in the order of `operands`.
+        shape: per mode of the result its extent, or the argument and mode that have it.
+        dense: the nodes that the region replaces, for when the kernel cannot be built or fails.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        operands: Sequence[Operand],
+        shape: tuple[Extent, ...],
+        dense: fx.GraphModule,
+        options: Options,
+    ) -> None:
+        self.name, self.program, self.operands = name, program, tuple(operands)
+        self.shape, self.dense, self.options = shape, dense, options
+        self.dtype = getattr(torch, program.declaration(program.outputs[0]).dtype)
+        self.failure: SparsifyError | None = None
+        self.times_us: list[float] | None = None
+        self.handle = next(_handles)
+        self.kernel: Any = None
+        _calls[self.handle] = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RegionCall":
+        return self  # kernels and memories are shared: they hold no parameters
+
+    def compile(self, arguments: Sequence[Any]) -> None:
+        """Makes the kernel, for operands like those of the example arguments."""
+        self.kernel = compile_program(self.program, options=self.options)
+
+    def kernel_facts(self) -> tuple[str, str, float | None]:
+        """Key of the kernel, whether it was found or built, and its estimated time in microseconds."""
+        return self.kernel.key, self.kernel.cache, self.kernel.estimated_us
+
+    def values(self, arguments: Sequence[Any]) -> list[Any]:
+        """The operands in the order of the program."""
+        found = []
+        for operand in self.operands:
+            if operand.structure is None:
+                found.append(arguments[operand.argument])
+                continue
+            results = operand.structure(tuple(arguments[at] for at in operand.leaves))
+            value = results[operand.result]
+            if isinstance(value, Aligned):
+                value = SparseTensor(value.pattern, value.values(arguments[operand.argument]))
+            found.append(value)
+        return found
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        """The result of the region, by the dense nodes once the kernel has failed."""
+        if self.failure is None:
+            started = time.perf_counter() if self.times_us is not None else 0.0
+            try:
+                result: torch.Tensor = self.kernel(*self.values(arguments))
+            except (CompilerError, KernelError) as error:
+                self.fail(error)
+            else:
+                if self.times_us is not None:
+                    self.times_us.append((time.perf_counter() - started) * 1e6)
+                return result
+        fallback: torch.Tensor = self.dense(*arguments)[0]
+        return fallback
+
+    def fail(self, error: SparsifyError) -> None:
+        """Goes over to the dense nodes for good, with one warning; under strict it raises."""
+        if self.options.strict:
+            raise error
+        self.failure = error
+        warnings.warn(f"{self.name} runs densely from now on: {error}", RuntimeWarning, stacklevel=4)
+
+    def result_shape(self, arguments: Sequence[Any]) -> list[Any]:
+        """The shape of the result for these arguments."""
+        return [e if isinstance(e, int) else arguments[e[0]].shape[e[1]] for e in self.shape]
+
+
+def call_region(handle: int, *arguments: Any) -> torch.Tensor:
+    """The result of the region `handle` for its arguments, tensors and sizes."""
+    if torch.compiler.is_compiling():
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        sizes = [argument for argument in arguments if not isinstance(argument, torch.Tensor)]
+        places = [
+            position for position, argument in enumerate(arguments) if not isinstance(argument, torch.Tensor)
+        ]
+        traced: torch.Tensor = torch.ops.sparsify.region(handle, tensors, sizes, places)
+        return traced
+    return _calls[handle](*arguments)
+
+
+def merged(tensors: Sequence[torch.Tensor], sizes: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    """The arguments in their order: tensors, with the sizes put back at their places."""
+    arguments: list[Any] = list(tensors)
+    for place, size in zip(places, sizes, strict=True):
+        arguments.insert(place, size)
+    return arguments
+
+
+def run(handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int]) -> torch.Tensor:
+    """The operator's computation."""
+    return _calls[handle](*merged(tensors, sizes, places))
+
+
+def shape_only(handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int]) -> torch.Tensor:
+    """The operator on fake tensors."""
+    call = _calls[handle]
+    arguments = merged(tensors, sizes, places)
+    return tensors[0].new_empty(call.result_shape(arguments), dtype=call.dtype)
+
+
+def run_backward(
+    handle: int, gradient: torch.Tensor, tensors: list[torch.Tensor], sizes: list[int], places: list[int],
+    needed: list[int],
+) -> list[torch.Tensor]:  # fmt: skip
+    """The gradients of the tensors at the positions `needed`; the forward pass is computed again."""
+    with torch.enable_grad():
+        inputs = [t.detach().requires_grad_(position in needed) for position, t in enumerate(tensors)]
+        result = _calls[handle](*merged(inputs, sizes, places))
+        wanted = [inputs[position] for position in needed]
+        found = torch.autograd.grad(result, wanted, gradient, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g.contiguous() for g, t in zip(found, wanted, strict=True)]
+
+
+def backward_shapes(
+    handle: int, gradient: torch.Tensor, tensors: list[torch.Tensor], sizes: list[int], places: list[int],
+    needed: list[int],
+) -> list[torch.Tensor]:  # fmt: skip
+    """The gradients on fake tensors."""
+    return [torch.empty_like(tensors[position], memory_format=torch.contiguous_format) for position in needed]
+
+
+def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    """Keeps what backward needs."""
+    handle, tensors, sizes, places = inputs
+    ctx.handle, ctx.sizes, ctx.places = handle, sizes, places
+    ctx.needed = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
+    ctx.save_for_backward(*tensors)
+
+
+def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, list[torch.Tensor | None], Any, Any]:
+    """The gradients of all arguments."""
+    tensors = list(ctx.saved_tensors)
+    found = torch.ops.sparsify.region_backward(
+        ctx.handle, gradient, tensors, ctx.sizes, ctx.places, ctx.needed
+    )
+    gradients: list[torch.Tensor | None] = [None] * len(tensors)
+    for position, value in zip(ctx.needed, found, strict=True):
+        gradients[position] = value
+    nothing = [] if not ctx.places else None  # the empty list is a structure without leaves
+    return None, gradients, nothing, nothing
+
+
+_library = torch.library.Library("sparsify", "FRAGMENT")
+_library.define("region(int handle, Tensor[] tensors, SymInt[] sizes, int[] places) -> Tensor")
+_library.define(
+    "region_backward(int handle, Tensor gradient, Tensor[] tensors, SymInt[] sizes, int[] places, "
+    "int[] needed) -> Tensor[]"
+)
+_library.impl("region", run, "CompositeExplicitAutograd")
+_library.impl("region_backward", run_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("sparsify::region", shape_only, lib=_library)
+torch.library.register_fake("sparsify::region_backward", backward_shapes, lib=_library)
+torch.library.register_autograd("sparsify::region", backward, setup_context=remember, lib=_library)

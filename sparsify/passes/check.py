@@ -1,0 +1,129 @@
+"""The emitted graph, looked at before it is used, and its results against those of the dense model.
+
+In: a draft after `emit`. Out: the same draft, or an `AssertionError`; `compare` raises `VerificationError`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparsify.errors import VerificationError
+from sparsify.passes.base import Draft
+from sparsify.passes.call_region import RegionCall, call_region
+from sparsify.recipe import Verify
+
+
+def check(draft: Draft) -> Draft:
+    """The draft, after checking that each region is called once, with a kernel, and that nothing dangles."""
+    calls = [node for node in draft.graph.nodes if node.target is call_region]
+    assert len(calls) == len(draft.regions), f"{len(draft.regions)} regions, {len(calls)} calls"
+    for node in calls:
+        region = node.meta["region"]
+        assert isinstance(region, RegionCall), f"{node.name} has no region"
+        assert region.kernel is not None, f"{node.name} has no kernel"
+        assert node.args[0] == region.handle, f"{node.name} calls another region"
+    return draft
+
+
+def compare(
+    dense: Callable[[], Any],
+    sparse: Callable[[], Any],
+    limits: Verify,
+    parameters: Sequence[torch.Tensor] = (),
+) -> float:
+    """The largest difference between both results; with `parameters` between their gradients, too.
+
+    Args:
+        dense, sparse: computations that draw the same random numbers from the same seed.
+        limits: `rtol` and `atol`.
+        parameters: tensors whose gradients are compared.
+
+    Raises:
+        VerificationError: a difference is beyond the limits, or the outputs have another structure.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        with SameDraws():
+            expected = dense()
+        torch.manual_seed(0)
+        with SameDraws():
+            found = sparse()
+    largest = 0.0
+    for name, want, have in pairs(expected, found):
+        largest = max(largest, require_close(f"output{name}", want, have, limits))
+    if parameters:
+        want_all = gradients(expected, parameters)
+        have_all = gradients(found, parameters)
+        for number, (want, have) in enumerate(zip(want_all, have_all, strict=True)):
+            if want is not None and have is not None:
+                largest = max(largest, require_close(f"gradient {number}", want, have, limits))
+            elif (want is None) != (have is None):
+                raise VerificationError(
+                    f"gradient {number} exists only {'densely' if have is None else 'sparsely'}"
+                )
+    return largest
+
+
+class SameDraws(TorchDispatchMode):
+    """Dropout that depends on coordinates alone.
+
+    Torch's own draws follow the memory order, which may differ.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.native_dropout.default and args[2] is not False:
+            mask = drawn(args[0].shape) >= args[1]
+            return args[0] * mask / (1 - args[1]), mask
+        if func is torch.ops.aten.bernoulli_.float:
+            return args[0].copy_(drawn(args[0].shape) < (args[1] if len(args) > 1 else 0.5))
+        return func(*args, **(kwargs or {}))
+
+
+def drawn(shape: torch.Size) -> torch.Tensor:
+    """Uniform numbers in row-major order, from torch's generator."""
+    return torch.rand(tuple(shape))
+
+
+def pairs(expected: Any, found: Any) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    """The tensors of two equal output structures, with their paths."""
+    left, left_spec = pytree.tree_flatten_with_path(expected)
+    right, right_spec = pytree.tree_flatten(found)
+    if left_spec != right_spec:
+        raise VerificationError(f"the outputs are {right_spec}, the dense model's {left_spec}")
+    return [
+        (pytree.keystr(path), want, have)
+        for (path, want), have in zip(left, right, strict=True)
+        if isinstance(want, torch.Tensor)
+    ]
+
+
+def require_close(name: str, want: torch.Tensor, have: torch.Tensor, limits: Verify) -> float:
+    """The largest absolute difference, when it is within the limits."""
+    if want.shape != have.shape or want.dtype != have.dtype:
+        raise VerificationError(
+            f"{name} is {have.dtype} {list(have.shape)}, densely {want.dtype} {list(want.shape)}"
+        )
+    if want.numel() == 0:
+        return 0.0
+    difference = (want.detach() - have.detach()).abs().double()
+    largest = float(torch.nan_to_num(difference, nan=0.0).max())
+    scale = float(want.detach().abs().double().nan_to_num(posinf=0.0).max())
+    same_nan = bool((want.isnan() == have.isnan()).all()) if want.is_floating_point() else True
+    if not same_nan or largest > limits.atol + limits.rtol * scale:
+        raise VerificationError(
+            f"{name} differs from the dense model's by {largest:.3g} (largest value {scale:.3g})",
+            f"rtol {limits.rtol:g} and atol {limits.atol:g} allow {limits.atol + limits.rtol * scale:.3g}",
+        )
+    return largest
+
+
+def gradients(outputs: Any, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of the sum of squares of all outputs."""
+    leaves = [
+        leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+    loss = torch.stack([leaf.square().sum() for leaf in leaves]).sum()
+    return torch.autograd.grad(loss, list(parameters), allow_unused=True)

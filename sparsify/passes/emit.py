@@ -1,0 +1,337 @@
+"""Regions to kernel calls: the graph with one call in place of every region's nodes.
+
+In: a region with its program. Out: `%y = call_region(handle, %x, %edge_index, %n, %w, %b)`.
+
+Operands that follow from a graph's structure alone (adjacency, normalisation, degrees, turned weights) are
+cut out of the graph into a `Structure`, which remembers them; what remains of the graph computes nothing
+twice.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsify.errors import SparsifyError
+from sparsify.passes import canonicalize, operators
+from sparsify.passes.base import Draft
+from sparsify.passes.call_region import Operand, RegionCall, call_region
+from sparsify.passes.lift.matrix import Matrix
+from sparsify.passes.operators import operator_name, scope, tensor_value
+from sparsify.passes.region import Region
+from sparsify.passes.structure import MatrixOutput, Structure
+from sparsify.report import ConversionEntry, RegionEntry
+from sparsify.storage.format import Format
+
+LAYOUT_ONLY = frozenset(("t", "transpose", "permute", "contiguous", "view", "unsqueeze", "clone"))
+
+
+@dataclass
+class Plan:
+    """The structure that is cut out for one set of leaves."""
+
+    leaves: list[fx.Node]
+    outputs: list[fx.Node | int] = field(default_factory=list)
+    results: list[int | MatrixOutput] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    structure: Structure | None = None
+
+    def output(self, node: Any) -> int:
+        """The position of a node or number among the outputs of the module."""
+        if node not in self.outputs:
+            self.outputs.append(node)
+        return self.outputs.index(node)
+
+    def result(self, spec: int | MatrixOutput, name: str) -> int:
+        """The position of a result, which equal operands share."""
+        if spec not in self.results:
+            self.results.append(spec)
+            self.names.append(name)
+        return self.results.index(spec)
+
+
+@dataclass
+class Binding:
+    """Where one operand of a region comes from: an argument, or a result of a structure."""
+
+    name: str
+    node: fx.Node | None = None
+    plan: Plan | None = None
+    result: int = 0
+
+
+def emit(draft: Draft) -> Draft:
+    """The draft with a call in place of each region.
+
+    A region without a kernel stays dense, and the report says why.
+    """
+    plans: dict[frozenset[fx.Node], Plan] = {}
+    for region in draft.regions:  # all structures are known before an operand may join one
+        for matrix in region.matrices:
+            bind_matrix(matrix, region.names[matrix.name], plans)
+    bound = [(region, bind(draft, region, plans)) for region in draft.regions]
+    for plan in plans.values():
+        cut_out(draft, plan)
+    emitted: list[RegionCall] = []
+    replaced: dict[fx.Node, fx.Node] = {}
+    for region, bindings in bound:
+        try:
+            call, new = replace_nodes(draft, region, bindings, replaced)
+        except SparsifyError as error:
+            if draft.strict or draft.options.strict:
+                raise
+            keep_dense(draft, region, error)
+        else:
+            emitted.append(call)
+            replaced[region.output] = new
+    draft.regions = emitted
+    canonicalize.remove_unused(draft.graph)
+    return draft
+
+
+def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:
+    """Lists the nodes of a region that has no kernel."""
+    node = region.output
+    reason = f"no kernel: {error}".splitlines()[0]
+    draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
+    draft.report.warnings.append(f"{node.name} stays dense, {reason}")
+
+
+def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) -> list[Binding]:
+    """Where the operands of a region come from, in the order of its program."""
+    bindings = []
+    for name, operand in region.operands.items():
+        short = region.names[name]
+        if isinstance(operand, Matrix):
+            bindings.append(bind_matrix(operand, short, plans))
+            continue
+        leaves = once_leaves(operand, plans)
+        if leaves is None:
+            bindings.append(Binding(short, node=operand))
+        else:
+            plan = plans.setdefault(frozenset(leaves), Plan(leaves))
+            bindings.append(Binding(short, plan=plan, result=plan.result(plan.output(operand), short)))
+    return bindings
+
+
+def bind_matrix(matrix: Matrix, name: str, plans: dict[frozenset[fx.Node], Plan]) -> Binding:
+    """The binding of a sparse operand.
+
+    Its values are an argument when they follow from more than structure.
+    """
+    form = Format("csr" if matrix.mark.format == "auto" else matrix.mark.format)
+    if matrix.dense is not None:
+        plan = plans.setdefault(frozenset([matrix.dense]), Plan([matrix.dense]))
+        spec = MatrixOutput(form, matrix.dtype, dense=plan.output(matrix.dense), transposed=matrix.transposed)
+        return Binding(name, plan=plan, result=plan.result(spec, name))
+    assert matrix.rows is not None
+    assert matrix.columns is not None
+    assert matrix.extents is not None
+    needed = [matrix.rows, matrix.columns, *(e for e in matrix.extents if isinstance(e, fx.Node))]
+    leaves = leaves_of(needed)
+    with_values = leaves_of([*needed, matrix.values]) if matrix.values is not None else leaves
+    is_once = all(leaf in leaves or is_edge_vector(leaf) for leaf in with_values)
+    chosen = with_values if is_once else leaves
+    plan = plans.setdefault(frozenset(chosen), Plan(chosen))
+    values = None if matrix.values is None else plan.output(matrix.values) if is_once else -1
+    spec = MatrixOutput(
+        form,
+        matrix.dtype,
+        rows=plan.output(matrix.rows),
+        columns=plan.output(matrix.columns),
+        values=values,
+        extents=(plan.output(matrix.extents[0]), plan.output(matrix.extents[1])),
+    )
+    node = None if is_once else matrix.values
+    return Binding(name, node=node, plan=plan, result=plan.result(spec, name))
+
+
+def leaves_of(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """Inputs, attributes and sizes from which `nodes` are computed, in graph order.
+
+    A size is a leaf by itself.
+    """
+    seen: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            if not is_leaf(node):
+                waiting.extend(node.all_input_nodes)
+    graph = next(iter(seen)).graph
+    return [node for node in graph.nodes if node in seen and is_leaf(node)]
+
+
+def is_leaf(node: fx.Node) -> bool:
+    """Whether a structure takes `node` as an input; random and writing nodes are never computed once."""
+    if node.op in ("placeholder", "get_attr"):
+        return True
+    is_input_size = (
+        operator_name(node) in ("sym_size", "size") and node.all_input_nodes[0].op == "placeholder"
+    )
+    return is_input_size or operators.is_random(node) or canonicalize.is_writer(node)
+
+
+def is_edge_vector(node: fx.Node) -> bool:
+    """Whether a leaf is one number per edge that comes from outside, as edge weights do."""
+    value = tensor_value(node)
+    return node.op == "placeholder" and value is not None and value.dim() == 1
+
+
+def once_leaves(node: fx.Node, plans: dict[frozenset[fx.Node], Plan]) -> list[fx.Node] | None:
+    """The leaves of an operand that follows from structure or is a turned weight, None for others."""
+    if is_leaf(node):
+        return None
+    leaves = leaves_of([node])
+    if len(leaves) == 1 and leaves[0].op == "get_attr" and only_layout(node):
+        return leaves
+    tensors = {leaf for leaf in leaves if tensor_value(leaf) is not None}
+    for known in plans:
+        structural = {leaf for leaf in known if leaf.op == "placeholder"}
+        if tensors and tensors <= structural and all(is_size_or(leaf, structural) for leaf in leaves):
+            return leaves
+    return None
+
+
+def only_layout(node: fx.Node) -> bool:
+    """Whether a node only turns or copies an attribute."""
+    while node.op == "call_function":
+        if operator_name(node) not in LAYOUT_ONLY or len(node.all_input_nodes) != 1:
+            return False
+        node = node.all_input_nodes[0]
+    return True
+
+
+def is_size_or(node: fx.Node, known: set[fx.Node]) -> bool:
+    """Whether a leaf is a size or one of `known`."""
+    return node in known or operator_name(node) in ("sym_size", "size")
+
+
+def cut_out(draft: Draft, plan: Plan) -> None:
+    """Builds the structure of a plan from the part of the graph between its leaves and its outputs."""
+    module = extract(draft, plan.leaves, plan.outputs)
+    matrices = [spec for spec in plan.results if isinstance(spec, MatrixOutput)]
+    target = str(matrices[0].format) if matrices else "row-major"
+    entry = ConversionEntry(", ".join(plan.names), ", ".join(leaf.name for leaf in plan.leaves), target)
+    draft.report.conversions.append(entry)
+    plan.structure = Structure(module, plan.results, entry)
+
+
+def extract(draft: Draft, inputs: list[fx.Node], outputs: list[fx.Node | int]) -> fx.GraphModule:
+    """The part of the graph from `inputs` to `outputs` as a module of its own."""
+    needed: set[fx.Node] = set()
+    waiting = [node for node in outputs if isinstance(node, fx.Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed and node not in inputs:
+            needed.add(node)
+            waiting.extend(node.all_input_nodes)
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(node.name) for node in inputs}
+    for node in draft.graph.nodes:
+        if node in needed:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output([copies[node] if isinstance(node, fx.Node) else node for node in outputs])
+    canonicalize.merge_repetitions(graph)
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def replace_nodes(
+    draft: Draft, region: Region, bindings: list[Binding], replaced: dict[fx.Node, fx.Node]
+) -> tuple[RegionCall, fx.Node]:
+    """Compiles a region and puts a call in the place of its nodes.
+
+    `replaced` knows the calls of earlier regions.
+    """
+    arguments: list[fx.Node] = []
+
+    def at(node: fx.Node) -> int:
+        node = replaced.get(node, node)
+        if node not in arguments:
+            arguments.append(node)
+        return arguments.index(node)
+
+    operands = []
+    for binding in bindings:
+        argument = at(binding.node) if binding.node is not None else -1
+        if binding.plan is None:
+            operands.append(Operand(binding.name, argument))
+            continue
+        leaves = tuple(at(leaf) for leaf in binding.plan.leaves)
+        assert binding.plan.structure is not None, "structures are cut out before calls are made"
+        operands.append(Operand(binding.name, argument, binding.plan.structure, leaves, binding.result))
+    node = region.output
+    shape = output_shape(node, at)
+    assert region.program is not None, "fuse finishes programs"
+    name = f"region_{len(replaced)}"
+    dense = extract(draft, arguments, [node])
+    call = RegionCall(name, region.program, operands, shape, dense, draft.options)
+    entry = describe(draft, region, call)
+    call.compile(example_arguments(draft, arguments))
+    entry.kernel, entry.cache, entry.estimated_us = call.kernel_facts()
+    with draft.graph.inserting_before(node):
+        new = draft.graph.call_function(call_region, (call.handle, *arguments))
+    new.meta.update({key: node.meta[key] for key in ("val", "nn_module_stack") if key in node.meta})
+    new.meta["region"] = call
+    node.replace_all_uses_with(new)
+    draft.report.regions.append(entry)
+    return call, new
+
+
+def output_shape(node: fx.Node, at: Any) -> tuple[int | tuple[int, int], ...]:
+    """Per mode of the result its extent, or (argument, mode) where the extent is found."""
+    shape: list[int | tuple[int, int]] = []
+    value = tensor_value(node)
+    assert value is not None
+    for extent in value.shape:
+        if str(extent).isdigit():
+            shape.append(int(str(extent)))
+            continue
+        found = canonicalize.input_of_extent(node.graph, extent)
+        if found is None:
+            raise SparsifyError(f"the extent {extent} of {node.name} is no extent of an input")
+        shape.append((at(found[0]), found[1]))
+    return tuple(shape)
+
+
+def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
+    """The region's line in the report."""
+    assert region.program is not None, "fuse finishes programs"
+    formats = {d.name: f"{d.format}" for d in region.program.declarations if not d.format.is_dense}
+    einsum = "; ".join(str(statement) for statement in region.program.statements)
+    scopes = sorted({scope(node) for node in region.covered} - {""})
+    return RegionEntry(
+        call.name, [node.name for node in region.covered], scopes, einsum, formats, notes=region.notes
+    )
+
+
+def example_arguments(draft: Draft, arguments: list[fx.Node]) -> list[Any] | None:
+    """The arguments of a region for the example inputs, when they are inputs, sizes or attributes.
+
+    Else None each.
+    """
+    values: list[Any] = []
+    for node in arguments:
+        if node.op == "placeholder":
+            values.append(draft.examples.get(str(node.meta.get("input", node.target))))
+        elif node.op == "get_attr":
+            values.append(attribute(draft, str(node.target)))
+        elif operator_name(node) in ("sym_size", "size") and node.all_input_nodes[0].op == "placeholder":
+            source = draft.examples.get(str(node.all_input_nodes[0].meta.get("input")))
+            values.append(None if source is None else source.shape[node.args[1]])  # type: ignore[index]
+        else:
+            values.append(None)
+    return values
+
+
+def attribute(draft: Draft, name: str) -> torch.Tensor:
+    """A parameter, buffer or captured constant by its qualified name."""
+    if name in draft.captured.constants:
+        return draft.captured.constants[name]
+    owner, _, last = name.rpartition(".")
+    found = getattr(draft.model.get_submodule(owner), last)
+    assert isinstance(found, torch.Tensor), f"{name} is a tensor"
+    return found

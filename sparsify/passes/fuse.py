@@ -1,0 +1,196 @@
+"""Neighbouring fragments joined to regions, each one einsum program around a sparse operand.
+
+In: fragments of `linear`, `index_add`, `add`, `relu`.
+Out: one region, `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`.
+
+A region starts at a product with a sparse operand, takes in the dense product in front of it when nothing
+else reads that, and the pointwise operators behind it as long as each result has one reader. `A(XW)`
+against `(AX)W` is decided
+by the widths: the sparse product runs on the narrower side.
+"""
+
+from torch import fx
+
+from sparsify.compiler.einsum.nodes import Access, Call, Expr, Index, Reduce
+from sparsify.compiler.einsum.rename import replace
+from sparsify.compiler.node import walk
+from sparsify.passes import region as regions
+from sparsify.passes.base import Draft
+from sparsify.passes.lift.fragment import Fragment, access, turned
+from sparsify.passes.lift.matrix import declared_sparse
+from sparsify.passes.operators import argument, operator_name, scope, tensor_value
+from sparsify.passes.region import Region
+
+
+def fuse(draft: Draft) -> Draft:
+    """The draft with its regions, in graph order, each with a finished program."""
+    found: list[Region] = []
+    taken: set[fx.Node] = set()
+    limit = draft.recipe.fuse.max_einsums or len(draft.graph.nodes)
+    for node in draft.graph.nodes:
+        fragment = fragment_of(node)
+        if fragment is None or not fragment.matrices or node in taken:
+            continue
+        region = regions.of_fragment(fragment)
+        if draft.recipe.fuse.enabled:
+            join_producer(draft, region, found, limit)
+            join_consumers(draft, region, taken, limit)
+        taken.update(region.covered)
+        found.append(region)
+    for region in found:
+        regions.finish(region)
+    draft.regions = found
+    report_dense(draft, {node for region in found for node in region.covered})
+    return draft
+
+
+def report_dense(draft: Draft, covered: set[fx.Node]) -> None:
+    """Lists every node that a rule reached and that no region computes."""
+    for node in draft.graph.nodes:
+        why = node.meta.get("dense_reason")
+        if why and node not in covered:
+            draft.report.left_dense(node.name, operator_name(node), scope(node), why)
+
+
+def fragment_of(node: fx.Node) -> Fragment | None:
+    """The fragment that lifting gave to a node."""
+    fragment = node.meta.get("fragment")
+    return fragment if isinstance(fragment, Fragment) else None
+
+
+def join_producer(draft: Draft, region: Region, found: list[Region], limit: int) -> None:
+    """Takes in the product that computes the dense operand, when only this region reads it."""
+    for operand in list(region.operands.values()):
+        if not isinstance(operand, fx.Node) or len(operand.users) != 1:
+            continue
+        if len(region.statements) >= limit or not may_join(draft, operand, region.output):
+            continue
+        fragment = fragment_of(operand)
+        earlier = next((other for other in found if other.output is operand), None)
+        if earlier is not None and fragment is not None and fragment.kind == "product":
+            found.remove(earlier)  # sparse features times a weight
+            regions.prepend(region, earlier)
+        elif (
+            earlier is None
+            and fragment is not None
+            and fragment.kind == "product"
+            and reads_once(region, operand)
+        ):
+            regions.prepend(region, regions.of_fragment(fragment))
+            region.notes.append("A(XW)")
+
+
+def reads_once(region: Region, operand: fx.Node) -> bool:
+    """Whether a region reads the operand in one place."""
+    return sum(regions.reads(value, operand.name) for _, _, value in region.statements) == 1
+
+
+def may_join(draft: Draft, first: fx.Node, second: fx.Node) -> bool:
+    """Whether the recipe lets two nodes be in one program: across modules, or inside one module."""
+    if draft.recipe.fuse.across == "modules":
+        return True
+    return scope(first).split("@")[0].split(".")[0] == scope(second).split("@")[0].split(".")[0]
+
+
+def join_consumers(draft: Draft, region: Region, taken: set[fx.Node], limit: int) -> None:
+    """Takes in pointwise readers, and a linear layer that narrows the result, one after the other."""
+    while True:
+        output = region.output
+        if len(output.users) != 1:
+            return
+        reader = next(iter(output.users))
+        fragment = fragment_of(reader)
+        if fragment is None or reader in taken or not may_join(draft, output, reader):
+            return
+        if fragment.kind == "pointwise" and regions.reads(fragment.value, output.name) == 1:
+            if not fits(region, fragment):
+                return
+            regions.absorb(region, fragment)
+        elif len(region.statements) >= limit or not narrow_first(region, fragment):
+            return
+
+
+def fits(region: Region, consumer: Fragment) -> bool:
+    """Whether the consumer has the shape of the region's output, so that nothing is computed twice."""
+    _, indices, _ = region.statements[-1]
+    access = next(
+        part
+        for part in walk(consumer.value)
+        if isinstance(part, Access) and part.tensor == region.output.name
+    )
+    return access.indices == tuple(Index(index) for index in consumer.indices) and len(indices) == len(
+        access.indices
+    )
+
+
+def narrow_first(region: Region, fragment: Fragment) -> bool:
+    """`(A X) W -> A (X W)` when `W` narrows X; true when it was done.
+
+    The sparse product then runs on fewer columns. Between both there may only be factors per row.
+    """
+    node = fragment.node
+    if operator_name(node) != "linear" or fragment.matrices or len(region.statements) != 1:
+        return False
+    weight, bias = node.args[1], argument(node, 2, "bias")
+    width = tensor_value(weight).shape  # type: ignore[union-attr]
+    if not all(isinstance(extent, int) for extent in width) or width[0] >= width[1]:
+        return False
+    _, (row, column), value = region.statements[-1]
+    reduced, features = sparse_sum(value, row, column, region)
+    if reduced is None or features is None or node.args[0] is not region.output:
+        return False
+    temporary = product_in_front(region, fragment, features)
+    assert isinstance(reduced.body, Call)
+    narrowed = Call("mul", (reduced.body.args[0], Access(region.output.name, features.indices)))
+    value = replace(value, reduced, Reduce("sum", reduced.indices, narrowed))
+    if isinstance(bias, fx.Node):
+        value = Call("add", (value, Access(bias.name, (Index(column),))))
+        region.operands[bias.name] = bias
+    region.statements = [temporary, (node, (row, column), value)]
+    region.covered += [node]
+    region.notes.append("A(XW) instead of (AX)W")
+    return True
+
+
+def sparse_sum(value: Expr, row: str, column: str, region: Region) -> tuple[Reduce | None, Access | None]:
+    """The sum `sum(j, A[i,j] * x[j,k])` inside `value` when everything around it is a factor per row."""
+    match value:
+        case Reduce(
+            "sum", (_,), Call("mul", (Access(a, (Index(i), _)), Access(x, (_, Index(k))) as features))
+        ):
+            is_sparse = any(matrix.name == a for matrix in region.matrices)
+            dense = isinstance(region.operands.get(x), fx.Node)
+            return (value, features) if is_sparse and dense and (i, k) == (row, column) else (None, None)
+        case Call("div" | "mul", (inner, factor)) if is_row_factor(factor, column):
+            return sparse_sum(inner, row, column, region)
+        case Call("mul", (factor, inner)) if is_row_factor(factor, column):
+            return sparse_sum(inner, row, column, region)
+    return None, None
+
+
+def is_row_factor(factor: Expr, column: str) -> bool:
+    """Whether a factor is the same in all columns."""
+    return not any(isinstance(part, Index) and part.name == column for part in walk(factor))
+
+
+Statement = tuple[fx.Node, tuple[str, ...], Expr]
+
+
+def product_in_front(region: Region, fragment: Fragment, features: Access) -> Statement:
+    """The statement `T = X W`, under the name of the sparse product that nobody reads any more."""
+    node, old = fragment.node, region.output
+    row, column = fragment.indices
+    product = fragment.value.args[0] if isinstance(fragment.value, Call) else fragment.value
+    assert isinstance(product, Reduce), "a linear layer is a sum, with a bias or without"
+    dense, weight = region.operands.pop(features.tensor), node.args[1]
+    matrix = declared_sparse(dense)
+    assert isinstance(weight, fx.Node)
+    assert isinstance(dense, fx.Node)
+    if matrix is None:
+        region.operands |= {dense.name: dense, weight.name: weight}
+        return old, (row, column), regions.renamed(product, old.name, dense.name)
+    weight = turned(weight, node)
+    region.operands |= {matrix.name: matrix, weight.name: weight}
+    summed = product.indices[0]
+    body = Call("mul", (access(matrix.name, row, summed), access(weight.name, summed, column)))
+    return old, (row, column), Reduce("sum", (summed,), body)

@@ -1,0 +1,125 @@
+"""Sparse operands of a graph: where their coordinates and values come from.
+
+In: a placeholder `adj` that a rule marked, or the parts of message passing.
+Out: `Matrix(name="A_adj", dense=%adj)`, `Matrix(name="A_index_add", rows=%r, columns=%c, values=%w)`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsify.passes import operators
+from sparsify.passes.base import Mark
+from sparsify.passes.canonicalize import size_node
+from sparsify.passes.lift.gather_scatter import GatherScatter
+from sparsify.passes.operators import operator_name, tensor_value
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A sparse operand [rows, columns].
+
+    Attributes:
+        name: its name in einsum programs.
+        extents: numbers or size nodes; None for a dense tensor, whose shape says it.
+        rows, columns: coordinates of the entries, [entries], None for a dense tensor.
+        values: [entries], None when all are 1.
+        dense: a dense tensor that a rule declares sparse.
+        transposed: whether the operand is the transpose of `dense`.
+        dtype: of the values.
+        mark: why it is sparse.
+    """
+
+    name: str
+    extents: tuple[Any, Any] | None
+    rows: fx.Node | None
+    columns: fx.Node | None
+    values: fx.Node | None
+    dense: fx.Node | None
+    transposed: bool
+    dtype: torch.dtype
+    mark: Mark
+
+
+def of_message_passing(match: GatherScatter, mark: Mark) -> Matrix | None:
+    """The adjacency behind message passing; its values are joined to one node in front of the scatter."""
+    features = tensor_value(match.features)
+    if features is None:
+        return None
+    senders = features.shape[0]
+    extent = (
+        int(str(senders)) if str(senders).isdigit() else size_node(match.features, 0, senders, match.node)
+    )
+    return Matrix(
+        name=f"A_{match.node.name}",
+        extents=(match.extent, extent),
+        rows=match.rows,
+        columns=match.columns,
+        values=joined_values(match),
+        dense=None,
+        transposed=False,
+        dtype=features.dtype,
+        mark=mark,
+    )
+
+
+def joined_values(match: GatherScatter) -> fx.Node | None:
+    """One node [edges] for the product of all weights of the messages."""
+    factors = list(match.weights)
+    graph = match.node.graph
+    result: fx.Node | None = factors[0] if factors else None
+    with graph.inserting_before(match.node):
+        for factor in factors[1:]:
+            result = value_like(graph.call_function(torch.ops.aten.mul.Tensor, (result, factor)), factor)
+        for divisor in match.divisors:
+            if result is None:
+                result = value_like(
+                    graph.call_function(torch.ops.aten.reciprocal.default, (divisor,)), divisor
+                )
+            else:
+                result = value_like(
+                    graph.call_function(torch.ops.aten.div.Tensor, (result, divisor)), divisor
+                )
+    return result
+
+
+def value_like(node: fx.Node, other: fx.Node) -> fx.Node:
+    """`node` with the shape, dtype and scope of `other`."""
+    node.meta.update({key: other.meta[key] for key in ("val", "nn_module_stack") if key in other.meta})
+    return node
+
+
+def declared_sparse(node: Any) -> Matrix | None:
+    """The sparse operand that a dense input or parameter is by a rule, through transposes.
+
+    None when it is dense.
+    """
+    transposed = False
+    base = node
+    while (
+        isinstance(base, fx.Node) and operator_name(base) in ("t", "transpose", "permute") and is_swap(base)
+    ):
+        base, transposed = base.args[0], not transposed
+    if not isinstance(base, fx.Node) or base.op not in ("placeholder", "get_attr"):
+        return None
+    mark, value = base.meta.get("sparse"), tensor_value(base)
+    if not isinstance(mark, Mark) or value is None or value.dim() != 2 or not value.dtype.is_floating_point:
+        return None
+    suffix = "_t" if transposed else ""
+    return Matrix(f"A_{base.name}{suffix}", None, None, None, None, base, transposed, value.dtype, mark)
+
+
+def is_swap(node: fx.Node) -> bool:
+    """Whether a transposition exchanges the two modes of a matrix."""
+    value = tensor_value(node)
+    if value is None or value.dim() != 2:
+        return False
+    if operator_name(node) == "t":
+        return True
+    if operator_name(node) == "permute":
+        dims = operators.argument(node, 1, "dims")
+        return [dim % 2 for dim in dims] == [1, 0]
+    dims = (operators.argument(node, 1, "dim0"), operators.argument(node, 2, "dim1"))
+    return sorted(dim % 2 for dim in dims) == [0, 1]

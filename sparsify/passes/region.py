@@ -1,0 +1,256 @@
+"""A region: graph nodes that one einsum program computes.
+
+In: fragments of `%t = linear(%x, %w)`, `%y = index_add(...)`, `%z = add(%y, %b)`, `%r = relu(%z)`.
+Out: `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])` over nodes and
+matrices.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
+from sparsify.compiler.node import Node, map_children, walk
+from sparsify.passes.lift.fragment import DTYPES, Fragment
+from sparsify.passes.lift.matrix import Matrix
+from sparsify.passes.operators import tensor_value
+from sparsify.storage.format import Format
+
+SUM_NAMES = ("j", "f", "g", "h", "l", "m", "n", "p", "q", "r")
+
+
+@dataclass
+class Region:
+    """Statements over named operands.
+
+    Attributes:
+        statements: (node, indices, value) in order; the last one is the output.
+        operands: the node or matrix behind every name that is read and not computed here.
+        covered: all nodes that the region replaces.
+        notes: decisions for the report.
+    """
+
+    statements: list[tuple[fx.Node, tuple[str, ...], Expr]]
+    operands: dict[str, fx.Node | Matrix]
+    covered: list[fx.Node]
+    notes: list[str] = field(default_factory=list)
+    program: Program | None = None
+    names: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def output(self) -> fx.Node:
+        """The node whose value the region computes."""
+        return self.statements[-1][0]
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """The nodes that the region reads."""
+        found: list[fx.Node | None] = []
+        for operand in self.operands.values():
+            if isinstance(operand, Matrix):
+                extents = [extent for extent in operand.extents or () if isinstance(extent, fx.Node)]
+                found += [operand.rows, operand.columns, operand.values, operand.dense, *extents]
+            else:
+                found.append(operand)
+        return [node for node in dict.fromkeys(found) if node is not None]
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """The sparse operands."""
+        return [operand for operand in self.operands.values() if isinstance(operand, Matrix)]
+
+
+def of_fragment(fragment: Fragment) -> Region:
+    """The region of one fragment."""
+    statement = (fragment.node, fragment.indices, fragment.value)
+    return Region([statement], dict(fragment.operands), [fragment.node, *fragment.covered])
+
+
+def place(expr: Expr, indices: Mapping[str, Expr]) -> Expr:
+    """`expr` with index variables replaced."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Index) and node.name in indices:
+            return indices[node.name]
+        return map_children(node, visit)
+
+    result = visit(expr)
+    assert isinstance(result, Expr)
+    return result
+
+
+def inline(expr: Expr, name: str, indices: tuple[str, ...], value: Expr) -> Expr:
+    """`expr` with every access to `name` replaced by `value`, whose result is indexed by `indices`."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Access) and node.tensor == name:
+            return place(value, dict(zip(indices, node.indices, strict=True)))  # type: ignore[arg-type]
+        return map_children(node, visit)
+
+    result = visit(expr)
+    assert isinstance(result, Expr)
+    return result
+
+
+def renamed(expr: Expr, old: str, new: str) -> Expr:
+    """`expr` with the tensor `new` in place of `old`."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Access) and node.tensor == old:
+            return Access(new, node.indices)
+        return map_children(node, visit)
+
+    result = visit(expr)
+    assert isinstance(result, Expr)
+    return result
+
+
+def reads(expr: Expr, name: str) -> int:
+    """How often `expr` reads the tensor `name`."""
+    return sum(isinstance(node, Access) and node.tensor == name for node in walk(expr))
+
+
+def absorb(region: Region, consumer: Fragment) -> None:
+    """Adds a pointwise consumer of the region's output: the last statement computes it instead."""
+    node, indices, value = region.statements[-1]
+    joined = inline(consumer.value, node.name, indices, value)
+    region.statements[-1] = (consumer.node, consumer.indices, joined)
+    region.operands |= {name: operand for name, operand in consumer.operands.items() if name != node.name}
+    region.covered += [consumer.node, *consumer.covered]
+
+
+def prepend(region: Region, producer: Region) -> None:
+    """Adds the statements of a region whose output this region reads."""
+    region.operands.pop(producer.output.name, None)
+    region.operands = {**producer.operands, **region.operands}
+    region.statements = producer.statements + region.statements
+    region.covered = producer.covered + region.covered
+    region.notes = producer.notes + region.notes
+
+
+def finish(region: Region) -> None:
+    """Writes the region's program, with the names that textbooks use, into it."""
+    region.names = tensor_names(region)
+    order = index_order(region)
+    statements = []
+    declarations = []
+    extents: dict[str, tuple[str, ...]] = {}
+    for node, indices, value in region.statements:
+        target = Access(region.names[node.name], tuple(Index(order[index]) for index in indices))
+        named = rename(value, region.names, order)
+        statements.append(Assign(target, None, named))
+        extents[target.tensor] = tuple(order[index] for index in indices)
+        for found in walk(named):
+            if isinstance(found, Access):
+                extents.setdefault(found.tensor, tuple(mode_name(index) for index in found.indices))
+    for name, operand in region.operands.items():
+        declarations.append(declare(region.names[name], extents[region.names[name]], operand))
+    for node, _, _ in region.statements:
+        declarations.append(declare(region.names[node.name], extents[region.names[node.name]], node))
+    inputs = tuple(region.names[name] for name in region.operands)
+    region.program = Program(tuple(statements), tuple(declarations), inputs, (statements[-1].target.tensor,))
+
+
+def mode_name(index: Expr) -> str:
+    """The name of a plain index variable."""
+    assert isinstance(index, Index), f"fragments index by plain variables, found {index}"
+    return index.name
+
+
+def declare(name: str, extents: tuple[str, ...], operand: fx.Node | Matrix) -> Declaration:
+    """How an operand or a result is stored; index dtypes are known when the program is compiled."""
+    if isinstance(operand, Matrix):
+        form = "csr" if operand.mark.format == "auto" else operand.mark.format
+        return Declaration(name, extents, Format(form), DTYPES[operand.dtype])
+    value = tensor_value(operand)
+    assert value is not None, f"{operand} is a tensor"
+    return Declaration(name, extents, Format("dense", rank=len(extents)), DTYPES[value.dtype])
+
+
+def tensor_names(region: Region) -> dict[str, str]:
+    """Short names: A sparse, X and W matrices, b vectors, T temporaries, Y the result."""
+    taken: set[str] = set()
+    names: dict[str, str] = {}
+
+    def give(name: str, base: str) -> None:
+        number = 0
+        while (short := f"{base}{number or ''}") in taken:
+            number += 1
+        taken.add(short)
+        names[name] = short
+
+    for name, operand in region.operands.items():
+        if isinstance(operand, Matrix):
+            is_data = operand.mark.role in ("activation", "weight")
+            give(name, ("W" if operand.mark.role == "weight" else "X") if is_data else "A")
+        else:
+            value = tensor_value(operand)
+            rank = value.dim() if value is not None else 0
+            give(name, "b" if rank == 1 else "W" if operand.op == "get_attr" else "X")
+    for node, _, _ in region.statements[:-1]:
+        give(node.name, "T")
+    give(region.output.name, "Y")
+    return names
+
+
+def index_order(region: Region) -> dict[str, str]:
+    """Short names of index variables: i and k for the result, j and f for sums, one name per extent."""
+    groups = shared_modes(region)
+    _, outputs, _ = region.statements[-1]
+    names: dict[str, str] = {}
+    for index, short in zip(outputs, ("i", "k") if len(outputs) == 2 else ("i", "k", "l", "m"), strict=False):
+        names[groups[index]] = short
+    rest = iter(name for name in SUM_NAMES)
+    for _, indices, value in reversed(region.statements):
+        found = [*indices, *(n for part in walk(value) if isinstance(part, Reduce) for n in part.indices)]
+        for index in found:
+            if groups[index] not in names:
+                names[groups[index]] = next(rest)
+    return {index: names[group] for index, group in groups.items()}
+
+
+def shared_modes(region: Region) -> dict[str, str]:
+    """Per index variable the one that stands for it: those of a temporary are those of its reader."""
+    every = {index: index for _, indices, value in region.statements for index in indices_of(indices, value)}
+    for node, indices, _ in region.statements[:-1]:
+        readers = [
+            part
+            for _, _, value in region.statements
+            for part in walk(value)
+            if isinstance(part, Access) and part.tensor == node.name
+        ]
+        for own, seen in zip(indices, readers[0].indices if readers else (), strict=False):
+            every[own] = every[mode_name(seen)]
+    return {index: every[every[index]] for index in every}
+
+
+def indices_of(indices: tuple[str, ...], value: Expr) -> list[str]:
+    """All index variables of a statement."""
+    inside = [part.name for part in walk(value) if isinstance(part, Index)]
+    bound = [name for part in walk(value) if isinstance(part, Reduce) for name in part.indices]
+    return [*indices, *inside, *bound]
+
+
+def rename(expr: Expr, tensors: Mapping[str, str], indices: Mapping[str, str]) -> Expr:
+    """`expr` with short names."""
+
+    def visit(node: Node) -> Node:
+        node = map_children(node, visit)
+        match node:
+            case Index(name):
+                return Index(indices[name])
+            case Access(tensor, at):
+                return Access(tensors[tensor], at)
+            case Reduce(monoid, names, body):
+                return Reduce(monoid, tuple(indices[name] for name in names), body)
+        return node
+
+    result = visit(expr)
+    assert isinstance(result, Expr)
+    return result
+
+
+def with_extents(program: Program, extents: Mapping[str, int]) -> Program:
+    """The program with the sizes that are known while compiling."""
+    return replace(program, extents=tuple(sorted(extents.items())))

@@ -1,0 +1,210 @@
+"""What follows from a graph's structure alone: sparse operands and normalisation, computed once per graph.
+
+In: `edge_index`, `edge_weight`, the number of nodes. Out: the normalised adjacency as a `SparseTensor`,
+from memory when the same tensors come again unchanged.
+
+An entry is found by weak reference, data pointer, version and shape of each input. When an input requires a
+gradient the values are computed anew, differentiably, and only the pattern is remembered.
+"""
+
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsify.errors import InvalidTensorError
+from sparsify.report import ConversionEntry
+from sparsify.storage.format import Format
+from sparsify.storage.pattern import Pattern
+from sparsify.storage.tensor import SparseTensor
+
+REMEMBERED = 8
+
+
+@dataclass(frozen=True)
+class MatrixOutput:
+    """A sparse operand among the outputs of a structure module.
+
+    Attributes:
+        rows, columns: positions of the coordinates among the outputs.
+        values: position of the values; None for ones, -1 when the caller brings them.
+        extents: positions of the extents.
+        dense: position of a dense tensor whose zeros are left out; the other positions are then unused.
+        transposed: whether the operand is its transpose.
+    """
+
+    format: Format
+    dtype: torch.dtype
+    rows: int = 0
+    columns: int = 0
+    values: int | None = None
+    extents: tuple[int, int] = (0, 0)
+    dense: int | None = None
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A pattern and where each edge's value goes: `positions[e]` is the slot of edge `e`."""
+
+    pattern: Pattern
+    positions: torch.Tensor
+
+    def values(self, edges: torch.Tensor) -> torch.Tensor:
+        """The values in storage order, duplicates added up, differentiable in `edges`."""
+        slots = edges.new_zeros(self.pattern.nnz)
+        return slots.index_add(0, self.positions, edges)
+
+
+@dataclass
+class Remembered:
+    """The results for one set of inputs."""
+
+    references: tuple[Any, ...]
+    stamps: tuple[Any, ...]
+    aligned: list[Aligned | None]
+    results: list[Any]
+
+
+class Structure:
+    """The part of a graph that depends on structure alone, with its memory.
+
+    Args:
+        module: from leaves to a list of tensors and numbers.
+        outputs: per result either the position of a tensor in that list, or how a matrix is made of it.
+        entry: where conversions and their time are reported.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, outputs: Sequence[int | MatrixOutput], entry: ConversionEntry
+    ) -> None:
+        self.module, self.outputs, self.entry = module, tuple(outputs), entry
+        self.memory: list[Remembered] = []
+
+    def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:
+        """The results for `leaves`; a matrix whose values the caller brings is given as `Aligned`."""
+        needs_gradient = torch.is_grad_enabled() and any(
+            isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves
+        )
+        found = self.recall(leaves)
+        if found is None:
+            found = self.compute(leaves)
+        return self.differentiable(leaves, found) if needs_gradient else found.results
+
+    def recall(self, leaves: tuple[Any, ...]) -> Remembered | None:
+        """What is remembered for exactly these leaves."""
+        for entry in self.memory:
+            for reference, stamp, leaf in zip(entry.references, entry.stamps, leaves, strict=True):
+                if reference is None:
+                    if leaf != stamp:
+                        break
+                elif (
+                    reference() is not leaf
+                    or leaf.data_ptr() != stamp[0]
+                    or leaf._version != stamp[1]
+                    or leaf.shape != stamp[2]
+                ):
+                    break
+            else:
+                return entry
+        return None
+
+    def compute(self, leaves: tuple[Any, ...]) -> Remembered:
+        """The results, remembered when every leaf can tell whether it changed."""
+        started = time.perf_counter()
+        with torch.no_grad():
+            raw = self.module(*leaves)
+            aligned = [
+                self.align(spec, raw) if isinstance(spec, MatrixOutput) else None for spec in self.outputs
+            ]
+            results = [self.result(spec, raw, at) for spec, at in zip(self.outputs, aligned, strict=True)]
+        self.entry.count += 1
+        self.entry.total_us += (time.perf_counter() - started) * 1e6
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        references = tuple(weakref.ref(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
+        if any(leaf.is_inference() for leaf in tensors):  # inference tensors do not count their versions
+            return Remembered(references, (), aligned, results)
+        stamps = tuple(
+            (leaf.data_ptr(), leaf._version, leaf.shape) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in leaves
+        )
+        entry = Remembered(references, stamps, aligned, results)
+        self.memory = [entry, *self.memory[: REMEMBERED - 1]]
+        return entry
+
+    def differentiable(self, leaves: tuple[Any, ...], found: Remembered) -> list[Any]:
+        """The results with values computed anew under autograd, on the remembered patterns."""
+        raw = self.module(*leaves)
+        return [self.result(spec, raw, at) for spec, at in zip(self.outputs, found.aligned, strict=True)]
+
+    def align(self, spec: MatrixOutput, raw: Sequence[Any]) -> Aligned:
+        """The pattern of a matrix and the slots of its edges."""
+        if spec.dense is not None:
+            dense = raw[spec.dense].t() if spec.transposed else raw[spec.dense]
+            rows, columns = torch.nonzero(dense, as_tuple=True)
+            return align_edges(rows, columns, tuple(dense.shape), spec.format)
+        shape = (int(raw[spec.extents[0]]), int(raw[spec.extents[1]]))
+        return align_edges(raw[spec.rows], raw[spec.columns], shape, spec.format)
+
+    def result(self, spec: int | MatrixOutput, raw: Sequence[Any], aligned: Aligned | None) -> Any:
+        """One result: a tensor, a sparse tensor, or `Aligned` when the values come later."""
+        if isinstance(spec, int):
+            return raw[spec]
+        assert aligned is not None, "a matrix is aligned"
+        if spec.values == -1:
+            return aligned
+        if spec.dense is not None:
+            dense: torch.Tensor = raw[spec.dense].t() if spec.transposed else raw[spec.dense]
+            rows, columns = aligned.pattern.coordinates()
+            return SparseTensor(aligned.pattern, dense[rows, columns])
+        if spec.values is None:
+            edges = torch.ones(len(raw[spec.rows]), dtype=spec.dtype, device=raw[spec.rows].device)
+        else:
+            edges = raw[spec.values]
+        return SparseTensor(aligned.pattern, aligned.values(edges))
+
+
+def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int], form: Format) -> Aligned:
+    """The pattern of edges (row, column) of a matrix, and the slot of each edge; equal edges share one.
+
+    Args:
+        rows, columns: [edges], any order, duplicates allowed.
+        shape: of the matrix; coordinates outside of it are an error.
+    """
+    require_inside(rows, shape[0], "row")
+    require_inside(columns, shape[1], "column")
+    key = rows.long() * shape[1] + columns.long()
+    ordered, order = torch.sort(key, stable=True)
+    is_new = torch.ones_like(ordered, dtype=torch.bool)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    slots = is_new.cumsum(0) - 1
+    positions = torch.empty_like(slots).index_copy_(0, order, slots)
+    kept = ordered[is_new]
+    small = max(*shape, len(key)) < 2**31
+    dtype = torch.int32 if small else torch.int64
+    starts = torch.zeros(shape[0] + 1, dtype=torch.int64)
+    starts[1:] = torch.bincount(kept // max(shape[1], 1), minlength=shape[0]).cumsum(0)
+    pattern = Pattern(
+        Format("csr"), shape, (None, starts.to(dtype)), (None, (kept % max(shape[1], 1)).to(dtype))
+    )
+    if form != pattern.format:
+        pattern, moved = pattern.twin(form)
+        positions = torch.empty_like(moved).index_copy_(0, moved, torch.arange(len(moved)))[positions]
+    return Aligned(pattern, positions)
+
+
+def require_inside(coordinates: torch.Tensor, extent: int, mode: str) -> None:
+    """Raises when a coordinate is outside of its mode."""
+    if coordinates.numel() == 0:
+        return
+    low, high = (int(bound) for bound in torch.aminmax(coordinates))
+    if low < 0 or high >= extent:
+        wrong = low if low < 0 else high
+        at = int((coordinates == wrong).nonzero()[0])
+        raise InvalidTensorError(
+            f"edge {at} has {mode} {wrong}, the matrix has {extent}", "coordinates from 0"
+        )
