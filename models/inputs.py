@@ -8,6 +8,7 @@ import warnings
 import torch
 from sparsify.models.data import Graph
 from sparsify.models.registry import Entry
+from sparsify.models.train import BIG_EDGES
 from torch import Tensor
 
 
@@ -18,6 +19,17 @@ def example_inputs(entry: Entry, graph: Graph) -> tuple[Tensor, ...]:
     return graph.x, graph.edge_index
 
 
+def training_inputs(entry: Entry, graph: Graph) -> tuple[Tensor, ...]:
+    """The arguments of a pass while training: on big graphs the edges as a matrix, which torch-geometric takes too.
+
+    The sums are the same; a matrix needs no message [edges, hidden] in memory.
+    """
+    if entry.inputs == "adjacency" or graph.edges < BIG_EDGES:
+        return example_inputs(entry, graph)
+    source, target = graph.edge_index
+    return graph.x, csr(target, source, torch.ones(graph.edges), graph.nodes)
+
+
 def normalised_adjacency(graph: Graph) -> Tensor:
     """`D^-1/2 (A + I) D^-1/2` [n, n] in torch's CSR layout, D the degrees of `A + I`.
 
@@ -26,11 +38,13 @@ def normalised_adjacency(graph: Graph) -> Tensor:
     own = torch.arange(graph.nodes).expand(2, -1)
     source, target = torch.cat([graph.edge_index, own], dim=1)
     scale = torch.bincount(target, minlength=graph.nodes).float().rsqrt()
-    order = torch.argsort(target * graph.nodes + source)
-    target, source = target[order], source[order]
-    rows = torch.cat([target.new_zeros(1), torch.bincount(target, minlength=graph.nodes).cumsum(0)])
+    return csr(target, source, scale[target] * scale[source], graph.nodes)
+
+
+def csr(rows: Tensor, columns: Tensor, values: Tensor, nodes: int) -> Tensor:
+    """The matrix [nodes, nodes] with `values` at (rows, columns), in torch's CSR layout."""
+    order = torch.argsort(rows * nodes + columns)
+    starts = torch.cat([rows.new_zeros(1), torch.bincount(rows, minlength=nodes).cumsum(0)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls its CSR layout a beta
-        return torch.sparse_csr_tensor(
-            rows, source, scale[target] * scale[source], size=(graph.nodes, graph.nodes)
-        )
+        return torch.sparse_csr_tensor(starts, columns[order], values[order], size=(nodes, nodes))

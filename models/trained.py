@@ -42,7 +42,7 @@ def trained(
         entry: which model.
         arguments: of its factory.
         graph: what to learn.
-        inputs: of one pass.
+        inputs: of one pass while training.
         settings: how to train.
         note: goes with the weights, when the training is a shortened one.
         retrain: train although there are weights.

@@ -55,20 +55,18 @@ def run(
     )
     graph = data.load(request.dataset, request.data_root, request.seed)
     example = inputs.example_inputs(request.entry, graph)
-    dense = dense_model(request, graph, example, retrain=retrain, quiet=quiet)
+    dense = dense_model(request, graph, retrain=retrain, quiet=quiet)
     return compare(request, graph, example, dense, seconds)
 
 
-def dense_model(
-    request: Request, graph: Graph, example: Sequence[Tensor], *, retrain: bool, quiet: bool
-) -> Trained:
+def dense_model(request: Request, graph: Graph, *, retrain: bool, quiet: bool) -> Trained:
     """The trained model that the request starts from."""
     settings, note = train.settings_for(graph, request.seed)
     return trained(
         request.entry,
         request.arguments,
         graph,
-        example,
+        inputs.training_inputs(request.entry, graph),
         replace(settings, **request.training),
         note="" if "epochs" in request.training else note,
         retrain=retrain,
