@@ -1,24 +1,49 @@
 """The application `sparsify` and its entry point.
 
-In: the arguments of the command line. Out: an exit status.
+In: the arguments of the command line. Out: an exit status: 0 fine, 1 a negative result, 2 usage, 3 environment.
 """
+
+import sys
+from collections.abc import Sequence
 
 import typer
 
+from sparsify import __version__
+from sparsify.cli import cache, doctor, env, recipes, run
+from sparsify.errors import FINE, SparsifyError, exit_status
+from sparsify.providers import require_sole_provider
+
 app = typer.Typer(
     name="sparsify",
-    help="Sparse tensors in PyTorch models: recipes, kernels, measurements.",
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-@app.callback()
-def options() -> None:
+@app.callback(invoke_without_command=True)
+def options(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
     """Sparse tensors in PyTorch models: recipes, kernels, measurements."""
+    if version:
+        typer.echo(f"sparsify {__version__}")
+        raise typer.Exit(FINE)
 
 
-def main() -> None:
-    """Runs the command line of this process."""
-    app()
+app.command()(run.run)
+app.add_typer(recipes.app)
+app.command()(env.env)
+app.command()(doctor.doctor)
+app.add_typer(cache.app)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command line, by default that of this process, and ends the process with its status."""
+    try:
+        require_sole_provider()
+        app(args=None if arguments is None else list(arguments), prog_name="sparsify")
+    except SparsifyError as error:
+        print(f"sparsify: {error}", file=sys.stderr)
+        sys.exit(exit_status(error))

@@ -1,11 +1,17 @@
 """Recipe files: which tensors of a model are sparse, how they are stored and how the result is checked.
 
-In: a path, a built-in name, a mapping. Out: a frozen `Recipe`. Nothing here imports torch.
+In: a path, a built-in name, a mapping. Out: a frozen `Recipe`. Nothing here imports torch, and the parser and its
+schema are imported when first used: listing the built-in recipes needs neither.
 """
 
-from sparsify.recipe.builtin import copy, names, path
-from sparsify.recipe.load import json_schema, load, loads
-from sparsify.recipe.schema import Compile, FormatSpec, Fuse, Recipe, Rule, Stage, Verify, When
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sparsify.recipe.builtin import copy, description, names, path
+
+if TYPE_CHECKING:
+    from sparsify.recipe.parse import json_schema, load, loads
+    from sparsify.recipe.schema import Compile, FormatSpec, Fuse, Recipe, Rule, Stage, Verify, When
 
 __all__ = [
     "Compile",
@@ -17,9 +23,22 @@ __all__ = [
     "Verify",
     "When",
     "copy",
+    "description",
     "json_schema",
     "load",
     "loads",
     "names",
     "path",
 ]
+
+_PARSER = {"json_schema", "load", "loads"}
+
+
+def __getattr__(name: str) -> Any:
+    """A name of the parser or of the schema."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.parse" if name in _PARSER else f"{__name__}.schema")
+    found = getattr(module, name)
+    globals()[name] = found
+    return found

@@ -30,6 +30,13 @@ def path(name: str) -> Path:
     return folder() / f"{name}.yaml"
 
 
+def description(name: str) -> str:
+    """The line `description:` of a built-in recipe, without reading the rest."""
+    with path(name).open(encoding="utf-8") as lines:
+        found = (line.removeprefix("description:").strip() for line in lines if line.startswith("description:"))
+        return next(found, "")
+
+
 def copy(name: str, target: str | Path) -> Path:
     """Copies the built-in recipe `name` to a file or into a folder; an existing file is an error."""
     if name not in names():

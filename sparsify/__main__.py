@@ -1,0 +1,5 @@
+"""`python -m sparsify`: the command line."""
+
+from sparsify.cli.main import main
+
+main()

@@ -1,0 +1,22 @@
+"""`sparsify doctor`: what works here, what is missing and how to get it."""
+
+from dataclasses import asdict
+
+import typer
+
+from sparsify.cli.printing import Json, print_json
+from sparsify.errors import ENVIRONMENT
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check compiler, cache and packages, and compile and check one kernel."""
+    from sparsify.doctor import diagnose, is_healthy
+
+    findings = diagnose()
+    if as_json:
+        print_json({"healthy": is_healthy(findings), "findings": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            typer.echo(str(finding))
+    if not is_healthy(findings):
+        raise typer.Exit(ENVIRONMENT)

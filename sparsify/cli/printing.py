@@ -1,0 +1,27 @@
+"""How verbs print: a table for people, or one JSON object for programs.
+
+In: rows and the data behind them. Out: text on standard output.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+SCHEMA = 1
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Prints data as one JSON object with the version of its layout."""
+    typer.echo(json.dumps({"schema": SCHEMA, **data}, indent=2, default=str))
+
+
+def print_rows(rows: Iterable[Sequence[str]]) -> None:
+    """Prints rows in aligned columns."""
+    cells = [tuple(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,84 @@
+"""`sparsify recipes ls|show|cp|validate|schema`: the recipes that ship with the package, and one's own."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparsify import recipe
+from sparsify.cli.printing import Json, print_json, print_rows
+from sparsify.errors import NEGATIVE, RecipeError, SparsifyError
+
+app = typer.Typer(name="recipes", help="List, show, copy and check recipes.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A built-in recipe, as `sparsify recipes ls` lists it.")]
+
+
+@app.command("ls")
+def list_recipes(as_json: Json = False) -> None:
+    """List the built-in recipes."""
+    found = [(name, recipe.description(name)) for name in recipe.names()]
+    if as_json:
+        print_json({"recipes": [{"name": name, "description": text, "path": recipe.path(name)} for name, text in found]})
+    else:
+        print_rows(found)
+
+
+@app.command()
+def show(name: Name, as_json: Json = False) -> None:
+    """Print a recipe."""
+    known(name)
+    if as_json:
+        loaded = recipe.load(name)
+        print_json({"recipe": loaded.model_dump(mode="json", by_alias=True, exclude_unset=True)})
+    else:
+        typer.echo(recipe.path(name).read_text(encoding="utf-8"), nl=False)
+
+
+@app.command()
+def cp(
+    name: Name,
+    target: Annotated[Path, typer.Argument(help="A folder or a new file.")] = Path(),
+    as_json: Json = False,
+) -> None:
+    """Copy a recipe, to change it."""
+    known(name)
+    place = recipe.copy(name, target)
+    if as_json:
+        print_json({"path": place})
+    else:
+        typer.echo(str(place))
+
+
+@app.command()
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="Files or built-in names.")],
+    as_json: Json = False,
+) -> None:
+    """Check recipes; the exit status is 1 when one is not valid."""
+    complaints: dict[str, str] = {}
+    for file in files:
+        try:
+            recipe.load(file)
+        except RecipeError as error:
+            complaints[file] = str(error)
+    if as_json:
+        print_json({"recipes": [{"recipe": f, "valid": f not in complaints, "error": complaints.get(f)} for f in files]})
+    else:
+        for file in files:
+            typer.echo(complaints.get(file, f"{file}: valid"))
+    if complaints:
+        raise typer.Exit(NEGATIVE)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of recipe files, for editors."""
+    typer.echo(json.dumps(recipe.json_schema(), indent=2))
+
+
+def known(name: str) -> None:
+    """Raises for a name that no built-in recipe has."""
+    if name not in recipe.names():
+        raise SparsifyError(f"no built-in recipe {name!r}", f"there are {', '.join(recipe.names())}")

@@ -1,0 +1,162 @@
+"""What this machine has and lacks: versions, compiler, cache, and one kernel built and checked.
+
+In: nothing. Out: `environment()`, a mapping of facts, and `diagnose()`, such as
+`(Finding("compiler", True, "/usr/bin/g++ (g++ 12.2.0)"), ...)`.
+"""
+
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+import sparsify
+from sparsify import options
+from sparsify.compiler.cpp import directories, target
+from sparsify.compiler.cpp.build import find_compiler
+from sparsify.errors import SparsifyError
+from sparsify.providers import require_sole_provider
+from sparsify.runner.machine import machine
+from sparsify.runtime import openmp
+
+EXTRAS: Final = {
+    "graph": ("torch_geometric",),
+    "text": ("transformers",),
+    "vision": ("torchvision",),
+    "plot": ("matplotlib", "jinja2"),
+}
+SHOWN_INSTRUCTIONS: Final = ("sse2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+TOLERANCE: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what was looked at.
+        ok: whether it is as it should be.
+        text: what was found.
+        remedy: what to do about it, "" when nothing.
+        required: whether sparsify needs it.
+    """
+
+    name: str
+    ok: bool
+    text: str
+    remedy: str = ""
+    required: bool = True
+
+    def __str__(self) -> str:
+        sign = "ok     " if self.ok else "MISSING" if self.required else "-      "
+        return f"{sign} {self.name}: {self.text}" + (f"\n        {self.remedy}" if self.remedy else "")
+
+
+def environment() -> dict[str, Any]:
+    """What a reader of a bug report or a measurement needs to know."""
+    chosen = options.current()
+    return {
+        **machine(),
+        "vector_bytes": target.vector_bytes(chosen),
+        "instructions": " ".join(name for name in SHOWN_INSTRUCTIONS if target.has(name)),
+        "compiler": told(lambda: str(find_compiler(chosen))),
+        "compiler_flags": " ".join(target.flags(chosen)),
+        "openmp": told(lambda: str(openmp.path())),
+        "cache": str(directories.cache_dir(chosen)),
+    }
+
+
+def told(ask: Callable[[], str]) -> str:
+    """The answer, or what is wrong."""
+    try:
+        return ask()
+    except SparsifyError as error:
+        return error.message
+
+
+def diagnose() -> tuple[Finding, ...]:
+    """All findings; a check that fails does not stop the others."""
+    checks: dict[str, Callable[[], str]] = {
+        "python": lambda: sys.version.split()[0],
+        "torch": lambda: f"{torch.__version__}, {torch.get_num_threads()} threads",
+        "package": package,
+        "compiler": lambda: str(find_compiler(options.current())),
+        "openmp": lambda: str(openmp.path()),
+        "cache": writable_cache,
+        "kernel": checked_kernel,
+    }
+    return (*(checked(name, check) for name, check in checks.items()), *(extra(name) for name in EXTRAS))
+
+
+def is_healthy(findings: tuple[Finding, ...]) -> bool:
+    """Whether everything that is required was found."""
+    return all(finding.ok for finding in findings if finding.required)
+
+
+def checked(name: str, check: Callable[[], str]) -> Finding:
+    """The finding of a check that raises when something is wrong."""
+    try:
+        return Finding(name, True, check())
+    except SparsifyError as error:
+        return Finding(name, False, getattr(error, "message", str(error)).strip(), getattr(error, "remedy", ""))
+    except OSError as error:
+        return Finding(name, False, str(error))
+
+
+def package() -> str:
+    """Where sparsify was imported from, when nothing else provides its name."""
+    require_sole_provider()
+    return f"sparsify {sparsify.__version__} in {Path(sparsify.__file__).parent}"
+
+
+def writable_cache() -> str:
+    """The cache directory and what is in it, when a file can be written there."""
+    place = directories.cache_dir()
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"x" * 4096)
+    except OSError as error:
+        raise SparsifyError(
+            f"{place} cannot be written to: {error.strerror}",
+            "free some disk space or set SPARSIFY_CACHE_DIR to a folder that can; until then every process compiles anew",
+        ) from None
+    kernels, total = directories.cache_size()
+    return f"{place}, {kernels} kernels, {total / 2**20:.1f} MiB"
+
+
+def checked_kernel() -> str:
+    """How long a sparse product took from text to result, when it equals torch's."""
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.rand(64, 48, generator=generator)
+    dense = torch.where(dense > 0.9, dense, 0)
+    other = torch.rand(48, 24, generator=generator)
+    with (
+        tempfile.TemporaryDirectory(prefix="sparsify-doctor-") as folder,
+        options.override(cache_dir=Path(folder), strict=True),
+    ):
+        started = time.perf_counter()
+        found = sparsify.einsum("ij,jk->ik", sparsify.tensor(dense, "csr"), other)
+        seconds = time.perf_counter() - started
+        kernels, _ = directories.cache_size()
+    error = (found - dense @ other).abs().max().item()
+    if error > TOLERANCE:
+        raise SparsifyError(
+            f"a sparse product differs from torch's by {error:.3g}",
+            "try SPARSIFY_VECTOR_BYTES=0 or another compiler (SPARSIFY_CXX), and report it with `sparsify env`",
+        )
+    return f"{kernels} compiled, loaded and checked in {seconds * 1e3:.0f} ms, largest error {error:.1g}"
+
+
+def extra(name: str) -> Finding:
+    """Whether the packages of an extra are installed."""
+    missing = [module for module in EXTRAS[name] if importlib.util.find_spec(module) is None]
+    if not missing:
+        return Finding(f"extra {name}", True, f"{' and '.join(EXTRAS[name])} installed", required=False)
+    remedy = f"pip install 'sparsify-fx[{name}]'"
+    return Finding(f"extra {name}", False, f"{' and '.join(missing)} not installed", remedy, required=False)
