@@ -13,7 +13,10 @@ def run(
     model: Annotated[str, typer.Argument(help="A registered model: gcn, gcn-matmul, sage, gin.")],
     pairs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Arguments of the recipe, the model or the training: hidden=64 epochs=50."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Arguments of the recipe, the model or the training: hidden=64 epochs=50.",
+        ),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe: built-in name or file.")] = None,
     dataset: Annotated[
@@ -27,31 +30,23 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would become sparse.")] = False,
 ) -> None:
     """Train a dense model, make it sparse by its recipe, verify it, time both, print one table."""
-    from sparsify import runner
-    from sparsify.runner.request import split_pairs
+    from sparsify.runner.preview import preview
+    from sparsify.runner.request import resolve, split_pairs
+    from sparsify.runner.run import run_request
+    from sparsify.runner.status import exit_status
 
     try:
-        overrides = split_pairs(pairs or [])
-        if dry_run:
-            request = runner.resolve(
-                model, recipe=recipe, dataset=dataset, data_root=data_root, overrides=overrides, seed=seed
-            )
-            seen = runner.preview(request)
-            typer.echo(json.dumps(seen.to_dict(), indent=2) if as_json else str(seen))
-            return
-        result = runner.run(
+        request = resolve(
             model,
             recipe=recipe,
             dataset=dataset,
             data_root=data_root,
-            overrides=overrides,
+            overrides=split_pairs(pairs or []),
             seed=seed,
-            retrain=retrain,
         )
+        found = preview(request) if dry_run else run_request(request, retrain=retrain, out=out)
     except SparsifyError as error:
         typer.echo(f"sparsify run: {error}", err=True)
-        raise typer.Exit(runner.exit_status(error)) from None
-    if out is not None:
-        result.write(out)
-    typer.echo(json.dumps(result.to_dict(), indent=2) if as_json else str(result))
-    raise typer.Exit(result.exit_status)
+        raise typer.Exit(exit_status(error)) from None
+    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+    raise typer.Exit(found.exit_status)

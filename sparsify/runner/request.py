@@ -3,7 +3,7 @@
 In: `resolve("gcn", overrides={"hidden": "64"})`. Out: the model, its recipe, data set and arguments.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -15,7 +15,7 @@ from sparsify.models import registry
 from sparsify.recipe import Recipe
 from sparsify.recipe.source import nearest, parse_scalar
 
-TRAINING = ("epochs", "lr", "weight_decay", "patience", "validate_every")
+TRAINING = {"epochs": 200, "lr": 0.01, "weight_decay": 5e-4, "patience": 100, "validate_every": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,8 @@ def resolve(
     training = {key: keys.pop(key) for key in list(keys) if key in TRAINING}
     require_none(keys, [*loaded.args, *known, *TRAINING])
     require_types(arguments, known)
+    require_types(training, TRAINING)
+    require_positive(training, ("epochs", "patience", "validate_every"))
     named = dataset or (loaded.data.name if recipe is not None and loaded.data else entry.datasets[0])
     if named not in entry.datasets:
         raise SparsifyError(f"{entry.name} does not run on {named!r}{nearest(named, entry.datasets)}")
@@ -111,6 +113,13 @@ def require_types(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
             kind is bool
         ):
             raise SparsifyError(f"{key}={value!r}: a {kind.__name__} is wanted, as in {key}={defaults[key]}")
+
+
+def require_positive(arguments: Mapping[str, Any], keys: Iterable[str]) -> None:
+    """Raises for the first of `keys` that is below 1."""
+    for key in keys:
+        if arguments.get(key, 1) < 1:
+            raise SparsifyError(f"{key}={arguments[key]}: at least 1 is wanted")
 
 
 def split_pairs(pairs: list[str]) -> dict[str, str]:

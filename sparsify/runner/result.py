@@ -90,11 +90,9 @@ class RunResult:
     @property
     def kernels(self) -> dict[str, int]:
         """How many different kernels were built now, and how many were found in the cache."""
-        state = {region.kernel: region.cache for region in self.report.regions if region.kernel}
-        return {
-            "built": sum(1 for cache in state.values() if cache == "miss"),
-            "found": sum(1 for cache in state.values() if cache == "hit"),
-        }
+        regions = [region for region in self.report.regions if region.kernel]
+        built = {region.kernel for region in regions if region.cache == "miss"}
+        return {"built": len(built), "found": len({region.kernel for region in regions} - built)}
 
     @property
     def conversion_ms(self) -> float:
@@ -197,7 +195,7 @@ class RunResult:
 
     def write(self, folder: str | Path) -> Path:
         """Writes result.json, times.csv, report.txt and report.html into `folder` and returns it."""
-        place = Path(folder).expanduser()
+        place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         (place / "result.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
         with (place / "times.csv").open("w", newline="", encoding="utf-8") as stream:

@@ -6,11 +6,13 @@ In: `run("gcn", dataset="synthetic")`. Out: a `RunResult`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sparsify.errors import SparsifyError
 from sparsify.models import data, inputs, train
 from sparsify.models.data import Graph
 from sparsify.models.trained import Trained, trained
@@ -33,6 +35,7 @@ def run(
     retrain: bool = False,
     seconds: float = 4.0,
     quiet: bool = False,
+    out: str | PathLike[str] | None = None,
 ) -> RunResult:
     """The dense model against the one that the recipe makes of it: accuracy, difference, time, memory.
 
@@ -46,6 +49,7 @@ def run(
         retrain: train although there are weights in the cache.
         seconds: how long to time both models, at least five turns.
         quiet: show no progress on standard error.
+        out: a folder for result.json, times.csv, report.txt and report.html.
 
     Raises:
         SparsifyError: something asked for is not known, or data, packages or a compiler are missing.
@@ -53,10 +57,36 @@ def run(
     request = resolve(
         model, recipe=recipe, dataset=dataset, data_root=data_root, overrides=overrides, seed=seed
     )
+    return run_request(request, retrain=retrain, seconds=seconds, quiet=quiet, out=out)
+
+
+def run_request(
+    request: Request,
+    *,
+    retrain: bool = False,
+    seconds: float = 4.0,
+    quiet: bool = False,
+    out: str | PathLike[str] | None = None,
+) -> RunResult:
+    """As `run`, for a request that is complete."""
+    place = None if out is None else output_folder(out)
     graph = data.load(request.dataset, request.data_root, request.seed)
     example = inputs.example_inputs(request.entry, graph)
     dense = dense_model(request, graph, retrain=retrain, quiet=quiet)
-    return compare(request, graph, example, dense, seconds)
+    result = compare(request, graph, example, dense, seconds)
+    if place is not None:
+        result.write(place)
+    return result
+
+
+def output_folder(out: str | PathLike[str]) -> Path:
+    """The folder for results, made before anything takes time."""
+    place = Path(out).expanduser()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SparsifyError(f"cannot write results into {place}: {error}", "choose another folder") from None
+    return place
 
 
 def dense_model(request: Request, graph: Graph, *, retrain: bool, quiet: bool) -> Trained:
