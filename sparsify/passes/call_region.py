@@ -24,7 +24,12 @@ from sparsify.options import Options
 from sparsify.passes.structure import Aligned, Structure
 from sparsify.storage.tensor import SparseTensor
 
-Extent = int | tuple[int, int]
+
+@dataclass(frozen=True)
+class SizeAt:
+    """An extent that is an argument of the call."""
+
+    argument: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class RegionCall:
     Args:
         name: for reports.
         program: the einsum program; its inputs are in the order of `operands`.
-        shape: per mode of the result its extent, or the argument and mode that have it.
+        shape: per mode of the result its extent, or the argument that is its extent.
         dense: the nodes that the region replaces, for when the kernel cannot be built or fails.
     """
 
@@ -66,7 +71,7 @@ class RegionCall:
         name: str,
         program: Program,
         operands: Sequence[Operand],
-        shape: tuple[Extent, ...],
+        shape: tuple[int | SizeAt, ...],
         dense: fx.GraphModule,
         options: Options,
     ) -> None:
@@ -128,7 +133,7 @@ class RegionCall:
 
     def result_shape(self, arguments: Sequence[Any]) -> list[Any]:
         """The shape of the result for these arguments."""
-        return [e if isinstance(e, int) else arguments[e[0]].shape[e[1]] for e in self.shape]
+        return [e if isinstance(e, int) else arguments[e.argument] for e in self.shape]
 
 
 def call_region(handle: int, *arguments: Any) -> torch.Tensor:
@@ -202,18 +207,28 @@ def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, list[torch.Tensor 
     gradients: list[torch.Tensor | None] = [None] * len(tensors)
     for position, value in zip(ctx.needed, found, strict=True):
         gradients[position] = value
-    nothing = [] if not ctx.places else None  # the empty list is a structure without leaves
+    nothing: list[Any] | None = [] if not ctx.places else None  # the empty list is a structure without leaves
     return None, gradients, nothing, nothing
 
 
-_library = torch.library.Library("sparsify", "FRAGMENT")
-_library.define("region(int handle, Tensor[] tensors, SymInt[] sizes, int[] places) -> Tensor")
-_library.define(
-    "region_backward(int handle, Tensor gradient, Tensor[] tensors, SymInt[] sizes, int[] places, "
-    "int[] needed) -> Tensor[]"
+SCHEMAS = (
+    "region(int handle, Tensor[] tensors, SymInt[] sizes, int[] places) -> Tensor",
+    "region_backward(int handle, Tensor gradient, Tensor[] tensors, SymInt[] sizes, int[] places, int[] needed) "
+    "-> Tensor[]",
 )
-_library.impl("region", run, "CompositeExplicitAutograd")
-_library.impl("region_backward", run_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("sparsify::region", shape_only, lib=_library)
-torch.library.register_fake("sparsify::region_backward", backward_shapes, lib=_library)
-torch.library.register_autograd("sparsify::region", backward, setup_context=remember, lib=_library)
+
+
+def register() -> torch.library.Library:
+    """The operators `sparsify::region` and `sparsify::region_backward`, as long as the library lives."""
+    library = torch.library.Library("sparsify", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for schema in SCHEMAS:
+        library.define(schema)  # type: ignore[no-untyped-call]
+    library.impl("region", run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    library.impl("region_backward", run_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake("sparsify::region", shape_only, lib=library)
+    torch.library.register_fake("sparsify::region_backward", backward_shapes, lib=library)
+    torch.library.register_autograd("sparsify::region", backward, setup_context=remember, lib=library)
+    return library
+
+
+_library = register()

@@ -123,7 +123,7 @@ def sparse_parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rows, columns = matrix.coordinates()
         values = matrix.values()
     else:
-        entries = matrix if matrix.layout is torch.sparse_coo else matrix.to_sparse_coo()
+        entries = matrix if matrix.layout is torch.sparse_coo else matrix.to_sparse()
         entries = entries.coalesce()
         rows, columns = entries.indices()
         values = entries.values()

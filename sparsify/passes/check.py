@@ -46,10 +46,10 @@ def compare(
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        with SameDraws():
+        with SameDraws():  # type: ignore[no-untyped-call]
             expected = dense()
         torch.manual_seed(0)
-        with SameDraws():
+        with SameDraws():  # type: ignore[no-untyped-call]
             found = sparse()
     largest = 0.0
     for name, want, have in pairs(expected, found):
@@ -57,17 +57,17 @@ def compare(
     if parameters:
         want_all = gradients(expected, parameters)
         have_all = gradients(found, parameters)
-        for number, (want, have) in enumerate(zip(want_all, have_all, strict=True)):
-            if want is not None and have is not None:
-                largest = max(largest, require_close(f"gradient {number}", want, have, limits))
-            elif (want is None) != (have is None):
+        for number, (left, right) in enumerate(zip(want_all, have_all, strict=True)):
+            if left is not None and right is not None:
+                largest = max(largest, require_close(f"gradient {number}", left, right, limits))
+            elif (left is None) != (right is None):
                 raise VerificationError(
-                    f"gradient {number} exists only {'densely' if have is None else 'sparsely'}"
+                    f"gradient {number} exists only {'densely' if right is None else 'sparsely'}"
                 )
     return largest
 
 
-class SameDraws(TorchDispatchMode):
+class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dropout that depends on coordinates alone.
 
     Torch's own draws follow the memory order, which may differ.

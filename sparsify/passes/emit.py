@@ -17,7 +17,7 @@ from torch import fx
 from sparsify.errors import SparsifyError
 from sparsify.passes import canonicalize, operators
 from sparsify.passes.base import Draft
-from sparsify.passes.call_region import Operand, RegionCall, call_region
+from sparsify.passes.call_region import Operand, RegionCall, SizeAt, call_region
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.region import Region
@@ -88,6 +88,7 @@ def emit(draft: Draft) -> Draft:
             replaced[region.output] = new
     draft.regions = emitted
     canonicalize.remove_unused(draft.graph)
+    as_methods(draft.graph)
     return draft
 
 
@@ -236,6 +237,7 @@ def extract(draft: Draft, inputs: list[fx.Node], outputs: list[fx.Node | int]) -
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output([copies[node] if isinstance(node, fx.Node) else node for node in outputs])
     canonicalize.merge_repetitions(graph)
+    as_methods(graph)
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
@@ -281,20 +283,25 @@ def replace_nodes(
     return call, new
 
 
-def output_shape(node: fx.Node, at: Any) -> tuple[int | tuple[int, int], ...]:
-    """Per mode of the result its extent, or (argument, mode) where the extent is found."""
-    shape: list[int | tuple[int, int]] = []
+def output_shape(node: fx.Node, at: Any) -> tuple[int | SizeAt, ...]:
+    """Per mode of the result its extent, or the argument that is its extent."""
+    shape: list[int | SizeAt] = []
     value = tensor_value(node)
-    assert value is not None
+    assert value is not None, "regions compute tensors"
     for extent in value.shape:
         if str(extent).isdigit():
             shape.append(int(str(extent)))
-            continue
-        found = canonicalize.input_of_extent(node.graph, extent)
-        if found is None:
+        elif canonicalize.input_of_extent(node.graph, extent) is None:
             raise SparsifyError(f"the extent {extent} of {node.name} is no extent of an input")
-        shape.append((at(found[0]), found[1]))
+        else:
+            shape.append(SizeAt(at(canonicalize.size_node(node, 0, extent, node))))
     return tuple(shape)
+
+
+def as_methods(graph: fx.Graph) -> None:
+    """`sym_size(x, 0) -> x.size(0)`: the operator is meant for tracing and ten times slower."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
+        node.op, node.target = "call_method", "size"
 
 
 def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
@@ -308,7 +315,7 @@ def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
     )
 
 
-def example_arguments(draft: Draft, arguments: list[fx.Node]) -> list[Any] | None:
+def example_arguments(draft: Draft, arguments: list[fx.Node]) -> list[Any]:
     """The arguments of a region for the example inputs, when they are inputs, sizes or attributes.
 
     Else None each.

@@ -67,7 +67,7 @@ def join_producer(draft: Draft, region: Region, found: list[Region], limit: int)
             continue
         fragment = fragment_of(operand)
         earlier = next((other for other in found if other.output is operand), None)
-        if earlier is not None and fragment is not None and fragment.kind == "product":
+        if earlier is not None and fragment is not None and is_weighted(fragment):
             found.remove(earlier)  # sparse features times a weight
             regions.prepend(region, earlier)
         elif (
@@ -78,6 +78,13 @@ def join_producer(draft: Draft, region: Region, found: list[Region], limit: int)
         ):
             regions.prepend(region, regions.of_fragment(fragment))
             region.notes.append("A(XW)")
+
+
+def is_weighted(fragment: Fragment) -> bool:
+    """Whether a fragment is a product with a parameter."""
+    dense = [operand for operand in fragment.operands.values() if isinstance(operand, fx.Node)]
+    sources = {source for operand in dense for source in (operand, *operand.all_input_nodes)}
+    return fragment.kind == "product" and any(source.op == "get_attr" for source in sources)
 
 
 def reads_once(region: Region, operand: fx.Node) -> bool:

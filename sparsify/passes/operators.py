@@ -35,6 +35,7 @@ ALIASES = {
     "concat": "cat",
     "spmm": "mm",
     "numpy_T": "t",
+    "size": "sym_size",
     "_unsafe_view": "view",
     "reshape": "view",
     "feature_dropout": "dropout",

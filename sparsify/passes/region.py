@@ -85,7 +85,7 @@ def inline(expr: Expr, name: str, indices: tuple[str, ...], value: Expr) -> Expr
 
     def visit(node: Node) -> Node:
         if isinstance(node, Access) and node.tensor == name:
-            return place(value, dict(zip(indices, node.indices, strict=True)))  # type: ignore[arg-type]
+            return place(value, dict(zip(indices, node.indices, strict=True)))
         return map_children(node, visit)
 
     result = visit(expr)

@@ -5,6 +5,7 @@ and modes.
 """
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,6 +72,21 @@ class SparseModule(fx.GraphModule):
     capturing fails, the source model runs, with one warning.
     """
 
+    report: Report
+    _source: nn.Module
+    _signature: inspect.Signature
+    _names: tuple[str, ...]
+    _recipe: Recipe
+    _dynamic: Dynamic
+    _strict: bool
+    _verify: bool
+    _variants: dict[tuple[bool, calls.CallShape], Variant | None]
+    _quick: dict[Any, Variant]
+    _matrices: Memory
+    _captures: int
+    _warned: bool
+    _generated: Callable[..., Any]
+
     def __init__(
         self,
         model: nn.Module,
@@ -115,7 +131,7 @@ class SparseModule(fx.GraphModule):
     @property
     def variants(self) -> list[Variant]:
         """All variants in the order in which they were captured."""
-        return list(self._variants.values())
+        return [variant for variant in self._variants.values() if variant is not None]
 
     def train(self, mode: bool = True) -> "SparseModule":
         """Sets the mode; `.graph` becomes the variant of that mode when there is one."""
@@ -256,7 +272,7 @@ class SparseModule(fx.GraphModule):
     def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Report:
         """The report with the median time of each region over `repeats` calls, the first call not counted."""
         self(*args, **kwargs)
-        regions = [region for variant in self.variants if variant is not None for region in variant.regions]
+        regions = [region for variant in self.variants for region in variant.regions]
         for region in regions:
             region.times_us = []
         for _ in range(repeats):

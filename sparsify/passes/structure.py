@@ -193,7 +193,9 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int
     )
     if form != pattern.format:
         pattern, moved = pattern.twin(form)
-        positions = torch.empty_like(moved).index_copy_(0, moved, torch.arange(len(moved)))[positions]
+        kept_slots = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no edge
+        target = torch.empty(len(kept), dtype=torch.int64).index_copy_(0, moved[kept_slots], kept_slots)
+        positions = target[positions]
     return Aligned(pattern, positions)
 
 

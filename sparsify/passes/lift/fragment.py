@@ -91,7 +91,8 @@ class Lifter:
     def linear(self, node: fx.Node) -> Fragment | None:
         """`y[i,k] = sum(f, x[i,f] * w[k,f]) + b[k]`."""
         x, w, b = node.args[0], node.args[1], argument(node, 2, "bias")
-        if declared_sparse(x) is not None and declared_sparse(w) is None and same_dtype(node, w):
+        is_sparse = declared_sparse(x) is not None and declared_sparse(w) is None
+        if is_sparse and isinstance(w, fx.Node) and same_dtype(node, w):
             product = self.contraction(node, x, turned(w, node), transposed=False)  # rows of w are gathered
         else:
             product = self.contraction(node, x, w, transposed=True)

@@ -155,18 +155,16 @@ def spread_index(index: Any) -> Any:
 
 
 def column_vector(node: fx.Node) -> fx.Node | None:
-    """`w` for `w.view(-1, 1)` or `w.unsqueeze(-1)`."""
+    """`w` for `w.view(-1, 1)` or `w.unsqueeze(-1)`, another column [edges, 1] itself, None for what is no column."""
     value = tensor_value(node)
     if value is None or value.dim() != 2 or not is_one(value.shape[1]):
         return None
     base = node.args[0] if node.args else None
     inner = tensor_value(base)
-    if not isinstance(base, fx.Node) or inner is None or inner.dim() != 1:
-        return None
-    name = operator_name(node)
-    if name == "view" or (name == "unsqueeze" and argument(node, 1, "dim") in (1, -1)):
+    is_view = operator_name(node) in ("view", "unsqueeze")
+    if is_view and isinstance(base, fx.Node) and inner is not None and inner.dim() == 1:
         return base
-    return None
+    return node
 
 
 def is_one(extent: Any) -> bool:
@@ -184,27 +182,24 @@ def is_zeros(node: fx.Node) -> bool:
 
 def take_apart(node: fx.Node, message: Message) -> bool:
     """Collects gather, weights and scale of a message; False when it has other parts."""
-    name = operator_name(node)
-    if gathered_index(node) is not None and tensor_value(node).dim() == 2:  # type: ignore[union-attr]
-        if message.gather is not None:
-            return False
+    name, value = operator_name(node), tensor_value(node)
+    if gathered_index(node) is not None and value is not None and value.dim() == 2:
         message.gather = node
         message.covered.append(node)
         return True
     if name not in ("mul", "div") or len(node.args) < 2 or node.kwargs:
         return False
-    message.covered.append(node)
     left, right = node.args[0], node.args[1]
-    if name == "div":
-        return isinstance(left, fx.Node) and take_apart(left, message) and divide_by(right, message)
-    if message.gather is None and isinstance(left, fx.Node) and not is_factor(left):
-        return take_apart(left, message) and multiply_by(right, message)
-    return isinstance(right, fx.Node) and take_apart(right, message) and multiply_by(left, message)
-
-
-def is_factor(node: fx.Node) -> bool:
-    """Whether `node` is one number per edge."""
-    return column_vector(node) is not None
+    join = multiply_by if name == "mul" else divide_by
+    orders = ((left, right), (right, left)) if name == "mul" else ((left, right),)
+    for inner, factor in orders:
+        trial = Message()
+        if isinstance(inner, fx.Node) and take_apart(inner, trial) and join(factor, trial):
+            message.gather, message.scale = trial.gather, trial.scale
+            message.weights, message.divisors = trial.weights, trial.divisors
+            message.covered = [*trial.covered, node]
+            return True
+    return False
 
 
 def multiply_by(factor: Any, message: Message) -> bool:

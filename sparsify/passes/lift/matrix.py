@@ -67,13 +67,14 @@ def of_message_passing(match: GatherScatter, mark: Mark) -> Matrix | None:
 
 def joined_values(match: GatherScatter) -> fx.Node | None:
     """One node [edges] for the product of all weights of the messages."""
-    factors = list(match.weights)
+    weights = [flat(weight, match.node) for weight in match.weights]
+    divisors = [flat(divisor, match.node) for divisor in match.divisors]
     graph = match.node.graph
-    result: fx.Node | None = factors[0] if factors else None
+    result: fx.Node | None = weights[0] if weights else None
     with graph.inserting_before(match.node):
-        for factor in factors[1:]:
+        for factor in weights[1:]:
             result = value_like(graph.call_function(torch.ops.aten.mul.Tensor, (result, factor)), factor)
-        for divisor in match.divisors:
+        for divisor in divisors:
             if result is None:
                 result = value_like(
                     graph.call_function(torch.ops.aten.reciprocal.default, (divisor,)), divisor
@@ -83,6 +84,18 @@ def joined_values(match: GatherScatter) -> fx.Node | None:
                     graph.call_function(torch.ops.aten.div.Tensor, (result, divisor)), divisor
                 )
     return result
+
+
+def flat(column: fx.Node, user: fx.Node) -> fx.Node:
+    """A column [edges, 1] as a vector [edges]."""
+    value = tensor_value(column)
+    assert value is not None, "weights are tensors"
+    if value.dim() == 1:
+        return column
+    with column.graph.inserting_before(user):
+        vector = column.graph.call_function(torch.ops.aten.select.int, (column, 1, 0))
+    vector.meta["val"] = value.select(1, 0)
+    return vector
 
 
 def value_like(node: fx.Node, other: fx.Node) -> fx.Node:

@@ -1,0 +1,45 @@
+"""Comparing: differences beyond the limits raise, those within are measured."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from sparsify.errors import VerificationError
+from sparsify.passes.check import compare
+from sparsify.recipe import Verify
+
+LIMITS = Verify(rtol=1e-4, atol=1e-5)
+
+
+def test_the_largest_difference_is_returned():
+    x = torch.arange(4.0)
+    assert compare(lambda: x, lambda: x + 1e-5, LIMITS) == pytest.approx(1e-5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (torch.tensor([0.0, 1.1]), "differs from the dense model's by 0.1"),
+        (torch.tensor([0.0, float("nan")]), "differs"),
+        (torch.zeros(3), "is torch.float32 \\[3\\], densely torch.float32 \\[2\\]"),
+        ([torch.zeros(2)], "the outputs are"),
+    ],
+)
+def test_differences_raise(found, words):
+    with pytest.raises(VerificationError, match=words):
+        compare(lambda: torch.tensor([0.0, 1.0]), lambda: found, LIMITS)
+
+
+def test_gradients_are_compared():
+    w = torch.ones(3, requires_grad=True)
+    assert compare(lambda: w * 2, lambda: w + w, LIMITS, [w]) == 0.0
+    with pytest.raises(VerificationError, match="gradient 0"):
+        compare(lambda: w * 2, lambda: (w * 2).detach() + 3 * (w - w.detach()), LIMITS, [w])
+
+
+def test_dropout_draws_the_same_in_every_memory_order():
+    x = torch.ones(40, 30, requires_grad=True)
+    turned = torch.ones(30, 40, requires_grad=True).t()
+    assert compare(lambda: F.dropout(x, 0.5), lambda: F.dropout(turned, 0.5), LIMITS) == 0.0
+    with torch.no_grad():
+        assert compare(lambda: F.dropout(x, 0.5), lambda: F.dropout(turned, 0.5), LIMITS) == 0.0

@@ -1,0 +1,310 @@
+"""Applied models: results, gradients, calls, copies, torch.compile and export, and what is remembered."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from graph_models import HandWritten, Kipf, KipfMatmul, TwoLayers, adjacency, graph
+from torch import nn
+
+from sparsify import errors, options
+from sparsify.passes import call_region
+from sparsify.passes.apply import apply
+
+geometric = pytest.importorskip("torch_geometric.nn")
+MESSAGES = {"schema": 1, "name": "own", "sparsify": [{"targets": ["op:message_passing"], "format": "csr"}]}
+ADJACENCY = {"schema": 1, "name": "own", "sparsify": [{"targets": ["input:edge_index"], "format": "csr"}]}
+BOTH = {
+    "schema": 1,
+    "name": "own",
+    "sparsify": [*MESSAGES["sparsify"], {"targets": ["input:x"], "format": "csr"}],
+}
+
+
+def gin(features, out):
+    return geometric.GINConv(
+        nn.Sequential(nn.Linear(features, out), nn.ReLU(), nn.Linear(out, out)), train_eps=True
+    )
+
+
+class Attention(nn.Module):
+    """Edge weights that depend on parameters: the pattern is known, the values come with every call."""
+
+    def __init__(self, features, out):
+        super().__init__()
+        self.lin = nn.Linear(features, out)
+        self.score = nn.Linear(features, 1)
+
+    def forward(self, x, edge_index):
+        weight = self.score(x).squeeze(-1)[edge_index[0]].sigmoid()
+        h = self.lin(x)
+        messages = weight.unsqueeze(-1) * h[edge_index[0]]
+        return torch.zeros(x.size(0), h.size(1)).index_add(0, edge_index[1], messages)
+
+
+LAYERS = {
+    "gcn": (geometric.GCNConv, MESSAGES, graph),
+    "gcn weighted": (
+        geometric.GCNConv,
+        MESSAGES,
+        lambda n=20, seed=0: (*graph(n, seed=seed), torch.rand(55)),
+    ),
+    "gcn sparse input": (
+        geometric.GCNConv,
+        ADJACENCY,
+        lambda n=20, seed=0: (graph(n)[0], adjacency(n, seed=seed).to_sparse_csr()),
+    ),
+    "sage": (geometric.SAGEConv, MESSAGES, graph),
+    "sage wide": (geometric.SAGEConv, MESSAGES, lambda n=20, seed=0: graph(n, features=40, seed=seed)),
+    "gin": (gin, MESSAGES, graph),
+    "by hand": (HandWritten, MESSAGES, graph),
+    "attention": (Attention, MESSAGES, graph),
+    "kipf dense": (Kipf, ADJACENCY, lambda n=20, seed=0: (graph(n)[0], adjacency(n, seed=seed))),
+    "kipf sparse": (
+        KipfMatmul,
+        ADJACENCY,
+        lambda n=20, seed=0: (graph(n)[0], adjacency(n, seed=seed).to_sparse()),
+    ),
+    "sparse features": (
+        geometric.SAGEConv,
+        BOTH,
+        lambda n=20, seed=0: (adjacency(40, seed=seed)[:n], graph(n, seed=seed)[1]),
+    ),
+}
+pytestmark = pytest.mark.filterwarnings("ignore:.*(CSR|sparse).*:UserWarning")
+
+
+def case(name):
+    layer, recipe, example = LAYERS[name]
+    torch.manual_seed(0)
+    inputs = example()
+    return TwoLayers(layer, features=inputs[0].shape[1]).eval(), recipe, example
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_results_and_gradients_at_two_shapes(name):
+    model, recipe, example = case(name)
+    sparse = apply(model, recipe, example())
+    assert sparse.report.largest_error is not None
+    assert len(sparse.report.regions) >= 2
+    assert not sparse.report.dense
+    for inputs in (example(), example(31, seed=3)):
+        assert torch.allclose(sparse(*inputs), model(*inputs), atol=1e-5, rtol=1e-4)
+        assert sparse.verify_gradients(*inputs) < 1e-3
+    assert len(sparse.variants) == 1, "the second shape needs no capture"
+
+
+@pytest.mark.parametrize("name", ["gcn", "kipf dense", "sparse features"])
+def test_training_mode_is_a_variant(name):
+    model, recipe, example = case(name)
+    sparse = apply(model, recipe, example())
+    evaluated = sparse.graph
+    sparse.train()
+    assert sparse.verify_gradients(*example()) < 1e-3
+    assert not model.training, "the source model keeps its mode"
+    assert len(sparse.variants) == 2
+    assert sparse.graph is not evaluated
+    sparse.eval()
+    assert sparse.graph is evaluated
+
+
+def test_training_reaches_the_same_weights():
+    model, recipe, example = case("sage")
+    twin = copy.deepcopy(model)
+    sparse = apply(model, recipe, example())
+    for net in (twin, sparse):
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+        for _ in range(5):
+            optimizer.zero_grad()
+            net(*example()).square().mean().backward()
+            optimizer.step()
+    for want, have in zip(twin.parameters(), sparse.parameters(), strict=True):
+        assert torch.allclose(want, have, atol=1e-4)
+    assert torch.allclose(sparse(*example()), model(*example()), atol=1e-5), "parameters are shared"
+
+
+def test_edge_weights_get_gradients():
+    model, recipe, example = case("gcn weighted")
+    x, edge_index, weight = example()
+    sparse = apply(model, recipe, (x, edge_index, weight))
+    found = []
+    for net in (model, sparse):
+        leaf = weight.clone().requires_grad_()
+        net(x, edge_index, leaf).square().sum().backward()
+        found.append(leaf.grad)
+    assert torch.allclose(found[0], found[1], atol=1e-4)
+
+
+def test_conversion_and_normalisation_happen_once_per_graph():
+    model, recipe, example = case("gcn")
+    sparse = apply(model, recipe, example())
+    x, edge_index = example(25, seed=4)
+    sparse(x, edge_index)
+    before = [entry.count for entry in sparse.report.conversions]
+    for _ in range(3):
+        sparse(torch.rand_like(x), edge_index)
+    assert [entry.count for entry in sparse.report.conversions] == before
+    assert len(before) == 1, "both layers share the normalised adjacency"
+    edge_index[0, 0] = (edge_index[0, 0] + 1) % 25
+    assert torch.allclose(sparse(x, edge_index), model(x, edge_index), atol=1e-5)
+    assert sparse.report.conversions[0].count == before[0] + 1, "a changed graph is converted again"
+
+
+def test_inference_tensors_are_never_trusted():
+    model, recipe, example = case("by hand")
+    sparse = apply(model, recipe, example())
+    with torch.inference_mode():
+        x, edge_index = (tensor.clone() for tensor in example())
+        sparse(x, edge_index)
+        edge_index[0, 0] = (edge_index[0, 0] + 1) % 20
+        assert torch.allclose(sparse(x, edge_index), model(x, edge_index), atol=1e-5)
+
+
+def test_the_signature_is_the_models_own():
+    class Dictionary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = HandWritten(7, 3)
+
+        def forward(self, x, edge_index, scale=1.0, *, twice=False):
+            y = self.layer(x, edge_index) * scale
+            return {"y": y + y if twice else y, "x": (x, None)}
+
+    model = Dictionary().eval()
+    x, edge_index = graph()
+    sparse = apply(model, MESSAGES, {"x": x, "edge_index": edge_index})
+    for args, kwargs in [
+        ((x, edge_index), {}),
+        ((x,), {"edge_index": edge_index, "twice": True}),
+        ((x, edge_index, 2.0), {}),
+    ]:
+        want, have = model(*args, **kwargs), sparse(*args, **kwargs)
+        assert have.keys() == want.keys()
+        assert have["x"][1] is None
+        assert torch.allclose(have["y"], want["y"], atol=1e-5)
+    assert len(sparse.variants) == 3
+
+
+def test_capture_waits_for_the_first_call():
+    model, recipe, example = case("by hand")
+    sparse = apply(model, recipe)
+    assert not sparse.variants
+    assert torch.allclose(sparse(*example()), model(*example()), atol=1e-5)
+    assert len(sparse.report.regions) == 2
+
+
+def test_copies_and_state():
+    model, recipe, example = case("gcn")
+    sparse = apply(model, recipe, example())
+    assert list(sparse.state_dict()) == list(model.state_dict())
+    assert [name for name, _ in sparse.named_parameters()] == [name for name, _ in model.named_parameters()]
+    twin = copy.deepcopy(sparse)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.mul_(2)
+    assert torch.allclose(sparse(*example()), model(*example()), atol=1e-5)
+    assert not torch.allclose(twin(*example()), sparse(*example()))
+    twin.load_state_dict(sparse.state_dict())
+    assert torch.equal(twin(*example()), sparse(*example()))
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage wide", "kipf dense", "sparse features", "attention"])
+def test_torch_compile_sees_one_graph(name):
+    model, recipe, example = case(name)
+    sparse = apply(model, recipe, example())
+    compiled = torch.compile(sparse, fullgraph=True, backend="aot_eager")
+    want, have = model(*example()), compiled(*example())
+    assert torch.allclose(have, want, atol=1e-5)
+    parameters = list(model.parameters())
+    dense = torch.autograd.grad(want.square().sum(), parameters)
+    found = torch.autograd.grad(have.square().sum(), parameters)
+    for w, h in zip(dense, found, strict=True):
+        assert torch.allclose(w, h, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage wide", "sparse features"])
+def test_export(name):
+    model, recipe, example = case(name)
+    sparse = apply(model, recipe, example())
+    program = torch.export.export(sparse, example(), strict=False)
+    assert torch.ops.sparsify.region.default in {node.target for node in program.graph.nodes}
+    assert torch.allclose(program.module()(*example()), model(*example()), atol=1e-5)
+
+
+class Branches(nn.Module):
+    """A model that export cannot capture."""
+
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+def test_what_cannot_be_captured_runs_as_it_is_with_one_warning():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sparse = apply(Branches(), MESSAGES, (torch.ones(3),))
+        assert torch.equal(sparse(torch.ones(3)), torch.ones(3))
+        assert torch.equal(sparse(-torch.ones(3)), torch.ones(3))
+    assert len([w for w in caught if "source model runs" in str(w.message)]) == 1
+    with pytest.raises(errors.CaptureError):
+        apply(Branches(), MESSAGES, (torch.ones(3),), strict=True)
+
+
+def test_captures_are_bounded():
+    model, recipe, example = case("by hand")
+    sparse = apply(model, recipe, example(), dynamic=())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for nodes in range(10, 22):
+            x, edge_index = example(nodes, seed=nodes)
+            assert torch.allclose(sparse(x, edge_index), model(x, edge_index), atol=1e-5)
+    assert len([w for w in caught if "more than 8 captures" in str(w.message)]) == 1
+
+
+def test_a_kernel_that_cannot_be_built_leaves_the_nodes_dense(monkeypatch):
+    def refuse(*_, **__):
+        raise errors.CompilerNotFoundError("no C++ compiler", "install g++")
+
+    monkeypatch.setattr(call_region, "compile_program", refuse)
+    model, recipe, example = case("by hand")
+    with pytest.warns(RuntimeWarning, match="no C\\+\\+ compiler"):
+        sparse = apply(model, recipe, example())
+    assert torch.equal(sparse(*example()), model(*example()))
+    assert [entry.op for entry in sparse.report.dense] == ["relu", "index_add"]
+    with pytest.raises(errors.CompilerNotFoundError):
+        apply(model, recipe, example(), strict=True)
+
+
+def test_a_kernel_that_fails_goes_over_to_the_dense_nodes():
+    model, recipe, example = case("gcn")
+    sparse = apply(model, recipe, example())
+
+    def fail(*_):
+        raise errors.KernelError(1, "out of memory")
+
+    for region in sparse.variants[0].regions:
+        region.kernel = fail
+    with pytest.warns(RuntimeWarning, match="runs densely from now on"):
+        assert torch.allclose(sparse(*example()), model(*example()), atol=1e-5)
+    assert torch.allclose(sparse(*example()), model(*example()), atol=1e-5)
+
+
+def test_wrong_edges_are_an_error_of_ours():
+    model, recipe, example = case("by hand")
+    sparse = apply(model, recipe, example())
+    x, edge_index = example()
+    edge_index = edge_index.clone()
+    edge_index[1, 4] = 99
+    with pytest.raises(errors.InvalidTensorError, match="edge 4 has row 99, the matrix has 20"):
+        sparse(x, edge_index)
+
+
+def test_stages_are_dumped(tmp_path):
+    model, recipe, example = case("gcn")
+    with options.override(dump=("graph",), dump_dir=tmp_path):
+        apply(model, recipe, example())
+    names = sorted(path.name for path in tmp_path.iterdir() if path.name.endswith(".graph"))
+    stages = ["mark", "propagate", "lift", "fuse", "emit", "check"]
+    assert names == [f"{number:02d}-{stage}.graph" for number, stage in enumerate(stages)]
+    assert "# adjacency" in (tmp_path / "00-mark.graph").read_text(encoding="utf-8")
+    assert "call_region" in (tmp_path / "04-emit.graph").read_text(encoding="utf-8")
