@@ -4,10 +4,15 @@ from typing import Annotated
 
 import typer
 
-from sparsify.cli.printing import Json, print_json
+from sparsify.cli.printing import PLAIN, Json, print_json
 from sparsify.compiler.cpp import directories
 
-app = typer.Typer(name="cache", help="Look at or empty the cache of compiled kernels.", no_args_is_help=True)
+app = typer.Typer(
+    name="cache",
+    help="Look at or empty the cache of compiled kernels.",
+    no_args_is_help=True,
+    rich_markup_mode=PLAIN,
+)
 
 
 @app.command("dir")

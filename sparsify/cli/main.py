@@ -10,6 +10,7 @@ import typer
 
 from sparsify import __version__
 from sparsify.cli import cache, doctor, env, recipes, run
+from sparsify.cli.printing import PLAIN
 from sparsify.errors import FINE, SparsifyError, exit_status
 from sparsify.providers import require_sole_provider
 
@@ -18,6 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=PLAIN,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

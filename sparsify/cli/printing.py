@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 SCHEMA = 1
+PLAIN = None  # rich help takes a third of the start-up time
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from sparsify import recipe
-from sparsify.cli.printing import Json, print_json, print_rows
+from sparsify.cli.printing import PLAIN, Json, print_json, print_rows
 from sparsify.errors import NEGATIVE, RecipeError, SparsifyError
 
-app = typer.Typer(name="recipes", help="List, show, copy and check recipes.", no_args_is_help=True)
+app = typer.Typer(
+    name="recipes", help="List, show, copy and check recipes.", no_args_is_help=True, rich_markup_mode=PLAIN
+)
 
 Name = Annotated[str, typer.Argument(help="A built-in recipe, as `sparsify recipes ls` lists it.")]
 
@@ -20,7 +22,13 @@ def list_recipes(as_json: Json = False) -> None:
     """List the built-in recipes."""
     found = [(name, recipe.description(name)) for name in recipe.names()]
     if as_json:
-        print_json({"recipes": [{"name": name, "description": text, "path": recipe.path(name)} for name, text in found]})
+        print_json(
+            {
+                "recipes": [
+                    {"name": name, "description": text, "path": recipe.path(name)} for name, text in found
+                ]
+            }
+        )
     else:
         print_rows(found)
 
@@ -64,7 +72,13 @@ def validate(
         except RecipeError as error:
             complaints[file] = str(error)
     if as_json:
-        print_json({"recipes": [{"recipe": f, "valid": f not in complaints, "error": complaints.get(f)} for f in files]})
+        print_json(
+            {
+                "recipes": [
+                    {"recipe": f, "valid": f not in complaints, "error": complaints.get(f)} for f in files
+                ]
+            }
+        )
     else:
         for file in files:
             typer.echo(complaints.get(file, f"{file}: valid"))

@@ -1,0 +1,143 @@
+"""The house rules: the public surface, import directions, sizes of files, what is shipped and pinned."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import sparsify
+from sparsify import recipe
+
+from . import conftest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted(
+    path for folder in ("sparsify", "recipes", "models") for path in (ROOT / folder).rglob("*.py")
+)
+LINES_OF_A_FILE = 400
+LINES_OF_A_FUNCTION = 60
+NO_NAMES = {"utils.py", "helpers.py", "common.py", "misc.py"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("name", sparsify.__all__)
+def test_public_name(name: str) -> None:
+    found = getattr(sparsify, name)
+    assert found.__name__ == name
+    assert found.__doc__
+
+
+def test_public_surface_is_complete() -> None:
+    assert list(sparsify._MODULES) == sparsify.__all__
+    assert set(sparsify.__all__) <= set(dir(sparsify))
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="module 'sparsify' has no attribute 'sparse'"):
+        sparsify.sparse  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "name", ["sparsify", "sparsify.cli.main", "sparsify.recipes", "sparsify.recipe", "sparsify.models"]
+)
+def test_imports_without_torch_from_anywhere(name: str, tmp_path: Path) -> None:
+    code = f"import sys, {name}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_source(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    assert path.name not in NO_NAMES
+    assert len(text.splitlines()) <= LINES_OF_A_FILE
+    assert ast.get_docstring(tree), "the module says nothing about itself"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or 0) - node.lineno + 1 <= LINES_OF_A_FUNCTION, f"{node.name} is too long"
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """The full names that a module imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_compiler_knows_no_graphs_of_torch() -> None:
+    for path in (ROOT / "sparsify" / "compiler").rglob("*.py"):
+        names = imported(ast.parse(path.read_text(encoding="utf-8")))
+        assert [name for name in names if f"{name}.".startswith("torch.fx.")] == [], path
+
+
+def test_environment_is_read_in_options_alone() -> None:
+    pattern = re.compile(r"""(environ\b.*|getenv\()["']SPARSIFY_""")
+    found = [name_of(path) for path in SOURCES if pattern.search(path.read_text(encoding="utf-8"))]
+    assert set(found) <= {"sparsify/options.py"}
+
+
+def test_every_dependency_is_pinned() -> None:
+    def names(requirements: list[str]) -> set[str]:
+        return {re.split(r"[<>=!~\[ ;]", text)[0].lower().replace("_", "-") for text in requirements}
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    pinned = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in pinned)
+    assert names(project["dependencies"] + extras["graph"] + extras["dev"]) <= names(pinned)
+
+
+def test_golden(golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(conftest, "GOLDEN", tmp_path)
+    (tmp_path / "loops.txt").write_text("forall i\n")
+    golden("loops.txt", "forall i")
+    with pytest.raises(AssertionError, match="--update-golden accepts it"):
+        golden("loops.txt", "forall j")
+    with pytest.raises(AssertionError, match=r"kernel.cpp is missing"):
+        golden("kernel.cpp", "")
+
+
+@pytest.mark.slow
+def test_wheel(tmp_path: Path) -> None:
+    source, site = tmp_path / "source", tmp_path / "site"
+    for name in ("sparsify", "recipes", "models"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "wheel", "--no-deps"]
+    subprocess.run([*pip, "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)], check=True)
+    (wheel,) = tmp_path.glob("sparsify_fx-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = set(archive.namelist())
+        archive.extractall(site)
+    inside = {f"sparsify/{name_of(path).removeprefix('sparsify/')}" for path in SOURCES}
+    data = {"sparsify/py.typed", "sparsify/recipes/gcn.yaml", "sparsify/recipes/schema.json"}
+    assert inside | data <= shipped
+    assert {name.split("/")[0] for name in shipped} == {
+        "sparsify",
+        f"sparsify_fx-{sparsify.__version__}.dist-info",
+    }
+    code = "import sparsify.recipes as r, sparsify.models as m; print(r.__file__, m.__file__)"
+    run = {
+        "cwd": tmp_path,
+        "env": {"PYTHONPATH": str(site)},
+        "check": True,
+        "capture_output": True,
+        "text": True,
+    }
+    places = subprocess.run([sys.executable, "-c", code], **run).stdout.split()
+    assert places == [str(site / "sparsify" / name / "__init__.py") for name in ("recipes", "models")]
+    listed = subprocess.run([sys.executable, "-m", "sparsify", "recipes", "ls"], **run).stdout
+    assert [line.split()[0] for line in listed.splitlines()] == recipe.names()
