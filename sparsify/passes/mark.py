@@ -61,7 +61,15 @@ def require_supported(recipe: Recipe) -> None:
     """Raises where the recipe asks for something that this version cannot do."""
     if recipe.stages:
         raise rule_error(recipe, recipe.rules[0] if recipe.rules else None, "stages are not supported yet")
+    if recipe.verify.against != "dense":
+        raise rule_error(recipe, None, f"`verify: against: {recipe.verify.against}` is not supported yet")
+    if recipe.compile.backends is not None or recipe.compile.memory != "fast":
+        raise rule_error(recipe, None, "`compile: backends` and `memory: compact` are not supported yet")
     for rule in recipe.rules:
+        if isinstance(rule.format, FormatSpec) and rule.format.block is not None:
+            raise rule_error(
+                recipe, rule, "`block` is not supported yet; write the blocks into the levels, `i/16`"
+            )
         if rule.origin != "given":
             raise rule_error(
                 recipe, rule, f"`source: {rule.origin}` is not supported yet by this version; `given` is"

@@ -9,7 +9,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -227,7 +227,10 @@ class SparseModule(fx.GraphModule):
         report = Report(type(self._source).__name__, self._recipe.name, specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
         strict = self._strict or self._recipe.compile.fallback == "error"
-        draft = base.Draft(captured, self._source, self._recipe, report, settings.current(), examples, strict)
+        current = settings.current()
+        if self._recipe.compile.threads is not None:
+            current = replace(current, threads=self._recipe.compile.threads)
+        draft = base.Draft(captured, self._source, self._recipe, report, current, examples, strict)
         draft = base.run(PASSES, draft)
         for name, constant in captured.constants.items():
             if not hasattr(self, name):

@@ -136,3 +136,19 @@ def test_propagation_stops_where_zeros_end():
     assert sorted(found) == ["a", "mul", "neg", "relu", "t"]
     assert found["neg"].derived
     assert not found["a"].derived
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ("verify: {against: masked_dense}", "against: masked_dense"),
+        ("compile: {memory: compact}", "memory: compact"),
+        ("compile: {backends: [own]}", "backends"),
+        ("stages: [{sparsify: [{targets: a}]}]", "stages are not supported yet"),
+    ],
+)
+def test_sections_that_nothing_executes_yet(section, words):
+    work = draft(Shared(), (torch.rand(4, 7),), ["{targets: ['input:x']}"])
+    work.recipe = recipe.loads(f"schema: 1\nname: own\n{section}\n", "own.yaml")
+    with pytest.raises(RecipeError, match=words):
+        mark(work)
