@@ -15,24 +15,20 @@ from sparsify.errors import CacheError
 
 
 def folder(purpose: str) -> Path:
-    """The folder for `purpose`, made if need be; in the temporary directory where that fails.
+    """The folder for `purpose`, made if need be; a temporary one, with a warning, where the cache cannot be written.
 
     Raises:
-        CacheError: neither can be written.
+        CacheError: there is no place for a temporary one either.
     """
-    chosen = options.current().cache_dir
-    usual = (chosen or platformdirs.user_cache_path("sparsify")) / purpose
-    if is_usable(usual):
-        return usual
-    spare = (
-        Path(tempfile.gettempdir()) / f"sparsify-{os.getuid() if hasattr(os, 'getuid') else 'user'}" / purpose
+    chosen = options.current().cache_dir or platformdirs.user_cache_path("sparsify", appauthor=False)
+    if is_usable(chosen / purpose):
+        return chosen / purpose
+    place = temporary() / purpose
+    place.mkdir(exist_ok=True)
+    warnings.warn(
+        f"{chosen / purpose} cannot be written; {place} serves until this process ends", stacklevel=2
     )
-    if not is_usable(spare):
-        raise CacheError(
-            f"neither {usual} nor {spare} can be written", "set SPARSIFY_CACHE_DIR to a folder of yours"
-        )
-    warnings.warn(f"{usual} cannot be written; using {spare}", stacklevel=2)
-    return spare
+    return place
 
 
 def is_usable(path: Path) -> bool:
@@ -44,6 +40,21 @@ def is_usable(path: Path) -> bool:
         return not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()
     except OSError:
         return False
+
+
+def temporary() -> Path:
+    """A folder of this process, gone when it ends."""
+    if not _holders:
+        try:
+            _holders.append(tempfile.TemporaryDirectory(prefix="sparsify-", ignore_cleanup_errors=True))
+        except OSError as error:
+            raise CacheError(
+                f"neither the cache nor a temporary folder can be written ({error})", "set SPARSIFY_CACHE_DIR"
+            ) from None
+    return Path(_holders[0].name)
+
+
+_holders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def keep(file: Path, content: bytes) -> Path:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from torch import nn
+
 from sparsify.models import cache
 from sparsify.models.train import Training
-from torch import nn
 
 LAYOUT = 1
 

@@ -6,10 +6,11 @@ In: a `Graph` and a registered model. Out: `(x, edge_index)`, or `(x, adj)` with
 import warnings
 
 import torch
+from torch import Tensor
+
 from sparsify.models.data import Graph
 from sparsify.models.registry import Entry
 from sparsify.models.train import BIG_EDGES
-from torch import Tensor
 
 
 def example_inputs(entry: Entry, graph: Graph) -> tuple[Tensor, ...]:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from sparsify.models.data import Graph
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from sparsify.models.data import Graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from sparsify.models import checkpoint
 from sparsify.models.data import Graph
 from sparsify.models.registry import Entry
 from sparsify.models.train import Settings, Training, train
-from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)

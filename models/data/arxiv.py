@@ -12,11 +12,11 @@ import numpy as np
 import scipy.sparse
 import torch
 from numpy.typing import NDArray
+
+from sparsify.errors import DataError
 from sparsify.models.data.fastrp import fastrp
 from sparsify.models.data.folders import find
 from sparsify.models.data.graph import Graph
-
-from sparsify.errors import DataError
 
 PLACES = ("ogbn_arxiv", "ogbn-arxiv", "arxiv", "data/ogbn_arxiv", ".")
 LABELS = "raw/node-label.csv.gz"

@@ -5,12 +5,11 @@ In: `load("cora", "/data")`. Out: a `Graph`, or a `DataError` that says where it
 
 from pathlib import Path
 
+from sparsify.errors import DataError
 from sparsify.models.data.arxiv import arxiv
 from sparsify.models.data.graph import Graph
 from sparsify.models.data.planetoid import planetoid
 from sparsify.models.data.synthetic import synthetic
-
-from sparsify.errors import DataError
 
 NAMES = ("synthetic", "cora", "citeseer", "pubmed", "ogbn-arxiv")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+
+from sparsify.errors import DataError
 from sparsify.models import cache
 from sparsify.models.data.folders import copy_files, find
 from sparsify.models.data.graph import Graph, normalised_rows
-
-from sparsify.errors import DataError
 
 SPELLING = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")

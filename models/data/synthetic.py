@@ -6,6 +6,7 @@ In: `synthetic(seed=0)`. Out: a `Graph` of about PubMed's size, the same bits on
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from sparsify.models.data.graph import Graph, normalised_rows
 
 Integers = NDArray[np.int64]

@@ -1,12 +1,15 @@
 """`sparsify run MODEL`: train, make sparse, verify and time a registered model; print one table."""
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparsify.errors import SparsifyError
+from sparsify.cli.printing import Json, print_json
+
+if TYPE_CHECKING:
+    from sparsify.runner.preview import Preview
+    from sparsify.runner.result import RunResult
 
 
 def run(
@@ -25,28 +28,36 @@ def run(
     data_root: Annotated[Path | None, typer.Option(help="The folder of real data; only read.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of data, weights and training.")] = None,
     retrain: Annotated[bool, typer.Option("--retrain", help="Train although the cache has weights.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    as_json: Json = False,
     out: Annotated[Path | None, typer.Option(help="Write JSON, CSV and the report into this folder.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would become sparse.")] = False,
 ) -> None:
     """Train a dense model, make it sparse by its recipe, verify it, time both, print one table."""
-    from sparsify.runner.preview import preview
     from sparsify.runner.request import resolve, split_pairs
-    from sparsify.runner.run import run_request
-    from sparsify.runner.status import exit_status
 
-    try:
-        request = resolve(
-            model,
-            recipe=recipe,
-            dataset=dataset,
-            data_root=data_root,
-            overrides=split_pairs(pairs or []),
-            seed=seed,
-        )
-        found = preview(request) if dry_run else run_request(request, retrain=retrain, out=out)
-    except SparsifyError as error:
-        typer.echo(f"sparsify run: {error}", err=True)
-        raise typer.Exit(exit_status(error)) from None
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
-    raise typer.Exit(found.exit_status)
+    request = resolve(
+        model,
+        recipe=recipe,
+        dataset=dataset,
+        data_root=data_root,
+        overrides=split_pairs(pairs or []),
+        seed=seed,
+    )
+    if dry_run:
+        from sparsify.runner.preview import preview
+
+        show(preview(request), as_json)
+        return
+    from sparsify.runner.run import run_request
+
+    result = run_request(request, retrain=retrain, out=out)
+    show(result, as_json)
+    raise typer.Exit(result.exit_status)
+
+
+def show(found: "Preview | RunResult", as_json: bool) -> None:
+    """Prints what was found as a table or as JSON."""
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        typer.echo(str(found))

@@ -5,7 +5,7 @@ In: a `Request`. Out: a `Preview`: one row for each tensor that a rule selects.
 
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from typing import Any, ClassVar
+from typing import Any
 
 from tabulate import tabulate
 from torch import Tensor, fx, nn
@@ -44,8 +44,6 @@ class Preview:
     data: str
     rows: tuple[Row, ...]
     report: Report
-
-    exit_status: ClassVar[int] = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The preview as plain data, with `"schema": 1`."""

@@ -1,0 +1,70 @@
+"""`sparsify run`: the table, JSON and exit status."""
+
+import json
+
+import pytest
+
+from sparsify import options
+from sparsify.errors import ENVIRONMENT, FINE, USAGE
+from sparsify.models import data
+from sparsify.models.data import planetoid
+from sparsify.models.data.synthetic import synthetic
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path):
+    with options.override(cache_dir=tmp_path / "cache"):
+        yield
+
+
+@pytest.fixture
+def small(monkeypatch):
+    graph = synthetic(nodes=200, edges=800, features=50)
+    monkeypatch.setattr(data, "load", lambda name, root, seed: graph)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gcnn",), "there is no model 'gcnn'; did you mean gcn?"),
+        (("gcn", "hiden=3"), "nothing here has an argument 'hiden'"),
+        (("gcn", "hidden"), "'hidden' is no argument; write key=value"),
+        (("gcn", "--dataset", "corra"), "did you mean 'cora'?"),
+    ],
+    ids=str,
+)
+def test_usage(cli, arguments, message):
+    outcome = cli("run", *arguments)
+    assert outcome.status == USAGE
+    assert message in outcome.err
+    assert outcome.out == ""
+
+
+def test_missing_data(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(planetoid, "URL", "http://127.0.0.1:9")
+    outcome = cli("run", "gcn", "--dataset", "cora", "--data-root", tmp_path)
+    assert outcome.status == ENVIRONMENT
+    assert "Cora is not here" in outcome.err
+    assert "--dataset synthetic" in outcome.err
+
+
+def test_prints_one_table(cli, small):
+    outcome = cli("run", "gcn", "epochs=2", "hidden=8")
+    assert outcome.status == FINE
+    for part in ("test accuracy", "largest error", "median of a pass", "kernels", "verified"):
+        assert part in outcome.out
+
+
+def test_json(cli, small, tmp_path):
+    outcome = cli("run", "gcn", "epochs=2", "hidden=8", "--json", "--out", tmp_path / "out")
+    assert outcome.status == FINE
+    read = json.loads(outcome.out)
+    assert (read["schema"], read["verified"], read["arguments"]["hidden"]) == (1, True, 8)
+    assert read["ratio"] > 0
+    assert json.loads((tmp_path / "out/result.json").read_text())["report"]["schema"] == 1
+
+
+def test_dry_run(cli, small):
+    outcome = cli("run", "gcn", "--dry-run", "--json")
+    assert outcome.status == FINE
+    assert [row["rule"] for row in json.loads(outcome.out)["rows"]]

@@ -1,0 +1,111 @@
+"""Whole runs: a model trained, made sparse, verified and timed."""
+
+import json
+
+import pytest
+
+from sparsify import options
+from sparsify.errors import SparsifyError
+from sparsify.models import data
+from sparsify.models.data.synthetic import synthetic
+from sparsify.runner.preview import preview
+from sparsify.runner.request import resolve
+from sparsify.runner.run import run
+
+QUICK = {"epochs": 2, "hidden": 8}
+NOTHING = {"schema": 1, "name": "nothing", "sparsify": [{"targets": ["input:none"], "optional": True}]}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path):
+    with options.override(cache_dir=tmp_path / "cache"):
+        yield
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Every data set is a graph of 200 nodes."""
+    graph = synthetic(nodes=200, edges=800, features=50)
+    monkeypatch.setattr(data, "load", lambda name, root, seed: graph)
+    return graph
+
+
+@pytest.mark.parametrize("model", ["gcn", "gcn-matmul", "sage", "gin"])
+def test_every_model_is_verified(small, model):
+    result = run(model, overrides=QUICK, seconds=0.0, quiet=True)
+    assert result.verified
+    assert result.exit_status == 0
+    assert result.largest_error < 1e-4
+    assert result.dense.accuracy == result.sparse.accuracy
+    assert len(result.dense.timing.runs_ms) == len(result.sparse.timing.runs_ms) == 5
+    assert result.report.regions
+    assert sum(result.kernels.values()) >= 1
+
+
+def test_second_run_finds_weights_and_kernels(small):
+    first = run("gcn", overrides=QUICK, seconds=0.0, quiet=True)
+    again = run("gcn", overrides=QUICK, seconds=0.0, quiet=True)
+    assert (first.training["reused"], again.training["reused"]) == (False, True)
+    assert first.kernels["built"] >= 1
+    assert again.kernels["built"] == 0
+
+
+def test_recipe_that_makes_nothing_sparse_is_a_negative_result(small):
+    result = run("gcn", recipe=NOTHING, dataset="synthetic", overrides=QUICK, seconds=0.0, quiet=True)
+    assert result.exit_status == 1
+    assert "no part of the model became sparse" in str(result)
+
+
+def test_tolerance_of_the_recipe_is_what_counts(small):
+    exact = {
+        "schema": 1,
+        "name": "exact",
+        "sparsify": [{"targets": ["op:message_passing"], "format": "csr"}],
+        "verify": {"rtol": 0.0, "atol": 0.0},
+    }
+    result = run("gcn", recipe=exact, dataset="synthetic", overrides=QUICK, seconds=0.0, quiet=True)
+    assert result.agrees == (result.largest_error == 0.0)
+
+
+def test_files_are_written(small, tmp_path):
+    run("gcn", overrides=QUICK, seconds=0.0, quiet=True, out=tmp_path / "out")
+    assert json.loads((tmp_path / "out/result.json").read_text())["verified"] is True
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "result.json",
+        "times.csv",
+        "report.txt",
+        "report.html",
+    }
+
+
+def test_output_folder_is_tried_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("data were loaded first"))
+    with pytest.raises(SparsifyError, match="cannot write results into"):
+        run("gcn", out=tmp_path / "file/out", quiet=True)
+
+
+def test_preview_lists_tensors_formats_and_programs_without_training(small, tmp_path):
+    seen = preview(resolve("gcn", overrides=QUICK))
+    rows = {row.rule: row for row in seen.rows}
+    assert set(rows) == {"adjacency", "features"}
+    features = rows["features"]
+    assert features.tensor == "x"
+    assert features.density == pytest.approx(small.feature_density)
+    assert features.bytes_before == small.x.nbytes
+    assert 0 < features.bytes_after < features.bytes_before
+    assert any("relu" in program for program in rows["adjacency"].kernels)
+    assert seen.to_dict()["schema"] == 1
+    assert "expected kernel" in str(seen)
+    assert not (tmp_path / "cache/checkpoints").exists()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
+def test_real_graphs_keep_their_accuracy(data_root, name):
+    result = run("gcn", dataset=name, data_root=data_root, seconds=0.0, quiet=True)
+    assert result.verified
+    assert result.largest_error <= 1e-4
+    assert result.dense.accuracy == result.sparse.accuracy
+    if name == "cora":
+        assert result.sparse.accuracy >= 0.80
