@@ -15,8 +15,8 @@ def fastrp(adjacency: "scipy.sparse.csr_array", dimensions: int = 128, seed: int
     """Random projections of the 2 to 4-step neighbourhoods of every node, [n, dimensions].
 
     A Gaussian matrix, its rows scaled by a power of the degrees, is averaged over neighbours hop by hop; the rows of
-    hops 2, 3 and 4 are normalised and added, and each column is scaled to unit variance. No labels and no given
-    features go in.
+    hops 2, 3 and 4 are normalised and added, and all is scaled to unit variance. No labels and no given features
+    go in.
 
     Args:
         adjacency: A [n, n], undirected, without weights.
@@ -40,4 +40,4 @@ def fastrp(adjacency: "scipy.sparse.csr_array", dimensions: int = 128, seed: int
         hop = transition @ hop
         lengths = np.linalg.norm(hop, axis=1, keepdims=True)
         total += np.float32(weight) * hop / np.maximum(lengths, np.float32(1e-12))
-    return total / np.maximum(total.std(axis=0), np.float32(1e-6))
+    return total / max(total.std(), np.float32(1e-6))
