@@ -61,7 +61,9 @@ def _abs(unit: Unit, dtype: str, lanes: int) -> str:
     integer = types.integer_as_wide(dtype)
     bits = unit.type(integer, lanes)
     largest = 2 ** (types.BYTES[dtype] * 8 - 1) - 1
-    body = [f"return ({types.spelling(dtype, lanes)})(({bits})x & {constant(unit, largest, integer, lanes)});"]
+    body = [
+        f"return ({types.spelling(dtype, lanes)})(({bits})x & {constant(unit, largest, integer, lanes)});"
+    ]
     return define(unit, "abs", dtype, lanes, "x", body)
 
 
@@ -69,7 +71,9 @@ def _sign(unit: Unit, dtype: str, lanes: int) -> str:
     zero, one = constant(unit, 0, dtype, lanes), constant(unit, 1, dtype, lanes)
     minus = constant(unit, -1, dtype, lanes)
     # torch gives 0 for NaN.
-    return define(unit, "sign", dtype, lanes, "x", [f"return x > {zero} ? {one} : (x < {zero} ? {minus} : {zero});"])
+    return define(
+        unit, "sign", dtype, lanes, "x", [f"return x > {zero} ? {one} : (x < {zero} ? {minus} : {zero});"]
+    )
 
 
 def _square(unit: Unit, dtype: str, lanes: int) -> str:
@@ -112,7 +116,9 @@ def _mod(unit: Unit, dtype: str, lanes: int) -> str:
         rest = narrow("x % y", dtype, lanes)
         test = f"(rest != {zero}) & ((rest ^ y) < {zero})"
     sum_ = narrow("rest + y", dtype, lanes)
-    return define(unit, "mod", dtype, lanes, "x y", [f"const {value} rest = {rest};", f"return {test} ? {sum_} : rest;"])
+    return define(
+        unit, "mod", dtype, lanes, "x y", [f"const {value} rest = {rest};", f"return {test} ? {sum_} : rest;"]
+    )
 
 
 def narrow(text: str, dtype: str, lanes: int) -> str:

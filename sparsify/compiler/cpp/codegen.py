@@ -10,7 +10,7 @@ The size `serial_threshold` is the work below which a parallel loop runs on one 
 
 from typing import Final
 
-from sparsify.compiler.cpp import arithmetic, memory, names, parallel, shuffles, types
+from sparsify.compiler.cpp import arithmetic, elementary, memory, names, parallel, shuffles, types
 from sparsify.compiler.cpp.expressions import Expressions
 from sparsify.compiler.cpp.statements import Statements
 from sparsify.compiler.cpp.unit import Template, Unit, indent
@@ -20,6 +20,7 @@ TEMPLATES: Final[dict[str, Template]] = {
     **memory.TEMPLATES,
     **shuffles.TEMPLATES,
     **arithmetic.TEMPLATES,
+    **elementary.TEMPLATES,
     **parallel.TEMPLATES,
 }
 

@@ -13,7 +13,9 @@ from sparsify.compiler.cpp.unit import Unit
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
 
-SELECT, OR, AND, BIT_OR, BIT_XOR, BIT_AND, EQUALITY, RELATION, SHIFT, SUM, PRODUCT, PREFIX, ATOM = range(2, 15)
+SELECT, OR, AND, BIT_OR, BIT_XOR, BIT_AND, EQUALITY, RELATION, SHIFT, SUM, PRODUCT, PREFIX, ATOM = range(
+    2, 15
+)
 
 INFIX: Final = {"add": ("+", SUM), "sub": ("-", SUM), "mul": ("*", PRODUCT), "div": ("/", PRODUCT)}
 COMPARISONS: Final = {
@@ -25,8 +27,12 @@ COMPARISONS: Final = {
     "ge": (">=", RELATION),
 }
 LOGIC: Final = {"logical_and": ("&&", AND), "logical_or": ("||", OR), "logical_xor": ("!=", EQUALITY)}
-MASK_LOGIC: Final = {"logical_and": ("&", BIT_AND), "logical_or": ("|", BIT_OR), "logical_xor": ("^", BIT_XOR)}
-IDENTITIES: Final = {"add": 0.0, "mul": 1.0, "min": float("inf"), "max": -float("inf")}
+MASK_LOGIC: Final = {
+    "logical_and": ("&", BIT_AND),
+    "logical_or": ("|", BIT_OR),
+    "logical_xor": ("^", BIT_XOR),
+}
+IDENTITIES: Final[dict[str, float]] = {"add": 0.0, "mul": 1.0, "min": float("inf"), "max": -float("inf")}
 
 Text = tuple[str, int]
 
@@ -72,7 +78,11 @@ class Expressions:
     def index(self, expr: nodes.Expr) -> str:
         """`expr` as an index or an integer bound, where C++ widens integers by itself."""
         match expr:
-            case nodes.Convert(value, nodes.Type("int64", 1)) if type_of(value).dtype in ("int8", "int16", "int32"):
+            case nodes.Convert(value, nodes.Type("int64", 1)) if type_of(value).dtype in (
+                "int8",
+                "int16",
+                "int32",
+            ):
                 return self.text(value)
         return self.text(expr)
 
@@ -148,7 +158,9 @@ class Expressions:
             # Only integers may be regrouped: rounding depends on the order.
             regroup = name in ("add", "mul") and not types.is_float(type.dtype)
             after = precedence if regroup else precedence + 1
-            return self._narrow(f"{within(left, precedence)} {symbol} {within(right, after)}", precedence, type)
+            return self._narrow(
+                f"{within(left, precedence)} {symbol} {within(right, after)}", precedence, type
+            )
         if name == "fma":
             left, right = self._operands(args[:2])
             product = f"{within(left, PRODUCT)} * {within(right, PRODUCT + 1)}"
@@ -164,7 +176,10 @@ class Expressions:
         if name in LOGIC:
             symbol, precedence = LOGIC[name]
             above = precedence + (name == "logical_xor")
-            return f"{within(self.write(args[0]), above)} {symbol} {within(self.write(args[1]), above)}", precedence
+            return (
+                f"{within(self.write(args[0]), above)} {symbol} {within(self.write(args[1]), above)}",
+                precedence,
+            )
         if name == "logical_not":
             return f"!{within(self.write(args[0]), PREFIX)}", PREFIX
         power = _power_of_two(args[1], type) if name in ("floordiv", "mod") else None
@@ -275,7 +290,10 @@ class Expressions:
                 return constant(self.unit, -1 if value else 0, types.MASKS[width], lanes), ATOM
             case nodes.Broadcast(value, _):
                 broadcast = self.unit.use("broadcast", types.MASKS[width], lanes)
-                return f"{broadcast}(-({types.ELEMENTS[types.MASKS[width]]}){within(self.write(value), PREFIX)})", ATOM
+                return (
+                    f"{broadcast}(-({types.ELEMENTS[types.MASKS[width]]}){within(self.write(value), PREFIX)})",
+                    ATOM,
+                )
             case nodes.Op(name, args, _) if name in MASK_LOGIC:
                 symbol, precedence = MASK_LOGIC[name]
                 left, right = (within(self.mask(arg, width), precedence + 1) for arg in args)

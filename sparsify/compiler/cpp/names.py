@@ -11,22 +11,24 @@ from sparsify.compiler.cpp.types import ELEMENTS
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.node import Node, walk
 
-KEYWORDS: Final = frozenset(
-    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class
+_KEYWORDS = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class
     co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype
     default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline
     int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
     reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template
     this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t
-    while xor xor_eq linux unix""".split()
-)
-OWN: Final = frozenset(
-    """sizes buffers context Context Scratch aligned_alloc free omp_get_thread_num omp_get_num_threads
-    sparsify_kernel thread threads chunk chunks extent next""".split()
-)
+    while xor xor_eq linux unix
+"""
+_OWN = """
+    sizes buffers context Context Scratch aligned_alloc free omp_get_thread_num omp_get_num_threads
+    sparsify_kernel thread threads chunk chunks extent next
+"""
+KEYWORDS: Final = frozenset(_KEYWORDS.split())
+OWN: Final = frozenset(_OWN.split())
 # Types and helper functions end in the name of a type.
 OWN_PATTERN: Final = re.compile(
-    rf"(.*(?:{'|'.join(dtype for dtype in ELEMENTS)})(?:x\d+)?(?:_memory)?|int\d+_t"
+    rf"(.*(?:{'|'.join(dtype for dtype in ELEMENTS)})(?:x\d+)?(?:_memory)?|u?int\d+_t"
     r"|.*__.*|_[A-Z].*|SPARSIFY_.*)\Z"
 )
 
@@ -53,7 +55,9 @@ def mentioned(node: Node) -> list[str]:
             case nodes.Var(name, _):
                 found[name] = None
             case nodes.ParallelFor(balance=balance):
-                found |= dict.fromkeys(["serial_threshold"] if balance is None else ["serial_threshold", balance])
+                found |= dict.fromkeys(
+                    ["serial_threshold"] if balance is None else ["serial_threshold", balance]
+                )
             case _ if (buffer := getattr(part, "buffer", None)) is not None:
                 found[buffer] = None
     return list(found)

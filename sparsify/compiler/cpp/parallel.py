@@ -18,7 +18,9 @@ from sparsify.compiler.node import walk
 if TYPE_CHECKING:
     from sparsify.compiler.cpp.statements import Statements
 
-OPENMP: Final = 'extern "C" int omp_get_thread_num() noexcept;\nextern "C" int omp_get_num_threads() noexcept;'
+OPENMP: Final = (
+    'extern "C" int omp_get_thread_num() noexcept;\nextern "C" int omp_get_num_threads() noexcept;'
+)
 
 
 def outline(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:

@@ -67,7 +67,9 @@ def _transpose(unit: Unit, dtype: str, lanes: int) -> str:
         lower = [lane + distance if not lane & distance else lane + lanes for lane in range(lanes)]
         new = [f"{'row' if last else f'step_{distance}'}_{row}" for row in range(lanes)]
         if last:
-            lines.append(f"  const {vector} {', '.join(f'last_{row} = {name}' for row, name in enumerate(names))};")
+            lines.append(
+                f"  const {vector} {', '.join(f'last_{row} = {name}' for row, name in enumerate(names))};"
+            )
             names = [f"last_{row}" for row in range(lanes)]
         define = "" if last else f"const {vector} "
         for row in range(lanes):

@@ -144,7 +144,9 @@ class Statements:
         e = self.expressions
         type = outputs[0].type
         self.variables |= {output.name: output.type for output in outputs}
-        values = [f"{e.name(output.name)} = {e.text(value)}" for output, value in zip(outputs, inputs, strict=True)]
+        values = [
+            f"{e.name(output.name)} = {e.text(value)}" for output, value in zip(outputs, inputs, strict=True)
+        ]
         define = f"{e.type(type)} {', '.join(values)};"
         if type.lanes == 1:
             return [define]

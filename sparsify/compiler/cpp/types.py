@@ -16,8 +16,20 @@ ELEMENTS: Final = {
     "int32": "int32_t",
     "int64": "int64_t",
     "bool": "bool",
+    "uint32": "uint32_t",
+    "uint64": "uint64_t",
 }
-BYTES: Final = {"float32": 4, "float64": 8, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1}
+BYTES: Final = {
+    "float32": 4,
+    "float64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+    "uint32": 4,
+    "uint64": 8,
+}
 FLOATS: Final = ("float32", "float64")
 MASKS: Final = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 
@@ -27,6 +39,7 @@ INTEGER_TYPES: Final = (
     "typedef __INT32_TYPE__ int32_t;\n"
     "typedef __INT64_TYPE__ int64_t;"
 )
+UNSIGNED_TYPES: Final = "typedef __UINT32_TYPE__ uint32_t;\ntypedef __UINT64_TYPE__ uint64_t;"
 
 
 def is_float(dtype: str) -> bool:
@@ -53,9 +66,10 @@ def definition(dtype: str, lanes: int) -> str:
     """The definition of a vector type and of its unaligned form in memory."""
     element, name = ELEMENTS[dtype], spelling(dtype, lanes)
     size = BYTES[dtype] * lanes
+    memory = f"vector_size({size}), aligned({BYTES[dtype]}), may_alias"
     return (
         f"typedef {element} {name} __attribute__((vector_size({size})));\n"
-        f"typedef {element} {name}_memory __attribute__((vector_size({size}), aligned({BYTES[dtype]}), may_alias));"
+        f"typedef {element} {name}_memory __attribute__(({memory}));"
     )
 
 
@@ -65,7 +79,9 @@ def literal(value: float | int | bool, dtype: str) -> str:
         return "true" if value else "false"
     if not is_float(dtype):
         number = int(value)
-        return f"({number + 1} - 1)" if number == -(2**63) else str(number)
+        if number == -(2**63):
+            return f"({number + 1} - 1)"
+        return str(number)
     return _float_literal(float(value), dtype)
 
 

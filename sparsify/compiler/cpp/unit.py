@@ -29,6 +29,7 @@ class Unit:
     """
 
     templates: Mapping[str, Template]
+    unsigned: bool = False
     vectors: set[tuple[str, int]] = field(default_factory=set)
     declarations: dict[str, str] = field(default_factory=dict)
     definitions: dict[str, str] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class Unit:
 
     def type(self, dtype: str, lanes: int) -> str:
         """The C++ type, defined when it is a vector."""
+        self.unsigned |= dtype.startswith("uint")
         if lanes > 1:
             assert dtype != "bool", "a vector of bool is a mask of integers"
             self.vectors.add((dtype, lanes))
@@ -57,7 +59,7 @@ class Unit:
         """The whole unit around the text of the kernel function."""
         vectors = [types.definition(dtype, lanes) for dtype, lanes in sorted(self.vectors)]
         declarations = [self.declarations[name] for name in sorted(self.declarations)]
-        head = [types.INTEGER_TYPES]
+        head = [types.INTEGER_TYPES + (f"\n{types.UNSIGNED_TYPES}" if self.unsigned else "")]
         if self.vectors:
             head.append("\n".join(['#pragma GCC diagnostic ignored "-Wpsabi"', *vectors]))
         parts = [*head, *declarations, *self.definitions.values(), *self.regions, kernel]

@@ -79,8 +79,8 @@ def _expression(expr: "nodes.Expr") -> tuple[str, int]:
             return text, PREFIX if text.startswith("-") else ATOM
         case nodes.Op(name, args, _):
             return _operation(name, args)
-        case nodes.Convert(value, type) | nodes.Broadcast(value, type):
-            return f"{type}({expression(value)})", ATOM
+        case nodes.Convert(operand, target) | nodes.Broadcast(operand, target):
+            return f"{target}({expression(operand)})", ATOM
         case nodes.Lanes(start, type):
             return f"{_within(start, ATOM)}..{type.lanes}", ATOM
         case nodes.Load(buffer, index, type, count):
@@ -141,10 +141,10 @@ def _line(stmt: "nodes.Stmt") -> str:
             return f"{buffer}[{expression(indices)}{_limit(count)}] = {expression(value)}"
         case nodes.Transpose(outputs, inputs):
             names = ", ".join(output.name for output in outputs)
-            return f"{names} = transpose({', '.join(expression(value) for value in inputs)})"
+            return f"{names} = transpose({', '.join(map(expression, inputs))})"
         case nodes.Allocate(buffer, dtype, count, fill):
-            value = "" if fill is None else f" = {fill}"
-            return f"scratch {buffer}: {dtype}[{expression(count)}]{value}"
+            initial = "" if fill is None else f" = {fill}"
+            return f"scratch {buffer}: {dtype}[{expression(count)}]{initial}"
         case nodes.Fill(buffer, begin, count, value):
             return f"fill {buffer}[{expression(begin)} ..{_within(count, ATOM)}] = {expression(value)}"
         case nodes.Prefetch(buffer, index):

@@ -1,0 +1,271 @@
+"""The reference interpreter of loop IR: slow, exact about types, lanes and counts, and checked everywhere.
+
+In: a kernel, `{"k_extent": 4}` and `{"A_vals": array, ...}`. Out: the outputs written in place, the arrays of
+grown outputs returned. An access outside an array, a write to an input or a read of memory that was never
+allocated is an `AssertionError` that names the access.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.loops import nodes
+from sparsify.compiler.loops.nodes import type_of
+
+Array = NDArray[Any]
+
+REDUCTIONS: Final = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a kernel leaves: its status, 0 when all went well, and its grown outputs by name."""
+
+    status: int
+    grown: dict[str, Array]
+
+
+def interpret(
+    function: nodes.Function, sizes: Mapping[str, int], buffers: Mapping[str, Array], threads: int = 1
+) -> Result:
+    """Runs a kernel on arrays, parallel loops chunk by chunk as `threads` threads would share them."""
+    machine = Machine(function, dict(buffers), threads)
+    for buffer in function.buffers:
+        if not buffer.grown:
+            assert buffer.name in buffers, f"no array was given for {buffer.name}"
+            found = buffers[buffer.name].dtype
+            assert found == np.dtype(buffer.dtype), f"{buffer.name} is {buffer.dtype}, its array is {found}"
+    variables = {name: np.array([sizes[name]], np.int64) for name in function.sizes}
+    status = 0
+    try:
+        machine.run(function.body, variables)
+    except _Returned as returned:
+        status = returned.status
+    grown = {
+        b.name: machine.buffers[b.name] for b in function.buffers if b.grown and b.name in machine.buffers
+    }
+    return Result(status, grown)
+
+
+class _Returned(Exception):
+    """A `return` inside the kernel."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+@dataclass
+class Machine:
+    """Memory and the rules of execution. Every value is an array with one element a lane."""
+
+    function: nodes.Function
+    buffers: dict[str, Array]
+    threads: int
+    constant: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.constant |= {b.name for b in self.function.buffers if not b.output and not b.grown}
+        for buffer in self.function.buffers:
+            if buffer.grown:
+                self.buffers.pop(buffer.name, None)
+
+    # Expressions
+
+    def value(self, expr: nodes.Expr, variables: dict[str, Array]) -> Array:
+        """The lanes of `expr`."""
+        kind = type_of(expr)
+        result = self._value(expr, variables).astype(kind.dtype, copy=False)
+        assert result.shape == (kind.lanes,), f"{expr} has {result.shape} lanes, its type says {kind.lanes}"
+        return result
+
+    def integer(self, expr: nodes.Expr, variables: dict[str, Array]) -> int:
+        """A scalar index, bound or count."""
+        return int(self.value(expr, variables)[0])
+
+    def _value(self, expr: nodes.Expr, variables: dict[str, Array]) -> Array:
+        match expr:
+            case nodes.Var(name, _):
+                assert name in variables, f"{name} is used before it is defined"
+                return variables[name]
+            case nodes.Literal(value, kind):
+                return np.full(kind.lanes, value, kind.dtype)
+            case nodes.Op(name, args, kind):
+                with np.errstate(all="ignore"):
+                    return self._operation(name, args, kind, variables)
+            case nodes.Convert(operand, kind):
+                with np.errstate(invalid="ignore", over="ignore"):
+                    return self.value(operand, variables).astype(kind.dtype)
+            case nodes.Broadcast(operand, kind):
+                return np.repeat(self.value(operand, variables), kind.lanes)
+            case nodes.Lanes(start, kind):
+                return self.value(start, variables) + np.arange(kind.lanes, dtype=kind.dtype)
+            case nodes.Load(_, index, kind, _):
+                first = self.integer(index, variables)
+                return self._read(expr, np.arange(first, first + kind.lanes), variables)
+            case nodes.Gather(_, indices, _, _):
+                return self._read(expr, self.value(indices, variables), variables)
+            case nodes.Horizontal(name, operand, _, count):
+                lanes = self.value(operand, variables)[
+                    : self._count(count, type_of(operand).lanes, variables)
+                ]
+                return np.array([_reduce(name, lanes)])
+        raise AssertionError(f"unknown expression {expr!r}")
+
+    def _operation(
+        self, name: str, args: tuple[nodes.Expr, ...], kind: nodes.Type, variables: dict[str, Array]
+    ) -> Array:
+        first = self.value(args[0], variables)
+        if kind.lanes == 1 and name in ("logical_and", "logical_or", "where"):
+            # As in C++ the operands of scalars are evaluated only when they decide.
+            if name == "where":
+                return self.value(args[1] if first[0] else args[2], variables)
+            return first if bool(first[0]) == (name == "logical_or") else self.value(args[1], variables)
+        rest = [self.value(arg, variables) for arg in args[1:]]
+        match name:
+            case "fma":
+                return np.asarray(first * rest[0] + rest[1])
+            case "floordiv":
+                return np.asarray(np.floor_divide(first, rest[0]))
+        return np.asarray(FUNCTIONS[name].evaluate(first, *rest))
+
+    def _count(self, count: nodes.Expr | None, lanes: int, variables: dict[str, Array]) -> int:
+        if count is None:
+            return lanes
+        number = self.integer(count, variables)
+        assert number >= 0, f"the count {count} is {number}"
+        return min(number, lanes)
+
+    def _read(self, expr: nodes.Load | nodes.Gather, indices: Array, variables: dict[str, Array]) -> Array:
+        result = np.zeros(expr.type.lanes, expr.type.dtype)
+        count = self._count(expr.count, expr.type.lanes, variables)
+        memory = self._memory(expr.buffer, indices[:count], expr)
+        assert memory.dtype == np.dtype(expr.type.dtype), f"{expr} reads {memory.dtype} as {expr.type}"
+        result[:count] = memory[indices[:count]]
+        return result
+
+    def _memory(self, buffer: str, indices: Array, access: nodes.Node) -> Array:
+        assert buffer in self.buffers, f"{buffer} is not allocated where {access} uses it"
+        memory = self.buffers[buffer]
+        for index in indices:
+            assert 0 <= index < memory.size, f"index {index} of {access} lies outside 0..{memory.size}"
+        return memory
+
+    # Statements
+
+    def run(self, stmt: nodes.Stmt, variables: dict[str, Array]) -> None:
+        """Executes a statement; `variables` changes in place."""
+        match stmt:
+            case nodes.Block(statements):
+                for inner in statements:
+                    self.run(inner, variables)
+            case nodes.Comment() | nodes.Prefetch():
+                pass
+            case nodes.Declare(var, value, _) | nodes.Set(var, value):
+                variables[var.name] = self.value(value, variables).copy()
+            case nodes.Store(_, index, value, _):
+                first = self.integer(index, variables)
+                self._write(stmt, np.arange(first, first + type_of(value).lanes), variables)
+            case nodes.Scatter(_, indices, _, _):
+                self._write(stmt, self.value(indices, variables), variables)
+            case nodes.Transpose(outputs, inputs):
+                tile = np.stack([self.value(row, variables) for row in inputs])
+                for output, lanes in zip(outputs, tile.T, strict=True):
+                    variables[output.name] = lanes.copy()
+            case nodes.For() | nodes.While() | nodes.If() | nodes.ParallelFor():
+                self._control(stmt, variables)
+            case nodes.Allocate() | nodes.AllocateOutput() | nodes.Fill():
+                self._allocate(stmt, variables)
+            case nodes.Return(status):
+                raise _Returned(status)
+            case _:
+                raise AssertionError(f"unknown statement {stmt!r}")
+
+    def _write(self, stmt: nodes.Store | nodes.Scatter, indices: Array, variables: dict[str, Array]) -> None:
+        value = self.value(stmt.value, variables)
+        count = self._count(stmt.count, len(value), variables)
+        assert stmt.buffer not in self.constant, f"{stmt} writes to an input"
+        memory = self._memory(stmt.buffer, indices[:count], stmt)
+        assert memory.dtype == value.dtype, f"{stmt} writes {value.dtype} to {memory.dtype}"
+        for index, lane in zip(indices[:count], value[:count], strict=True):
+            memory[index] = lane
+
+    def _control(
+        self, stmt: nodes.For | nodes.While | nodes.If | nodes.ParallelFor, variables: dict[str, Array]
+    ) -> None:
+        match stmt:
+            case nodes.For(var, begin, end, body, step):
+                first, last = self.integer(begin, variables), self.integer(end, variables)
+                for number in range(first, last, step):
+                    variables[var.name] = np.array([number], var.type.dtype)
+                    self.run(body, variables)
+            case nodes.While(condition, body):
+                while self.value(condition, variables)[0]:
+                    self.run(body, variables)
+            case nodes.If(condition, then, otherwise):
+                if self.value(condition, variables)[0]:
+                    self.run(then, variables)
+                elif otherwise is not None:
+                    self.run(otherwise, variables)
+            case nodes.ParallelFor():
+                self._parallel(stmt, variables)
+
+    def _parallel(self, stmt: nodes.ParallelFor, variables: dict[str, Array]) -> None:
+        extent = self.integer(stmt.extent, variables)
+        chunks = self.threads * stmt.chunks_per_thread
+        bounds = self._bounds(stmt, extent, chunks)
+        for thread in range(self.threads):
+            own = dict(variables)
+            self.run(stmt.setup, own)
+            for chunk in range(thread, chunks, self.threads):
+                own[stmt.begin.name] = np.array([bounds[chunk]])
+                own[stmt.end.name] = np.array([bounds[chunk + 1]])
+                self.run(stmt.body, own)
+
+    def _bounds(self, stmt: nodes.ParallelFor, extent: int, chunks: int) -> list[int]:
+        """Where the chunks begin, and at last `extent`."""
+        if stmt.balance is None:
+            return [extent * chunk // chunks for chunk in range(chunks + 1)]
+        positions = self.buffers[stmt.balance][: extent + 1].astype(np.int64)
+        assert len(positions) == extent + 1, f"{stmt.balance} has fewer than {extent} + 1 positions"
+        work = positions - positions[0] + stmt.row_cost * np.arange(extent + 1)
+        inner = [int(np.searchsorted(work, work[-1] * chunk // chunks)) for chunk in range(chunks)]
+        return [*inner, extent]
+
+    def _allocate(
+        self, stmt: nodes.Allocate | nodes.AllocateOutput | nodes.Fill, variables: dict[str, Array]
+    ) -> None:
+        match stmt:
+            case nodes.Allocate(buffer, dtype, count, fill):
+                number = self.integer(count, variables)
+                assert number >= 0, f"{stmt} asks for {number} elements"
+                self.buffers[buffer] = np.full(number, _poison(dtype) if fill is None else fill, dtype)
+            case nodes.AllocateOutput(buffer, dtype, count):
+                self.buffers[buffer] = np.full(self.integer(count, variables), _poison(dtype), dtype)
+            case nodes.Fill(buffer, begin, count, value):
+                first, number = self.integer(begin, variables), self.integer(count, variables)
+                assert buffer not in self.constant, f"{stmt} writes to an input"
+                ends = np.array([first, first + number - 1]) if number > 0 else np.array([], np.int64)
+                self._memory(buffer, ends, stmt)[first : first + number] = self.value(value, variables)[0]
+
+
+def _reduce(name: str, lanes: Array) -> Any:
+    if len(lanes):
+        return REDUCTIONS[name].reduce(lanes).astype(lanes.dtype)
+    if name in ("add", "mul"):
+        return lanes.dtype.type(name == "mul")
+    if lanes.dtype.kind == "f":
+        return lanes.dtype.type(np.inf if name == "min" else -np.inf)
+    limits = np.iinfo(lanes.dtype)
+    return lanes.dtype.type(limits.max if name == "min" else limits.min)
+
+
+def _poison(dtype: str) -> Any:
+    """What undefined memory holds: NaN, or an integer that is no index."""
+    if dtype == "bool":
+        return True
+    return np.nan if dtype.startswith("float") else np.iinfo(dtype).min

@@ -1,0 +1,265 @@
+"""Checks that a kernel of loop IR is well formed; a violation is an `AssertionError` that quotes the code.
+
+In: a `Function`. Out: nothing, when types agree, names are defined before use and only mutable variables are
+set, buffers are declared and inputs only read, and parallel loops neither return nor set outer variables.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.loops import nodes
+from sparsify.compiler.loops.nodes import type_of
+
+DTYPES: Final = ("float32", "float64", "int8", "int16", "int32", "int64", "bool")
+INDEX_DTYPES: Final = ("int16", "int32", "int64")
+COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
+LOGIC: Final = ("logical_and", "logical_or", "logical_xor", "logical_not")
+ARITIES: Final = {"fma": 3, "floordiv": 2, **{name: f.arity for name, f in FUNCTIONS.items() if not f.body}}
+REDUCTIONS: Final = ("add", "mul", "min", "max")
+
+
+def verify(function: nodes.Function) -> None:
+    """Raises `AssertionError` when the kernel is not well formed."""
+    arguments = [*function.sizes, *(buffer.name for buffer in function.buffers)]
+    for name in arguments:
+        assert arguments.count(name) == 1, f"two arguments are called {name}"
+    scope = Scope(
+        dict.fromkeys(function.sizes, nodes.INT),
+        {buffer.name: buffer.dtype for buffer in function.buffers},
+        writable={b.name for b in function.buffers if b.output or b.grown},
+        grown={b.name for b in function.buffers if b.grown},
+    )
+    for buffer in function.buffers:
+        assert buffer.dtype in DTYPES, f"{buffer.name} has the unknown dtype {buffer.dtype}"
+    scope.check(function.body)
+
+
+def _is_index(type: nodes.Type) -> bool:
+    return type.lanes == 1 and type.dtype in INDEX_DTYPES
+
+
+@dataclass
+class Scope:
+    """What is defined at a place of the code: variables with their types, buffers with their dtypes."""
+
+    variables: dict[str, nodes.Type]
+    buffers: dict[str, str]
+    mutable: set[str] = field(default_factory=set)
+    writable: set[str] = field(default_factory=set)
+    grown: set[str] = field(default_factory=set)
+    parallel: bool = False
+
+    def inner(self) -> "Scope":
+        """A scope whose definitions end with it."""
+        return replace(
+            self,
+            variables=dict(self.variables),
+            buffers=dict(self.buffers),
+            mutable=set(self.mutable),
+            writable=set(self.writable),
+        )
+
+    def define(self, var: nodes.Var, where: nodes.Node, mutable: bool = False) -> None:
+        """A new variable."""
+        assert var.name not in self.variables, f"{var.name} is defined twice, again in {where}"
+        assert var.name not in self.buffers, f"{var.name} is a buffer and a variable, in {where}"
+        assert var.type.dtype in DTYPES, f"{where} has the unknown dtype {var.type.dtype}"
+        self.variables[var.name] = var.type
+        if mutable:
+            self.mutable.add(var.name)
+
+    # Expressions
+
+    def type(self, expr: nodes.Expr) -> nodes.Type:
+        """The type of `expr`, checked."""
+        self._expression(expr)
+        return type_of(expr)
+
+    def index(self, expr: nodes.Expr, where: nodes.Node) -> None:
+        """`expr` must be a scalar integer."""
+        assert _is_index(self.type(expr)), f"{expr} in {where} is {type_of(expr)}, not a scalar integer"
+
+    def count(self, expr: nodes.Expr | None, where: nodes.Node) -> None:
+        """A count is a scalar integer too."""
+        if expr is not None:
+            self.index(expr, where)
+
+    def buffer(self, name: str, where: nodes.Node) -> str:
+        """The dtype of a buffer, which must be defined."""
+        assert name in self.buffers, f"no buffer {name} is defined where {where} uses it"
+        return self.buffers[name]
+
+    def _expression(self, expr: nodes.Expr) -> None:
+        kind = type_of(expr)
+        assert kind.lanes >= 1 and kind.dtype in DTYPES, f"{expr} has the impossible type {kind}"
+        match expr:
+            case nodes.Var(name, _):
+                assert name in self.variables, f"{name} is used before it is defined"
+                assert self.variables[name] == kind, f"{name} is {self.variables[name]}, used as {kind}"
+            case nodes.Literal(value, _):
+                whole = kind.dtype.startswith("float") or value == int(value)
+                assert whole, f"the constant {value} is no {kind.dtype}"
+            case nodes.Op(name, args, _):
+                self._operation(expr, name, [self.type(arg) for arg in args])
+            case nodes.Convert(value, _):
+                assert self.type(value).lanes == kind.lanes, f"{expr} changes the number of lanes"
+            case nodes.Broadcast(value, _) | nodes.Lanes(value, _):
+                wanted = nodes.Type(kind.dtype)
+                assert self.type(value) == wanted, f"{expr} needs a scalar {kind.dtype}, has {type_of(value)}"
+            case nodes.Load(buffer, index, _, count):
+                assert self.buffer(buffer, expr) == kind.dtype, (
+                    f"{expr} reads {self.buffers[buffer]} as {kind}"
+                )
+                self.index(index, expr)
+                self.count(count, expr)
+            case nodes.Gather(buffer, indices, _, count):
+                assert self.buffer(buffer, expr) == kind.dtype, (
+                    f"{expr} reads {self.buffers[buffer]} as {kind}"
+                )
+                self._indices(indices, kind.lanes, expr)
+                self.count(count, expr)
+            case nodes.Horizontal(name, value, _, count):
+                assert name in REDUCTIONS, f"{expr} combines lanes by {name}, which is none of {REDUCTIONS}"
+                dtype = self.type(value).dtype
+                assert dtype != "bool" and kind == nodes.Type(dtype), (
+                    f"{expr} makes {kind} of {type_of(value)}"
+                )
+                self.count(count, expr)
+
+    def _indices(self, indices: nodes.Expr, lanes: int, where: nodes.Node) -> None:
+        found = self.type(indices)
+        fits = found.lanes == lanes and found.dtype in INDEX_DTYPES
+        assert fits, f"{where} has indices of type {found} for {lanes} lanes"
+
+    def _operation(self, expr: nodes.Op, name: str, args: list[nodes.Type]) -> None:
+        assert name in ARITIES, f"{expr} calls the unknown function {name}"
+        assert len(args) == ARITIES[name], f"{name} takes {ARITIES[name]} operands, {expr} has {len(args)}"
+        kind = expr.type
+        if name in COMPARISONS:
+            fits = args[0] == args[1] and kind == nodes.Type("bool", args[0].lanes)
+        elif name in LOGIC:
+            fits = all(arg == kind for arg in args) and kind.dtype == "bool"
+        elif name == "where":
+            fits = args == [nodes.Type("bool", kind.lanes), kind, kind]
+        else:
+            needs_float = name in FUNCTIONS and FUNCTIONS[name].result == "float"
+            allowed = kind.dtype != "bool" and (kind.dtype.startswith("float") or not needs_float)
+            fits = allowed and all(arg == kind for arg in args)
+        operands = ", ".join(map(str, args))
+        assert fits, f"{expr} of type {kind} has operands of types {operands}"
+
+    # Statements
+
+    def check(self, stmt: nodes.Stmt) -> None:
+        """Checks `stmt`; what it defines is known afterwards."""
+        match stmt:
+            case nodes.Block(statements):
+                for inner in statements:
+                    self.check(inner)
+            case nodes.Comment():
+                pass
+            case nodes.Declare(var, value, mutable):
+                assert self.type(value) == var.type, f"{stmt} has a value of type {type_of(value)}"
+                self.define(var, stmt, mutable)
+            case nodes.Set(var, value):
+                assert self.type(var) == self.type(value), f"{stmt} has a value of type {type_of(value)}"
+                assert var.name in self.mutable, f"{stmt} sets a variable that is not mutable here"
+            case nodes.Transpose(outputs, inputs):
+                self._transpose(stmt, outputs, inputs)
+            case nodes.For() | nodes.While() | nodes.If() | nodes.ParallelFor():
+                self._control(stmt)
+            case nodes.Return():
+                assert not self.parallel, "a parallel loop returns"
+            case _:
+                self._memory(stmt)
+
+    def _transpose(
+        self, stmt: nodes.Stmt, outputs: tuple[nodes.Var, ...], inputs: tuple[nodes.Expr, ...]
+    ) -> None:
+        types = {self.type(value) for value in inputs} | {output.type for output in outputs}
+        assert len(types) == 1, f"{stmt} mixes types {sorted(map(str, types))}"
+        lanes = outputs[0].type.lanes
+        square = lanes == len(inputs) == len(outputs) and lanes & (lanes - 1) == 0
+        assert square, f"{stmt} needs as many rows as lanes, a power of two"
+        for output in outputs:
+            self.define(output, stmt)
+
+    def _write(self, buffer: str, stmt: nodes.Stmt) -> str:
+        dtype = self.buffer(buffer, stmt)
+        assert buffer in self.writable, f"{stmt} writes to the input {buffer}"
+        return dtype
+
+    def _memory(self, stmt: nodes.Stmt) -> None:
+        match stmt:
+            case nodes.Store(buffer, index, value, count):
+                assert self._write(buffer, stmt) == self.type(value).dtype, f"{stmt} writes {type_of(value)}"
+                self.index(index, stmt)
+                self.count(count, stmt)
+            case nodes.Scatter(buffer, indices, value, count):
+                assert self._write(buffer, stmt) == self.type(value).dtype, f"{stmt} writes {type_of(value)}"
+                self._indices(indices, type_of(value).lanes, stmt)
+                self.count(count, stmt)
+            case nodes.Fill(buffer, begin, count, value):
+                wanted = nodes.Type(self._write(buffer, stmt))
+                assert self.type(value) == wanted, f"{stmt} writes {type_of(value)} to {wanted}"
+                self.index(begin, stmt)
+                self.index(count, stmt)
+            case nodes.Prefetch(buffer, index):
+                self.buffer(buffer, stmt)
+                self.index(index, stmt)
+            case nodes.Allocate(buffer, dtype, count, _):
+                self.index(count, stmt)
+                taken = buffer in self.buffers or buffer in self.variables
+                assert dtype in DTYPES and not taken, f"{stmt} is of unknown dtype or takes a name in use"
+                self.buffers[buffer] = dtype
+                self.writable.add(buffer)
+            case nodes.AllocateOutput(buffer, dtype, count):
+                self.index(count, stmt)
+                assert buffer in self.grown, f"{stmt} allocates what is no grown output"
+                assert self.buffers[buffer] == dtype, (
+                    f"{stmt} differs from the declared {self.buffers[buffer]}"
+                )
+                assert not self.parallel, f"{stmt} lies in a parallel loop"
+            case _:
+                raise AssertionError(f"unknown statement {stmt!r}")
+
+    def _control(self, stmt: nodes.For | nodes.While | nodes.If | nodes.ParallelFor) -> None:
+        match stmt:
+            case nodes.For(var, begin, end, body, step):
+                self.index(begin, stmt)
+                self.index(end, stmt)
+                assert step > 0 and _is_index(var.type), (
+                    f"{stmt} needs an integer variable and a positive step"
+                )
+                scope = self.inner()
+                scope.define(var, stmt)
+                scope.check(body)
+            case nodes.While(condition, body):
+                assert self.type(condition) == nodes.BOOL, f"{condition} in {stmt} is no scalar bool"
+                self.inner().check(body)
+            case nodes.If(condition, then, otherwise):
+                assert self.type(condition) == nodes.BOOL, f"{condition} in {stmt} is no scalar bool"
+                self.inner().check(then)
+                if otherwise is not None:
+                    self.inner().check(otherwise)
+            case nodes.ParallelFor():
+                self._parallel(stmt)
+
+    def _parallel(self, stmt: nodes.ParallelFor) -> None:
+        assert not self.parallel, "a parallel loop lies in another"
+        threshold = self.variables.get("serial_threshold")
+        assert threshold == nodes.INT, "a kernel with a parallel loop needs the size serial_threshold"
+        self.index(stmt.extent, stmt)
+        assert self.type(stmt.work) == nodes.INT, f"the work {stmt.work} is {type_of(stmt.work)}"
+        assert stmt.chunks_per_thread >= 1 and stmt.row_cost >= 0, "a parallel loop needs a chunk a thread"
+        if stmt.balance is not None:
+            dtype = self.buffer(stmt.balance, stmt)
+            assert dtype in ("int32", "int64"), f"{stmt.balance} balances a loop but is {dtype}"
+        scope = self.inner()
+        scope.parallel, scope.mutable = True, set()
+        scope.check(stmt.setup)
+        for var in (stmt.begin, stmt.end):
+            assert var.type == nodes.INT, f"{var.name} bounds a chunk but is {var.type}"
+            scope.define(var, stmt)
+        scope.check(stmt.body)
