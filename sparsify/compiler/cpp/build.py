@@ -1,0 +1,137 @@
+"""From C++ to a shared object: one process of the system's compiler, with a time limit.
+
+In: a translation unit, `extern "C" int64_t sparsify_kernel(...) {...}`. Out: the path of `kernel.so`.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from sparsify.compiler.cpp import target
+from sparsify.errors import BuildError, CompilerNotFoundError
+from sparsify.options import Options
+from sparsify.runtime import openmp
+
+NAMES: Final = ("g++", "clang++", "c++")
+SHOWN_LINES: Final = 12
+_NO_SPACE: Final = re.compile(r"No space left on device|Disk quota exceeded|File too large|File size limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler: its path and the first line of `--version`."""
+
+    path: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.version})"
+
+
+class NoSpaceError(OSError):
+    """The compiler could not write its result: the disk is full, not the code wrong."""
+
+
+def find_compiler(options: Options) -> Compiler:
+    """The compiler that the options name, else the first of g++, clang++, c++ on the PATH.
+
+    Raises:
+        CompilerNotFoundError: there is none.
+    """
+    asked = (options.compiler,) if options.compiler else NAMES
+    for name in asked:
+        if found := shutil.which(name):
+            return Compiler(found, _version(found, os.stat(found).st_mtime_ns))
+    what = f"{options.compiler} is not a program" if options.compiler else f"none of {', '.join(NAMES)} is"
+    raise CompilerNotFoundError(
+        f"no C++ compiler: {what} on the PATH",
+        "install one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; conda: conda install gxx) "
+        "or set SPARSIFY_CXX to its path",
+    )
+
+
+@cache
+def _version(path: str, modified_ns: int) -> str:
+    """The first line of `--version`; asked once, as it costs a process."""
+    try:
+        result = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompilerNotFoundError(
+            f"{path} does not run: {error}", "set SPARSIFY_CXX to a working C++ compiler"
+        ) from None
+    return result.stdout.partition("\n")[0].strip() or f"modified {modified_ns}"
+
+
+def command(compiler: Compiler, source: Path, result: Path, options: Options) -> list[str]:
+    """The command line that makes the shared object `result` of `source`."""
+    runtime = openmp.path()
+    return [
+        compiler.path,
+        *target.flags(options),
+        str(source),
+        "-o",
+        str(result),
+        str(runtime),
+        f"-Wl,-rpath,{runtime.parent}",
+        "-lgcc",
+    ]
+
+
+def build(source: str, directory: Path, compiler: Compiler, options: Options) -> Path:
+    """The shared object of `source`, made inside `directory`, which holds everything that was written.
+
+    Raises:
+        BuildError: the compiler refused the code or took longer than `options.compiler_timeout` seconds;
+            the source stays in `directory`.
+        NoSpaceError: the disk is full.
+    """
+    unit, result = directory / "kernel.cpp", directory / "kernel.so"
+    unit.write_text(source)
+    line = command(compiler, unit, result, options)
+    status, output = _run(line, directory, options.compiler_timeout)
+    if status == 0 and result.is_file():
+        return result
+    if _NO_SPACE.search(output):
+        raise NoSpaceError(f"{compiler.path} could not write to {directory}: {_head(output, 1)}")
+    if status is None:
+        said = f"took longer than {options.compiler_timeout:g} s and was stopped"
+        remedy = "set SPARSIFY_COMPILER_TIMEOUT higher, or SPARSIFY_CXX to another compiler"
+    else:
+        said, remedy = f"ended with status {status}", "this is a mistake of sparsify unless compiler flags were set"
+    raise BuildError(f"the C++ compiler {said}\n  {' '.join(line)}\n{_head(output, SHOWN_LINES)}\n", remedy)
+
+
+def _run(line: list[str], directory: Path, timeout_s: float) -> tuple[int | None, str]:
+    """Exit status (`None`: out of time) and output; nothing is left running, however this ends."""
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(directory)}
+    process = subprocess.Popen(
+        line,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return None, ""
+    finally:
+        if process.returncode is None:
+            # The driver runs the real compiler as a child: the whole group must go.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    return process.returncode, output.decode(errors="replace")
+
+
+def _head(text: str, lines: int) -> str:
+    """The first lines of a text, indented."""
+    return "\n".join(f"  {line}" for line in text.strip().splitlines()[:lines])

@@ -1,0 +1,278 @@
+"""Kernels that were built before: in memory, on disk, or built now by one of all waiting processes.
+
+In: a translation unit and what else decides its result. Out: a `Library`, such as
+`Library(key=3f2a..., origin="disk")`, loaded and ready to be called.
+
+On disk a kernel is `KEY.so` beside `KEY.json` (checksum, source, what the key was made of). Both appear by
+renaming finished files, so a process that is killed leaves at most a directory that nobody reads. Locks
+belong to the system and end with their process; who waits too long builds for itself. Where the directory
+cannot be used, kernels are built into a temporary one, with a warning.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import filelock
+
+from sparsify.compiler.cpp import directories, target
+from sparsify.compiler.cpp.build import Compiler, build, command, find_compiler
+from sparsify.errors import BuildError, CacheError
+from sparsify.options import Options, current
+
+SYMBOL: Final = "sparsify_kernel"
+LOCKS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A loaded kernel.
+
+    Attributes:
+        key: of the cache, hexadecimal.
+        path: of the shared object.
+        address: of the kernel's function.
+        origin: `compiled`, `disk` or `memory`: where this request found it.
+        compile_seconds: time in the compiler, 0 when it was found.
+        handle: keeps the shared object loaded.
+    """
+
+    key: str
+    path: Path
+    address: int
+    origin: str
+    compile_seconds: float
+    handle: ctypes.CDLL = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        what = f"compiled in {self.compile_seconds * 1e3:.0f} ms" if self.origin == "compiled" else self.origin
+        return f"kernel {what} key={self.key[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A kernel to be had: its source and what else its key is made of."""
+
+    source: str
+    key: str
+    parts: Mapping[str, str]
+    compiler: Compiler
+    options: Options
+    symbol: str = SYMBOL
+
+
+class _Memory:
+    """The libraries of this process by key, and one lock per key that is being had."""
+
+    def __init__(self) -> None:
+        self.libraries: dict[str, Library] = {}
+        self.locks: dict[str, threading.Lock] = {}
+        self.guard = threading.Lock()
+
+    def lock(self, key: str) -> threading.Lock:
+        with self.guard:
+            return self.locks.setdefault(key, threading.Lock())
+
+
+_memory = _Memory()
+# A thread of the parent may hold a lock while another one forks.
+os.register_at_fork(after_in_child=lambda: _memory.locks.clear() or setattr(_memory, "guard", threading.Lock()))
+
+
+def library(
+    source: str,
+    key_parts: Mapping[str, str] | None = None,
+    options: Options | None = None,
+    *,
+    symbol: str = SYMBOL,
+) -> Library:
+    """The loaded kernel of a translation unit: from memory, from disk, else compiled.
+
+    Args:
+        source: C++ with the function `extern "C" ... sparsify_kernel`.
+        key_parts: names and texts that tell kernels of equal source apart.
+        options: compiler, flags and cache directory; by default those in force.
+        symbol: the function to find.
+
+    Raises:
+        CompilerNotFoundError, BuildError: it cannot be compiled.
+        CacheError: no directory can hold it.
+    """
+    request = _request(source, key_parts or {}, options or current(), symbol)
+    if found := _memory.libraries.get(request.key):
+        return replace(found, origin="memory", compile_seconds=0.0)
+    with _memory.lock(request.key):
+        if found := _memory.libraries.get(request.key):
+            return replace(found, origin="memory", compile_seconds=0.0)
+        made = _from_directories(request)
+        _memory.libraries[request.key] = made
+        return made
+
+
+def compile_many(
+    sources: Sequence[tuple[str, Mapping[str, str]]],
+    progress: Callable[[int, int], None] | None = None,
+    options: Options | None = None,
+) -> list[Library]:
+    """The kernels of many sources, each with its key parts, compiled by as many processes as there are cores.
+
+    Args:
+        sources: pairs of translation unit and key parts.
+        progress: called with the number that is ready and the number of all, after each.
+        options: by default those in force.
+    """
+    chosen = options or current()
+    workers = max(1, min(len(sources), len(os.sched_getaffinity(0))))
+    with ThreadPoolExecutor(workers, thread_name_prefix="sparsify-compile") as pool:
+        futures = [pool.submit(library, source, parts, chosen) for source, parts in sources]
+        try:
+            for ready, future in enumerate(as_completed(futures), 1):
+                future.result()
+                if progress is not None:
+                    progress(ready, len(futures))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [future.result() for future in futures]
+
+
+def _request(source: str, key_parts: Mapping[str, str], options: Options, symbol: str) -> Request:
+    compiler = find_compiler(options)
+    line = command(compiler, Path("kernel.cpp"), Path("kernel.so"), options)
+    parts = {
+        "version": _version(),
+        "compiler": compiler.version,
+        "command": " ".join(line),
+        "cpu": target.cpu_digest(),
+        **{f"kernel {name}": text for name, text in sorted(key_parts.items())},
+    }
+    digest = hashlib.sha256(json.dumps([source, symbol, parts]).encode())
+    return Request(source, digest.hexdigest()[:40], parts, compiler, options, symbol)
+
+
+@cache
+def _version() -> str:
+    try:
+        return metadata.version("sparsify-fx")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _from_directories(request: Request) -> Library:
+    """The kernel from the first directory that can hold it."""
+    reasons = []
+    for candidate in directories.candidates(request.options):
+        try:
+            directory = candidate()
+            return _from_directory(request, directory)
+        except OSError as error:
+            reasons.append(str(error))
+            directories.warn(request.options, reasons[0])
+    raise CacheError(
+        f"no directory can hold a compiled kernel: {'; '.join(reasons)}",
+        "free some disk space or set SPARSIFY_CACHE_DIR to a directory that can be written and executed from",
+    )
+
+
+def _from_directory(request: Request, directory: Path) -> Library:
+    """The kernel from this directory, compiled into it when it is not there or damaged."""
+    if found := _load(request, directory, "disk", 0.0):
+        return found
+    with _Lock(directory, request):
+        if found := _load(request, directory, "disk", 0.0):
+            return found
+        seconds = _compile(request, directory)
+        made = _load(request, directory, "compiled", seconds)
+        if made is None:
+            raise OSError(f"{directory} does not keep what is written to it")
+        return made
+
+
+class _Lock:
+    """Only one process compiles a key; who has waited as long as a compilation may take goes ahead."""
+
+    def __init__(self, directory: Path, request: Request) -> None:
+        number = int(request.key[:8], 16) % LOCKS
+        # The files of locks are never deleted: a lock on a deleted file excludes nobody.
+        self.lock = filelock.FileLock(str(directory / "locks" / f"{number:02x}"), is_singleton=False)
+        self.timeout_s = request.options.compiler_timeout + 5
+
+    def __enter__(self) -> None:
+        (Path(self.lock.lock_file).parent).mkdir(mode=0o700, exist_ok=True)
+        # A file system without locks: two processes may both compile, and the last rename wins.
+        with suppress(filelock.Timeout, NotImplementedError):
+            self.lock.acquire(timeout=self.timeout_s, poll_interval=0.005)
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+def _compile(request: Request, directory: Path) -> float:
+    """Seconds that it took to put the kernel and its description into the directory."""
+    started = time.perf_counter()
+    work = Path(tempfile.mkdtemp(prefix="build-", dir=directory))
+    try:
+        result = build(request.source, work, request.compiler, request.options)
+        seconds = time.perf_counter() - started
+        description = {
+            "checksum": _checksum(result.read_bytes()),
+            "compile_seconds": seconds,
+            "parts": dict(request.parts),
+            "source": request.source,
+        }
+        text = work / "kernel.json"
+        text.write_text(json.dumps(description, indent=1))
+        os.replace(result, directory / f"{request.key}.so")
+        os.replace(text, directory / f"{request.key}.json")
+        return seconds
+    except BuildError as error:
+        kept = _keep(work / "kernel.cpp", directory / "failed" / f"{request.key}.cpp")
+        raise BuildError(error.message, f"the source is in {kept}; {error.remedy}") from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _keep(source: Path, place: Path) -> Path:
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    os.replace(source, place)
+    return place
+
+
+def _load(request: Request, directory: Path, origin: str, seconds: float) -> Library | None:
+    """The kernel of this key when it lies in the directory undamaged; use renews its date for `prune`."""
+    path, description = directory / f"{request.key}.so", directory / f"{request.key}.json"
+    try:
+        stored = json.loads(description.read_bytes())
+        if stored["checksum"] != _checksum(path.read_bytes()):
+            return None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    with suppress(OSError):
+        os.utime(path)
+    handle = ctypes.CDLL(str(path))
+    try:
+        function = getattr(handle, request.symbol)
+    except AttributeError:
+        raise BuildError(
+            f"the generated code has no function {request.symbol}", f"its source is in {description}"
+        ) from None
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None, "a function has an address"
+    return Library(request.key, path, address, origin, seconds, handle)
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

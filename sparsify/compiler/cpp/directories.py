@@ -1,0 +1,126 @@
+"""Where compiled kernels lie: the user's cache directory, or a temporary one when that cannot be used.
+
+In: the options. Out: `~/.cache/sparsify/kernels`, which only its owner can read and write: whoever could put
+a file there could run code as that owner.
+"""
+
+import os
+import shutil
+import stat
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+
+from sparsify.options import Options, current
+
+ABANDONED_SECONDS: Final = 3600.0
+
+
+def cache_dir(options: Options | None = None) -> Path:
+    """The directory of compiled kernels; it need not exist yet."""
+    chosen = (options or current()).cache_dir
+    return Path(chosen or platformdirs.user_cache_dir("sparsify", appauthor=False)) / "kernels"
+
+
+def cache_size(options: Options | None = None) -> tuple[int, int]:
+    """The number of kernels on disk and the bytes of all their files."""
+    files = [file for file in _files(cache_dir(options)) if file.is_file()]
+    return sum(file.suffix == ".so" for file in files), sum(file.stat().st_size for file in files)
+
+
+def clean(options: Options | None = None) -> int:
+    """Deletes all kernels on disk; the number that there were. Those already loaded stay usable."""
+    directory = cache_dir(options)
+    entries, _ = cache_size(options)
+    for place in _files(directory):
+        if place.is_file():
+            place.unlink(missing_ok=True)
+    for name in ("failed", *(place.name for place in directory.glob("build-*"))):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    return entries
+
+
+def prune(max_bytes: int, options: Options | None = None) -> int:
+    """Deletes the kernels used longest ago until the rest takes `max_bytes`; the number deleted."""
+    directory = cache_dir(options)
+    remove_abandoned(directory)
+    kernels = sorted(directory.glob("*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+    total = deleted = 0
+    for path in kernels:
+        description = path.with_suffix(".json")
+        total += path.stat().st_size + (description.stat().st_size if description.is_file() else 0)
+        if total > max_bytes:
+            description.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            deleted += 1
+    return deleted
+
+
+def candidates(options: Options) -> tuple[Callable[[], Path], ...]:
+    """The directories to try, each as a function that makes it ready or raises `OSError`."""
+    return (partial(_own, str(cache_dir(options))), partial(_temporary, None), partial(_temporary, "/dev/shm"))
+
+
+@cache
+def _own(name: str) -> Path:
+    """The user's directory, made when missing, checked to belong to the user alone."""
+    directory = Path(name)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+        raise PermissionError(f"{directory} belongs to another user")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        directory.chmod(0o700)
+    remove_abandoned(directory)
+    return directory
+
+
+@cache
+def _temporary(parent: str | None) -> Path:
+    """A directory of this process, gone when it ends."""
+    holder = tempfile.TemporaryDirectory(prefix="sparsify-", dir=parent, ignore_cleanup_errors=True)
+    _holders.append(holder)
+    return Path(holder.name)
+
+
+_holders: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def remove_abandoned(directory: Path) -> None:
+    """Removes what processes that were killed while compiling left behind long ago."""
+    oldest = time.time() - ABANDONED_SECONDS
+    for work in directory.glob("build-*"):
+        with suppress(OSError):
+            if work.stat().st_mtime < oldest:
+                shutil.rmtree(work, ignore_errors=True)
+
+
+_warned: set[str] = set()
+
+
+def warn(options: Options, reason: str) -> None:
+    """Says once per directory that it cannot hold kernels, and what happens instead."""
+    directory = str(cache_dir(options))
+    if directory in _warned:
+        return
+    _warned.add(directory)
+    warnings.warn(
+        f"the kernel cache {directory} cannot be used ({reason}); kernels are compiled anew in every process "
+        f"until it can: free some disk space or set SPARSIFY_CACHE_DIR",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _files(directory: Path) -> list[Path]:
+    """Everything in the directory and in those for failures and unfinished work; locks stay."""
+    if not directory.is_dir():
+        return []
+    return [path for path in directory.rglob("*") if path.parent.name != "locks"]

@@ -1,0 +1,53 @@
+"""The one OpenMP runtime of this process: that which torch has loaded.
+
+In: nothing. Out: `path()`, such as `.../torch/lib/libgomp.so.1`; kernels link against this very file.
+
+Two runtimes would mean two thread pools fighting for the same cores, and `torch.set_num_threads` would be
+heard by one of them only. Wheels may carry a renamed copy (`torch.libs/libgomp-a34b3233.so.1`), so the
+compiler's own `-lgomp` is not enough.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from sparsify.errors import CompilerError
+
+_RUNTIME = re.compile(r"/lib(?:gomp|iomp5|omp)\b[^/]*\.(?:so[.\d]*|dylib)$")
+
+
+@cache
+def path() -> Path:
+    """The file of the OpenMP runtime that torch uses.
+
+    Raises:
+        CompilerError: torch has none; kernels cannot be linked then.
+    """
+    found = loaded() or _beside_torch()
+    if not found:
+        raise CompilerError(
+            "torch has not loaded an OpenMP runtime (libgomp, libiomp5 or libomp)",
+            "install a build of torch with OpenMP: torch.backends.openmp.is_available() must be True",
+        )
+    root = str(Path(torch.__file__).parent)
+    return Path(min(found, key=lambda name: (not name.startswith(root), name)))
+
+
+def loaded() -> list[str]:
+    """The files of all OpenMP runtimes that are mapped into this process; more than one is a mistake."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    names = {line.split(None, 5)[-1] for line in maps.splitlines() if "omp" in line}
+    return sorted(name for name in names if _RUNTIME.search(name))
+
+
+def _beside_torch() -> list[str]:
+    """Runtimes that the wheel of torch carries, for systems without `/proc`."""
+    package = Path(torch.__file__).parent
+    folders = (package / "lib", package.parent / "torch.libs")
+    files = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
+    return sorted(str(file) for file in files if _RUNTIME.search(str(file)))
