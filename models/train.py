@@ -3,7 +3,6 @@
 In: a new model and a `Graph`. Out: the model with the weights of its best validation, and how it went.
 """
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -118,7 +117,7 @@ def step(model: nn.Module, inputs: Sequence[Tensor], graph: Graph, optimizer: to
     model.train()
     optimizer.zero_grad()
     loss = F.cross_entropy(model(*inputs)[graph.train], graph.y[graph.train])
-    torch.autograd.backward(loss)
+    loss.backward()
     optimizer.step()
 
 
@@ -141,15 +140,18 @@ def accuracy(scores: Tensor, y: Tensor, chosen: Tensor) -> float:
 
 @contextmanager
 def progress(epochs: int, name: str, quiet: bool) -> Iterator[Iterator[int]]:
-    """The epochs from 1 on, with a bar on standard error unless `quiet`."""
+    """The epochs from 1 on, with a bar on standard error (one line where that is no terminal) unless `quiet`."""
+    console = Console(stderr=True)
+    if not quiet and not console.is_terminal:
+        console.print(f"training on {name}, {epochs} epochs at most")
     bar = Progress(
         TextColumn("training on {task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
+        console=console,
         transient=True,
-        disable=quiet,
+        disable=quiet or not console.is_terminal,
     )
     with bar:
         task = bar.add_task(name, total=epochs)

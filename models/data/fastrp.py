@@ -40,4 +40,5 @@ def fastrp(adjacency: "scipy.sparse.csr_array", dimensions: int = 128, seed: int
         hop = transition @ hop
         lengths = np.linalg.norm(hop, axis=1, keepdims=True)
         total += np.float32(weight) * hop / np.maximum(lengths, np.float32(1e-12))
-    return total / max(total.std(), np.float32(1e-6))
+    total /= max(total.std(), np.float32(1e-6))
+    return total

@@ -60,7 +60,9 @@ def test_progress_goes_to_standard_error(graph, capsys):
     entry = registry.find("gcn")
     model = entry.build(60, 3, {})
     train.train(model, inputs.example_inputs(entry, graph), graph, Settings(epochs=2))
-    assert capsys.readouterr().out == ""
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "training on synthetic, 2 epochs at most" in printed.err
 
 
 @pytest.mark.parametrize(
