@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
+from sparsify.compiler.node import Node
 
 Array = NDArray[Any]
 
@@ -148,7 +149,7 @@ class Machine:
         result[:count] = memory[indices[:count]]
         return result
 
-    def _memory(self, buffer: str, indices: Array, access: nodes.Node) -> Array:
+    def _memory(self, buffer: str, indices: Array, access: Node) -> Array:
         assert buffer in self.buffers, f"{buffer} is not allocated where {access} uses it"
         memory = self.buffers[buffer]
         for index in indices:

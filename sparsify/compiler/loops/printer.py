@@ -74,17 +74,17 @@ def _expression(expr: "nodes.Expr") -> tuple[str, int]:
     match expr:
         case nodes.Var(name, _):
             return name, ATOM
-        case nodes.Literal(value, type):
-            text = str(value) if type.lanes == 1 else f"{value}x{type.lanes}"
+        case nodes.Literal(constant, kind):
+            text = str(constant) if kind.lanes == 1 else f"{constant}x{kind.lanes}"
             return text, PREFIX if text.startswith("-") else ATOM
         case nodes.Op(name, args, _):
             return _operation(name, args)
-        case nodes.Convert(operand, target) | nodes.Broadcast(operand, target):
-            return f"{target}({expression(operand)})", ATOM
-        case nodes.Lanes(start, type):
-            return f"{_within(start, ATOM)}..{type.lanes}", ATOM
-        case nodes.Load(buffer, index, type, count):
-            return f"{buffer}[{_range(index, type.lanes, count)}]", ATOM
+        case nodes.Convert(value, target) | nodes.Broadcast(value, target):
+            return f"{target}({expression(value)})", ATOM
+        case nodes.Lanes(start, kind):
+            return f"{_within(start, ATOM)}..{kind.lanes}", ATOM
+        case nodes.Load(buffer, index, kind, count):
+            return f"{buffer}[{_range(index, kind.lanes, count)}]", ATOM
         case nodes.Gather(buffer, indices, _, count):
             return f"{buffer}[{expression(indices)}{_limit(count)}]", ATOM
         case nodes.Horizontal(name, value, _, count):

@@ -10,6 +10,7 @@ from typing import Final
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
+from sparsify.compiler.node import Node
 
 DTYPES: Final = ("float32", "float64", "int8", "int16", "int32", "int64", "bool")
 INDEX_DTYPES: Final = ("int16", "int32", "int64")
@@ -60,7 +61,7 @@ class Scope:
             writable=set(self.writable),
         )
 
-    def define(self, var: nodes.Var, where: nodes.Node, mutable: bool = False) -> None:
+    def define(self, var: nodes.Var, where: Node, mutable: bool = False) -> None:
         """A new variable."""
         assert var.name not in self.variables, f"{var.name} is defined twice, again in {where}"
         assert var.name not in self.buffers, f"{var.name} is a buffer and a variable, in {where}"
@@ -76,16 +77,16 @@ class Scope:
         self._expression(expr)
         return type_of(expr)
 
-    def index(self, expr: nodes.Expr, where: nodes.Node) -> None:
+    def index(self, expr: nodes.Expr, where: Node) -> None:
         """`expr` must be a scalar integer."""
         assert _is_index(self.type(expr)), f"{expr} in {where} is {type_of(expr)}, not a scalar integer"
 
-    def count(self, expr: nodes.Expr | None, where: nodes.Node) -> None:
+    def count(self, expr: nodes.Expr | None, where: Node) -> None:
         """A count is a scalar integer too."""
         if expr is not None:
             self.index(expr, where)
 
-    def buffer(self, name: str, where: nodes.Node) -> str:
+    def buffer(self, name: str, where: Node) -> str:
         """The dtype of a buffer, which must be defined."""
         assert name in self.buffers, f"no buffer {name} is defined where {where} uses it"
         return self.buffers[name]
@@ -127,7 +128,7 @@ class Scope:
                 )
                 self.count(count, expr)
 
-    def _indices(self, indices: nodes.Expr, lanes: int, where: nodes.Node) -> None:
+    def _indices(self, indices: nodes.Expr, lanes: int, where: Node) -> None:
         found = self.type(indices)
         fits = found.lanes == lanes and found.dtype in INDEX_DTYPES
         assert fits, f"{where} has indices of type {found} for {lanes} lanes"
