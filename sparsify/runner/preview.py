@@ -11,7 +11,6 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 from sparsify import options
-from sparsify.api import tensor as sparse_tensor
 from sparsify.models import data, inputs
 from sparsify.models.data import Graph
 from sparsify.passes import PASSES, base, calls
@@ -107,6 +106,8 @@ def row(draft: Draft, graph: Graph, node: fx.Node, found: Mark) -> Row:
 
 def operand(draft: Draft, graph: Graph, node: fx.Node, form: str) -> tuple[Any, int | None]:
     """The tensor behind a node as it would be stored, and its bytes now; None where only a run can tell."""
+    from sparsify.api import tensor as sparse_tensor
+
     known = known_tensor(draft, node)
     if known is None and node.op not in (
         "placeholder",
