@@ -30,7 +30,18 @@ EXTRAS: Final = {
     "vision": ("torchvision",),
     "plot": ("matplotlib", "jinja2"),
 }
-SHOWN_INSTRUCTIONS: Final = ("sse2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+SHOWN_INSTRUCTIONS: Final = (
+    "sse2",
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512_bf16",
+    "amx_tile",
+    "asimd",
+    "sve",
+)
 TOLERANCE: Final = 1e-5
 
 
@@ -103,7 +114,9 @@ def checked(name: str, check: Callable[[], str]) -> Finding:
     try:
         return Finding(name, True, check())
     except SparsifyError as error:
-        return Finding(name, False, getattr(error, "message", str(error)).strip(), getattr(error, "remedy", ""))
+        return Finding(
+            name, False, getattr(error, "message", str(error)).strip(), getattr(error, "remedy", "")
+        )
     except OSError as error:
         return Finding(name, False, str(error))
 
