@@ -45,10 +45,9 @@ def find_compiler(options: Options) -> Compiler:
     Raises:
         CompilerNotFoundError: there is none.
     """
-    asked = (options.compiler,) if options.compiler else NAMES
-    for name in asked:
-        if found := shutil.which(name):
-            return Compiler(found, _version(found, os.stat(found).st_mtime_ns))
+    names = (options.compiler,) if options.compiler else NAMES
+    if found := _find(names, os.environ.get("PATH")):
+        return found
     what = f"{options.compiler} is not a program" if options.compiler else f"none of {', '.join(NAMES)} is"
     raise CompilerNotFoundError(
         f"no C++ compiler: {what} on the PATH",
@@ -58,15 +57,21 @@ def find_compiler(options: Options) -> Compiler:
 
 
 @cache
-def _version(path: str, modified_ns: int) -> str:
-    """The first line of `--version`; asked once, as it costs a process."""
+def _find(names: tuple[str, ...], search: str | None) -> Compiler | None:
+    """The first of these programs on the search path; asked once, as its version costs a process."""
+    found = next((path for name in names if (path := shutil.which(name, path=search))), None)
+    return Compiler(found, _version(found)) if found else None
+
+
+def _version(path: str) -> str:
+    """The first line of `--version`, else the date of the file."""
     try:
         result = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompilerNotFoundError(
             f"{path} does not run: {error}", "set SPARSIFY_CXX to a working C++ compiler"
         ) from None
-    return result.stdout.partition("\n")[0].strip() or f"modified {modified_ns}"
+    return result.stdout.partition("\n")[0].strip() or f"modified {os.stat(path).st_mtime_ns}"
 
 
 def command(compiler: Compiler, source: Path, result: Path, options: Options) -> list[str]:
@@ -104,21 +109,27 @@ def build(source: str, directory: Path, compiler: Compiler, options: Options) ->
         said = f"took longer than {options.compiler_timeout:g} s and was stopped"
         remedy = "set SPARSIFY_COMPILER_TIMEOUT higher, or SPARSIFY_CXX to another compiler"
     else:
-        said, remedy = f"ended with status {status}", "this is a mistake of sparsify unless compiler flags were set"
+        said, remedy = (
+            f"ended with status {status}",
+            "this is a mistake of sparsify unless compiler flags were set",
+        )
     raise BuildError(f"the C++ compiler {said}\n  {' '.join(line)}\n{_head(output, SHOWN_LINES)}\n", remedy)
 
 
 def _run(line: list[str], directory: Path, timeout_s: float) -> tuple[int | None, str]:
     """Exit status (`None`: out of time) and output; nothing is left running, however this ends."""
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(directory)}
-    process = subprocess.Popen(
-        line,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,
-    )
+    try:
+        process = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return error.errno or 1, str(error)
     try:
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -21,13 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 import filelock
 
+import sparsify
 from sparsify.compiler.cpp import directories, target
 from sparsify.compiler.cpp.build import Compiler, build, command, find_compiler
 from sparsify.errors import BuildError, CacheError
@@ -58,7 +57,9 @@ class Library:
     handle: ctypes.CDLL = field(repr=False, compare=False)
 
     def __str__(self) -> str:
-        what = f"compiled in {self.compile_seconds * 1e3:.0f} ms" if self.origin == "compiled" else self.origin
+        what = (
+            f"compiled in {self.compile_seconds * 1e3:.0f} ms" if self.origin == "compiled" else self.origin
+        )
         return f"kernel {what} key={self.key[:12]}"
 
 
@@ -86,10 +87,13 @@ class _Memory:
         with self.guard:
             return self.locks.setdefault(key, threading.Lock())
 
+    def unlock(self) -> None:
+        self.locks, self.guard = {}, threading.Lock()
+
 
 _memory = _Memory()
 # A thread of the parent may hold a lock while another one forks.
-os.register_at_fork(after_in_child=lambda: _memory.locks.clear() or setattr(_memory, "guard", threading.Lock()))
+os.register_at_fork(after_in_child=_memory.unlock)
 
 
 def library(
@@ -153,7 +157,7 @@ def _request(source: str, key_parts: Mapping[str, str], options: Options, symbol
     compiler = find_compiler(options)
     line = command(compiler, Path("kernel.cpp"), Path("kernel.so"), options)
     parts = {
-        "version": _version(),
+        "version": sparsify.__version__,
         "compiler": compiler.version,
         "command": " ".join(line),
         "cpu": target.cpu_digest(),
@@ -163,24 +167,18 @@ def _request(source: str, key_parts: Mapping[str, str], options: Options, symbol
     return Request(source, digest.hexdigest()[:40], parts, compiler, options, symbol)
 
 
-@cache
-def _version() -> str:
-    try:
-        return metadata.version("sparsify-fx")
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def _from_directories(request: Request) -> Library:
     """The kernel from the first directory that can hold it."""
     reasons = []
-    for candidate in directories.candidates(request.options):
+    for name in directories.candidates(request.options):
+        directory = None
         try:
-            directory = candidate()
+            directory = name()
             return _from_directory(request, directory)
         except OSError as error:
             reasons.append(str(error))
-            directories.warn(request.options, reasons[0])
+            if directory is not None:
+                directories.give_up(directory, str(error))
     raise CacheError(
         f"no directory can hold a compiled kernel: {'; '.join(reasons)}",
         "free some disk space or set SPARSIFY_CACHE_DIR to a directory that can be written and executed from",
@@ -189,16 +187,15 @@ def _from_directories(request: Request) -> Library:
 
 def _from_directory(request: Request, directory: Path) -> Library:
     """The kernel from this directory, compiled into it when it is not there or damaged."""
-    if found := _load(request, directory, "disk", 0.0):
+    # Before anything is written: kernels in a directory that can only be read are used all the same.
+    if directories.is_trusted(directory) and (found := _load(request, directory)):
         return found
+    directories.prepare(directory)
     with _Lock(directory, request):
-        if found := _load(request, directory, "disk", 0.0):
+        if found := _load(request, directory):
             return found
         seconds = _compile(request, directory)
-        made = _load(request, directory, "compiled", seconds)
-        if made is None:
-            raise OSError(f"{directory} does not keep what is written to it")
-        return made
+        return _open(request, directory, "compiled", seconds)
 
 
 class _Lock:
@@ -223,6 +220,7 @@ class _Lock:
 def _compile(request: Request, directory: Path) -> float:
     """Seconds that it took to put the kernel and its description into the directory."""
     started = time.perf_counter()
+    directories.remove_abandoned(directory)
     work = Path(tempfile.mkdtemp(prefix="build-", dir=directory))
     try:
         result = build(request.source, work, request.compiler, request.options)
@@ -251,23 +249,37 @@ def _keep(source: Path, place: Path) -> Path:
     return place
 
 
-def _load(request: Request, directory: Path, origin: str, seconds: float) -> Library | None:
+def _load(request: Request, directory: Path) -> Library | None:
     """The kernel of this key when it lies in the directory undamaged; use renews its date for `prune`."""
-    path, description = directory / f"{request.key}.so", directory / f"{request.key}.json"
+    path = directory / f"{request.key}.so"
     try:
-        stored = json.loads(description.read_bytes())
+        stored = json.loads(path.with_suffix(".json").read_bytes())
         if stored["checksum"] != _checksum(path.read_bytes()):
             return None
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        found = _open(request, directory, "disk", 0.0)
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     with suppress(OSError):
         os.utime(path)
-    handle = ctypes.CDLL(str(path))
+    return found
+
+
+def _open(request: Request, directory: Path, origin: str, seconds: float) -> Library:
+    """The kernel of this key, loaded.
+
+    Raises:
+        OSError: the system does not load code from this directory.
+        BuildError: the code needs or lacks a function.
+    """
+    path = directory / f"{request.key}.so"
     try:
+        handle = ctypes.CDLL(str(path))
         function = getattr(handle, request.symbol)
-    except AttributeError:
+    except (OSError, AttributeError) as error:
+        if "undefined symbol" not in str(error):
+            raise
         raise BuildError(
-            f"the generated code has no function {request.symbol}", f"its source is in {description}"
+            f"the generated code cannot be loaded: {error}", f"the source is in {path.with_suffix('.json')}"
         ) from None
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None, "a function has an address"

@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -64,22 +65,33 @@ def prune(max_bytes: int, options: Options | None = None) -> int:
 
 
 def candidates(options: Options) -> tuple[Callable[[], Path], ...]:
-    """The directories to try, each as a function that makes it ready or raises `OSError`."""
-    return (partial(_own, str(cache_dir(options))), partial(_temporary, None), partial(_temporary, "/dev/shm"))
+    """The directories to try, each as a function that names it or raises `OSError`."""
+    return (partial(cache_dir, options), partial(_temporary, None), partial(_temporary, "/dev/shm"))
 
 
-@cache
-def _own(name: str) -> Path:
-    """The user's directory, made when missing, checked to belong to the user alone."""
-    directory = Path(name)
+def is_trusted(directory: Path) -> bool:
+    """Whether it exists and nobody but this user or the system's owner could have put code there."""
+    try:
+        status = directory.stat()
+    except OSError:
+        return False
+    return status.st_uid in (os.getuid(), 0) and not stat.S_IMODE(status.st_mode) & 0o022
+
+
+def prepare(directory: Path) -> None:
+    """Makes the directory and checks that it belongs to the user alone.
+
+    Raises:
+        OSError: it cannot be made, belongs to another user, or has failed before.
+    """
+    if reason := _given_up.get(directory):
+        raise OSError(reason)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.stat()
-    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+    if status.st_uid != os.getuid():
         raise PermissionError(f"{directory} belongs to another user")
     if stat.S_IMODE(status.st_mode) & 0o077:
         directory.chmod(0o700)
-    remove_abandoned(directory)
-    return directory
 
 
 @cache
@@ -102,18 +114,19 @@ def remove_abandoned(directory: Path) -> None:
                 shutil.rmtree(work, ignore_errors=True)
 
 
-_warned: set[str] = set()
+_given_up: dict[Path, str] = {}
+_guard = threading.Lock()
 
 
-def warn(options: Options, reason: str) -> None:
-    """Says once per directory that it cannot hold kernels, and what happens instead."""
-    directory = str(cache_dir(options))
-    if directory in _warned:
-        return
-    _warned.add(directory)
+def give_up(directory: Path, reason: str) -> None:
+    """Nothing more is written to the directory; says so once, and what happens instead."""
+    with _guard:
+        if directory in _given_up:
+            return
+        _given_up[directory] = reason
     warnings.warn(
         f"the kernel cache {directory} cannot be used ({reason}); kernels are compiled anew in every process "
-        f"until it can: free some disk space or set SPARSIFY_CACHE_DIR",
+        f"until it can: free some disk space or set SPARSIFY_CACHE_DIR to another directory",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -13,6 +13,7 @@ from sparsify.options import Options
 
 # -ffast-math would assume finite values, and fills may be infinite.
 FLAGS: Final = (
+    "-std=gnu++17",
     "-march=native",
     "-fopenmp",
     "-shared",
@@ -22,6 +23,7 @@ FLAGS: Final = (
 )
 # Kernels throw nothing and are found by one name; each of these saves time of the compiler or linker.
 LEAN_FLAGS: Final = (
+    "-std=gnu++17",
     "-nostdlib",
     "-fno-exceptions",
     "-fno-rtti",
