@@ -25,8 +25,6 @@ from sparsify.passes.structure import MatrixOutput, Structure
 from sparsify.report import ConversionEntry, RegionEntry
 from sparsify.storage.format import Format
 
-LAYOUT_ONLY = frozenset(("t", "transpose", "permute", "contiguous", "view", "unsqueeze", "clone"))
-
 
 @dataclass
 class Plan:
@@ -187,7 +185,7 @@ def once_leaves(node: fx.Node, plans: dict[frozenset[fx.Node], Plan]) -> list[fx
     if is_leaf(node):
         return None
     leaves = leaves_of([node])
-    if len(leaves) == 1 and leaves[0].op == "get_attr" and only_layout(node):
+    if operators.parameter_behind(node) is not None:
         return leaves
     tensors = {leaf for leaf in leaves if tensor_value(leaf) is not None}
     for known in plans:
@@ -195,15 +193,6 @@ def once_leaves(node: fx.Node, plans: dict[frozenset[fx.Node], Plan]) -> list[fx
         if tensors and tensors <= structural and all(is_size_or(leaf, structural) for leaf in leaves):
             return leaves
     return None
-
-
-def only_layout(node: fx.Node) -> bool:
-    """Whether a node only turns or copies an attribute."""
-    while node.op == "call_function":
-        if operator_name(node) not in LAYOUT_ONLY or len(node.all_input_nodes) != 1:
-            return False
-        node = node.all_input_nodes[0]
-    return True
 
 
 def is_size_or(node: fx.Node, known: set[fx.Node]) -> bool:

@@ -18,7 +18,7 @@ from sparsify.passes import region as regions
 from sparsify.passes.base import Draft
 from sparsify.passes.lift.fragment import Fragment, access, turned
 from sparsify.passes.lift.matrix import declared_sparse
-from sparsify.passes.operators import argument, operator_name, scope, tensor_value
+from sparsify.passes.operators import argument, operator_name, parameter_behind, scope, tensor_value
 from sparsify.passes.region import Region
 
 
@@ -83,8 +83,7 @@ def join_producer(draft: Draft, region: Region, found: list[Region], limit: int)
 def is_weighted(fragment: Fragment) -> bool:
     """Whether a fragment is a product with a parameter."""
     dense = [operand for operand in fragment.operands.values() if isinstance(operand, fx.Node)]
-    sources = {source for operand in dense for source in (operand, *operand.all_input_nodes)}
-    return fragment.kind == "product" and any(source.op == "get_attr" for source in sources)
+    return fragment.kind == "product" and any(parameter_behind(operand) is not None for operand in dense)
 
 
 def reads_once(region: Region, operand: fx.Node) -> bool:

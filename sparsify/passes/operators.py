@@ -112,6 +112,7 @@ FACTORIES = frozenset(
         "arange",
     ]
 )
+LAYOUT_ONLY = frozenset(["t", "transpose", "permute", "contiguous", "view", "unsqueeze", "clone"])
 RANDOM = frozenset(
     [
         "dropout",
@@ -174,6 +175,15 @@ def is_inactive_dropout(node: fx.Node) -> bool:
         return False
     probability = argument(node, 1, "p", 0.5)
     return argument(node, 2, "train", True) is False or probability == 0
+
+
+def parameter_behind(node: fx.Node) -> fx.Node | None:
+    """The attribute that `node` is, or that it only turns or copies; None for other nodes."""
+    while (
+        node.op == "call_function" and operator_name(node) in LAYOUT_ONLY and len(node.all_input_nodes) == 1
+    ):
+        node = node.all_input_nodes[0]
+    return node if node.op == "get_attr" else None
 
 
 def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:

@@ -14,7 +14,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, In
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.passes.lift.fragment import DTYPES, Fragment
 from sparsify.passes.lift.matrix import Matrix
-from sparsify.passes.operators import tensor_value
+from sparsify.passes.operators import parameter_behind, tensor_value
 from sparsify.storage.format import Format
 
 SUM_NAMES = ("j", "f", "g", "h", "l", "m", "n", "p", "q", "r")
@@ -187,7 +187,7 @@ def tensor_names(region: Region) -> dict[str, str]:
         else:
             value = tensor_value(operand)
             rank = value.dim() if value is not None else 0
-            give(name, "b" if rank == 1 else "W" if operand.op == "get_attr" else "X")
+            give(name, "b" if rank == 1 else "W" if parameter_behind(operand) is not None else "X")
     for node, _, _ in region.statements[:-1]:
         give(node.name, "T")
     give(region.output.name, "Y")

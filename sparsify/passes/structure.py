@@ -49,13 +49,15 @@ class MatrixOutput:
 
 @dataclass(frozen=True)
 class Aligned:
-    """A pattern and where each edge's value goes: `positions[e]` is the slot of edge `e`."""
+    """A pattern and where each edge's value goes: `positions[e]` is the slot of edge `e`, None when it is `e`."""
 
     pattern: Pattern
-    positions: torch.Tensor
+    positions: torch.Tensor | None
 
     def values(self, edges: torch.Tensor) -> torch.Tensor:
         """The values in storage order, duplicates added up, differentiable in `edges`."""
+        if self.positions is None:
+            return edges
         slots = edges.new_zeros(self.pattern.nnz)
         return slots.index_add(0, self.positions, edges)
 
@@ -178,25 +180,29 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int
     require_inside(rows, shape[0], "row")
     require_inside(columns, shape[1], "column")
     key = rows.long() * shape[1] + columns.long()
+    positions: torch.Tensor | None = None
+    if not bool((key[1:] > key[:-1]).all()):
+        key, positions = unique_slots(key)
+    dtype = torch.int32 if max(*shape, len(key)) < 2**31 else torch.int64
+    starts = torch.zeros(shape[0] + 1, dtype=torch.int64)
+    width = max(shape[1], 1)
+    starts[1:] = torch.bincount(key // width, minlength=shape[0]).cumsum(0)
+    pattern = Pattern(Format("csr"), shape, (None, starts.to(dtype)), (None, (key % width).to(dtype)))
+    if form == pattern.format:
+        return Aligned(pattern, positions)
+    pattern, moved = pattern.twin(form)
+    kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no edge
+    target = torch.empty(len(key), dtype=torch.int64).index_copy_(0, moved[kept], kept)
+    return Aligned(pattern, target if positions is None else target[positions])
+
+
+def unique_slots(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The different values of `key` in order, and for each entry the slot of its value."""
     ordered, order = torch.sort(key, stable=True)
     is_new = torch.ones_like(ordered, dtype=torch.bool)
     is_new[1:] = ordered[1:] != ordered[:-1]
     slots = is_new.cumsum(0) - 1
-    positions = torch.empty_like(slots).index_copy_(0, order, slots)
-    kept = ordered[is_new]
-    small = max(*shape, len(key)) < 2**31
-    dtype = torch.int32 if small else torch.int64
-    starts = torch.zeros(shape[0] + 1, dtype=torch.int64)
-    starts[1:] = torch.bincount(kept // max(shape[1], 1), minlength=shape[0]).cumsum(0)
-    pattern = Pattern(
-        Format("csr"), shape, (None, starts.to(dtype)), (None, (kept % max(shape[1], 1)).to(dtype))
-    )
-    if form != pattern.format:
-        pattern, moved = pattern.twin(form)
-        kept_slots = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no edge
-        target = torch.empty(len(kept), dtype=torch.int64).index_copy_(0, moved[kept_slots], kept_slots)
-        positions = target[positions]
-    return Aligned(pattern, positions)
+    return ordered[is_new], torch.empty_like(slots).index_copy_(0, order, slots)
 
 
 def require_inside(coordinates: torch.Tensor, extent: int, mode: str) -> None:

@@ -75,6 +75,14 @@ LAYERS = {
 pytestmark = pytest.mark.filterwarnings("ignore:.*(CSR|sparse).*:UserWarning")
 
 
+FAST = {"gcn", "sage wide", "kipf sparse", "attention"}
+
+
+def cases(*names, fast=FAST):
+    """The names as parameters; those that are not fast run with the slow tests."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def case(name):
     layer, recipe, example = LAYERS[name]
     torch.manual_seed(0)
@@ -82,7 +90,7 @@ def case(name):
     return TwoLayers(layer, features=inputs[0].shape[1]).eval(), recipe, example
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", cases(*LAYERS))
 def test_results_and_gradients_at_two_shapes(name):
     model, recipe, example = case(name)
     sparse = apply(model, recipe, example())
@@ -95,7 +103,7 @@ def test_results_and_gradients_at_two_shapes(name):
     assert len(sparse.variants) == 1, "the second shape needs no capture"
 
 
-@pytest.mark.parametrize("name", ["gcn", "kipf dense", "sparse features"])
+@pytest.mark.parametrize("name", cases("gcn", "kipf dense", "sparse features"))
 def test_training_mode_is_a_variant(name):
     model, recipe, example = case(name)
     sparse = apply(model, recipe, example())
@@ -209,7 +217,9 @@ def test_copies_and_state():
     assert torch.equal(twin(*example()), sparse(*example()))
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage wide", "kipf dense", "sparse features", "attention"])
+@pytest.mark.parametrize(
+    "name", cases("gcn", "sage wide", "kipf dense", "sparse features", "attention", fast={"gcn"})
+)
 def test_torch_compile_sees_one_graph(name):
     model, recipe, example = case(name)
     sparse = apply(model, recipe, example())
@@ -223,7 +233,7 @@ def test_torch_compile_sees_one_graph(name):
         assert torch.allclose(w, h, atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["gcn", "sage wide", "sparse features"])
+@pytest.mark.parametrize("name", cases("gcn", "sage wide", "sparse features", fast={"gcn"}))
 def test_export(name):
     model, recipe, example = case(name)
     sparse = apply(model, recipe, example())
