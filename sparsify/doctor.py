@@ -117,8 +117,10 @@ def checked(name: str, check: Callable[[], str]) -> Finding:
         return Finding(
             name, False, getattr(error, "message", str(error)).strip(), getattr(error, "remedy", "")
         )
-    except OSError as error:
-        return Finding(name, False, str(error))
+    except Exception as error:  # a doctor names whatever is wrong, and goes on
+        return Finding(
+            name, False, f"{type(error).__name__}: {error}", "report it with what `sparsify env` prints"
+        )
 
 
 def package() -> str:
@@ -137,7 +139,7 @@ def writable_cache() -> str:
     except OSError as error:
         raise SparsifyError(
             f"{place} cannot be written to: {error.strerror}",
-            "free some disk space or set SPARSIFY_CACHE_DIR to a folder that can; until then every process compiles anew",
+            "free some disk space or set SPARSIFY_CACHE_DIR to a folder that can",
         ) from None
     kernels, total = directories.cache_size()
     return f"{place}, {kernels} kernels, {total / 2**20:.1f} MiB"
