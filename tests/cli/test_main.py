@@ -38,17 +38,15 @@ finally:
     ids=" ".join,
 )
 def test_starts_fast_and_without_torch(arguments: list[str], tmp_path: Path) -> None:
-    seconds = []
-    for _ in range(3):
-        before = os.times()
-        subprocess.run(
-            [sys.executable, "-c", NO_TORCH, *arguments], cwd=tmp_path, check=True, capture_output=True
-        )
-        after = os.times()
-        seconds.append(
-            after.children_user + after.children_system - before.children_user - before.children_system
-        )
-    assert min(seconds) < START_CPU_SECONDS
+    assert any(cpu_seconds(arguments, tmp_path) < START_CPU_SECONDS for _ in range(3))
+
+
+def cpu_seconds(arguments: list[str], folder: Path) -> float:
+    """What a command line costs in a process of its own, which must not import torch."""
+    before = os.times()
+    subprocess.run([sys.executable, "-c", NO_TORCH, *arguments], cwd=folder, check=True, capture_output=True)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 def test_version(cli: Cli) -> None:
