@@ -8,7 +8,6 @@ from sparsify import options
 from sparsify.errors import SparsifyError
 from sparsify.models import data
 from sparsify.models.data.synthetic import synthetic
-from sparsify.runner.preview import preview
 from sparsify.runner.request import resolve
 from sparsify.runner.run import run
 
@@ -86,6 +85,8 @@ def test_output_folder_is_tried_before_any_work(tmp_path, monkeypatch):
 
 
 def test_preview_lists_tensors_formats_and_programs_without_training(small, tmp_path):
+    from sparsify.runner.preview import preview
+
     seen = preview(resolve("gcn", overrides=QUICK))
     rows = {row.rule: row for row in seen.rows}
     assert set(rows) == {"adjacency", "features"}
