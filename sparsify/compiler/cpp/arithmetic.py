@@ -86,8 +86,8 @@ def _reciprocal(unit: Unit, dtype: str, lanes: int) -> str:
 
 def _heaviside(unit: Unit, dtype: str, lanes: int) -> str:
     zero, one = constant(unit, 0, dtype, lanes), constant(unit, 1, dtype, lanes)
-    nan = "(x != x ? x : " if types.is_float(dtype) else "("
-    line = f"return x == {zero} ? y : {nan}(x < {zero} ? {zero} : {one}));"
+    # torch gives 0 for NaN.
+    line = f"return x == {zero} ? y : (x > {zero} ? {one} : {zero});"
     return define(unit, "heaviside", dtype, lanes, "x y", [line])
 
 

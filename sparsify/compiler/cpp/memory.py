@@ -118,16 +118,11 @@ def _avx2(unit: Unit, dtype: str, lanes: int, access: str) -> str:
     unit.declare("native " + native, _native(dtype, lanes))
     unit.declare("native " + mask, _native(integer, lanes))
     below = unit.use("below", integer, lanes)
-    builtin = f"__builtin_ia32_mask{access}{AVX2_NAMES[dtype]}{'256' if size == 32 else _narrow(dtype)}"
+    builtin = f"__builtin_ia32_mask{access}{AVX2_NAMES[dtype]}{'256' if size == 32 else ''}"
     lanes_mask = f"({mask}){below}(count)"
     if access == "load":
         return f"  return ({vector}){builtin}((const {native} *)address, {lanes_mask});"
     return f"  {builtin}(({native} *)address, {lanes_mask}, ({native})value);"
-
-
-def _narrow(dtype: str) -> str:
-    # The float forms of 128 bits carry no width in their names, the integer forms do.
-    return "" if types.is_float(dtype) else "128"
 
 
 def _native(dtype: str, lanes: int) -> str:

@@ -111,8 +111,9 @@ def _region(
         lines += [_loop(stmt.dynamic), *indent(body), "}"]
     if may_fail:
         lines.append("return 0;")
-    head = f"static __attribute__((noinline)) {result} {name}({', '.join(parameters)}) {{"
-    return "\n".join([head, *indent(lines), "}"])
+    head = f"static __attribute__((noinline)) {result} {name}("
+    listed = ",\n".join(indent(indent(parameters)))
+    return "\n".join([head, f"{listed}) {{", *indent(lines), "}"])
 
 
 def _loop(dynamic: bool) -> str:

@@ -142,16 +142,14 @@ class Statements:
 
     def _transpose(self, outputs: tuple[nodes.Var, ...], inputs: tuple[nodes.Expr, ...]) -> list[str]:
         e = self.expressions
-        type = outputs[0].type
+        kind = outputs[0].type
         self.variables |= {output.name: output.type for output in outputs}
-        values = [
-            f"{e.name(output.name)} = {e.text(value)}" for output, value in zip(outputs, inputs, strict=True)
-        ]
-        define = f"{e.type(type)} {', '.join(values)};"
-        if type.lanes == 1:
-            return [define]
+        pairs = zip(outputs, inputs, strict=True)
+        lines = [f"{e.type(kind)} {e.name(output.name)} = {e.text(value)};" for output, value in pairs]
+        if kind.lanes == 1:
+            return lines
         rows = ", ".join(e.name(output.name) for output in outputs)
-        return [define, f"{self.unit.use('transpose', type.dtype, type.lanes)}({rows});"]
+        return [*lines, f"{self.unit.use('transpose', kind.dtype, kind.lanes)}({rows});"]
 
     def _for(self, stmt: nodes.For) -> list[str]:
         e = self.expressions
