@@ -19,7 +19,7 @@ from torch import fx
 
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import compile_program
-from sparsify.errors import CompilerError, KernelError, SparsifyError
+from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
 from sparsify.passes.structure import Aligned, Structure
 from sparsify.storage.tensor import SparseTensor
@@ -115,7 +115,7 @@ class RegionCall:
             started = time.perf_counter() if self.times_us is not None else 0.0
             try:
                 result: torch.Tensor = self.kernel(*self.values(arguments))
-            except (CompilerError, KernelError) as error:
+            except (CompilerError, KernelError, UnsupportedProgramError) as error:
                 self.fail(error)
             else:
                 if self.times_us is not None:

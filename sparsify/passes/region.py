@@ -16,6 +16,7 @@ from sparsify.passes.lift.fragment import DTYPES, Fragment
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import parameter_behind, tensor_value
 from sparsify.storage.format import Format
+from sparsify.storage.levels import Compressed, Level, Singleton
 
 SUM_NAMES = ("j", "f", "g", "h", "l", "m", "n", "p", "q", "r")
 
@@ -159,13 +160,24 @@ def mode_name(index: Expr) -> str:
 
 
 def declare(name: str, extents: tuple[str, ...], operand: fx.Node | Matrix) -> Declaration:
-    """How an operand or a result is stored; index dtypes are known when the program is compiled."""
+    """How an operand or a result is stored."""
     if isinstance(operand, Matrix):
-        form = "csr" if operand.mark.format == "auto" else operand.mark.format
-        return Declaration(name, extents, Format(form), DTYPES[operand.dtype])
+        form = Format("csr" if operand.mark.format == "auto" else operand.mark.format)
+        indices = tuple(index_dtypes(stored.level) for stored in form.levels)
+        return Declaration(name, extents, form, DTYPES[operand.dtype], index_dtypes=indices)
     value = tensor_value(operand)
     assert value is not None, f"{operand} is a tensor"
     return Declaration(name, extents, Format("dense", rank=len(extents)), DTYPES[value.dtype])
+
+
+def index_dtypes(level: Level) -> tuple[str, str]:
+    """The dtypes of (pos, crd) that a structure gives to a level."""
+    match level:
+        case Compressed():
+            return (level.pos or "int32", level.crd or "int32")
+        case Singleton():
+            return ("", level.crd or "int32")
+    return ("", "")
 
 
 def tensor_names(region: Region) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sparsify.errors import InvalidTensorError
+from sparsify.errors import InvalidTensorError, UnsupportedProgramError
 from sparsify.report import ConversionEntry
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
@@ -183,7 +183,11 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int
     positions: torch.Tensor | None = None
     if not bool((key[1:] > key[:-1]).all()):
         key, positions = unique_slots(key)
-    dtype = torch.int32 if max(*shape, len(key)) < 2**31 else torch.int64
+    if max(*shape, len(key)) >= 2**31:
+        raise UnsupportedProgramError(
+            f"a matrix {list(shape)} with {len(key)} entries needs wider coordinates"
+        )
+    dtype = torch.int32  # half the memory to read, and what the regions' programs declare
     starts = torch.zeros(shape[0] + 1, dtype=torch.int64)
     width = max(shape[1], 1)
     starts[1:] = torch.bincount(key // width, minlength=shape[0]).cumsum(0)
