@@ -33,7 +33,9 @@ def path(name: str) -> Path:
 def description(name: str) -> str:
     """The line `description:` of a built-in recipe, without reading the rest."""
     with path(name).open(encoding="utf-8") as lines:
-        found = (line.removeprefix("description:").strip() for line in lines if line.startswith("description:"))
+        found = (
+            line.removeprefix("description:").strip() for line in lines if line.startswith("description:")
+        )
         return next(found, "")
 
 
