@@ -341,11 +341,8 @@ def _out_of_reach(w: Writer, name: str) -> list[str]:
 
 def _any(unit: Unit, dtype: str, lanes: int) -> str:
     """Whether some lane of a mask is true."""
-    vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
-    return (
-        f"{INLINE}bool any_{vector}({vector} mask) {{\n  {element} any = 0;\n"
-        f"  for (int lane = 0; lane < {lanes}; ++lane) any |= mask[lane];\n  return any != 0;\n}}"
-    )
+    vector, reduce = unit.type(dtype, lanes), unit.use("reduce_or", dtype, lanes)
+    return f"{INLINE}bool any_{vector}({vector} mask) {{\n  return {reduce}(mask) != 0;\n}}"
 
 
 def _pow(unit: Unit, dtype: str, lanes: int) -> str:

@@ -23,7 +23,7 @@ def _shuffle(first: str, second: str, lanes: list[int]) -> str:
 
 
 def reduction(function: str) -> Template:
-    """The template of a tree that combines all lanes by `add`, `mul`, `min` or `max`."""
+    """The template of a tree that combines all lanes by `add`, `mul`, `min`, `max` or `or`."""
 
     def template(unit: Unit, dtype: str, lanes: int) -> str:
         vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
@@ -51,6 +51,8 @@ def combine(unit: Unit, function: str, dtype: str, lanes: int, left: str, right:
             return f"{left} + {right}"
         case "mul":
             return f"{left} * {right}"
+        case "or":
+            return f"{left} | {right}"
     return f"{unit.use(function, dtype, lanes)}({left}, {right})"
 
 
@@ -85,5 +87,5 @@ def _transpose(unit: Unit, dtype: str, lanes: int) -> str:
 TEMPLATES: Final[dict[str, Template]] = {
     "broadcast": _broadcast,
     "transpose": _transpose,
-    **{f"reduce_{function}": reduction(function) for function in ("add", "mul", "min", "max")},
+    **{f"reduce_{function}": reduction(function) for function in ("add", "mul", "min", "max", "or")},
 }

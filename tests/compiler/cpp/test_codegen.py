@@ -151,7 +151,7 @@ def test_comparisons_and_masks(width, random):
 
 
 @pytest.mark.parametrize("flags", [("-O1",), ("-O1", "-march=x86-64")], ids=["native", "plain"])
-@pytest.mark.parametrize("width", (*WIDTHS, 128))
+@pytest.mark.parametrize("width", [*WIDTHS, 128])
 def test_parts_of_vectors(width, flags, random):
     """Lanes from `count` on are neither read nor written, for every count."""
     body = [Declare(var("count"), load("counts", P, INT))]
@@ -183,9 +183,7 @@ def test_masked_accesses_compile_for_avx512(tmp_path):
 
     options = Options(compiler_flags=("-march=x86-64-v4", "-Werror"))
     types = [Type(d, lanes_for(d, w)) for w in (64, 32, 16) for d in ("float32", "float64", "int32", "int64")]
-    body = []
-    for type in types:
-        body.append(Store(f"Y_{type.dtype}", P, load(f"A_{type.dtype}", P, type, N), N))
+    body = [Store(f"Y_{type.dtype}", P, load(f"A_{type.dtype}", P, type, N), N) for type in types]
     buffers = " ".join(f"A_{d}:{d} >Y_{d}:{d}" for d in ("float32", "float64", "int32", "int64"))
     text = emit(kernel("n p", buffers, *body))
     assert text.count("defined(__AVX512") == 2 * len(types)
@@ -223,7 +221,7 @@ def test_gather_and_scatter(dtype, width, random):
         compare(function, {"n": count}, arrays)
 
 
-@pytest.mark.parametrize("width", (*WIDTHS, 128))
+@pytest.mark.parametrize("width", [*WIDTHS, 128])
 def test_horizontal(width, random):
     """Counts 0 to lanes; 0 gives the identity."""
     names = [

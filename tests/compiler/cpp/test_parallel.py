@@ -7,7 +7,7 @@ from sparsify.compiler.loops.nodes import Allocate, Block, Convert, Declare, Par
 from tests.compiler.cpp.running import compare, run_compiled
 from tests.compiler.loops.build import F32, INT, add, kernel, lit, load, loop, op, var
 
-I, J, N = var("i"), var("j"), var("n")
+ROW, J, N = var("i"), var("j"), var("n")
 POLICIES = {
     "static": {},
     "pieces": {"chunks_per_thread": 3},
@@ -21,10 +21,10 @@ def sum_rows(scratch=16, pos="int32", **policy):
     """Row sums through a scratch row per thread."""
     row = loop(
         "j",
-        Convert(load("pos", I, Type(pos)), INT) if pos != "int64" else load("pos", I, INT),
-        Convert(load("pos", add(I, lit(1)), Type(pos)), INT)
+        Convert(load("pos", ROW, Type(pos)), INT) if pos != "int64" else load("pos", ROW, INT),
+        Convert(load("pos", add(ROW, lit(1)), Type(pos)), INT)
         if pos != "int64"
-        else load("pos", add(I, lit(1)), INT),
+        else load("pos", add(ROW, lit(1)), INT),
         Store("w", lit(0), add(load("w", lit(0), F32), load("A", J, F32))),
     )
     body = loop(
@@ -33,7 +33,7 @@ def sum_rows(scratch=16, pos="int32", **policy):
         var("i_end"),
         Store("w", lit(0), lit(0.0, F32)),
         row,
-        Store("Y", I, add(load("Y", I, F32), load("w", lit(0), F32))),
+        Store("Y", ROW, add(load("Y", ROW, F32), load("w", lit(0), F32))),
     )
     setup = Block((Allocate("w", "float32", lit(scratch)),))
     region = ParallelFor(var("i_begin"), var("i_end"), N, setup, body, N, **policy)
@@ -78,7 +78,7 @@ def test_no_memory_in_a_thread(threads):
 def test_captured_variables():
     """A region sees scalars, vectors and masks from outside, and scratch memory made before it."""
     vector, mask = Type("float32", 4), Type("bool", 4)
-    at = op("mul", I, lit(4))
+    at = op("mul", ROW, lit(4))
     chosen = op("where", var("m", mask), var("v", vector), load("w", lit(0), vector))
     body = loop("i", var("i_begin"), var("i_end"), Store("Y", at, chosen))
     function = kernel(

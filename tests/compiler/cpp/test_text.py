@@ -5,6 +5,7 @@ import pytest
 
 from sparsify.compiler.cpp.codegen import emit
 from sparsify.compiler.loops.nodes import (
+    BOOL,
     AllocateOutput,
     Block,
     Broadcast,
@@ -22,9 +23,9 @@ from sparsify.compiler.loops.nodes import (
 )
 from sparsify.compiler.loops.simplify import simplify
 from tests.compiler.cpp.running import compare
-from tests.compiler.loops.build import BOOL, F32, I32, INT, add, block, kernel, lit, load, loop, mul, op, var
+from tests.compiler.loops.build import F32, I32, INT, add, block, kernel, lit, load, loop, mul, op, var
 
-I, J, K, P = var("i"), var("j"), var("k"), var("p")
+ROW, J, K, P = var("i"), var("j"), var("k"), var("p")
 
 
 def coordinate(buffer, position):
@@ -48,13 +49,13 @@ def spmm():
             Comment("forall j in A2"),
             loop(
                 "p",
-                coordinate("A2_pos", I),
-                coordinate("A2_pos", add(I, lit(1))),
+                coordinate("A2_pos", ROW),
+                coordinate("A2_pos", add(ROW, lit(1))),
                 Declare(J, coordinate("A2_crd", P)),
                 *steps,
             ),
             *(
-                Store("Y_vals", add(mul(I, k_extent), column), op("relu", w), count)
+                Store("Y_vals", add(mul(ROW, k_extent), column), op("relu", w), count)
                 for w, column in zip(sums, columns, strict=True)
             ),
         )

@@ -1,7 +1,6 @@
 """Short names for building loop IR by hand in tests."""
 
 from sparsify.compiler.loops.nodes import (
-    BOOL,
     INT,
     Block,
     Buffer,
@@ -12,7 +11,6 @@ from sparsify.compiler.loops.nodes import (
     Load,
     Op,
     Stmt,
-    Store,
     Type,
     Var,
     type_of,
@@ -70,6 +68,3 @@ def kernel(sizes: str, buffers: str, *body: Stmt, vector_bytes: int = 32, commen
 def lanes_for(dtype: str, vector_bytes: int) -> int:
     size = {"float32": 4, "float64": 8, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1}[dtype]
     return max(1, vector_bytes // size)
-
-
-__all__ = ["BOOL", "F32", "F64", "I32", "INT", "Block", "Store", "Type"]
