@@ -6,7 +6,7 @@ matrices.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import fx
 
@@ -150,7 +150,22 @@ def finish(region: Region) -> None:
     for node, _, _ in region.statements:
         declarations.append(declare(region.names[node.name], extents[region.names[node.name]], node))
     inputs = tuple(region.names[name] for name in region.operands)
-    region.program = Program(tuple(statements), tuple(declarations), inputs, (statements[-1].target.tensor,))
+    outputs = (statements[-1].target.tensor,)
+    known = known_extents(region, extents)
+    region.program = Program(tuple(statements), tuple(declarations), inputs, outputs, known)
+
+
+def known_extents(region: Region, extents: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, int], ...]:
+    """The extents that every call has, those of weights above all, by index variable."""
+    known: dict[str, int] = {}
+    for name, operand in [*region.operands.items(), (region.output.name, region.output)]:
+        value = tensor_value(operand)
+        for index, extent in zip(
+            extents[region.names[name]], value.shape if value is not None else (), strict=False
+        ):
+            if str(extent).isdigit():
+                known[index] = int(str(extent))
+    return tuple(sorted(known.items()))
 
 
 def mode_name(index: Expr) -> str:
@@ -261,8 +276,3 @@ def rename(expr: Expr, tensors: Mapping[str, str], indices: Mapping[str, str]) -
     result = visit(expr)
     assert isinstance(result, Expr)
     return result
-
-
-def with_extents(program: Program, extents: Mapping[str, int]) -> Program:
-    """The program with the sizes that are known while compiling."""
-    return replace(program, extents=tuple(sorted(extents.items())))
