@@ -98,20 +98,6 @@ VIEWS = frozenset(
         "getitem",
     ]
 )
-FACTORIES = frozenset(
-    [
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "zeros",
-        "ones",
-        "full",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "arange",
-    ]
-)
 LAYOUT_ONLY = frozenset(["t", "transpose", "permute", "contiguous", "view", "unsqueeze", "clone"])
 RANDOM = frozenset(
     [
