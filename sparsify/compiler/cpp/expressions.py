@@ -301,8 +301,11 @@ class Expressions:
             case nodes.Op("logical_not", (value,), _):
                 return f"~{within(self.mask(value, width), PREFIX)}", PREFIX
             case nodes.Op("where", (condition, first, second), _):
-                parts = [within(self.mask(part, width), OR) for part in (condition, first, second)]
-                return f"{parts[0]} ? {parts[1]} : {parts[2]}", SELECT
+                test, *parts = (within(self.mask(part, width), OR) for part in (condition, first, second))
+                if width == 1:
+                    # clang compares int8 to vectors of char, which is another type.
+                    parts = [f"({vector})({part})" for part in parts]
+                return f"{test} ? {parts[0]} : {parts[1]}", SELECT
         text = self._natural_mask(expr, natural)
         return text if natural == width else (f"__builtin_convertvector({text[0]}, {vector})", ATOM)
 

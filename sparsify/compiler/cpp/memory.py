@@ -97,12 +97,14 @@ def _masked(unit: Unit, dtype: str, lanes: int, head: str, access: str, loop: st
 def _avx512(unit: Unit, dtype: str, lanes: int, access: str) -> str:
     vector = unit.type(dtype, lanes)
     size = types.BYTES[dtype] * lanes
-    unit.declare("native types", NATIVE_TYPES)
     native = f"native_{dtype}x{lanes}"
     bits = "unsigned char" if lanes <= 8 else "unsigned short"
     mask = f"  const {bits} mask = ({bits})((1u << (count < {lanes} ? count : {lanes})) - 1);\n"
     const = "const " if access == "load" else ""
-    pointer = f"(SPARSIFY_MASKED({const}{native}, {const}{BUILTIN_ELEMENTS[dtype]}) *)address"
+    pointer = f"({const}{BUILTIN_ELEMENTS[dtype]} *)address"
+    if size < 64:
+        unit.declare("native types", NATIVE_TYPES)
+        pointer = f"(SPARSIFY_MASKED({const}{native}, {const}{BUILTIN_ELEMENTS[dtype]}) *)address"
     builtin = f"__builtin_ia32_{access}{AVX512_NAMES[dtype]}{size * 8}_mask"
     unit.declare("native " + native, _native(dtype, lanes))
     if access == "load":
@@ -133,7 +135,7 @@ def _native(dtype: str, lanes: int) -> str:
     )
 
 
-# The masked builtins of AVX-512 take a pointer to the vector in clang and to the element in g++.
+# Of vectors below 64 bytes the builtins take a pointer to the vector in clang and to the element in g++.
 NATIVE_TYPES: Final = (
     "#ifdef __clang__\n"
     "#define SPARSIFY_MASKED(vector, element) vector\n"
