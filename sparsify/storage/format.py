@@ -101,7 +101,9 @@ class Format:
         stored = _ordered(tuple(levels), ordering)
         object.__setattr__(self, "levels", _checked(stored))
         if rank is not None and self.rank != rank:
-            raise FormatError(f"the format {self} stores {self.rank} modes, the tensor has {rank}", "another format")
+            raise FormatError(
+                f"the format {self} stores {self.rank} modes, the tensor has {rank}", "another format"
+            )
 
     @property
     def rank(self) -> int:
@@ -159,7 +161,9 @@ class Format:
         return f"Format({str(self)!r})"
 
 
-def _ordered(levels: tuple[Level | StoredLevel, ...], ordering: Sequence[int] | None) -> tuple[StoredLevel, ...]:
+def _ordered(
+    levels: tuple[Level | StoredLevel, ...], ordering: Sequence[int] | None
+) -> tuple[StoredLevel, ...]:
     """Levels with the modes they store."""
     modes = tuple(range(len(levels))) if ordering is None else tuple(ordering)
     if sorted(modes) != list(range(len(levels))):
@@ -181,7 +185,9 @@ def _checked(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
     """Levels that cover every mode once; a compressed level above a singleton becomes non-unique."""
     modes = sorted({s.expression.mode for s in levels})
     if modes != list(range(len(modes))) or len(modes) > len(MODE_NAMES):
-        raise FormatError(f"the levels store the modes {modes}", f"all modes from 0, at most {len(MODE_NAMES)}")
+        raise FormatError(
+            f"the levels store the modes {modes}", f"all modes from 0, at most {len(MODE_NAMES)}"
+        )
     for mode in modes:
         _check_mode([s.expression for s in levels if s.expression.mode == mode])
     checked = []
@@ -195,7 +201,9 @@ def _checked(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
         if isinstance(level, Compressed) and isinstance(below, Singleton):
             level = Compressed(False, level.ordered, level.pos, level.crd)
         elif isinstance(level, Compressed) and not level.unique:
-            raise FormatError("a nonunique level without a singleton level below", "compressed, or add a singleton")
+            raise FormatError(
+                "a nonunique level without a singleton level below", "compressed, or add a singleton"
+            )
         checked.append(StoredLevel(stored.expression, level))
     return tuple(checked)
 
@@ -211,7 +219,9 @@ def _check_mode(expressions: list[LevelExpression]) -> None:
     if kinds != ["block", "within"] or expressions[0].size != expressions[1].size:
         listed = ", ".join(map(str, expressions))
         name = MODE_NAMES[expressions[0].mode]
-        raise FormatError(f"the levels {listed}", f"each mode once: {name}, or {name}/n and {name}%n with the same n")
+        raise FormatError(
+            f"the levels {listed}", f"each mode once: {name}, or {name}/n and {name}%n with the same n"
+        )
 
 
 def _is_coordinate(levels: tuple[StoredLevel, ...], number: int) -> bool:

@@ -10,7 +10,9 @@ from sparsify.errors import FormatError
 from sparsify.storage.format import Kind, LevelExpression, StoredLevel
 from sparsify.storage.levels import Compressed, Level, Singleton, level
 
-LEVEL = re.compile(r"\s*(?:(?P<expression>[^:(),]+):)?\s*(?P<name>[a-z_]\w*)\s*(?:\((?P<parameters>[^()]*)\))?\s*$")
+LEVEL = re.compile(
+    r"\s*(?:(?P<expression>[^:(),]+):)?\s*(?P<name>[a-z_]\w*)\s*(?:\((?P<parameters>[^()]*)\))?\s*$"
+)
 EXPRESSION = re.compile(r"\s*([a-z]\w*)\s*(?:([/%])\s*(\d+)|-\s*([a-z]\w*))?\s*$")
 
 
@@ -24,7 +26,9 @@ def parse(text: str, rank: int | None = None) -> Sequence[Level | StoredLevel]:
     for part in parts:
         match = LEVEL.match(part)
         if match is None:
-            raise FormatError(f"cannot read {part.strip()!r} in the format {text!r}", "as in dense, compressed")
+            raise FormatError(
+                f"cannot read {part.strip()!r} in the format {text!r}", "as in dense, compressed"
+            )
         matches.append(match)
     levels = _levels([(m["name"], _words(m["parameters"])) for m in matches], text)
     expressions = [m["expression"] for m in matches]
@@ -101,7 +105,9 @@ def _fixed(form: str, rank: int = 2) -> Callable[[list[int], int | None], str]:
         if arguments:
             raise FormatError(f"a format with the arguments {arguments}", "this name takes none")
         if asked not in (None, rank):
-            raise FormatError(f"a format of {rank} modes for a tensor of {asked}", "coo, csf or the levels themselves")
+            raise FormatError(
+                f"a format of {rank} modes for a tensor of {asked}", "coo, csf or the levels themselves"
+            )
         return form
 
     return text
@@ -124,7 +130,9 @@ def _blocked(form: str) -> Callable[[list[int], int | None], str]:
 
     def text(arguments: list[int], asked: int | None) -> str:
         if len(arguments) != 2 or asked not in (None, 2):
-            raise FormatError(f"blocks of {arguments} in a tensor of {asked or 2} modes", "two sizes, bcsr(16, 16)")
+            raise FormatError(
+                f"blocks of {arguments} in a tensor of {asked or 2} modes", "two sizes, bcsr(16, 16)"
+            )
         return form.format(h=arguments[0], w=arguments[1])
 
     return text

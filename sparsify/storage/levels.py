@@ -24,7 +24,9 @@ class Level:
         for role in ("pos", "crd"):
             dtype = getattr(self, role, None)
             if dtype is not None and dtype not in INDEX_DTYPES:
-                raise FormatError(f"{role}={dtype} of a {self.name} level", f"one of {', '.join(INDEX_DTYPES)}")
+                raise FormatError(
+                    f"{role}={dtype} of a {self.name} level", f"one of {', '.join(INDEX_DTYPES)}"
+                )
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -107,5 +109,7 @@ def level(name: str, parameters: tuple[str, ...] = ()) -> Level:
             arguments[key] = value
         else:
             choices = [FLAG_WORDS.get(k, f"{k}=int32") for k in sorted(known)]
-            raise FormatError(f"a {name} level has no parameter {word!r}", f"it takes {', '.join(choices) or 'none'}")
+            raise FormatError(
+                f"a {name} level has no parameter {word!r}", f"it takes {', '.join(choices) or 'none'}"
+            )
     return LEVELS[name](**arguments)

@@ -1,0 +1,242 @@
+"""Patterns: which entries of a tensor are stored, without their values.
+
+In: a format, a shape and the arrays `pos` and `crd` of each level. Out: an immutable `Pattern` that tensors share
+and that keeps everything derived from its structure.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from weakref import WeakSet, WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from sparsify.storage.format import Format
+from sparsify.storage.levels import Compressed, Dense, Singleton
+
+T = TypeVar("T")
+Arrays = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class LevelStatistics:
+    """Sizes of a level: `parents` positions above, `positions` of its own, the most and the mean below a parent."""
+
+    parents: int
+    positions: int
+    largest: int
+    mean: float
+
+
+class Pattern:
+    """The stored entries of a tensor; equal only to itself, so that sharing it is cheap to see.
+
+    Attributes:
+        format: how the levels store the modes.
+        shape: the extent of each mode.
+        pos: per level its `pos` array, `None` where the level has none.
+        crd: per level its `crd` array, `None` where the level has none.
+        nnz: how many entries are stored, explicit fills and block padding included.
+
+    The arrays are trusted; `validate.pattern` checks them.
+    """
+
+    __slots__ = ("__weakref__", "_cache", "_equals", "crd", "format", "nnz", "pos", "shape")
+
+    format: Format
+    shape: tuple[int, ...]
+    pos: tuple[Tensor | None, ...]
+    crd: tuple[Tensor | None, ...]
+    nnz: int
+
+    def __init__(self, format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays) -> None:
+        put = object.__setattr__
+        put(self, "format", format)
+        put(self, "shape", tuple(shape))
+        put(self, "pos", tuple(pos))
+        put(self, "crd", tuple(crd))
+        put(self, "nnz", self.positions(len(format.levels)))
+        put(self, "_cache", {})
+        put(self, "_equals", WeakSet())
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Pattern is immutable, {name} cannot be set; make a new one")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pattern, (self.format, self.shape, self.pos, self.crd)
+
+    def __copy__(self) -> "Pattern":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Pattern":
+        return self
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.format}; shape {list(self.shape)}, {self.nnz} stored)"
+
+    @property
+    def rank(self) -> int:
+        """How many modes the tensor has."""
+        return len(self.shape)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the arrays are."""
+        return next((a.device for a in (*self.pos, *self.crd) if a is not None), torch.device("cpu"))
+
+    @property
+    def density(self) -> float:
+        """The stored share of all entries; 1 for an empty tensor."""
+        return self.nnz / entries if (entries := math.prod(self.shape)) else 1.0
+
+    def positions(self, levels: int) -> int:
+        """How many positions the first `levels` levels have together."""
+        count = 1
+        for number in range(levels):
+            stored = self.format.levels[number]
+            match stored.level:
+                case Dense():
+                    count *= stored.expression.extent(self.shape)
+                case Compressed() | Singleton():
+                    crd = self.crd[number]
+                    assert crd is not None, f"level {number} of {self.format} has coordinates"
+                    count = crd.shape[0]
+        return count
+
+    def arrays(self) -> list[Tensor]:
+        """The arrays that exist, level by level, `pos` before `crd`."""
+        return [a for pair in zip(self.pos, self.crd, strict=True) for a in pair if a is not None]
+
+    def cached(self, key: object, make: Callable[[], T]) -> T:
+        """What `make` returned the first time for `key`: everything derived from the structure is made once."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        found: T = self._cache[key]
+        return found
+
+    def level_coordinates(self) -> list[Tensor]:
+        """Per level the coordinate that each stored entry has there, int64 [nnz]; may share memory with `crd`."""
+        return _expand(self)
+
+    def coordinates(self) -> Tensor:
+        """The coordinates of the stored entries in storage order, int64 [d, nnz].
+
+        Blocks that reach over the edge hold entries whose coordinates lie outside the shape; `inside` tells.
+        """
+        return self.cached("coordinates", lambda: _mode_coordinates(self))
+
+    def inside(self) -> Tensor | None:
+        """Which entries lie inside the shape, bool [nnz]; `None` when all do, as always without blocks."""
+        return self.cached("inside", lambda: _inside(self))
+
+    def twin(self, format: Format) -> "tuple[Pattern, Tensor]":
+        """The same entries in another format, and where each of its entries is found here.
+
+        The permutation is int64 [nnz of the twin]: `values_twin = values[permutation]`. It is -1 for the padding
+        of blocks, which has no entry here and takes the fill (`convert.permuted` does both). A twin of the twin
+        in this format is this pattern.
+        """
+        from sparsify.storage.convert import twin
+
+        return twin(self, format)
+
+    def equals(self, other: "Pattern") -> bool:
+        """Whether both store the same entries in the same order and format."""
+        if self is other or other in self._equals:
+            return True
+        if self.format != other.format or self.shape != other.shape or self.nnz != other.nnz:
+            return False
+        for mine, theirs in zip((*self.pos, *self.crd), (*other.pos, *other.crd), strict=True):
+            if (mine is None) != (theirs is None):
+                return False
+            if mine is None or theirs is None or mine is theirs:
+                continue
+            if mine.shape != theirs.shape or not bool((mine == theirs).all()):
+                return False
+        self._equals.add(other)
+        other._equals.add(self)
+        return True
+
+    def statistics(self) -> tuple[LevelStatistics, ...]:
+        """The sizes of each level."""
+        return self.cached("statistics", lambda: _statistics(self))
+
+
+_known: "WeakValueDictionary[tuple[Any, ...], Pattern]" = WeakValueDictionary()
+
+
+def shared(format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays) -> Pattern:
+    """The living pattern over the same memory, else a new one: loaded tensors go on sharing their pattern."""
+    arrays = [a for a in (*pos, *crd) if a is not None]
+    if torch.compiler.is_compiling() or any(type(a) is not Tensor for a in arrays):
+        return Pattern(format, shape, pos, crd)
+    key = (format, tuple(shape), tuple((a.data_ptr(), a.shape[0], a.dtype) for a in arrays))
+    found = _known.get(key)
+    if found is None:
+        found = _known[key] = Pattern(format, shape, pos, crd)
+    return found
+
+
+def _expand(pattern: Pattern) -> list[Tensor]:
+    """Level coordinates of all positions, widened level by level."""
+    found: list[Tensor] = []
+    count = 1
+    for number, stored in enumerate(pattern.format.levels):
+        pos, crd = pattern.pos[number], pattern.crd[number]
+        match stored.level:
+            case Dense():
+                extent = stored.expression.extent(pattern.shape)
+                found = [c.repeat_interleave(extent) for c in found]
+                found.append(torch.arange(extent, device=pattern.device).repeat(count))
+                count *= extent
+            case Compressed():
+                assert pos is not None and crd is not None, "a compressed level has pos and crd"
+                if found:
+                    parents = torch.repeat_interleave(pos.diff(), output_size=crd.shape[0])
+                    found = [c.index_select(0, parents) for c in found]
+                found.append(crd.long())
+                count = crd.shape[0]
+            case Singleton():
+                assert crd is not None, "a singleton level has crd"
+                found.append(crd.long())
+    return found
+
+
+def _mode_coordinates(pattern: Pattern) -> Tensor:
+    """Mode coordinates from level coordinates."""
+    result = torch.zeros((pattern.rank, pattern.nnz), dtype=torch.int64, device=pattern.device)
+    for stored, found in zip(pattern.format.levels, _expand(pattern), strict=True):
+        expression = stored.expression
+        assert expression.kind != "difference", "patterns of difference levels are refused when they are made"
+        result[expression.mode] += found * expression.size if expression.kind == "block" else found
+    return result
+
+
+def _inside(pattern: Pattern) -> Tensor | None:
+    """The entries inside the shape, `None` for all of them."""
+    partial = [
+        s.expression.mode
+        for s in pattern.format.levels
+        if s.expression.kind == "block" and pattern.shape[s.expression.mode] % s.expression.size
+    ]
+    if not partial:
+        return None
+    coordinates = pattern.coordinates()
+    mask = torch.ones(pattern.nnz, dtype=torch.bool, device=pattern.device)
+    for mode in partial:
+        mask &= coordinates[mode] < pattern.shape[mode]
+    return None if bool(mask.all()) else mask
+
+
+def _statistics(pattern: Pattern) -> tuple[LevelStatistics, ...]:
+    """The sizes of each level, from its arrays."""
+    found = []
+    for number in range(len(pattern.format.levels)):
+        parents, positions = pattern.positions(number), pattern.positions(number + 1)
+        pos = pattern.pos[number]
+        mean = positions / parents if parents else 0.0
+        largest = round(mean) if pos is None else int(pos.diff().max()) if parents else 0
+        found.append(LevelStatistics(parents, positions, largest, mean))
+    return tuple(found)
