@@ -48,7 +48,7 @@ def identity(function: str, dtype: str) -> float | int:
     if types.is_float(dtype) or abs(value) <= 1:
         return value
     bits = 8 * types.BYTES[dtype] - 1
-    return 2**bits - 1 if value > 0 else -(2**bits)
+    return (1 << bits) - 1 if value > 0 else -(1 << bits)
 
 
 @dataclass
