@@ -1,0 +1,8 @@
+"""Lowering: scheduled concrete index notation -> loop IR.
+
+In: `parallel forall i: let w[ki] in register: ...`. Out: the `Function` that `nodes.py` shows.
+"""
+
+from sparsify.compiler.loops.lower.lowering import lower
+
+__all__ = ["lower"]

@@ -1,0 +1,205 @@
+"""Sparse results whose pattern is not known: a counting phase, allocation, a filling phase.
+
+In: `C[i,j] = A[i,j] + B[i,j]` with C compressed by row. Out: the merge twice, first counting the entries of each
+row, then, behind positions and allocated arrays, writing coordinates and values.
+
+Source: Chou, Kjolstad and Amarasinghe, Automatic Generation of Efficient Sparse Tensor Format Conversion
+Routines, 2020 (append, edge insertion); phases as in two-pass SpGEMM.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus, product
+from sparsify.compiler.loops.lower.access import level_variable
+from sparsify.compiler.loops.lower.environment import Environment
+from sparsify.compiler.node import walk
+from sparsify.errors import UnsupportedProgramError
+from sparsify.storage.levels import Compressed, Dense, Singleton
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+POSITION_OVERFLOW = 2
+LARGEST = {"int16": 2**15 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}
+
+
+def is_assembled(declaration: Declaration) -> bool:
+    """Whether the kernel finds out which entries of a result are stored."""
+    return declaration.pattern_of is None and not declaration.format.is_dense
+
+
+def phases(low: Lowering, names: list[str]) -> Lowered:
+    """The whole kernel body: count, allocate, fill."""
+    if len(names) > 1:
+        raise UnsupportedProgramError(f"the patterns of {' and '.join(names)} are not known", "one such result")
+    assembly = Assembly(low, names[0])
+    low.assembly = assembly
+    counted = low.statement(low.program.body, Environment())
+    assembly.filling = True
+    filled = low.statement(low.program.body, Environment())
+    low.assembly = None
+    return [*assembly.before(), *counted, *assembly.allocate(), *filled, *assembly.close()]
+
+
+class Assembly:
+    """The result under construction: which phase it is in, and the next free position of each level.
+
+    With dense levels above one compressed level, rows are independent: each counts its entries into `pos`, which
+    is then summed up. Otherwise entries are appended in order, one counter a level.
+    """
+
+    def __init__(self, low: Lowering, name: str) -> None:
+        self.low, self.name, self.filling = low, name, False
+        self.declaration = low.declaration(name)
+        self.levels = self.declaration.format.levels
+        kinds = [type(stored.level) for stored in self.levels]
+        self.target = next(
+            n.target for n in walk(low.program.body) if isinstance(n, Assign) and n.target.tensor == name
+        )
+        self.variables = [level_variable(low, self.target, stored) for stored in self.levels]
+        self.by_rows = kinds[-1] is Compressed and all(kind is Dense for kind in kinds[:-1])
+        self.repeating = kinds[0] is Compressed and len(kinds) > 1 and all(k is Singleton for k in kinds[1:])
+        appended = all(kind is Compressed for kind in kinds)
+        if not self.by_rows and not self.repeating and not appended:
+            raise UnsupportedProgramError(
+                f"a result stored {self.declaration.format} of unknown pattern", "csr, csc, dcsr, csf or coo"
+            )
+        if any(n.monoid for n in walk(low.program.body) if isinstance(n, Assign) and n.target.tensor == name):
+            raise UnsupportedProgramError(
+                f"a sum into {name}, stored {self.declaration.format}, whose pattern is not known",
+                "ask for a dense result with format=",
+            )
+        last = len(self.levels) - 1
+        self.counters = [loops.Var(low.fresh(f"{name}{level + 1}_next"), loops.INT) for level in range(last + 1)]
+        self.starts = [loops.Var(low.fresh(f"{name}{level + 1}_first"), loops.INT) for level in range(last + 1)]
+
+    def _buffer(self, level: int, array: str) -> str:
+        return f"{self.name}{level + 1}_{array}"
+
+    def _put(self, level: int, array: str, index: loops.Expr, value: loops.Expr) -> loops.Stmt:
+        """`crd[index] = value` in the dtype of the array."""
+        buffer = self._buffer(level, array)
+        dtype = self.low.index_dtype(buffer)
+        stored = value if dtype == "int64" else loops.Convert(value, loops.Type(dtype))
+        return loops.Store(buffer, index, stored)
+
+    def _row_count(self) -> loops.Expr:
+        """How many rows the dense levels make."""
+        modes = [stored.expression.mode for stored in self.levels[:-1]]
+        return product([self.low.extent(self.declaration.extents[mode]) for mode in modes])
+
+    def _allocate(self, level: int, array: str, count: loops.Expr) -> loops.Stmt:
+        buffer = self._buffer(level, array)
+        return loops.AllocateOutput(buffer, self.low.index_dtype(buffer), count)
+
+    def before(self) -> Lowered:
+        """What the counting phase needs."""
+        last = len(self.levels) - 1
+        if not self.by_rows:
+            return [loops.Declare(counter, ZERO, True) for counter in self.counters]
+        rows = self._row_count()
+        buffer = self._buffer(last, "pos")
+        nothing = loops.Literal(0, loops.Type(self.low.index_dtype(buffer)))
+        return [
+            loops.Comment("count the entries of each row"),
+            self._allocate(last, "pos", plus(rows, ONE)),
+            loops.Fill(buffer, ZERO, plus(rows, ONE), nothing),
+        ]
+
+    def allocate(self) -> Lowered:
+        """Between the phases: positions summed up, arrays allocated, counters back at the start."""
+        last = len(self.levels) - 1
+        total = self.counters[last]
+        lowered: Lowered = [loops.Comment("allocate, then fill")]
+        if self.by_rows:
+            row = loops.Var(self.low.fresh(f"{self.name}_row"), loops.INT)
+            count = self._read_pos(last, plus(row, ONE))
+            sum_up = loops.Block((loops.Set(total, plus(total, count)), self._put(last, "pos", plus(row, ONE), total)))
+            check = compare("gt", total, integer(LARGEST[self.low.index_dtype(self._buffer(last, "pos"))]))
+            lowered.append(loops.Declare(total, ZERO, True))
+            # The sum may pass the range of the positions only after the last row that fits; it is checked on the way.
+            guarded = loops.Block((sum_up, loops.If(check, loops.Return(POSITION_OVERFLOW))))
+            lowered.append(loops.For(row, ZERO, self._row_count(), guarded))
+            lowered.append(self._allocate(last, "crd", total))
+        else:
+            lowered += self._allocate_levels()
+        lowered.append(loops.AllocateOutput(f"{self.name}_vals", self.declaration.dtype, total))
+        if not self.by_rows:
+            lowered += [loops.Set(counter, ZERO) for counter in self.counters]
+        return lowered
+
+    def _read_pos(self, level: int, index: loops.Expr) -> loops.Expr:
+        buffer = self._buffer(level, "pos")
+        value = loops.Load(buffer, index, loops.Type(self.low.index_dtype(buffer)))
+        return value if self.low.index_dtype(buffer) == "int64" else loops.Convert(value, loops.INT)
+
+    def _allocate_levels(self) -> Lowered:
+        """The arrays of levels that are appended to."""
+        last = len(self.levels) - 1
+        limit = compare("gt", self.counters[last], integer(LARGEST[self.low.index_dtype(self._buffer(0, "pos"))]))
+        lowered: Lowered = [loops.If(limit, loops.Return(POSITION_OVERFLOW))]
+        for level, stored in enumerate(self.levels):
+            counter = self.counters[last] if self.repeating else self.counters[level]
+            if isinstance(stored.level, Compressed):
+                parents = ONE if level == 0 else self.counters[level - 1]
+                lowered.append(self._allocate(level, "pos", plus(parents, ONE)))
+                lowered.append(self._put(level, "pos", ZERO, ZERO))
+            lowered.append(self._allocate(level, "crd", counter))
+        return lowered
+
+    def append(self, target: Access, value: loops.Expr, env: Environment) -> Lowered:
+        """The entry at the current coordinates."""
+        last = len(self.levels) - 1
+        counter = self.counters[last]
+        step = loops.Set(counter, plus(counter, ONE))
+        if not self.filling:
+            return [step]
+        levels = range(len(self.levels)) if self.repeating else [last]
+        coordinates = [env.coordinates[self.variables[level]].start for level in levels]
+        puts = [self._put(level, "crd", counter, c) for level, c in zip(levels, coordinates, strict=True)]
+        return [*puts, loops.Store(f"{self.name}_vals", counter, value), step]
+
+    def around(self, index: str, body: Lowered, env: Environment) -> Lowered:
+        """What happens before and after the entries below one coordinate of `index`."""
+        if not body or self.repeating or index not in self.variables[:-1]:
+            return body
+        level = self.variables.index(index)
+        if self.by_rows:
+            return self._around_row(body, env) if level == len(self.levels) - 2 else body
+        return self._around_parent(level, body, env)
+
+    def _around_row(self, body: Lowered, env: Environment) -> Lowered:
+        """A row starts at its position and, while counting, leaves its number of entries."""
+        last = len(self.levels) - 1
+        row: loops.Expr = ZERO
+        for level in range(last):
+            extent = self.low.extent(self.declaration.extents[self.levels[level].expression.mode])
+            row = plus(loops.Op("mul", (row, extent), loops.INT) if row != ZERO else ZERO, env.coordinates[self.variables[level]].start)
+        counter = self.counters[last]
+        if self.filling:
+            return [loops.Declare(counter, self._read_pos(last, row), True), *body]
+        return [loops.Declare(counter, ZERO, True), *body, self._put(last, "pos", plus(row, ONE), counter)]
+
+    def _around_parent(self, level: int, body: Lowered, env: Environment) -> Lowered:
+        """A coordinate is appended to its level when something was appended below it."""
+        below, counter, first = self.counters[level + 1], self.counters[level], self.starts[level + 1]
+        start = loops.Var(self.low.fresh(first.name), loops.INT)
+        then: Lowered = []
+        if self.filling:
+            then.append(self._put(level, "crd", counter, env.coordinates[self.variables[level]].start))
+            then.append(self._put(level + 1, "pos", plus(counter, ONE), below))
+        then.append(loops.Set(counter, plus(counter, ONE)))
+        added = loops.If(compare("gt", below, start), loops.Block(tuple(then)))
+        return [loops.Declare(start, below), *body, added]
+
+    def close(self) -> Lowered:
+        """The end of the outermost level."""
+        if self.by_rows:
+            return []
+        last = len(self.levels) - 1
+        return [self._put(0, "pos", ONE, self.counters[last] if self.repeating else self.counters[0])]

@@ -1,0 +1,138 @@
+"""What lowering knows at a place in the loop nest: coordinates, ranges, positions, lanes.
+
+In: loops entered so far. Out: `coordinates["k"] = k0 + 8 + lane`, `positions[A[i,j]] = (2 levels, pA2)`.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from sparsify.compiler.einsum.nodes import Access
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, lanes_of, plus, times
+from sparsify.compiler.loops.nodes import Broadcast, Expr, Lanes, Op, Type
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """A coordinate or position: `start + lane * step`, or one value a lane in `vector`."""
+
+    start: Expr
+    step: Expr = ZERO
+    vector: Expr | None = None
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all lanes have the same value."""
+        return self.vector is None and self.step == ZERO
+
+    def plus(self, other: "Coordinate") -> "Coordinate":
+        """The sum of both."""
+        if self.vector is None and other.vector is None:
+            return Coordinate(plus(self.start, other.start), plus(self.step, other.step))
+        vector = self.vector or other.vector
+        assert vector is not None
+        lanes = lanes_of(vector)
+        kind = Type("int64", lanes)
+        return Coordinate(ZERO, ZERO, Op("add", (self.as_vector(lanes), other.as_vector(lanes)), kind))
+
+    def times(self, factor: Expr) -> "Coordinate":
+        """Every lane times a scalar."""
+        if self.vector is None:
+            return Coordinate(times(self.start, factor), times(self.step, factor))
+        kind = Type("int64", lanes_of(self.vector))
+        return Coordinate(ZERO, ZERO, Op("mul", (self.vector, Broadcast(factor, kind)), kind))
+
+    def as_vector(self, lanes: int) -> Expr:
+        """One int64 a lane."""
+        if self.vector is not None:
+            return self.vector
+        kind = Type("int64", lanes)
+        if self.step == ZERO:
+            return Broadcast(self.start, kind)
+        if self.step == ONE:
+            return Lanes(self.start, kind)
+        steps = Op("mul", (Lanes(ZERO, kind), Broadcast(self.step, kind)), kind)
+        return Op("add", (Broadcast(self.start, kind), steps), kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The iterations `begin <= x < end`; at most `bound` of them when that is a constant.
+
+    `exact`: there are exactly `bound`, so that unrolled and vector code needs no masks.
+    """
+
+    begin: Expr
+    end: Expr
+    bound: int | None = None
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far into its levels an access is: `levels` are done, at `position`.
+
+    After a level with repeated coordinates (`segment_end` set) the next level runs over the segment.
+    """
+
+    levels: int
+    position: Coordinate
+    segment_end: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneContext:
+    """The vector loop that is being written out: `count` of the `lanes` are in use, `None` for all."""
+
+    index: str
+    lanes: int
+    count: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A temporary in registers: its elements are variables named by the constants of its indices."""
+
+    name: str
+    indices: tuple[str, ...]
+    vector_index: str | None
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Everything known at one place of the loop nest; extended, never changed."""
+
+    coordinates: dict[str, Coordinate] = field(default_factory=dict)
+    ranges: dict[str, Range] = field(default_factory=dict)
+    bases: dict[str, Expr] = field(default_factory=dict)
+    places: dict[Access, Place] = field(default_factory=dict)
+    absent: frozenset[Access] = frozenset()
+    registers: dict[str, Register] = field(default_factory=dict)
+    rows: dict[Access, tuple[Expr, ...]] = field(default_factory=dict)
+    lane: LaneContext | None = None
+    in_parallel: bool = False
+
+    def with_coordinate(self, index: str, value: Coordinate) -> "Environment":
+        """With index variable `index` at `value`."""
+        return replace(self, coordinates={**self.coordinates, index: value})
+
+    def with_range(self, index: str, value: Range) -> "Environment":
+        """With the iterations of `index` fixed."""
+        return replace(self, ranges={**self.ranges, index: value})
+
+    def with_base(self, index: str, value: Expr) -> "Environment":
+        """With the current tile of `index` starting at `value`."""
+        return replace(self, bases={**self.bases, index: value})
+
+    def with_places(self, places: dict[Access, Place]) -> "Environment":
+        """With accesses further inside their levels."""
+        return replace(self, places={**self.places, **places})
+
+    def without(self, accesses: frozenset[Access]) -> "Environment":
+        """With `accesses` known to be unstored here."""
+        return replace(self, absent=self.absent | accesses)
+
+
+def scalar(expr: Expr) -> Coordinate:
+    """A value that all lanes share."""
+    return Coordinate(expr)
+

@@ -1,0 +1,271 @@
+"""Loops over ranges: serial, written out, in vector lanes, in tiles, over threads.
+
+In: `split k ko ki 64 tail 32`, `vector ki`. Out: a loop over whole tiles of 8 vectors, then a half tile, then
+a masked rest; the body is lowered once for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.nodes import Assign
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import (
+    ONE,
+    ZERO,
+    compare,
+    constant,
+    integer,
+    minus,
+    plus,
+    quotient,
+    remainder,
+    smaller,
+    times,
+)
+from sparsify.compiler.loops.lower import parallel, sparse, transpose
+from sparsify.compiler.loops.lower.environment import (
+    Coordinate,
+    Environment,
+    LaneContext,
+    Range,
+    scalar,
+)
+from sparsify.compiler.node import walk
+from sparsify.compiler.notation import nodes as notation
+from sparsify.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+
+
+def forall(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
+    """The loop IR of `forall index: body`, by the kind of the loop and how its coordinates are stored."""
+    if isinstance(loop.kind, notation.Parallel):
+        return parallel.parallel(low, loop, env)
+    split = low.split_by_outer.get(loop.index)
+    if loop.index not in low.positions and (drivers := sparse.drivers(low, loop, env)):
+        return sparse.iterate(low, loop, drivers, env)
+    if split is not None:
+        return tiles(low, split, loop, env)
+    match loop.kind:
+        case notation.Vector():
+            return _vector(low, loop, env)
+        case notation.Unrolled():
+            return _unrolled(low, loop, env)
+        case notation.Transposed():
+            return transpose.transposed(low, loop, env)
+    return serial(low, loop, env)
+
+
+def range_of(low: Lowering, index: str, body: notation.Statement | Assign, env: Environment) -> Range:
+    """The iterations of a loop variable at this place."""
+    if index in env.ranges:
+        return env.ranges[index]
+    if index in low.positions:
+        access, place = sparse.driver_of_position(low, low.positions[index], body, env)
+        return sparse.level_range(low, access, place)
+    if index in low.fused:
+        relation = low.fused[index]
+        return Range(ZERO, times(low.bound(relation.first), low.bound(relation.second)))
+    end = low.bound(index)
+    return Range(ZERO, end, constant(end), constant(end) is not None)
+
+
+def bind(
+    low: Lowering, index: str, value: Coordinate, body: notation.Statement | Assign, env: Environment
+) -> tuple[Lowered, Environment]:
+    """`index` is at `value`: so are the index variables that are recovered from it."""
+    env = env.with_coordinate(index, value)
+    if (split := low.split_by_inner.get(index)) is not None:
+        whole = scalar(env.bases[split.index]).plus(value)
+        return bind(low, split.index, whole, body, env)
+    if (relation := low.positions.get(index)) is not None:
+        return sparse.bind_position(low, relation, value, body, env)
+    if (fuse := low.fused.get(index)) is not None:
+        inner = low.bound(fuse.second)
+        first = loops.Var(low.fresh(fuse.first), loops.INT)
+        second = loops.Var(low.fresh(fuse.second), loops.INT)
+        declared: Lowered = [
+            loops.Declare(first, quotient(value.start, inner)),
+            loops.Declare(second, remainder(value.start, inner)),
+        ]
+        more, env = bind(low, fuse.first, scalar(first), body, env)
+        rest, env = bind(low, fuse.second, scalar(second), body, env)
+        return [*declared, *more, *rest], env
+    return [], env
+
+
+def serial(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
+    """`for index in begin..end: body`."""
+    reach = range_of(low, loop.index, loop.body, env)
+    var = loops.Var(low.fresh(loop.index), loops.INT)
+    body = inside(low, loop, scalar(var), env)
+    return [loops.For(var, reach.begin, reach.end, loops.Block(tuple(body)))] if body else []
+
+
+def inside(low: Lowering, loop: notation.Forall, value: Coordinate, env: Environment) -> Lowered:
+    """The body of `loop` at one value of its variable."""
+    bound, inner = bind(low, loop.index, value, loop.body, env)
+    body = low.body(loop, inner)
+    return [*bound, *body] if body else []
+
+
+def _unrolled(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
+    """The body once for each iteration; those past the end are skipped at run time."""
+    reach = range_of(low, loop.index, loop.body, env)
+    if reach.bound is None:
+        raise ScheduleError(f"unroll {loop.index}: its extent is no constant", f"split {loop.index} first")
+    lowered: Lowered = []
+    for number in range(reach.bound):
+        body = inside(low, loop, scalar(plus(reach.begin, integer(number))), env)
+        if not reach.exact:
+            guard = compare("lt", plus(reach.begin, integer(number)), reach.end)
+            body = [loops.If(guard, loops.Block(tuple(body)))] if body else []
+        lowered += body
+    return lowered
+
+
+def _vector(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
+    """The body once for each vector of a constant extent, else a loop over vectors and a masked rest."""
+    lanes = lanes_in(low, loop)
+    if lanes == 1:
+        reach = range_of(low, loop.index, loop.body, env)
+        return _unrolled(low, loop, env) if reach.bound is not None else serial(low, loop, env)
+    if env.lane is not None:
+        raise ScheduleError(f"vector {loop.index} inside vector {env.lane.index}", "vector one of them")
+    reach = range_of(low, loop.index, loop.body, env)
+    if reach.bound is None:
+        return _vector_loop(low, loop, reach, lanes, env)
+    lowered: Lowered = []
+    extent = minus(reach.end, reach.begin)
+    for start in range(0, reach.bound, lanes):
+        count: loops.Expr | None = None
+        if not reach.exact or start + lanes > reach.bound:
+            count = smaller(integer(lanes), minus(extent, integer(start)))
+            count = minus(extent, integer(start)) if reach.bound <= lanes else count
+        lowered += _lane_body(low, loop, plus(reach.begin, integer(start)), lanes, count, env)
+    return lowered
+
+
+def _vector_loop(low: Lowering, loop: notation.Forall, reach: Range, lanes: int, env: Environment) -> Lowered:
+    """`for x in begin..end step lanes: whole vector`, then the rest under a mask."""
+    var = loops.Var(low.fresh(loop.index), loops.INT)
+    whole = times(quotient(minus(reach.end, reach.begin), integer(lanes)), integer(lanes))
+    last = loops.Var(low.fresh(f"{loop.index}_rest"), loops.INT)
+    body = _lane_body(low, loop, var, lanes, None, env)
+    rest = _lane_body(low, loop, last, lanes, minus(reach.end, last), env)
+    if not body:
+        return []
+    return [
+        loops.Declare(last, plus(reach.begin, whole)),
+        loops.For(var, reach.begin, last, loops.Block(tuple(body)), lanes),
+        loops.If(compare("lt", last, reach.end), loops.Block(tuple(rest))),
+    ]
+
+
+def _lane_body(
+    low: Lowering, loop: notation.Forall, start: loops.Expr, lanes: int, count: loops.Expr | None, env: Environment
+) -> Lowered:
+    """The body with one iteration in each lane from `start` on."""
+    env = replace(env, lane=LaneContext(loop.index, lanes, count))
+    return inside(low, loop, Coordinate(start, ONE), env)
+
+
+def lanes_in(low: Lowering, loop: notation.Forall) -> int:
+    """How many lanes the targets in the loop allow, those of the widest dtype."""
+    dtypes = {low.dtype(n.target.tensor) for n in walk(loop.body) if isinstance(n, Assign)}
+    return min(low.lanes(dtype) for dtype in dtypes)
+
+
+def tiles(low: Lowering, split: notation.Split, loop: notation.Forall, env: Environment) -> Lowered:
+    """A loop over the whole tiles of `split.index`, then the rest in falling pieces."""
+    reach = range_of(low, split.index, loop.body, env)
+    size, begin, end = split.size, reach.begin, reach.end
+    if reach.exact and reach.bound is not None:
+        return _constant_tiles(low, split, loop, reach, env)
+    base = loops.Var(low.fresh(f"{split.index}_0"), loops.INT)
+    if not _is_written_out(loop, split.inner):
+        inner = Range(ZERO, smaller(integer(size), minus(end, base)))
+        body = tile(low, split, loop, base, inner, env)
+        return [loops.For(base, begin, end, loops.Block(tuple(body)), size)] if body else []
+    whole = tile(low, split, loop, base, Range(ZERO, integer(size), size, True), env)
+    if not whole:
+        return []
+    last = loops.Var(low.fresh(f"{split.index}_last"), loops.INT)
+    first = plus(begin, times(quotient(minus(end, begin), integer(size)), integer(size)))
+    lowered: Lowered = [
+        loops.Declare(last, first),
+        loops.For(base, begin, last, loops.Block(tuple(whole)), size),
+    ]
+    return lowered + pieces(low, split, loop, last, end, env)
+
+
+def pieces(
+    low: Lowering, split: notation.Split, loop: notation.Forall, last: loops.Expr, end: loops.Expr, env: Environment
+) -> Lowered:
+    """The cut tile that starts at `last`: pieces of the sizes in the tail, then what is left under masks."""
+    done = loops.Var(low.fresh(f"{split.index}_done"), loops.INT)
+    lowered: Lowered = [loops.Declare(done, ZERO, True)]
+    larger = split.size
+    for piece in split.tail:
+        reach = Range(done, plus(done, integer(piece)), piece, True)
+        body = tile(low, split, loop, last, reach, env)
+        block = loops.Block((*body, loops.Set(done, plus(done, integer(piece)))))
+        fits = compare("le", plus(plus(last, done), integer(piece)), end)
+        # A piece is needed more than once when the next larger one is more than twice its size.
+        lowered.append(loops.If(fits, block) if larger <= 2 * piece else loops.While(fits, block))
+        larger = piece
+    if larger > 1:
+        reach = Range(done, minus(end, last), larger)
+        body = tile(low, split, loop, last, reach, env)
+        lowered.append(loops.If(compare("lt", plus(last, done), end), loops.Block(tuple(body))))
+    return lowered
+
+
+def _constant_tiles(
+    low: Lowering, split: notation.Split, loop: notation.Forall, reach: Range, env: Environment
+) -> Lowered:
+    """Tiles of a constant extent: no masks but in the last vector of the rest."""
+    assert reach.bound is not None
+    size, whole = split.size, reach.bound // split.size * split.size
+    lowered: Lowered = []
+    if whole == size:
+        lowered += tile(low, split, loop, reach.begin, Range(ZERO, integer(size), size, True), env)
+    elif whole:
+        base = loops.Var(low.fresh(f"{split.index}_0"), loops.INT)
+        body = tile(low, split, loop, base, Range(ZERO, integer(size), size, True), env)
+        lowered.append(loops.For(base, reach.begin, plus(reach.begin, integer(whole)), loops.Block(tuple(body)), size))
+    if left := reach.bound - whole:
+        inner = Range(ZERO, integer(left), left, True)
+        lowered += tile(low, split, loop, plus(reach.begin, integer(whole)), inner, env)
+    return lowered
+
+
+def tile(
+    low: Lowering,
+    split: notation.Split,
+    loop: notation.Forall,
+    base: loops.Expr,
+    inner: Range,
+    env: Environment,
+) -> Lowered:
+    """The body for the tile of `split.index` that starts at `base`; the rest of a tile keeps its number."""
+    start = env.ranges[split.index].begin if split.index in env.ranges else ZERO
+    number = quotient(minus(base, start), integer(split.size))
+    inner_env = env.with_base(split.index, base).with_range(split.inner, inner)
+    inner_env = inner_env.with_coordinate(split.outer, scalar(number))
+    return low.body(loop, inner_env)
+
+
+def _is_written_out(loop: notation.Forall, inner: str) -> bool:
+    """Whether the code for `inner` depends on its extent: unrolled, in lanes or in registers."""
+    return any(
+        isinstance(node, notation.Forall) and node.index == inner and not isinstance(node.kind, notation.Serial)
+        for node in walk(loop.body)
+    )
+
+

@@ -1,0 +1,145 @@
+"""Iteration lattices: at which coordinates an expression can differ from its background.
+
+In: `A[i,j] * B[i,j] + C[i,j]` and the sparse accesses that a loop over `j` meets. Out: the points
+`{A, B, C}, {A, B}, {C}`; a point is the set of accesses that are stored there, `{}` means everywhere.
+
+Source: Kjolstad et al., The Tensor Algebra Compiler, 2017, section 5; fills after Henry et al., 2021.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Stored
+from sparsify.compiler.node import Node, walk
+
+Point = frozenset[Access]
+NOWHERE: frozenset[Point] = frozenset()
+EVERYWHERE: frozenset[Point] = frozenset({frozenset()})
+# The argument places of a function that give its annihilator whatever the others are.
+ANNIHILATORS: Mapping[str, tuple[tuple[int, float], ...]] = {
+    "mul": ((0, 0.0), (1, 0.0)),
+    "div": ((0, 0.0),),
+    "logical_and": ((0, 0.0), (1, 0.0)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """The points where a value may differ from `background`; without one it may be anything anywhere."""
+
+    points: frozenset[Point]
+    background: float | None
+
+
+def statement_points(
+    node: Node, sparse: frozenset[Access], fill_of: Callable[[Access], float], absent: frozenset[Access]
+) -> frozenset[Point]:
+    """The points at which some assignment in `node` has to run."""
+    found: set[Point] = set()
+    for assign in (inner for inner in walk(node) if isinstance(inner, Assign)):
+        regions = expression_regions(assign.value, sparse, fill_of, absent)
+        found |= regions.points
+        neutral = fill_of(assign.target) if assign.monoid is None else float(MONOIDS[assign.monoid].neutral)
+        if regions.background is None or regions.background != neutral:
+            found |= EVERYWHERE
+    return frozenset(found)
+
+
+def expression_regions(
+    expr: Expr, sparse: frozenset[Access], fill_of: Callable[[Access], float], absent: frozenset[Access]
+) -> Regions:
+    """Where `expr` may differ from its background, when only the accesses in `sparse` are iterated."""
+    match expr:
+        case Const(value=value):
+            return Regions(NOWHERE, float(value))
+        case Access() if expr in sparse:
+            return Regions(frozenset({frozenset({expr})}), fill_of(expr))
+        case Access() if expr in absent:
+            return Regions(NOWHERE, fill_of(expr))
+        case Stored(access=access) if access in sparse:
+            return Regions(frozenset({frozenset({access})}), 0.0)
+        case Stored(access=access) if access in absent:
+            return Regions(NOWHERE, 0.0)
+        case Access() | Index() | Stored():
+            return Regions(EVERYWHERE, None)
+        case Call(function=function, args=args):
+            return _call_regions(function, [expression_regions(a, sparse, fill_of, absent) for a in args])
+    raise AssertionError(f"{expr} is not lowered to loops")
+
+
+def _call_regions(function: str, args: list[Regions]) -> Regions:
+    """Annihilators intersect, everything else unites."""
+    for place, annihilator in ANNIHILATORS.get(function, ()):
+        if args[place].background == annihilator:
+            return Regions(_intersection(function, args), annihilator)
+    if function == "where" and args[2].background is not None and args[0].background == 0.0:
+        chosen = Regions(args[1].points, None if args[1].background is None else 0.0)
+        points = _combined(args[0].points, chosen.points | EVERYWHERE) | args[2].points
+        return Regions(points, args[2].background)
+    points: frozenset[Point] = NOWHERE
+    for arg in args:
+        points = points | arg.points | _combined(points, arg.points)
+    backgrounds = [arg.background for arg in args]
+    if any(background is None for background in backgrounds):
+        return Regions(points | EVERYWHERE, None)
+    return Regions(points, float(FUNCTIONS[function].evaluate(*backgrounds)))
+
+
+def _intersection(function: str, args: list[Regions]) -> frozenset[Point]:
+    """The points where every annihilating argument is away from its annihilator."""
+    points = EVERYWHERE
+    annihilators = dict(ANNIHILATORS[function])
+    for place, arg in enumerate(args):
+        kills = place in annihilators and arg.background == annihilators[place]
+        points = _combined(points, arg.points if kills else arg.points | EVERYWHERE)
+    return points
+
+
+def _combined(first: frozenset[Point], second: frozenset[Point]) -> frozenset[Point]:
+    """All unions of a point of each."""
+    return frozenset(a | b for a in first for b in second)
+
+
+def prune(expr: Expr, absent: frozenset[Access], fill_of: Callable[[Access], float]) -> Expr:
+    """`expr` where the accesses in `absent` are unstored: fills in their place, annihilators applied.
+
+    Only an unstored entry annihilates; `0 * x` with a constant 0 keeps the NaN of `x`.
+    """
+    return _prune(expr, absent, fill_of)[0]
+
+
+def _prune(expr: Expr, absent: frozenset[Access], fill_of: Callable[[Access], float]) -> tuple[Expr, bool]:
+    """The pruned expression, and whether it is a background value: constant because entries are unstored."""
+    match expr:
+        case Access() if expr in absent:
+            return Const(fill_of(expr)), True
+        case Stored(access=access) if access in absent:
+            return Const(False), True
+        case Call(function=function, args=args):
+            pruned = [_prune(arg, absent, fill_of) for arg in args]
+            return _prune_call(Call(function, tuple(arg for arg, _ in pruned)), [gone for _, gone in pruned])
+    return expr, False
+
+
+def _prune_call(call: Call, gone: list[bool]) -> tuple[Expr, bool]:
+    """`call` when the arguments marked in `gone` are background values."""
+    args = call.args
+    for place, annihilator in ANNIHILATORS.get(call.function, ()):
+        arg = args[place]
+        if gone[place] and isinstance(arg, Const) and float(arg.value) == annihilator:
+            return Const(annihilator), True
+    if all(gone) and all(isinstance(arg, Const) for arg in args):
+        values = [arg.value for arg in args if isinstance(arg, Const)]
+        return Const(float(FUNCTIONS[call.function].evaluate(*values))), True
+    match call:
+        case Call("add", (x, Const(value=0.0))) if gone[1]:
+            return x, False
+        case Call("add", (Const(value=0.0), x)) if gone[0]:
+            return x, False
+        case Call("sub", (x, Const(value=0.0))) if gone[1]:
+            return x, False
+        case Call("where", (Const(value=condition), x, y)):
+            return (x, gone[1]) if condition else (y, gone[2])
+    return call, False

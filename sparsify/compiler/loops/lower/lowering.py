@@ -1,0 +1,326 @@
+"""The walk over scheduled notation: statements, temporaries, and the function around them.
+
+In: `forall i: let w in register: (forall j: w += A[i,j] * x[j]); y[i] = w`.
+Out: `for i: w = 0; for pA2 in A2_pos[i]..A2_pos[i+1]: ...; y_vals[i] = w`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Access, Assign, Const, Declaration
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ZERO, integer, lanes_of, minus, plus, product, quotient
+from sparsify.compiler.loops.lower import assemble, iterate
+from sparsify.compiler.loops.lower.access import load, position_of, store
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register
+from sparsify.compiler.loops.lower.expression import evaluate, widen
+from sparsify.compiler.loops.lower.lattice import prune
+from sparsify.compiler.node import Node, walk
+from sparsify.compiler.notation import nodes as notation
+from sparsify.errors import ScheduleError, UnsupportedProgramError
+from sparsify.storage.levels import Dense
+
+ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+
+
+def lower(program: notation.Notation, vector_bytes: int) -> loops.Function:
+    """The kernel that computes `program` with vector registers of `vector_bytes` bytes (0: scalar code).
+
+    Raises:
+        DiscordantError: the loops do not reach the levels of a tensor in their order.
+        ScheduleError: the schedule asks for what has no code, such as registers under a loop of unknown extent.
+        UnsupportedProgramError: an expression that has no lowering.
+    """
+    return Lowering(program, vector_bytes).function()
+
+
+class Lowering:
+    """One lowering: the program, its relations by variable, and what has been emitted so far."""
+
+    def __init__(self, program: notation.Notation, vector_bytes: int) -> None:
+        self.program = program
+        self.vector_bytes = vector_bytes
+        self.declarations = {d.name: d for d in program.declarations}
+        self.constants = dict(program.extents)
+        relations = program.relations
+        self.split_by_outer = {r.outer: r for r in relations if isinstance(r, notation.Split)}
+        self.split_by_inner = {r.inner: r for r in relations if isinstance(r, notation.Split)}
+        self.splits = {r.index: r for r in relations if isinstance(r, notation.Split)}
+        self.positions = {r.position: r for r in relations if isinstance(r, notation.Position)}
+        self.fused = {r.fused: r for r in relations if isinstance(r, notation.Fuse)}
+        self.prefetches = {r.tensor: r.distance for r in relations if isinstance(r, notation.Prefetch)}
+        self.dtypes = {d.name: d.dtype for d in program.declarations}
+        self.index_dtypes = {b.name: b.dtype for b in self._buffers()}
+        self.memory: dict[str, notation.Temporary] = {}
+        self.transposed: dict[Access, loops.Expr] = {}
+        self.setups: list[list[loops.Stmt]] = [[]]
+        self.prefilled: set[str] = set()
+        self.names: set[str] = set()
+        self.assembly: assemble.Assembly | None = None
+
+    def function(self) -> loops.Function:
+        """The whole kernel."""
+        grown = [name for name in self.program.outputs if assemble.is_assembled(self.declarations[name])]
+        if grown:
+            body = assemble.phases(self, grown)
+        else:
+            body = self.statement(self.program.body, Environment())
+        fills = [self._fill(name) for name in self._outputs_to_fill()]
+        statements = (*fills, *self.setups[0], *body)
+        return loops.Function(
+            self._sizes(), self._buffers(), loops.Block(tuple(statements)), self.vector_bytes, str(self.program.body)
+        )
+
+    def statement(self, node: notation.Statement | Assign, env: Environment) -> list[loops.Stmt]:
+        """The loop IR of one statement."""
+        match node:
+            case Assign():
+                return self._assign(node, env)
+            case notation.Sequence(statements=statements):
+                return [stmt for inner in statements for stmt in self.statement(inner, env)]
+            case notation.Let():
+                return self._let(node, env)
+            case notation.Forall():
+                return iterate.forall(self, node, env)
+            case notation.If(condition=condition, body=body):
+                then = loops.Block(tuple(self.statement(body, env)))
+                return [loops.If(evaluate(self, condition, env, "bool"), then)]
+            case _:
+                assert_never(node)  # type: ignore[arg-type]
+
+    def body(self, loop: notation.Forall, env: Environment) -> list[loops.Stmt]:
+        """The body of `loop` at one value of its variable, with what a growing result does around it."""
+        lowered = self.statement(loop.body, env)
+        return self.assembly.around(loop.index, lowered, env) if self.assembly is not None else lowered
+
+    def _assign(self, assign: Assign, env: Environment) -> list[loops.Stmt]:
+        """`target = value` or `target = combine(target, value)`; nothing when the value is the identity."""
+        value = prune(assign.value, env.absent, self.fill_of)
+        target, dtype = assign.target, self.dtype(assign.target.tensor)
+        if self.assembly is not None and target.tensor == self.assembly.name:
+            return self.assembly.append(target, evaluate(self, value, env, dtype), env)
+        if assign.monoid is None:
+            result = evaluate(self, value, env, dtype)
+            return [store(self, target, self._fit(result, assign, env), env)]
+        monoid = MONOIDS[assign.monoid]
+        if isinstance(value, Const) and float(value.value) == float(monoid.neutral):
+            return []
+        added = evaluate(self, value, env, dtype)
+        current = load(self, target, env)
+        if lanes_of(current) == 1 and lanes_of(added) > 1:
+            count = env.lane.count if env.lane is not None else None
+            added = loops.Horizontal(monoid.combine, added, loops.Type(dtype), count)
+        elif target.tensor not in env.registers:
+            _, position = position_of(self, target, env)
+            if position.vector is not None:
+                raise ScheduleError(f"the lanes of {target} may write one entry twice", "vectorise another index")
+        added = widen(added, lanes_of(current))
+        combined = loops.Op(monoid.combine, (current, added), loops.Type(dtype, lanes_of(current)))
+        return [store(self, target, combined, env)]
+
+    def _fit(self, value: loops.Expr, assign: Assign, env: Environment) -> loops.Expr:
+        """`value` with as many lanes as the target takes."""
+        if assign.target.tensor in env.registers:
+            lanes = env.registers[assign.target.tensor].type.lanes
+        else:
+            _, position = position_of(self, assign.target, env)
+            lanes = 1 if env.lane is None or position.is_uniform else env.lane.lanes
+        if lanes == 1 and lanes_of(value) > 1:
+            raise ScheduleError(f"the lanes of `{assign}` all write one entry", "vectorise another index")
+        return widen(value, lanes)
+
+    def _let(self, let: notation.Let, env: Environment) -> list[loops.Stmt]:
+        """The temporaries, set to the identity where sums begin, then the body."""
+        before: list[loops.Stmt] = []
+        for temporary in let.temporaries:
+            self.dtypes[temporary.name] = temporary.dtype
+            start = self._identity(let, temporary)
+            if temporary.scope == "register":
+                declared, env = self._register(let, temporary, start, env)
+                before += declared
+            else:
+                before += self._allocate(temporary, start)
+        return before + self.statement(let.body, env)
+
+    def _identity(self, let: notation.Let, temporary: notation.Temporary) -> float | int | bool | None:
+        """The value that a temporary starts with: the identity when its first assignment is a sum."""
+        for node in walk(let.body):
+            if isinstance(node, Assign) and node.target.tensor == temporary.name:
+                return MONOIDS[node.monoid].identity(temporary.dtype) if node.monoid else None
+        raise AssertionError(f"{temporary} is never assigned")
+
+    def _register(
+        self, let: notation.Let, temporary: notation.Temporary, start: float | int | bool | None, env: Environment
+    ) -> tuple[list[loops.Stmt], Environment]:
+        """One variable for each element of a temporary in registers."""
+        vectors = [i for i in temporary.indices if _kinds(let, i) == {notation.Vector}]
+        for index in temporary.indices:
+            if index not in vectors and _kinds(let, index) & {notation.Serial, notation.Vector, notation.Parallel}:
+                if self.lanes(temporary.dtype) > 1 or notation.Serial in _kinds(let, index):
+                    raise ScheduleError(
+                        f"{temporary}: the loops over {index} are not all written out", f"unroll {index}"
+                    )
+        lanes = self.lanes(temporary.dtype)
+        if lanes == 1 or (not vectors and env.lane is None):
+            vectors, width = [], 1
+        elif len(vectors) > 1:
+            raise ScheduleError(f"{temporary} has {' and '.join(vectors)} in its lanes", "vector only one of them")
+        else:
+            width = lanes
+        kind = loops.Type(temporary.dtype, width)
+        register = Register(self.fresh(temporary.name), temporary.indices, vectors[0] if vectors else None, kind)
+        names = [register.name]
+        for index in temporary.indices:
+            count = self._static_bound(index, temporary, env)
+            count = -(-count // width) if index == register.vector_index else count
+            names = [f"{name}_{n}" for name in names for n in range(count)]
+        value = loops.Literal(0 if start is None else start, kind)
+        self.names.update(names)
+        declared: list[loops.Stmt] = [loops.Declare(loops.Var(name, kind), value, True) for name in names]
+        return declared, replace(env, registers={**env.registers, temporary.name: register})
+
+    def _static_bound(self, index: str, temporary: notation.Temporary, env: Environment) -> int:
+        """The constant that bounds the iterations of `index`."""
+        known = env.ranges.get(index)
+        bound = known.bound if known is not None else None
+        if bound is None and index in self.split_by_inner:
+            bound = self.split_by_inner[index].size
+        if bound is None:
+            bound = self.constants.get(index)
+        if bound is None:
+            raise ScheduleError(f"{temporary} is in registers and {index} has no constant extent", f"split {index}")
+        return bound
+
+    def _allocate(self, temporary: notation.Temporary, start: float | int | bool | None) -> list[loops.Stmt]:
+        """Memory for a temporary, allocated once a thread (or once, outside parallel loops)."""
+        name = temporary.name
+        count = product([self.bound(index) for index in temporary.indices])
+        if name not in self.memory:
+            self.memory[name] = temporary
+            scope = self.setups[-1] if temporary.scope == "thread" else self.setups[0]
+            scope.append(loops.Allocate(name, temporary.dtype, count))
+        if start is None:
+            return []
+        return [loops.Fill(name, ZERO, count, loops.Literal(start, loops.Type(temporary.dtype)))]
+
+    def declaration(self, name: str) -> Declaration:
+        """The declaration of tensor `name`."""
+        return self.declarations[name]
+
+    def dtype(self, name: str) -> str:
+        """The dtype of a tensor or temporary."""
+        return self.dtypes[name]
+
+    def index_dtype(self, buffer: str) -> str:
+        """The dtype of a pos or crd array, `A2_crd`."""
+        return self.index_dtypes[buffer]
+
+    def item_bytes(self, name: str) -> int:
+        """The size of an element of a tensor."""
+        return ITEM_BYTES[self.dtype(name)]
+
+    def lanes(self, dtype: str) -> int:
+        """How many elements of `dtype` a vector register holds; 1 in scalar code."""
+        return max(1, self.vector_bytes // ITEM_BYTES[dtype])
+
+    def extent(self, index: str) -> loops.Expr:
+        """The extent of an original index variable, a constant when it is known."""
+        if index in self.constants:
+            return integer(self.constants[index])
+        return loops.Var(f"{index}_extent", loops.INT)
+
+    def bound(self, index: str) -> loops.Expr:
+        """How many coordinates an original or derived index variable can take."""
+        if index in self.split_by_inner:
+            return integer(self.split_by_inner[index].size)
+        if index in self.split_by_outer:
+            split = self.split_by_outer[index]
+            return quotient(plus(self.bound(split.index), integer(split.size - 1)), integer(split.size))
+        if index in self.positions:
+            raise ScheduleError(f"a temporary in memory over the positions {index}", "index it by coordinates")
+        return self.extent(index)
+
+    def register_offset(self, index: str, coordinate: Coordinate, env: Environment) -> loops.Expr:
+        """The place of a register's element along `index`: its coordinate within the range."""
+        known = env.ranges.get(index)
+        return coordinate.start if known is None else minus(coordinate.start, known.begin)
+
+    def split_of_index(self, index: str, size: int) -> notation.Split:
+        """The split of `index` into blocks of `size`, which concretize made for every blocked mode."""
+        split = self.splits.get(index)
+        if split is None or split.size != size:
+            raise UnsupportedProgramError(f"{index} is stored in blocks of {size} and not split so", "convert it")
+        return split
+
+    def fill_of(self, access: Access) -> float:
+        """The value of unstored entries."""
+        return float(self.declarations[access.tensor].fill) if access.tensor in self.declarations else 0.0
+
+    def fresh(self, name: str) -> str:
+        """`name`, or `name` with a number that no other variable has."""
+        candidate, number = name, 0
+        while candidate in self.names:
+            number += 1
+            candidate = f"{name}v{number}"
+        self.names.add(candidate)
+        return candidate
+
+    def _outputs_to_fill(self) -> list[str]:
+        """The outputs that sums start on, or whose loops skip unstored coordinates."""
+        assigns = [node for node in walk(self.program.body) if isinstance(node, Assign)]
+        summed = {a.target.tensor for a in assigns if a.monoid is not None} | self.prefilled
+        return [
+            name
+            for name in self.program.outputs
+            if name in summed and not assemble.is_assembled(self.declarations[name])
+        ]
+
+    def _fill(self, name: str) -> loops.Stmt:
+        """The whole output set to what its sums start with."""
+        declaration = self.declarations[name]
+        monoids = {
+            a.monoid for a in walk(self.program.body) if isinstance(a, Assign) and a.target.tensor == name and a.monoid
+        }
+        value = MONOIDS[monoids.pop()].identity(declaration.dtype) if monoids else declaration.fill
+        if declaration.pattern_of is not None:
+            count: loops.Expr = loops.Var(f"{declaration.pattern_of}_nnz", loops.INT)
+        else:
+            count = product([self.extent(index) for index in declaration.extents])
+        return loops.Fill(f"{name}_vals", ZERO, count, loops.Literal(value, loops.Type(declaration.dtype)))
+
+    def _sizes(self) -> tuple[str, ...]:
+        """The extents that are not constant, then the stored entries of each sparse operand."""
+        names: dict[str, None] = {}
+        for declaration in self.program.declarations:
+            names.update((f"{index}_extent", None) for index in declaration.extents if index not in self.constants)
+        for name in self.program.inputs:
+            if not self.declarations[name].format.is_dense:
+                names[f"{name}_nnz"] = None
+        return tuple(names)
+
+    def _buffers(self) -> tuple[loops.Buffer, ...]:
+        """The arrays of the operands in the order of their levels, values last; then those of the results."""
+        buffers: list[loops.Buffer] = []
+        for name in (*self.program.inputs, *self.program.outputs):
+            declaration, output = self.declarations[name], name in self.program.outputs
+            grown = output and assemble.is_assembled(declaration)
+            if not output or grown:
+                for number, (stored, (pos, crd)) in enumerate(
+                    zip(declaration.format.levels, declaration.index_dtypes, strict=False), 1
+                ):
+                    if isinstance(stored.level, Dense):
+                        continue
+                    if pos:
+                        buffers.append(loops.Buffer(f"{name}{number}_pos", pos, output, grown))
+                    if crd:
+                        buffers.append(loops.Buffer(f"{name}{number}_crd", crd, output, grown))
+            buffers.append(loops.Buffer(f"{name}_vals", declaration.dtype, output, grown))
+        return tuple(buffers)
+
+
+def _kinds(node: Node, index: str) -> set[type[notation.Kind]]:
+    """The kinds of the loops over `index` in `node`."""
+    return {type(n.kind) for n in walk(node) if isinstance(n, notation.Forall) and n.index == index}

@@ -1,0 +1,158 @@
+"""Loops over threads: rows in equal parts, or balanced by stored positions, static or handed out in chunks.
+
+In: `parallel i dynamic A`. Out: `parallel for i in chunks of A2_pos, 32 a thread, dynamic`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.nodes import Access, Assign
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer, minus, plus, product, quotient, times
+from sparsify.compiler.loops.lower import iterate, sparse
+from sparsify.compiler.loops.lower.environment import Environment, Range
+from sparsify.compiler.loops.lower.lattice import statement_points
+from sparsify.compiler.node import walk
+from sparsify.compiler.notation import nodes as notation
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.errors import ScheduleError
+from sparsify.storage.levels import Compressed, Dense
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+DYNAMIC_CHUNKS = 32
+
+
+def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loops.Stmt]:
+    """The loop with its iterations shared by the threads; inside a parallel loop it runs serially."""
+    assert isinstance(loop.kind, notation.Parallel)
+    alone = replace(loop, kind=notation.Serial())
+    if env.in_parallel:
+        return iterate.forall(low, alone, env)
+    begin = loops.Var(low.fresh(f"{loop.index}_begin"), loops.INT)
+    end = loops.Var(low.fresh(f"{loop.index}_end"), loops.INT)
+    low.setups.append([])
+    extent, body = _part(low, alone, begin, end, replace(env, in_parallel=True))
+    setup = loops.Block(tuple(low.setups.pop()))
+    dynamic = loop.kind.policy == "dynamic"
+    chunks = loop.kind.chunks if loop.kind.chunks > 1 or not dynamic else DYNAMIC_CHUNKS
+    if not body:
+        return []
+    return [
+        loops.ParallelFor(
+            begin,
+            end,
+            extent,
+            setup,
+            loops.Block(tuple(body)),
+            work(low, loop),
+            balance=_balance(low, loop),
+            chunks_per_thread=chunks,
+            dynamic=dynamic,
+        )
+    ]
+
+
+def _part(
+    low: Lowering, loop: notation.Forall, begin: loops.Var, end: loops.Var, env: Environment
+) -> tuple[loops.Expr, list[loops.Stmt]]:
+    """How many iterations there are, and the code for those from `begin` to `end`."""
+    index = loop.index
+    if index not in low.positions and (found := sparse.drivers(low, loop, env)):
+        points = statement_points(loop.body, frozenset(found), low.fill_of, env.absent)
+        if frozenset() in points:
+            return low.bound(index), sparse.iterate(low, loop, found, env, Range(begin, end))
+        return _stored_part(low, loop, found[0], begin, end, env)
+    split = low.split_by_outer.get(index)
+    if split is not None:
+        return _tile_part(low, split, loop, begin, end, env)
+    reach = iterate.range_of(low, index, loop.body, env)
+    offset = Range(plus(reach.begin, begin), plus(reach.begin, end))
+    return minus(reach.end, reach.begin), iterate.forall(low, loop, env.with_range(index, offset))
+
+
+def _stored_part(
+    low: Lowering, loop: notation.Forall, access: Access, begin: loops.Var, end: loops.Var, env: Environment
+) -> tuple[loops.Expr, list[loops.Stmt]]:
+    """A part of the positions of a level; where coordinates repeat, whole segments of them."""
+    place = sparse.place_of(low, access, env)
+    reach = sparse.level_range(low, access, place)
+    extent = minus(reach.end, reach.begin)
+    first, last = plus(reach.begin, begin), plus(reach.begin, end)
+    if not sparse.repeats(low, access, place.levels):
+        return extent, sparse.iterate(low, loop, [access], env, Range(first, last))
+    crd = f"{access.tensor}{place.levels + 1}_crd"
+    ends: list[loops.Var] = []
+    lowered: list[loops.Stmt] = []
+    for start, name in ((first, f"{loop.index}_first"), (last, f"{loop.index}_last")):
+        var = loops.Var(low.fresh(name), loops.INT)
+        inside = both(compare("gt", var, reach.begin), compare("lt", var, reach.end))
+        same = compare("eq", sparse.stored_coordinate(low, crd, var), sparse.stored_coordinate(low, crd, minus(var, ONE)))
+        lowered.append(loops.Declare(var, start, True))
+        lowered.append(loops.While(both(inside, same), loops.Set(var, plus(var, ONE))))
+        ends.append(var)
+    return extent, [*lowered, *sparse.iterate(low, loop, [access], env, Range(ends[0], ends[1]))]
+
+
+def _tile_part(
+    low: Lowering, split: notation.Split, loop: notation.Forall, begin: loops.Var, end: loops.Var, env: Environment
+) -> tuple[loops.Expr, list[loops.Stmt]]:
+    """Tiles `begin` to `end`: the whole ones, and the cut one at the end when it is among them."""
+    reach = iterate.range_of(low, split.index, loop.body, env)
+    size = integer(split.size)
+    tiles = quotient(plus(minus(reach.end, reach.begin), integer(split.size - 1)), size)
+    part = Range(plus(reach.begin, times(begin, size)), smaller_end(reach, end, size))
+    return tiles, iterate.tiles(low, split, loop, env.with_range(split.index, part))
+
+
+def smaller_end(reach: Range, end: loops.Expr, size: loops.Expr) -> loops.Expr:
+    """The end of tile `end - 1`, cut at the end of the range."""
+    return loops.Op("min", (plus(reach.begin, times(end, size)), reach.end), loops.INT)
+
+
+def _balance(low: Lowering, loop: notation.Forall) -> str | None:
+    """The position array that tells how much work each iteration is."""
+    assert isinstance(loop.kind, notation.Parallel)
+    if not loop.kind.by:
+        return None
+    if loop.kind.by not in low.declarations:
+        raise ScheduleError(f"parallel {loop.index} by {loop.kind.by}: there is no such tensor", "a sparse operand")
+    levels = low.declaration(loop.kind.by).format.levels
+    if len(levels) > 1 and isinstance(levels[0].level, Dense) and isinstance(levels[1].level, Compressed):
+        return f"{loop.kind.by}2_pos"
+    return None
+
+
+def work(low: Lowering, loop: notation.Forall) -> loops.Expr:
+    """About how many scalar operations the loop does: entries of its sparse operands times the dense extents."""
+    total: loops.Expr = ZERO
+    counted: set[tuple[str, ...]] = set()
+    for assign in (n for n in walk(loop) if isinstance(n, Assign)):
+        names = tuple(dict.fromkeys(_root(low, name) for name in index_names(assign)))
+        if names in counted:
+            continue
+        counted.add(names)
+        factors = [low.extent(name) for name in names]
+        for access in (n for n in walk(assign.value) if isinstance(n, Access) and n.tensor in low.declarations):
+            if not low.declaration(access.tensor).format.is_dense and access.tensor in low.program.inputs:
+                inside = set(index_names(access))
+                factors = [low.extent(name) for name in names if name not in inside]
+                factors.append(loops.Var(f"{access.tensor}_nnz", loops.INT))
+                break
+        total = plus(total, product(factors))
+    return total
+
+
+def _root(low: Lowering, index: str) -> str:
+    """The original index variable that a derived one belongs to."""
+    for inner, split in (*low.split_by_inner.items(), *low.split_by_outer.items()):
+        if inner == index:
+            return _root(low, split.index)
+    if index in low.positions:
+        return _root(low, low.positions[index].index)
+    if index in low.fused:
+        return _root(low, low.fused[index].first)
+    return index

@@ -1,0 +1,68 @@
+"""Prefetching: what a loop over stored positions will gather some positions later.
+
+In: `prefetch T 16` in the loop over `j` of `A`. Out: `prefetch T_vals[A2_crd[min(p + 16, A_nnz - 1)] * k_extent + k0]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.nodes import Access, Index
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, integer, minus, plus, smaller
+from sparsify.compiler.loops.lower.access import place_of
+from sparsify.compiler.loops.lower.environment import Environment, scalar
+from sparsify.compiler.node import Node, walk
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+LINE_BYTES = 64
+
+
+def prefetches(
+    low: Lowering, driver: Access, level: int, position: loops.Expr, index: str, body: Node, env: Environment
+) -> list[loops.Stmt]:
+    """The prefetches of one iteration at `position` of `level`; none where the positions ahead are unknown."""
+    levels = low.declaration(driver.tensor).format.levels
+    wanted = [a for a in _gathered(body, index) if a.tensor in low.prefetches]
+    if not wanted or level + 1 != len(levels):
+        return []
+    lowered: list[loops.Stmt] = []
+    for access in dict.fromkeys(wanted):
+        last = minus(loops.Var(f"{driver.tensor}_nnz", loops.INT), ONE)
+        ahead = smaller(plus(position, integer(low.prefetches[access.tensor])), last)
+        buffer = f"{driver.tensor}{level + 1}_crd"
+        coordinate = loops.Var(low.fresh(f"{index}_ahead"), loops.INT)
+        stored: loops.Expr = loops.Load(buffer, ahead, loops.Type(low.index_dtype(buffer)))
+        if low.index_dtype(buffer) != "int64":
+            stored = loops.Convert(stored, loops.INT)
+        lines = _lines(low, access, env.with_coordinate(index, scalar(coordinate)))
+        if lines:
+            lowered += [loops.Declare(coordinate, stored), *lines]
+    return lowered
+
+
+def _gathered(body: Node, index: str) -> list[Access]:
+    """The accesses that `index` addresses."""
+    return [n for n in walk(body) if isinstance(n, Access) and Index(index) in n.indices]
+
+
+def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
+    """One prefetch for each cache line of the tile that `access` reads in this iteration."""
+    inner = [i.name for i in access.indices if isinstance(i, Index) and i.name not in env.coordinates]
+    reach = 1
+    for name in inner:
+        split = low.splits.get(name)
+        if split is None or split.index not in env.bases:
+            return []
+        known = env.ranges.get(split.inner)
+        bound = known.bound if known is not None else None
+        reach *= split.size if bound is None else bound
+        env = env.with_coordinate(name, scalar(env.bases[name]))
+    place = place_of(low, access, env)
+    step = LINE_BYTES // low.item_bytes(access.tensor)
+    start = place.position.start
+    return [
+        loops.Prefetch(f"{access.tensor}_vals", plus(start, integer(offset))) for offset in range(0, reach, step)
+    ]

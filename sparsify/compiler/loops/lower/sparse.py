@@ -1,0 +1,356 @@
+"""Loops over stored coordinates: one operand, several merged, or all coordinates with cursors beside.
+
+In: `forall j: C[i,j] = A[i,j] + B[i,j]`, both compressed. Out: `while pA < .. and pB < ..: j = min(...)`, three
+cases, then what is left of A and of B.
+
+Source: Kjolstad et al., The Tensor Algebra Compiler, 2017, section 4 (merge lattices, while loops per point).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.nodes import Access, Assign
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer, plus, smaller, times
+from sparsify.compiler.loops.lower import iterate as ranges
+from sparsify.compiler.loops.lower import prefetch
+from sparsify.compiler.loops.lower.access import advance, level_variable, place_of
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Place, Range, scalar
+from sparsify.compiler.loops.lower.lattice import Point, statement_points
+from sparsify.compiler.node import Node, walk
+from sparsify.compiler.notation import nodes as notation
+from sparsify.errors import ScheduleError
+from sparsify.storage.levels import Compressed, Dense
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+
+
+def drivers(low: Lowering, loop: notation.Forall, env: Environment) -> list[Access]:
+    """The accesses in the loop whose next level stores coordinates of the loop's variable."""
+    found: dict[Access, None] = {}
+    for access in stored_accesses(low, loop.body, env):
+        place = place_of(low, access, env)
+        levels = low.declaration(access.tensor).format.levels
+        if place.levels == len(levels) or isinstance(levels[place.levels].level, Dense):
+            continue
+        if level_variable(low, access, levels[place.levels]) == loop.index:
+            found[access] = None
+    return list(found)
+
+
+def stored_accesses(low: Lowering, node: Node, env: Environment) -> list[Access]:
+    """The accesses in `node` to operands with a pattern of their own that may be stored here."""
+    targets = {n.target.tensor for n in walk(node) if isinstance(n, Assign)}
+    return [
+        n
+        for n in walk(node)
+        if isinstance(n, Access)
+        and n.tensor in low.declarations
+        and n.tensor not in targets
+        and not low.declaration(n.tensor).format.is_dense
+        and low.declaration(n.tensor).pattern_of is None
+        and n not in env.absent
+    ]
+
+
+def level_range(low: Lowering, access: Access, place: Place) -> Range:
+    """The positions of the level that `access` has reached."""
+    stored = low.declaration(access.tensor).format.levels[place.levels]
+    if not place.position.is_uniform:
+        raise ScheduleError(f"the lanes of a vector loop reach different rows of {access}", "vector an inner loop")
+    start = place.position.start
+    if isinstance(stored.level, Compressed):
+        buffer = f"{access.tensor}{place.levels + 1}_pos"
+        return Range(stored_coordinate(low, buffer, start), stored_coordinate(low, buffer, plus(start, ONE)))
+    return Range(start, plus(start, ONE) if place.segment_end is None else place.segment_end)
+
+
+def stored_coordinate(low: Lowering, buffer: str, index: loops.Expr) -> loops.Expr:
+    """An entry of a pos or crd array as int64."""
+    dtype = low.index_dtype(buffer)
+    value = loops.Load(buffer, index, loops.Type(dtype))
+    return value if dtype == "int64" else loops.Convert(value, loops.INT)
+
+
+def driver_of_position(
+    low: Lowering, relation: notation.Position, body: Node, env: Environment
+) -> tuple[Access, Place]:
+    """The access whose stored positions a position loop runs over, and where it is."""
+    for access in stored_accesses(low, body, env):
+        if access.tensor != relation.tensor:
+            continue
+        place = place_of(low, access, env)
+        levels = low.declaration(access.tensor).format.levels
+        if place.levels < len(levels) and level_variable(low, access, levels[place.levels]) == relation.index:
+            return access, place
+    raise ScheduleError(
+        f"{relation.position} runs over positions of {relation.tensor}, which has not been entered up to "
+        f"{relation.index}",
+        "order the loops as its levels are stored",
+    )
+
+
+def bind_position(
+    low: Lowering, relation: notation.Position, value: Coordinate, body: notation.Statement | Assign, env: Environment
+) -> tuple[Lowered, Environment]:
+    """The operand is at position `value`, its index variable at the coordinate stored there."""
+    access, place = driver_of_position(low, relation, body, env)
+    sparse = frozenset(a for a in stored_accesses(low, body, env) if a == access)
+    if statement_points(body, sparse, low.fill_of, env.absent) != frozenset({sparse}):
+        raise ScheduleError(
+            f"the loop over {relation.position} would skip coordinates of {relation.index} that are not stored in "
+            f"{access}, and they are needed",
+            f"loop over {relation.index}",
+        )
+    env = advance(env, access, Place(place.levels + 1, value))
+    buffer = f"{access.tensor}{place.levels + 1}_crd"
+    if value.is_uniform or env.lane is None:
+        var = loops.Var(low.fresh(relation.index), loops.INT)
+        declared: Lowered = [loops.Declare(var, stored_coordinate(low, buffer, value.start))]
+        more, env = enter(low, relation.index, scalar(var), body, env)
+        fetched = prefetch.prefetches(low, access, place.levels, value.start, relation.index, body, env)
+        return [*declared, *fetched, *more], env
+    lanes = env.lane.lanes
+    stored = loops.Type(low.index_dtype(buffer), lanes)
+    vector: loops.Expr = loops.Load(buffer, value.start, stored, env.lane.count)
+    if stored.dtype != "int64":
+        vector = loops.Convert(vector, loops.Type("int64", lanes))
+    name = loops.Var(low.fresh(relation.index), loops.Type("int64", lanes))
+    more, env = enter(low, relation.index, Coordinate(ZERO, ZERO, name), body, env)
+    return [loops.Declare(name, vector), *more], env
+
+
+def enter(
+    low: Lowering, index: str, value: Coordinate, body: notation.Statement | Assign, env: Environment
+) -> tuple[Lowered, Environment]:
+    """`index` is at a stored coordinate; for the number of a block, its tile begins there."""
+    split = low.split_by_outer.get(index)
+    if split is None:
+        return ranges.bind(low, index, value, body, env)
+    base = times(value.start, integer(split.size))
+    env = env.with_coordinate(index, value).with_base(split.index, base)
+    # Blocks divide the extent: conversion to a blocked format has checked it.
+    return [], env.with_range(split.inner, Range(ZERO, integer(split.size), split.size, True))
+
+
+def iterate(
+    low: Lowering, loop: notation.Forall, found: list[Access], env: Environment, limits: Range | None = None
+) -> Lowered:
+    """The loop over what `found` stores, by the points where its body has something to do.
+
+    `limits`: the part of the positions (one operand) or coordinates (cursors) that a thread takes.
+    """
+    points = statement_points(loop.body, frozenset(found), low.fill_of, env.absent)
+    if not points:
+        return []
+    if frozenset() in points:
+        return _cursors(low, loop, found, env, limits)
+    note_skipping(low, loop)
+    if points == frozenset({frozenset(found)}) and len(found) == 1:
+        return _single(low, loop, found[0], env, limits)
+    if limits is not None:
+        raise ScheduleError(f"parallel {loop.index} over the merged coordinates of {len(found)} operands", "another loop")
+    return _merge(low, loop, found, points, env)
+
+
+def note_skipping(low: Lowering, loop: notation.Forall) -> None:
+    """Dense results in the loop are not written everywhere, so they start filled."""
+    low.prefilled.update(n.target.tensor for n in walk(loop.body) if isinstance(n, Assign) and n.monoid is None)
+
+
+def repeats(low: Lowering, access: Access, level: int) -> bool:
+    """Whether a level holds a coordinate once for each entry below it, as the row level of COO."""
+    levels = low.declaration(access.tensor).format.levels
+    return level + 1 < len(levels) and not levels[level].level.unique
+
+
+def _single(
+    low: Lowering, loop: notation.Forall, access: Access, env: Environment, limits: Range | None
+) -> Lowered:
+    """`for p in pos[q]..pos[q + 1]: j = crd[p]; body`."""
+    cursor = _Cursor.start(low, access, env)
+    reach = limits or cursor.reach
+    if cursor.repeats:
+        return _segments(low, loop, cursor, reach, env)
+    var = loops.Var(low.fresh(cursor.name), loops.INT)
+    coordinate = loops.Var(low.fresh(loop.index), loops.INT)
+    inner = advance(env, access, Place(cursor.level + 1, scalar(var)))
+    bound, inner = enter(low, loop.index, scalar(coordinate), loop.body, inner)
+    body = low.body(loop, inner)
+    if not body:
+        return []
+    fetched = prefetch.prefetches(low, access, cursor.level, var, loop.index, loop.body, inner)
+    declared = loops.Declare(coordinate, stored_coordinate(low, cursor.crd, var))
+    block = loops.Block((declared, *fetched, *bound, *body))
+    return [loops.For(var, reach.begin, reach.end, block)]
+
+
+def _segments(low: Lowering, loop: notation.Forall, cursor: _Cursor, reach: Range, env: Environment) -> Lowered:
+    """`while p < end: i = crd[p]; q = end of the entries with i; body; p = q`."""
+    cursor = cursor.declared(low, reach)
+    coordinate = loops.Var(low.fresh(loop.index), loops.INT)
+    step, inner = cursor.here(low, env, coordinate)
+    bound, inner = enter(low, loop.index, scalar(coordinate), loop.body, inner)
+    body = low.body(loop, inner)
+    if not body:
+        return []
+    block = loops.Block(
+        (
+            loops.Declare(coordinate, cursor.coordinate(low)),
+            *step,
+            *bound,
+            *body,
+            loops.Set(cursor.var, cursor.after(inner)),
+        )
+    )
+    return [*cursor.declarations, loops.While(cursor.alive, block)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    """An operand that is walked along a level: variable `var`, from `reach.begin` to `end`."""
+
+    access: Access
+    level: int
+    name: str
+    crd: str
+    reach: Range
+    repeats: bool
+    var: loops.Var
+    end: loops.Var
+    declarations: tuple[loops.Stmt, ...] = ()
+
+    @classmethod
+    def start(cls, low: Lowering, access: Access, env: Environment) -> _Cursor:
+        """The cursor of `access` on the level that it has reached."""
+        place = place_of(low, access, env)
+        reach = level_range(low, access, place)
+        name = f"p{access.tensor}{place.levels + 1}"
+        again = repeats(low, access, place.levels)
+        nothing = loops.Var("", loops.INT)
+        return cls(access, place.levels, name, f"{access.tensor}{place.levels + 1}_crd", reach, again, nothing, nothing)
+
+    def declared(self, low: Lowering, reach: Range | None = None) -> _Cursor:
+        """With its two variables declared at the ends of `reach`."""
+        reach = reach or self.reach
+        var = loops.Var(low.fresh(self.name), loops.INT)
+        end = loops.Var(low.fresh(f"{self.name}_end"), loops.INT)
+        made = (loops.Declare(var, reach.begin, True), loops.Declare(end, reach.end))
+        return _Cursor(self.access, self.level, self.name, self.crd, reach, self.repeats, var, end, made)
+
+    @property
+    def alive(self) -> loops.Expr:
+        """`p < end`."""
+        return compare("lt", self.var, self.end)
+
+    def coordinate(self, low: Lowering) -> loops.Expr:
+        """`crd[p]`."""
+        return stored_coordinate(low, self.crd, self.var)
+
+    def here(self, low: Lowering, env: Environment, coordinate: loops.Expr) -> tuple[Lowered, Environment]:
+        """The operand is at `p`: what finds the end of its segment, and the environment inside."""
+        if not self.repeats:
+            return [], advance(env, self.access, Place(self.level + 1, scalar(self.var)))
+        end = loops.Var(low.fresh(f"{self.name}_next"), loops.INT)
+        same = compare("eq", stored_coordinate(low, self.crd, end), coordinate)
+        search: Lowered = [
+            loops.Declare(end, plus(self.var, ONE), True),
+            loops.While(both(compare("lt", end, self.end), same), loops.Set(end, plus(end, ONE))),
+        ]
+        return search, advance(env, self.access, Place(self.level + 1, scalar(self.var), end))
+
+    def after(self, env: Environment) -> loops.Expr:
+        """The next position: the end of the segment, or one further."""
+        end = env.places[self.access].segment_end
+        return end if self.repeats and end is not None else plus(self.var, ONE)
+
+
+def _cursors(
+    low: Lowering, loop: notation.Forall, found: list[Access], env: Environment, limits: Range | None
+) -> Lowered:
+    """`for j in 0..extent`: at each coordinate the operands that are stored there, with a cursor on each."""
+    cursors = [_Cursor.start(low, access, env).declared(low) for access in found]
+    var = loops.Var(low.fresh(loop.index), loops.INT)
+    reach = limits or Range(ZERO, low.bound(loop.index))
+    lowered: Lowered = [stmt for cursor in cursors for stmt in cursor.declarations]
+    if limits is not None:
+        lowered += [_skip(low, cursor, reach.begin) for cursor in cursors]
+    cases = _cases(low, loop, cursors, [frozenset(c) for n in range(len(found), -1, -1) for c in combinations(found, n)], var, env)
+    if cases is None:
+        return []
+    return [*lowered, loops.For(var, reach.begin, reach.end, cases)]
+
+
+def _skip(low: Lowering, cursor: _Cursor, begin: loops.Expr) -> loops.Stmt:
+    """`while p < end and crd[p] < begin: p += 1`, the start of a thread's part."""
+    before = compare("lt", cursor.coordinate(low), begin)
+    return loops.While(both(cursor.alive, before), loops.Set(cursor.var, plus(cursor.var, ONE)))
+
+
+def _merge(
+    low: Lowering, loop: notation.Forall, found: list[Access], points: frozenset[Point], env: Environment
+) -> Lowered:
+    """A `while` loop for each point, larger ones first: as long as all its operands have entries left."""
+    cursors = {access: _Cursor.start(low, access, env).declared(low) for access in found}
+    lowered: Lowered = [stmt for cursor in cursors.values() for stmt in cursor.declarations]
+    for point in _by_size(points, found):
+        active = [cursors[access] for access in found if access in point]
+        inner = env.without(frozenset(found) - point)
+        coordinate = loops.Var(low.fresh(loop.index), loops.INT)
+        least = active[0].coordinate(low)
+        for cursor in active[1:]:
+            least = smaller(least, cursor.coordinate(low))
+        alive = active[0].alive
+        for cursor in active[1:]:
+            alive = both(alive, cursor.alive)
+        below = [p for p in _by_size(points, found) if p <= point]
+        cases = _cases(low, loop, active, below, coordinate, inner)
+        if cases is not None:
+            lowered.append(loops.While(alive, loops.Block((loops.Declare(coordinate, least), cases))))
+    return lowered
+
+
+def _by_size(points: frozenset[Point], found: list[Access]) -> list[Point]:
+    """Larger points first, in the order of the operands."""
+    return sorted(points, key=lambda point: (-len(point), [found.index(a) for a in found if a in point]))
+
+
+def _cases(
+    low: Lowering,
+    loop: notation.Forall,
+    cursors: list[_Cursor],
+    points: list[Point],
+    coordinate: loops.Var,
+    env: Environment,
+) -> loops.Stmt | None:
+    """`if A and B are here: ... elif A is here: ...`, then the cursors that were here step on."""
+    flags = {c.access: loops.Var(low.fresh(f"has_{c.access.tensor}"), loops.BOOL) for c in cursors}
+    before: Lowered = []
+    after: Lowered = []
+    places = env
+    for cursor in cursors:
+        flag = flags[cursor.access]
+        here = both(cursor.alive, compare("eq", cursor.coordinate(low), coordinate))
+        before.append(loops.Declare(flag, here))
+        search, places = cursor.here(low, places, coordinate)
+        before += search
+        after.append(loops.If(flag, loops.Set(cursor.var, cursor.after(places))))
+    chain: loops.Stmt | None = None
+    empty = True
+    for point in reversed(points):
+        gone = frozenset(flags) - point
+        bound, inner = enter(low, loop.index, scalar(coordinate), loop.body, places.without(gone))
+        body = low.body(loop, inner)
+        empty = empty and not body
+        block = loops.Block((*bound, *body))
+        condition: loops.Expr | None = None
+        for access in (c.access for c in cursors if c.access in point):
+            condition = flags[access] if condition is None else both(condition, flags[access])
+        chain = block if condition is None else loops.If(condition, block, chain)
+    return None if empty or chain is None else loops.Block((*before, chain, *after))

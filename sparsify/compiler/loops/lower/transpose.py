@@ -1,0 +1,127 @@
+"""Transposed tiles: a nest that reads along one index and writes along another, through registers.
+
+In: `transpose t n in Y` on `forall t: forall n: Y[t,n] = W[n,t]`. Out: `lanes` loads along `t`, one transposition,
+`lanes` stores along `n`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.nodes import Access, Assign
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, minus, plus
+from sparsify.compiler.loops.lower import iterate
+from sparsify.compiler.loops.lower.access import position_of
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Range, scalar
+from sparsify.compiler.node import walk
+from sparsify.compiler.notation import nodes as notation
+from sparsify.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+
+
+def transposed(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
+    """Square tiles of the loop's variable and of the vector loop right inside it."""
+    inner = loop.body
+    if not isinstance(inner, notation.Forall) or not isinstance(inner.body, Assign):
+        raise ScheduleError(f"transpose {loop.index}: not right around a vector loop", "order the two loops innermost")
+    lanes = iterate.lanes_in(low, loop)
+    if lanes == 1:
+        return iterate.serial(low, replace(loop, kind=notation.Serial()), env)
+    rows = iterate.range_of(low, loop.index, loop.body, env)
+    columns = iterate.range_of(low, inner.index, inner.body, env)
+    if rows.bound is None or columns.bound is None:
+        raise ScheduleError(f"transpose {loop.index} {inner.index}: both need constant extents", "split them")
+    lowered: Lowered = []
+    for row in range(0, rows.bound, lanes):
+        for column in range(0, columns.bound, lanes):
+            lowered += _tile(low, loop, inner, _Corner(rows, row, columns, column, lanes), env)
+    return lowered
+
+
+class _Corner:
+    """A square tile: its first row and column, and how many of each there are (`None`: all)."""
+
+    def __init__(self, rows: Range, row: int, columns: Range, column: int, lanes: int) -> None:
+        self.lanes = lanes
+        self.row, self.rows = plus(rows.begin, integer(row)), self._count(rows, row)
+        self.column, self.columns = plus(columns.begin, integer(column)), self._count(columns, column)
+
+    def _count(self, reach: Range, start: int) -> loops.Expr | None:
+        """How many iterations there are from `start` on, `None` for at least a whole tile."""
+        assert reach.bound is not None
+        whole = reach.exact and start + self.lanes <= reach.bound
+        return None if whole else minus(minus(reach.end, reach.begin), integer(start))
+
+
+def _tile(
+    low: Lowering, loop: notation.Forall, inner: notation.Forall, tile: _Corner, env: Environment
+) -> Lowered:
+    """Loads along the rows, the transposition, then the assignment row by row."""
+    assign = inner.body
+    assert isinstance(assign, Assign)
+    lowered: Lowered = []
+    outputs: dict[Access, list[loops.Var]] = {}
+    for access in dict.fromkeys(n for n in walk(assign.value) if isinstance(n, Access)):
+        if not _reads_rows(low, loop, inner, access, tile, env):
+            continue
+        kind = loops.Type(low.dtype(access.tensor), tile.lanes)
+        inputs = [_load_row(low, loop, inner, access, tile, lane, kind, env) for lane in range(tile.lanes)]
+        outputs[access] = [loops.Var(low.fresh(f"{access.tensor}_row"), kind) for _ in range(tile.lanes)]
+        lowered.append(loops.Transpose(tuple(outputs[access]), tuple(inputs)))
+    for row in range(tile.lanes):
+        bound, row_env = iterate.bind(low, loop.index, scalar(plus(tile.row, integer(row))), loop.body, env)
+        row_env = replace(row_env, lane=LaneContext(inner.index, tile.lanes, tile.columns))
+        more, row_env = iterate.bind(low, inner.index, Coordinate(tile.column, ONE), inner.body, row_env)
+        low.transposed = {access: rows[row] for access, rows in outputs.items()}
+        body = [*bound, *more, *low.statement(assign, row_env)]
+        low.transposed = {}
+        if tile.rows is not None:
+            body = [loops.If(compare("lt", integer(row), tile.rows), loops.Block(tuple(body)))]
+        lowered += body
+    return lowered
+
+
+def _along_rows(
+    low: Lowering, loop: notation.Forall, inner: notation.Forall, column: loops.Expr, tile: _Corner, env: Environment
+) -> Environment:
+    """The environment with the rows in the lanes and one column."""
+    env = replace(env, lane=LaneContext(loop.index, tile.lanes, tile.rows))
+    _, env = iterate.bind(low, loop.index, Coordinate(tile.row, ONE), loop.body, env)
+    _, env = iterate.bind(low, inner.index, scalar(column), inner.body, env)
+    return env
+
+
+def _reads_rows(
+    low: Lowering, loop: notation.Forall, inner: notation.Forall, access: Access, tile: _Corner, env: Environment
+) -> bool:
+    """Whether consecutive rows are consecutive in memory."""
+    if access.tensor in env.registers:
+        return False
+    _, position = position_of(low, access, _along_rows(low, loop, inner, tile.column, tile, env))
+    return position.vector is None and position.step == ONE
+
+
+def _load_row(
+    low: Lowering,
+    loop: notation.Forall,
+    inner: notation.Forall,
+    access: Access,
+    tile: _Corner,
+    lane: int,
+    kind: loops.Type,
+    env: Environment,
+) -> loops.Expr:
+    """The vector along the rows at column `lane` of the tile; zeros past the last column."""
+    column = plus(tile.column, integer(lane))
+    buffer, position = position_of(low, access, _along_rows(low, loop, inner, column, tile, env))
+    count = tile.rows
+    if tile.columns is not None:
+        inside = compare("lt", integer(lane), tile.columns)
+        count = loops.Op("where", (inside, integer(tile.lanes) if count is None else count, ZERO), loops.INT)
+    return loops.Load(buffer, position.start, kind, count)
