@@ -1,0 +1,289 @@
+"""What torch's dispatcher asks of a `SparseTensor`: copies, optimizer steps and pointwise operators on one pattern.
+
+In: `aten.addcdiv_(p, m, v)` with tensors of one pattern. Out: the same operator on their values; the fill of the
+result is the operator on their fills.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from sparsify.errors import UnsupportedOperatorError
+from sparsify.storage.fill import Fill, is_nan
+from sparsify.storage.tensor import SparseTensor, wrap
+
+aten = torch.ops.aten
+
+KEEP_FILL = frozenset(
+    {aten.detach, aten.clone, aten.alias, aten._to_copy, aten.lift_fresh, aten.positive}  # the tensor itself
+)
+SET_FILL: dict[Any, Callable[..., Fill]] = {
+    aten.zeros_like: lambda *_: 0,
+    aten.empty_like: lambda *_: 0,
+    aten.ones_like: lambda *_: 1,
+    aten.full_like: lambda _, value: value,
+    aten.zero_: lambda *_: 0,
+    aten.fill_: lambda _, value: value.item() if isinstance(value, Tensor) else value,
+}
+KEEP_ZERO = frozenset(
+    getattr(aten, name)
+    for name in (
+        *("mul", "mul_", "neg", "neg_", "abs", "sqrt", "sqrt_", "add_", "sub_", "lerp", "lerp_", "addcmul_"),
+        *("maximum", "_foreach_mul_", "_foreach_mul", "_foreach_lerp_", "_foreach_addcmul_", "_foreach_sqrt"),
+        *("_foreach_neg", "_foreach_maximum_", "_foreach_zero_"),
+    )
+)
+FOREACH = frozenset(
+    getattr(aten, f"_foreach_{name}{suffix}")
+    for name in (
+        *("add", "sub", "mul", "div", "maximum", "minimum", "addcmul", "addcdiv", "lerp", "sqrt", "rsqrt"),
+        *("neg", "abs", "sign", "reciprocal", "pow", "exp", "clamp_min", "clamp_max"),
+    )
+    for suffix in ("", "_")
+)
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operator of torch on arguments of which some are sparse.
+
+    Raises:
+        UnsupportedOperatorError: the operator has no meaning on values alone.
+    """
+    packet = func.overloadpacket
+    if packet in HANDLERS:
+        return HANDLERS[packet](func, args, kwargs)
+    if packet in KEEP_FILL:
+        return _on_values(func, args, kwargs, lambda fills, _: fills[0])
+    if packet in SET_FILL:
+        fill = SET_FILL[packet](*args)
+        return _on_values(func, args, kwargs, lambda *_: fill)
+    if packet in FOREACH or packet is aten._foreach_zero_:
+        return _foreach(func, args, kwargs)
+    if torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags:
+        return _on_values(func, args, kwargs, lambda fills, scalars: pointwise_fill(func, fills, scalars))
+    raise unsupported(func)
+
+
+def unsupported(func: Any) -> UnsupportedOperatorError:
+    """The error for an operator that cannot act on the values alone."""
+    name = str(func.overloadpacket).removeprefix("aten.")
+    return UnsupportedOperatorError(
+        f"torch's {name} has no implementation on a SparseTensor",
+        "use sparsify.einsum or sparsify.evaluate, act on .values(), or ask for .to_dense()",
+    )
+
+
+def _on_values(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    fill_of: Callable[[list[Fill], Callable[[], Any]], Fill],
+) -> Any:
+    """The operator on the values of operands that share a pattern."""
+    flat, tree = tree_flatten((args, kwargs))
+    sparse = [a for a in flat if isinstance(a, SparseTensor)]
+    _check_operands(func, flat, sparse)
+    pattern = sparse[0]._pattern
+    new_args, new_kwargs = tree_unflatten(
+        [a._values if isinstance(a, SparseTensor) else a for a in flat], tree
+    )
+
+    def on_fills() -> Any:
+        """The operator on 0-dimensional tensors of the fills."""
+        scalars = [torch.full((), a._fill, dtype=a.dtype) if isinstance(a, SparseTensor) else a for a in flat]
+        fill_args, fill_kwargs = tree_unflatten(scalars, tree)
+        return func(*fill_args, **fill_kwargs)
+
+    fill = fill_of([a._fill for a in sparse], on_fills)
+    new_kwargs.pop("memory_format", None)
+    result = func(*new_args, **new_kwargs)
+    if _is_inplace(func):
+        target: SparseTensor = args[0]
+        target._fill = fill
+        return target
+    return wrap(pattern, result, fill)
+
+
+def _check_operands(func: Any, flat: Sequence[Any], sparse: Sequence[SparseTensor]) -> None:
+    """All sparse operands have one pattern, all others are scalars."""
+    pattern = sparse[0]._pattern
+    for operand in sparse[1:]:
+        if not operand._pattern.equals(pattern):
+            raise UnsupportedOperatorError(
+                f"{_name(func)} of different patterns, {pattern} and {operand._pattern}",
+                "sparsify.evaluate combines them: C[i,j] = A[i,j] + B[i,j]",
+            )
+    for operand in flat:
+        if isinstance(operand, Tensor) and not isinstance(operand, SparseTensor) and operand.dim():
+            raise UnsupportedOperatorError(
+                f"{_name(func)} of {pattern} and a dense tensor of shape {list(operand.shape)}",
+                "sparsify.evaluate combines them, or ask for .to_dense()",
+            )
+
+
+def pointwise_fill(func: Any, fills: Sequence[Fill], on_fills: Callable[[], Any]) -> Fill:
+    """The fill of a pointwise result; zero annihilates in products and quotients."""
+    packet = func.overloadpacket
+    if packet in KEEP_ZERO and _all_zero(fills) and ".Scalar" not in str(func):
+        return fills[0]
+    if packet in (aten.mul, aten.mul_) and 0 in fills:
+        return 0
+    if packet in (aten.div, aten.div_) and len(fills) == 2 and fills[0] == 0:
+        return 0
+    if packet in (aten.addcmul, aten.addcmul_, aten.addcdiv, aten.addcdiv_) and len(fills) == 3:
+        if fills[1] == 0 or (fills[2] == 0 and "addcmul" in str(packet)):
+            return fills[0]
+    result: Fill = on_fills().item()
+    return result
+
+
+def _foreach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A `_foreach_` operator on lists that hold sparse and dense tensors: on the values of the sparse ones.
+
+    Dense operands beside sparse ones in the same place of their lists are refused.
+    """
+    lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
+    for operands in zip(*lists, strict=True):
+        sparse = [a for a in operands if isinstance(a, SparseTensor)]
+        if sparse:
+            _check_operands(func, operands, sparse)
+    fills = _foreach_fills(func, args, kwargs, lists)
+    results = func(*(_values_of(a) for a in args), **{k: _values_of(v) for k, v in kwargs.items()})
+    if _is_inplace(func):
+        for target, fill in zip(lists[0], fills, strict=True):
+            if isinstance(target, SparseTensor):
+                target._fill = fill
+        return None
+    pairs = zip(lists[0], results, fills, strict=True)
+    return [wrap(a._pattern, r, f) if isinstance(a, SparseTensor) else r for a, r, f in pairs]
+
+
+def _foreach_fills(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], lists: Sequence[Sequence[Tensor]]
+) -> list[Fill]:
+    """The fills of the results of a `_foreach_` operator, 0 for dense ones."""
+    packet = func.overloadpacket
+    columns = [
+        [a._fill if isinstance(a, SparseTensor) else 0 for a in operands]
+        for operands in zip(*lists, strict=True)
+    ]
+    is_zero = all(_all_zero(fills) for fills in columns)
+    if packet is aten._foreach_zero_ or (
+        is_zero and packet in KEEP_ZERO and "Scalar" not in func._overloadname
+    ):
+        return [0] * len(columns)
+    scalars = [_fills_of(a) for a in args]
+    computed = func(*scalars, **kwargs)
+    targets = scalars[0] if computed is None or _is_inplace(func) else computed
+    found = []
+    name = str(packet)
+    for fills, result in zip(columns, targets, strict=True):
+        annihilated = _annihilated(name, fills)
+        found.append(result.item() if annihilated is None else annihilated)
+    return found
+
+
+def _annihilated(name: str, fills: Sequence[Fill]) -> Fill | None:
+    """The fill where a zero decides it alone, `None` where it does not."""
+    if "addcmul" in name or "addcdiv" in name:
+        decides = len(fills) == 3 and (fills[1] == 0 or ("addcmul" in name and fills[2] == 0))
+        return fills[0] if decides else None
+    if "_mul" in name and len(fills) == 2 and 0 in fills:
+        return 0
+    return 0 if "_div" in name and len(fills) == 2 and fills[0] == 0 else None
+
+
+def _values_of(argument: Any) -> Any:
+    """Values in the place of sparse tensors."""
+    if isinstance(argument, list | tuple):
+        return [_values_of(a) for a in argument]
+    return argument._values if isinstance(argument, SparseTensor) else argument
+
+
+def _fills_of(argument: Any) -> Any:
+    """Fills in the place of sparse tensors, zeros in that of dense ones in lists; other arguments as they are."""
+    if not (isinstance(argument, list | tuple) and argument and isinstance(argument[0], Tensor)):
+        return argument
+    return [torch.full((), a._fill if isinstance(a, SparseTensor) else 0, dtype=a.dtype) for a in argument]
+
+
+def _all_zero(fills: Sequence[Fill]) -> bool:
+    return all(fill == 0 for fill in fills)
+
+
+def _is_inplace(func: Any) -> bool:
+    return bool(func._schema.name.endswith("_")) and not func._schema.name.endswith("__")
+
+
+def _name(func: Any) -> str:
+    return str(func.overloadpacket).removeprefix("aten.")
+
+
+def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`target.copy_(source)`: of the same pattern, or a dense source where every entry is stored."""
+    target, source = args[0], args[1]
+    if not isinstance(target, SparseTensor):
+        raise UnsupportedOperatorError(
+            "copy_ of a SparseTensor into a dense tensor", "copy_(source.to_dense())"
+        )
+    if not isinstance(source, SparseTensor) or not source._pattern.equals(target._pattern):
+        found = (
+            source._pattern if isinstance(source, SparseTensor) else f"a dense tensor of {list(source.shape)}"
+        )
+        raise UnsupportedOperatorError(
+            f"copy_ into {target._pattern} from {found}",
+            "a source of the same pattern; patterns cannot be changed",
+        )
+    target._values.copy_(source._values, *args[2:], **kwargs)
+    target._fill = source._fill
+    return target
+
+
+def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A norm over all entries, from the values; unstored entries have to be 0."""
+    _whole_norm(func, [args[0]], args[2:])
+    return func(args[0]._values, *args[1:], **kwargs)
+
+
+def _foreach_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The norms of several tensors."""
+    _whole_norm(func, [a for a in args[0] if isinstance(a, SparseTensor)], ())
+    return func(_values_of(args[0]), *args[1:], **kwargs)
+
+
+def _whole_norm(func: Any, tensors: Sequence[SparseTensor], rest: Sequence[Any]) -> None:
+    """The norm is over all modes and all unstored entries are 0."""
+    if any(argument not in (None, False, []) for argument in rest):
+        raise UnsupportedOperatorError(
+            f"{_name(func)} along some modes", "sparsify.evaluate: n[i] = sqrt(sum(j, ...))"
+        )
+    for tensor in tensors:
+        if tensor._fill != 0 and not tensor.format.is_dense:
+            raise UnsupportedOperatorError(
+                f"{_name(func)} of a tensor with fill {tensor._fill}", "a fill of 0"
+            )
+
+
+def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """`torch.equal`: the same pattern, values and fill."""
+    first, second = args
+    if not (isinstance(first, SparseTensor) and isinstance(second, SparseTensor)):
+        raise unsupported(func)
+    fills = first._fill == second._fill or (is_nan(first._fill) and is_nan(second._fill))
+    return fills and first._pattern.equals(second._pattern) and torch.equal(first._values, second._values)
+
+
+def _same_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args[0].shape == args[1].shape)
+
+
+HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.copy_: _copy,
+    aten.linalg_vector_norm: _norm,
+    aten._foreach_norm: _foreach_norm,
+    aten.equal: _equal,
+    aten.is_same_size: _same_size,
+}

@@ -1,0 +1,384 @@
+"""`SparseTensor`: a shared pattern and values, as a `torch.Tensor`.
+
+In: `SparseTensor(pattern, values)`. Out: a tensor that trains, copies, saves and loads like any other.
+
+It is a wrapper subclass: `operators` catches torch's names before they decompose, `dispatch` serves what is left by
+acting on the values. What neither knows raises; nothing becomes dense by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import resolve_name
+
+from sparsify.errors import FormatError, InvalidTensorError, UnsupportedOperatorError
+from sparsify.storage import convert
+from sparsify.storage.fill import Fill
+from sparsify.storage.format import Format
+from sparsify.storage.pattern import Pattern, shared
+
+if TYPE_CHECKING:
+    import scipy.sparse
+
+Operator = Callable[..., Any]
+
+operators: dict[Operator, Operator] = {}
+"""torch's functions and their implementation on sparse tensors; `ops` fills it."""
+
+
+class SparseTensor(torch.Tensor):
+    """A tensor whose unstored entries are its fill.
+
+    Args:
+        pattern: which entries are stored.
+        values: [pattern.nnz] in storage order; the result is differentiable in them and shares their memory.
+        fill: what an unstored entry is.
+
+    Raises:
+        InvalidTensorError: values whose number or shape does not fit the pattern.
+
+    >>> pattern = Pattern(Format("csr"), (2, 3), (None, torch.tensor([0, 1, 2])), (None, torch.tensor([2, 0])))
+    >>> SparseTensor(pattern, torch.tensor([5.0, 7.0])).to_dense().tolist()
+    [[0.0, 0.0, 5.0], [7.0, 0.0, 0.0]]
+    """
+
+    _pattern: Pattern
+    _values: Tensor
+    _fill: Fill
+
+    @staticmethod
+    def __new__(cls, pattern: Pattern, values: Tensor, fill: Fill = 0) -> "SparseTensor":
+        if values.requires_grad and torch.is_grad_enabled():
+            return cast(SparseTensor, _FromValues.apply(values, pattern, fill))
+        return wrap(pattern, values.detach() if values.requires_grad else values, fill)
+
+    def __init__(self, pattern: Pattern, values: Tensor, fill: Fill = 0) -> None:
+        pass
+
+    @property
+    def pattern(self) -> Pattern:
+        """Which entries are stored."""
+        return self._pattern
+
+    @property
+    def format(self) -> Format:
+        """How they are stored."""
+        return self._pattern.format
+
+    @property
+    def fill(self) -> Fill:
+        """What an unstored entry is."""
+        return self._fill
+
+    @property
+    def nnz(self) -> int:
+        """How many entries are stored, explicit fills and block padding included."""
+        return self._pattern.nnz
+
+    @property
+    def density(self) -> float:
+        """The stored share of all entries."""
+        return self._pattern.density
+
+    def values(self) -> Tensor:
+        """The stored values [nnz] in storage order, differentiable; they share memory with the tensor."""
+        if self.requires_grad and torch.is_grad_enabled():
+            return cast(Tensor, _ToValues.apply(self))
+        return self._values.detach()
+
+    def coordinates(self) -> Tensor:
+        """The coordinates of the stored entries, int64 [d, nnz], aligned with the values."""
+        return self._pattern.coordinates()
+
+    def with_values(self, values: Tensor) -> "SparseTensor":
+        """A tensor with the same pattern and fill, and other values [nnz]."""
+        return SparseTensor(self._pattern, values, self._fill)
+
+    def with_fill(self, fill: Fill) -> "SparseTensor":
+        """A tensor with the same stored entries, sharing their memory, and another fill."""
+        return SparseTensor(self._pattern, self.values(), fill)
+
+    def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> Tensor:
+        """The dense tensor, unstored entries set to the fill; differentiable."""
+        values = self.values() if dtype is None else self.values().to(dtype)
+        pattern = self._pattern
+        if pattern.format.is_dense and pattern.format.is_short:
+            stored = values.view([pattern.shape[mode] for mode in pattern.format.ordering])
+            return stored.permute(_inverse(pattern.format.ordering)).contiguous()
+        coordinates, inside = pattern.coordinates(), pattern.inside()
+        if inside is not None:
+            coordinates, values = coordinates[:, inside], values[inside]
+        dense = torch.full(pattern.shape, self._fill, dtype=values.dtype)
+        return dense.index_put(tuple(coordinates), values)
+
+    def to_torch(self) -> Tensor:
+        """The torch sparse tensor of the closest layout, sharing memory where it can; differentiable."""
+        from sparsify.storage.interop import to_torch
+
+        return to_torch(self)
+
+    def to_scipy(self) -> "scipy.sparse.sparray":
+        """The scipy sparse array of the closest layout, sharing memory where it can."""
+        from sparsify.storage.interop import to_scipy
+
+        return to_scipy(self)
+
+    def to(self, *args: Any, format: "Format | str | None" = None, **kwargs: Any) -> "SparseTensor":  # type: ignore[override]
+        """In another dtype as `torch.Tensor.to`, or with `format=` in another format; differentiable.
+
+        A dense format loses the entries that equal the fill; any other keeps the explicit ones.
+        """
+        result = cast(SparseTensor, super().to(*args, **kwargs)) if args or kwargs else self
+        if format is None:
+            return result
+        target = Format(format, rank=self.dim()) if isinstance(format, str) else format
+        source, values = result._pattern, result.values()
+        if source.format.is_dense and not target.is_dense and source.format != target:
+            source, values = _stored_only(source, values, self._fill)
+        found = convert.conversion(source, target)
+        return SparseTensor(found.pattern, convert.permuted(values, found, self._fill), self._fill)
+
+    def permute(self, *modes: Any) -> "SparseTensor":
+        """The tensor with its modes in another order; the same arrays, no copy."""
+        order = modes[0] if len(modes) == 1 and isinstance(modes[0], Sequence) else modes
+        count = self.dim()
+        wanted = tuple(mode + count if mode < 0 else mode for mode in order)
+        if sorted(wanted) != list(range(count)):
+            raise FormatError(f"permute{tuple(order)} of a tensor of {count} modes", "every mode once")
+        return SparseTensor(permuted_pattern(self._pattern, wanted), self.values(), self._fill)
+
+    def transpose(self, first: int = 0, second: int = 1) -> "SparseTensor":  # type: ignore[override]
+        """The tensor with two modes exchanged; the same arrays, no copy."""
+        order = list(range(self.dim()))
+        order[first], order[second] = order[second], order[first]
+        return self.permute(order)
+
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
+        pattern = self._pattern
+        names = [f"_pos{n}" for n, a in enumerate(pattern.pos) if a is not None]
+        names += [f"_crd{n}" for n, a in enumerate(pattern.crd) if a is not None]
+        return ["_values", *names], (str(pattern.format), self._fill)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor],
+        context: tuple[Any, ...],
+        outer_size: Sequence[int],
+        outer_stride: Sequence[int],
+    ) -> "SparseTensor":
+        text, fill = context
+        format = Format(text)
+        levels = range(len(format.levels))
+        pos, crd = ([inner.get(f"_{role}{n}") for n in levels] for role in ("pos", "crd"))
+        return wrap(shared(format, outer_size, pos, crd), inner["_values"], fill)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Operator, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        operator = operators.get(func)
+        if operator is not None:
+            return operator(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            try:
+                return func(*args, **kwargs)
+            except UnsupportedOperatorError as error:
+                name = resolve_name(func) or getattr(func, "__name__", str(func))
+                raise UnsupportedOperatorError(f"{name}: {error.message}", error.remedy) from None
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        from sparsify.storage.dispatch import dispatch
+
+        return dispatch(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
+        fill = "" if self._fill == 0 else f", fill {self._fill}"
+        grad = ", requires_grad" if self.requires_grad else ""
+        size = f"shape {list(self.shape)}, {self.nnz} stored, {self.dtype}{fill}{grad}"
+        return f"SparseTensor({self.format}; {size};\n  values {self._values})"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        pattern = self._pattern
+        flags = (self.requires_grad, isinstance(self, nn.Parameter))
+        arrays = (list(pattern.pos), list(pattern.crd), self._values)
+        return rebuild, (str(pattern.format), pattern.shape, *arrays, self._fill, *flags)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SparseTensor":
+        if id(self) in memo:
+            return cast(SparseTensor, memo[id(self)])
+        if not self.is_leaf:
+            raise InvalidTensorError(
+                "a deep copy of a tensor that is the result of a computation", "detach it first"
+            )
+        copied = wrap(self._pattern, self._values.clone(), self._fill)
+        if self.grad is not None:
+            copied.grad = cast(Tensor, self.grad).clone()
+        copied = _as_leaf(copied, self.requires_grad, isinstance(self, nn.Parameter))
+        memo[id(self)] = copied
+        return copied
+
+
+def wrap(pattern: Pattern, values: Tensor, fill: Fill = 0) -> SparseTensor:
+    """The tensor over values that are not differentiated through."""
+    if values.dim() != 1 or values.shape[0] != pattern.nnz:
+        raise InvalidTensorError(
+            f"values of shape {list(values.shape)} for {pattern}", f"one dimension of {pattern.nnz}"
+        )
+    result = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        SparseTensor, pattern.shape, strides=_strides(pattern.shape), dtype=values.dtype, device=values.device
+    )
+    result._pattern, result._values, result._fill = pattern, values, fill
+    for number, (pos, crd) in enumerate(zip(pattern.pos, pattern.crd, strict=True)):
+        if pos is not None:
+            setattr(result, f"_pos{number}", pos)
+        if crd is not None:
+            setattr(result, f"_crd{number}", crd)
+    return cast(SparseTensor, result)
+
+
+def rebuild(
+    text: str,
+    shape: Sequence[int],
+    pos: Sequence[Tensor | None],
+    crd: Sequence[Tensor | None],
+    values: Tensor,
+    fill: Fill,
+    requires_grad: bool,
+    is_parameter: bool,
+) -> SparseTensor:
+    """The tensor that was pickled; tensors saved over one pattern share it again."""
+    from sparsify.storage import validate
+
+    pattern = shared(Format(text), tuple(shape), pos, crd)
+    pattern.cached("valid", lambda: validate.pattern(pattern))
+    return _as_leaf(wrap(pattern, values, fill), requires_grad, is_parameter)
+
+
+def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
+    """The pattern of the tensor whose mode `n` is mode `modes[n]` of this one; undoing gives the same object."""
+    if modes == tuple(range(pattern.rank)):
+        return pattern
+
+    def make() -> Pattern:
+        shape = [pattern.shape[mode] for mode in modes]
+        made = Pattern(pattern.format.permuted(modes), shape, pattern.pos, pattern.crd)
+        made.cached(("permuted", _inverse(modes)), lambda: pattern)
+        return made
+
+    return pattern.cached(("permuted", modes), make)
+
+
+def _as_leaf(tensor: SparseTensor, requires_grad: bool, is_parameter: bool) -> SparseTensor:
+    """`tensor` as a leaf, a parameter when it is to be one."""
+    if not is_parameter:
+        return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+    return cast(SparseTensor, nn.Parameter(tensor, requires_grad))
+
+
+def _stored_only(pattern: Pattern, values: Tensor, fill: Fill) -> tuple[Pattern, Tensor]:
+    """A dense pattern without the entries that equal the fill, in coordinate format, and their values."""
+    kept = is_stored(values.detach(), fill)
+    inside = pattern.inside()
+    kept = (kept if inside is None else kept & inside).nonzero().squeeze(1)
+    coordinates = pattern.coordinates()[:, kept]
+    format = Format("coo", rank=pattern.rank)
+    sorting = convert.order(list(coordinates), pattern.shape)
+    if sorting is not None:
+        coordinates, kept = coordinates[:, sorting], kept[sorting]
+    found, _ = convert.from_sorted(list(coordinates), pattern.shape, format)
+    return found, values.index_select(0, kept)
+
+
+def is_stored(values: Tensor, fill: Fill) -> Tensor:
+    """Which entries differ from the fill."""
+    return ~values.isnan() if fill != fill else values != fill
+
+
+def _inverse(modes: Sequence[int]) -> tuple[int, ...]:
+    """The order that undoes `modes`."""
+    return tuple(sorted(range(len(modes)), key=lambda n: modes[n]))
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Strides of a contiguous tensor, as long as they fit into an integer."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step = min(step * max(extent, 1), 2**62)
+    return strides[::-1]
+
+
+class _FromValues(torch.autograd.Function):
+    """`values -> tensor`; the gradient is read at the stored coordinates."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, pattern: Pattern, fill: Fill) -> SparseTensor:
+        ctx.pattern = pattern
+        return wrap(pattern, values.detach(), fill)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return values_at(grad, ctx.pattern), None, None
+
+
+class _ToValues(torch.autograd.Function):
+    """`tensor -> values`; the gradient lies on the pattern of the tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: SparseTensor) -> Tensor:
+        ctx.pattern = tensor._pattern
+        return tensor._values.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> SparseTensor:  # type: ignore[override]
+        return SparseTensor(ctx.pattern, grad.contiguous())
+
+
+def values_at(tensor: Tensor, pattern: Pattern) -> Tensor:
+    """The entries of a tensor at the stored coordinates of a pattern [nnz], 0 in the padding of blocks."""
+    if isinstance(tensor, SparseTensor):
+        if tensor._pattern.equals(pattern):
+            return tensor.values()
+        raise UnsupportedOperatorError(
+            f"values of {tensor._pattern} at the entries of {pattern}", "one pattern for both"
+        )
+    coordinates, inside = pattern.coordinates(), pattern.inside()
+    if inside is None:
+        return tensor[tuple(coordinates)]
+    safe = torch.where(inside, coordinates, 0)
+    return torch.where(inside, tensor[tuple(safe)], 0)
+
+
+def _reversed_modes(tensor: SparseTensor) -> SparseTensor:
+    """`tensor.T`."""
+    return tensor.permute(tuple(reversed(range(tensor.dim()))))
+
+
+def _permute(tensor: SparseTensor, *modes: Any, dims: Any = None) -> SparseTensor:
+    return tensor.permute(*modes) if dims is None else tensor.permute(dims)
+
+
+def _transpose(tensor: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
+    return tensor.transpose(dim0, dim1)
+
+
+def _matrix_transpose(tensor: SparseTensor) -> SparseTensor:
+    """`tensor.mT`: the last two modes exchanged."""
+    return tensor.transpose(-2, -1)
+
+
+for _names, _operator in (
+    ((torch.t, Tensor.t, Tensor.T.__get__), _reversed_modes),  # type: ignore[attr-defined]
+    ((torch.permute, Tensor.permute), _permute),
+    ((torch.transpose, torch.swapaxes, torch.swapdims, Tensor.swapaxes, Tensor.swapdims), _transpose),
+    ((Tensor.mT.__get__,), _matrix_transpose),  # type: ignore[attr-defined]
+):
+    operators.update(dict.fromkeys(_names, _operator))
+
+torch.serialization.add_safe_globals([rebuild, SparseTensor])

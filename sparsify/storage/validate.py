@@ -1,0 +1,255 @@
+"""Validation: every way in which arrays can fail to be a tensor, found before a kernel reads them.
+
+In: a pattern over arrays that others made. Out: nothing, or `InvalidTensorError` naming the first offending entry.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparsify.errors import FormatError, InvalidTensorError
+from sparsify.storage import convert
+from sparsify.storage.levels import Compressed, Dense, Singleton
+from sparsify.storage.pattern import Pattern
+
+COORDINATE_DTYPES = (torch.int16, torch.int32, torch.int64)
+POSITION_DTYPES = (torch.int32, torch.int64)
+VALUE_DTYPES = (
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128),
+    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+)
+
+
+def shape_of(sizes: Sequence[int]) -> tuple[int, ...]:
+    """A shape of non-negative integers."""
+    found = []
+    for mode, size in enumerate(sizes):
+        if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 0:
+            raise InvalidTensorError(
+                f"the shape {tuple(sizes)} has {size!r} in mode {mode}", "non-negative integers"
+            )
+        found.append(int(size))
+    return tuple(found)
+
+
+def pattern(pattern: Pattern) -> None:
+    """Nothing when the arrays of a pattern are what its format says.
+
+    Raises:
+        InvalidTensorError: wrong dtypes, lengths, positions, coordinates out of range, unsorted or twice.
+        FormatError: a format that cannot be stored, or of another rank.
+    """
+    format = pattern.format
+    if format.rank != pattern.rank:
+        raise FormatError(
+            f"{format} stores {format.rank} modes, the shape is {list(pattern.shape)}", "another format"
+        )
+    if any(stored.expression.kind == "difference" for stored in format.levels):
+        raise FormatError(f"{format}: difference levels cannot be stored", "csr, coo or another format")
+    parents, number = 1, 0
+    while number < len(format.levels):
+        stored = format.levels[number]
+        if isinstance(stored.level, Dense):
+            _no_array(pattern, number)
+            parents *= stored.expression.extent(pattern.shape)
+            number += 1
+            continue
+        run = _run(pattern, number)
+        parents = _check_run(pattern, number, run, parents)
+        number += run
+
+
+def values(pattern: Pattern, values: Tensor) -> None:
+    """Nothing when values fit a pattern: one each, of a dtype that is known."""
+    value_dtype(values.dtype)
+    if values.dim() != 1 or values.shape[0] != pattern.nnz:
+        raise InvalidTensorError(
+            f"values of shape {list(values.shape)} for {pattern.nnz} stored entries", f"shape [{pattern.nnz}]"
+        )
+
+
+def value_dtype(dtype: torch.dtype) -> None:
+    """Nothing for a dtype that values may have."""
+    if dtype not in VALUE_DTYPES:
+        listed = ", ".join(str(d).removeprefix("torch.") for d in VALUE_DTYPES)
+        raise InvalidTensorError(f"values of {dtype}", f"convert them to one of {listed}")
+
+
+def coordinates(coordinates: Sequence[Tensor], shape: Sequence[int]) -> None:
+    """Nothing when entries lie inside the shape."""
+    for mode, (column, extent) in enumerate(zip(coordinates, shape, strict=True)):
+        if column.shape[0] == 0:
+            continue
+        low, high = torch.aminmax(column)
+        if int(low) >= 0 and int(high) < extent:
+            continue
+        entry = int(((column < 0) | (column >= extent)).nonzero()[0])
+        place = tuple(int(c[entry]) for c in coordinates)
+        raise InvalidTensorError(
+            f"entry {entry} has the coordinates {place}, outside the shape {tuple(shape)} in mode {mode}",
+            f"coordinates from 0 to {extent - 1}" if extent else "no entries, as the mode has no extent",
+        )
+
+
+def _no_array(pattern: Pattern, number: int) -> None:
+    """A dense level has no arrays."""
+    if pattern.pos[number] is not None or pattern.crd[number] is not None:
+        raise InvalidTensorError(
+            f"level {number} of {pattern.format} is dense and has arrays", "None for both"
+        )
+
+
+def _run(pattern: Pattern, number: int) -> int:
+    """How many levels store their coordinates together: a compressed level and the singletons below it."""
+    end = number + 1
+    while end < len(pattern.format.levels) and isinstance(pattern.format.levels[end].level, Singleton):
+        end += 1
+    return end - number
+
+
+def _check_run(pattern: Pattern, number: int, run: int, parents: int) -> int:
+    """A compressed level with the singletons below; how many positions it has."""
+    level = pattern.format.levels[number].level
+    assert isinstance(level, Compressed), "a run starts with a compressed level"
+    arrays = [_coordinates_of(pattern, n) for n in range(number, number + run)]
+    count = arrays[0].shape[0]
+    pos = _positions_of(pattern, number, parents, count)
+    for offset, crd in enumerate(arrays):
+        if crd.shape[0] != count:
+            raise InvalidTensorError(
+                f"crd of level {number + offset} has {crd.shape[0]} entries, the level above has {count}",
+                "as many",
+            )
+        _check_range(pattern, number + offset, crd)
+    if count > 1:
+        _check_order(pattern, number, pos, arrays, level.ordered)
+    return count
+
+
+def _coordinates_of(pattern: Pattern, number: int) -> Tensor:
+    """The `crd` array of a level, of the right kind."""
+    return _array(pattern, number, "crd", pattern.crd[number], COORDINATE_DTYPES)
+
+
+def _array(
+    pattern: Pattern, number: int, role: str, array: Tensor | None, allowed: Sequence[torch.dtype]
+) -> Tensor:
+    """An index array: there, one-dimensional, contiguous, on the CPU and of the right dtype."""
+    stored = pattern.format.levels[number]
+    name = f"{role} of level {number} ({stored})"
+    if array is None:
+        raise InvalidTensorError(f"{name} is missing", f"an array of integers for {role}")
+    fixed = getattr(stored.level, role, None)
+    wanted = (convert.DTYPES[fixed],) if fixed else allowed
+    if array.dtype not in wanted:
+        listed = " or ".join(str(d).removeprefix("torch.") for d in wanted)
+        raise InvalidTensorError(f"{name} is {array.dtype}", f"convert it to {listed}")
+    if array.dim() != 1 or not array.is_contiguous():
+        raise InvalidTensorError(f"{name} has shape {list(array.shape)}", "one contiguous dimension")
+    if array.device.type != "cpu":
+        raise InvalidTensorError(f"{name} is on {array.device}", "the CPU")
+    return array
+
+
+def _positions_of(pattern: Pattern, number: int, parents: int, count: int) -> Tensor:
+    """The `pos` array of a level: it starts at 0, never falls and ends at the number of coordinates."""
+    pos = _array(pattern, number, "pos", pattern.pos[number], POSITION_DTYPES)
+    name = f"pos of level {number} ({pattern.format.levels[number]})"
+    if pos.shape[0] != parents + 1:
+        raise InvalidTensorError(
+            f"{name} has {pos.shape[0]} entries", f"{parents + 1}, one more than positions above"
+        )
+    if int(pos[0]) != 0:
+        raise InvalidTensorError(f"{name} starts with {int(pos[0])}", "0 as its first entry")
+    falls = pos[1:] < pos[:-1]
+    if bool(falls.any()):
+        entry = int(falls.nonzero()[0]) + 1
+        raise InvalidTensorError(
+            f"{name} falls from {int(pos[entry - 1])} to {int(pos[entry])} at entry {entry}",
+            "positions that never fall",
+        )
+    if int(pos[-1]) != count:
+        raise InvalidTensorError(
+            f"{name} ends with {int(pos[-1])}, there are {count} coordinates", f"{count} at the end"
+        )
+    return pos
+
+
+def _check_range(pattern: Pattern, number: int, crd: Tensor) -> None:
+    """Coordinates lie in the extent of the level."""
+    if crd.shape[0] == 0:
+        return
+    stored = pattern.format.levels[number]
+    extent = stored.expression.extent(pattern.shape)
+    low, high = torch.aminmax(crd)
+    if int(low) >= 0 and int(high) < extent:
+        return
+    entry = int(((crd < 0) | (crd >= extent)).nonzero()[0])
+    raise InvalidTensorError(
+        f"entry {entry} of crd of level {number} ({stored}) is {int(crd[entry])}, outside 0 to {extent - 1}",
+        "coordinates inside the shape",
+    )
+
+
+def _check_order(pattern: Pattern, number: int, pos: Tensor, arrays: Sequence[Tensor], ordered: bool) -> None:
+    """Below each parent, coordinates ascend (when ordered) and none occurs twice."""
+    extents = [
+        s.expression.extent(pattern.shape) for s in pattern.format.levels[number : number + len(arrays)]
+    ]
+    if not ordered:
+        parents = torch.repeat_interleave(pos.diff(), output_size=arrays[0].shape[0])
+        columns = [parents, *arrays]
+        sorting = convert.order(columns, [pos.shape[0] - 1, *extents])
+        sorted_columns = columns if sorting is None else [c[sorting] for c in columns]
+        twice = _equal_neighbours(sorted_columns)
+        if twice is not None:
+            entry = twice if sorting is None else int(sorting[twice])
+            raise _repeated(pattern, number, arrays, entry)
+        return
+    keys = convert.linear_keys(arrays, extents) if len(arrays) > 1 else [arrays[0]]
+    bad = keys[-1][1:] <= keys[-1][:-1]
+    for key in reversed(keys[:-1]):
+        bad = (key[1:] < key[:-1]) | ((key[1:] == key[:-1]) & bad)
+    if not bool(bad.any()):
+        return
+    starts = pos[1:-1].long()
+    bad[starts[(starts > 0) & (starts < arrays[0].shape[0])] - 1] = False
+    if not bool(bad.any()):
+        return
+    entry = int(bad.nonzero()[0]) + 1
+    if all(int(c[entry]) == int(c[entry - 1]) for c in arrays):
+        raise _repeated(pattern, number, arrays, entry)
+    before, after = (_tuple(arrays, e) for e in (entry - 1, entry))
+    raise InvalidTensorError(
+        f"entry {entry} of level {number} ({pattern.format.levels[number]}) is unsorted: {after} after {before}",
+        "sort the coordinates below each parent, or use an unordered level",
+    )
+
+
+def _repeated(pattern: Pattern, number: int, arrays: Sequence[Tensor], entry: int) -> InvalidTensorError:
+    """The error for a coordinate that occurs twice."""
+    return InvalidTensorError(
+        f"entry {entry} of level {number} ({pattern.format.levels[number]}) is a duplicate of {_tuple(arrays, entry)}",
+        'every coordinate once, or duplicates="sum"',
+    )
+
+
+def _tuple(arrays: Sequence[Tensor], entry: int) -> str:
+    """The coordinates of an entry, as people write them."""
+    found = tuple(int(c[entry]) for c in arrays)
+    return str(found[0]) if len(found) == 1 else str(found)
+
+
+def _equal_neighbours(columns: Sequence[Tensor]) -> int | None:
+    """The first entry of sorted columns that equals the one before it."""
+    same = columns[0][1:] == columns[0][:-1]
+    for column in columns[1:]:
+        same &= column[1:] == column[:-1]
+    found = same.nonzero()
+    return int(found[0]) + 1 if found.shape[0] else None
+
+
+def first_duplicate(columns: Sequence[Tensor]) -> int | None:
+    """The first entry of sorted columns that repeats the one before it, `None` when there is none."""
+    return _equal_neighbours(columns) if columns and columns[0].shape[0] > 1 else None
