@@ -87,9 +87,7 @@ def _on_values(
     sparse = [a for a in flat if isinstance(a, SparseTensor)]
     _check_operands(func, flat, sparse)
     pattern = sparse[0]._pattern
-    new_args, new_kwargs = tree_unflatten(
-        [a._values if isinstance(a, SparseTensor) else a for a in flat], tree
-    )
+    new_args, new_kwargs = tree_unflatten([a._vals if isinstance(a, SparseTensor) else a for a in flat], tree)
 
     def on_fills() -> Any:
         """The operator on 0-dimensional tensors of the fills."""
@@ -127,15 +125,11 @@ def _check_operands(func: Any, flat: Sequence[Any], sparse: Sequence[SparseTenso
 def pointwise_fill(func: Any, fills: Sequence[Fill], on_fills: Callable[[], Any]) -> Fill:
     """The fill of a pointwise result; zero annihilates in products and quotients."""
     packet = func.overloadpacket
-    if packet in KEEP_ZERO and _all_zero(fills) and ".Scalar" not in str(func):
+    if packet in KEEP_ZERO and _all_zero(fills) and "Scalar" not in func._overloadname:
         return fills[0]
-    if packet in (aten.mul, aten.mul_) and 0 in fills:
-        return 0
-    if packet in (aten.div, aten.div_) and len(fills) == 2 and fills[0] == 0:
-        return 0
-    if packet in (aten.addcmul, aten.addcmul_, aten.addcdiv, aten.addcdiv_) and len(fills) == 3:
-        if fills[1] == 0 or (fills[2] == 0 and "addcmul" in str(packet)):
-            return fills[0]
+    decided = _annihilated(_name(func), fills)
+    if decided is not None:
+        return decided
     result: Fill = on_fills().item()
     return result
 
@@ -179,28 +173,31 @@ def _foreach_fills(
     computed = func(*scalars, **kwargs)
     targets = scalars[0] if computed is None or _is_inplace(func) else computed
     found = []
-    name = str(packet)
     for fills, result in zip(columns, targets, strict=True):
-        annihilated = _annihilated(name, fills)
+        annihilated = _annihilated(_name(func), fills)
         found.append(result.item() if annihilated is None else annihilated)
     return found
 
 
 def _annihilated(name: str, fills: Sequence[Fill]) -> Fill | None:
     """The fill where a zero decides it alone, `None` where it does not."""
-    if "addcmul" in name or "addcdiv" in name:
-        decides = len(fills) == 3 and (fills[1] == 0 or ("addcmul" in name and fills[2] == 0))
-        return fills[0] if decides else None
-    if "_mul" in name and len(fills) == 2 and 0 in fills:
-        return 0
-    return 0 if "_div" in name and len(fills) == 2 and fills[0] == 0 else None
+    match name.removeprefix("_foreach_").removesuffix("_"), tuple(fills):
+        case "addcmul", (start, a, b) if a == 0 or b == 0:
+            return start
+        case "addcdiv", (start, a, _) if a == 0:
+            return start
+        case "mul", (_, *_) if 0 in fills:
+            return 0
+        case "div", (0, _):
+            return 0
+    return None
 
 
 def _values_of(argument: Any) -> Any:
     """Values in the place of sparse tensors."""
     if isinstance(argument, list | tuple):
         return [_values_of(a) for a in argument]
-    return argument._values if isinstance(argument, SparseTensor) else argument
+    return argument._vals if isinstance(argument, SparseTensor) else argument
 
 
 def _fills_of(argument: Any) -> Any:
@@ -237,7 +234,7 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"copy_ into {target._pattern} from {found}",
             "a source of the same pattern; patterns cannot be changed",
         )
-    target._values.copy_(source._values, *args[2:], **kwargs)
+    target._vals.copy_(source._vals, *args[2:], **kwargs)
     target._fill = source._fill
     return target
 
@@ -245,7 +242,7 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A norm over all entries, from the values; unstored entries have to be 0."""
     _whole_norm(func, [args[0]], args[2:])
-    return func(args[0]._values, *args[1:], **kwargs)
+    return func(args[0]._vals, *args[1:], **kwargs)
 
 
 def _foreach_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -273,7 +270,7 @@ def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if not (isinstance(first, SparseTensor) and isinstance(second, SparseTensor)):
         raise unsupported(func)
     fills = first._fill == second._fill or (is_nan(first._fill) and is_nan(second._fill))
-    return fills and first._pattern.equals(second._pattern) and torch.equal(first._values, second._values)
+    return fills and first._pattern.equals(second._pattern) and torch.equal(first._vals, second._vals)
 
 
 def _same_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -50,6 +50,8 @@ class Pattern:
     pos: tuple[Tensor | None, ...]
     crd: tuple[Tensor | None, ...]
     nnz: int
+    _cache: dict[object, Any]
+    _equals: "WeakSet[Pattern]"
 
     def __init__(self, format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays) -> None:
         put = object.__setattr__

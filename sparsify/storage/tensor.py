@@ -45,13 +45,13 @@ class SparseTensor(torch.Tensor):
     """
 
     _pattern: Pattern
-    _values: Tensor
+    _vals: Tensor
     _fill: Fill
 
     @staticmethod
     def __new__(cls, pattern: Pattern, values: Tensor, fill: Fill = 0) -> "SparseTensor":
         if values.requires_grad and torch.is_grad_enabled():
-            return cast(SparseTensor, _FromValues.apply(values, pattern, fill))
+            return cast(SparseTensor, _FromValues.apply(values, pattern, fill))  # type: ignore[no-untyped-call]
         return wrap(pattern, values.detach() if values.requires_grad else values, fill)
 
     def __init__(self, pattern: Pattern, values: Tensor, fill: Fill = 0) -> None:
@@ -85,8 +85,8 @@ class SparseTensor(torch.Tensor):
     def values(self) -> Tensor:
         """The stored values [nnz] in storage order, differentiable; they share memory with the tensor."""
         if self.requires_grad and torch.is_grad_enabled():
-            return cast(Tensor, _ToValues.apply(self))
-        return self._values.detach()
+            return cast(Tensor, _ToValues.apply(self))  # type: ignore[no-untyped-call]
+        return self._vals.detach()
 
     def coordinates(self) -> Tensor:
         """The coordinates of the stored entries, int64 [d, nnz], aligned with the values."""
@@ -106,7 +106,9 @@ class SparseTensor(torch.Tensor):
         pattern = self._pattern
         if pattern.format.is_dense and pattern.format.is_short:
             stored = values.view([pattern.shape[mode] for mode in pattern.format.ordering])
-            return stored.permute(_inverse(pattern.format.ordering)).contiguous()
+            return stored.permute(_inverse(pattern.format.ordering)).clone(
+                memory_format=torch.contiguous_format
+            )
         coordinates, inside = pattern.coordinates(), pattern.inside()
         if inside is not None:
             coordinates, values = coordinates[:, inside], values[inside]
@@ -125,7 +127,7 @@ class SparseTensor(torch.Tensor):
 
         return to_scipy(self)
 
-    def to(self, *args: Any, format: "Format | str | None" = None, **kwargs: Any) -> "SparseTensor":  # type: ignore[override]
+    def to(self, *args: Any, format: "Format | str | None" = None, **kwargs: Any) -> "SparseTensor":
         """In another dtype as `torch.Tensor.to`, or with `format=` in another format; differentiable.
 
         A dense format loses the entries that equal the fill; any other keeps the explicit ones.
@@ -149,7 +151,7 @@ class SparseTensor(torch.Tensor):
             raise FormatError(f"permute{tuple(order)} of a tensor of {count} modes", "every mode once")
         return SparseTensor(permuted_pattern(self._pattern, wanted), self.values(), self._fill)
 
-    def transpose(self, first: int = 0, second: int = 1) -> "SparseTensor":  # type: ignore[override]
+    def transpose(self, first: int = 0, second: int = 1) -> "SparseTensor":
         """The tensor with two modes exchanged; the same arrays, no copy."""
         order = list(range(self.dim()))
         order[first], order[second] = order[second], order[first]
@@ -159,7 +161,7 @@ class SparseTensor(torch.Tensor):
         pattern = self._pattern
         names = [f"_pos{n}" for n, a in enumerate(pattern.pos) if a is not None]
         names += [f"_crd{n}" for n, a in enumerate(pattern.crd) if a is not None]
-        return ["_values", *names], (str(pattern.format), self._fill)
+        return ["_vals", *names], (str(pattern.format), self._fill)
 
     @staticmethod
     def __tensor_unflatten__(
@@ -172,7 +174,7 @@ class SparseTensor(torch.Tensor):
         format = Format(text)
         levels = range(len(format.levels))
         pos, crd = ([inner.get(f"_{role}{n}") for n in levels] for role in ("pos", "crd"))
-        return wrap(shared(format, outer_size, pos, crd), inner["_values"], fill)
+        return wrap(shared(format, outer_size, pos, crd), inner["_vals"], fill)
 
     @classmethod
     def __torch_function__(
@@ -190,7 +192,7 @@ class SparseTensor(torch.Tensor):
                 raise UnsupportedOperatorError(f"{name}: {error.message}", error.remedy) from None
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         from sparsify.storage.dispatch import dispatch
@@ -201,12 +203,12 @@ class SparseTensor(torch.Tensor):
         fill = "" if self._fill == 0 else f", fill {self._fill}"
         grad = ", requires_grad" if self.requires_grad else ""
         size = f"shape {list(self.shape)}, {self.nnz} stored, {self.dtype}{fill}{grad}"
-        return f"SparseTensor({self.format}; {size};\n  values {self._values})"
+        return f"SparseTensor({self.format}; {size};\n  values {self._vals})"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         pattern = self._pattern
         flags = (self.requires_grad, isinstance(self, nn.Parameter))
-        arrays = (list(pattern.pos), list(pattern.crd), self._values)
+        arrays = (list(pattern.pos), list(pattern.crd), self._vals)
         return rebuild, (str(pattern.format), pattern.shape, *arrays, self._fill, *flags)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SparseTensor":
@@ -216,10 +218,10 @@ class SparseTensor(torch.Tensor):
             raise InvalidTensorError(
                 "a deep copy of a tensor that is the result of a computation", "detach it first"
             )
-        copied = wrap(self._pattern, self._values.clone(), self._fill)
-        if self.grad is not None:
-            copied.grad = cast(Tensor, self.grad).clone()
+        copied = wrap(self._pattern, self._vals.clone(), self._fill)
         copied = _as_leaf(copied, self.requires_grad, isinstance(self, nn.Parameter))
+        if self.grad is not None:
+            copied.grad = self.grad.clone()
         memo[id(self)] = copied
         return copied
 
@@ -230,16 +232,16 @@ def wrap(pattern: Pattern, values: Tensor, fill: Fill = 0) -> SparseTensor:
         raise InvalidTensorError(
             f"values of shape {list(values.shape)} for {pattern}", f"one dimension of {pattern.nnz}"
         )
-    result = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    result = torch.Tensor._make_wrapper_subclass(
         SparseTensor, pattern.shape, strides=_strides(pattern.shape), dtype=values.dtype, device=values.device
     )
-    result._pattern, result._values, result._fill = pattern, values, fill
+    result._pattern, result._vals, result._fill = pattern, values, fill
     for number, (pos, crd) in enumerate(zip(pattern.pos, pattern.crd, strict=True)):
         if pos is not None:
             setattr(result, f"_pos{number}", pos)
         if crd is not None:
             setattr(result, f"_crd{number}", crd)
-    return cast(SparseTensor, result)
+    return result
 
 
 def rebuild(
@@ -277,7 +279,7 @@ def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
 def _as_leaf(tensor: SparseTensor, requires_grad: bool, is_parameter: bool) -> SparseTensor:
     """`tensor` as a leaf, a parameter when it is to be one."""
     if not is_parameter:
-        return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+        return cast(SparseTensor, tensor.requires_grad_(requires_grad))
     return cast(SparseTensor, nn.Parameter(tensor, requires_grad))
 
 
@@ -323,7 +325,7 @@ class _FromValues(torch.autograd.Function):
         return wrap(pattern, values.detach(), fill)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return values_at(grad, ctx.pattern), None, None
 
 
@@ -333,10 +335,10 @@ class _ToValues(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: SparseTensor) -> Tensor:
         ctx.pattern = tensor._pattern
-        return tensor._values.detach()
+        return tensor._vals.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> SparseTensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> SparseTensor:
         return SparseTensor(ctx.pattern, grad.contiguous())
 
 
