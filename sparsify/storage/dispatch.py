@@ -63,7 +63,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if packet in FOREACH or packet is aten._foreach_zero_:
         return _foreach(func, args, kwargs)
     if torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags:
-        return _on_values(func, args, kwargs, lambda fills, scalars: pointwise_fill(func, fills, scalars))
+        return _on_values(
+            func, args, kwargs, lambda fills, scalars: pointwise_fill(func, args, fills, scalars)
+        )
     raise unsupported(func)
 
 
@@ -122,10 +124,13 @@ def _check_operands(func: Any, flat: Sequence[Any], sparse: Sequence[SparseTenso
             )
 
 
-def pointwise_fill(func: Any, fills: Sequence[Fill], on_fills: Callable[[], Any]) -> Fill:
+def pointwise_fill(
+    func: Any, args: Sequence[Any], fills: Sequence[Fill], on_fills: Callable[[], Any]
+) -> Fill:
     """The fill of a pointwise result; zero annihilates in products and quotients."""
     packet = func.overloadpacket
-    if packet in KEEP_ZERO and _all_zero(fills) and "Scalar" not in func._overloadname:
+    is_sparse = all(isinstance(a, SparseTensor) for a in args)  # 1.0 in add_(1.0) arrives as a tensor
+    if packet in KEEP_ZERO and _all_zero(fills) and (is_sparse or packet in (aten.mul, aten.mul_)):
         return fills[0]
     decided = _annihilated(_name(func), fills)
     if decided is not None:
@@ -160,10 +165,7 @@ def _foreach_fills(
 ) -> list[Fill]:
     """The fills of the results of a `_foreach_` operator, 0 for dense ones."""
     packet = func.overloadpacket
-    columns = [
-        [a._fill if isinstance(a, SparseTensor) else 0 for a in operands]
-        for operands in zip(*lists, strict=True)
-    ]
+    columns = [[_scalar_of(a) for a in operands] for operands in zip(*lists, strict=True)]
     is_zero = all(_all_zero(fills) for fills in columns)
     if packet is aten._foreach_zero_ or (
         is_zero and packet in KEEP_ZERO and "Scalar" not in func._overloadname
@@ -204,7 +206,15 @@ def _fills_of(argument: Any) -> Any:
     """Fills in the place of sparse tensors, zeros in that of dense ones in lists; other arguments as they are."""
     if not (isinstance(argument, list | tuple) and argument and isinstance(argument[0], Tensor)):
         return argument
-    return [torch.full((), a._fill if isinstance(a, SparseTensor) else 0, dtype=a.dtype) for a in argument]
+    return [torch.full((), _scalar_of(a), dtype=a.dtype) for a in argument]
+
+
+def _scalar_of(operand: Tensor) -> Fill:
+    """The fill of a sparse operand, the number in one without modes, 0 for a dense one."""
+    if isinstance(operand, SparseTensor):
+        return operand._fill
+    number: Fill = 0 if operand.dim() else operand.item()
+    return number
 
 
 def _all_zero(fills: Sequence[Fill]) -> bool:

@@ -152,11 +152,16 @@ def _sigmoid(x: float) -> float:
 
 
 def _gelu(x: float) -> float:
-    return 0.0 if x == -inf else 0.5 * x * (1 + math.erf(x * 0.7071067811865476))
+    return 0.5 * x * (1 + math.erf(x * 0.7071067811865476))
 
 
 def _gelu_tanh(x: float) -> float:
-    return 0.0 if x == -inf else 0.5 * x * (1 + math.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + math.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+
+
+def _power(x: Fill, y: Fill) -> Fill:
+    result: Fill = x**y
+    return nan if isinstance(result, complex) and not isinstance(x, complex) else result
 
 
 def _log(log: Callable[[float], float]) -> Evaluate:
@@ -168,7 +173,7 @@ SCALARS: dict[str, Evaluate] = {
     "sub": lambda x, y: x - y,
     "mul": lambda x, y: x * y,
     "div": _total(lambda x, y: x / y, _quotient_pole),
-    "pow": _total(lambda x, y: x**y, lambda x, y: inf if x == 0 else math.copysign(inf, x) if y % 2 else inf),
+    "pow": _total(_power, lambda x, y: math.copysign(inf, x) if y % 2 == 1 else inf),
     "neg": lambda x: -x,
     "eq": lambda x, y: x == y,
     "ne": lambda x, y: x != y,
@@ -203,7 +208,7 @@ SCALARS: dict[str, Evaluate] = {
     "sigmoid": _sigmoid,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
-    "silu": lambda x: 0.0 if x == -inf else x * _sigmoid(x),
+    "silu": lambda x: x * _sigmoid(x),
     "erf": math.erf,
     "atan2": math.atan2,
     "mod": _total(lambda x, y: x % y, _to_nan),

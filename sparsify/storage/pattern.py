@@ -172,7 +172,7 @@ _known: "WeakValueDictionary[tuple[Any, ...], Pattern]" = WeakValueDictionary()
 def shared(format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays) -> Pattern:
     """The living pattern over the same memory, else a new one: loaded tensors go on sharing their pattern."""
     arrays = [a for a in (*pos, *crd) if a is not None]
-    if torch.compiler.is_compiling() or any(type(a) is not Tensor for a in arrays):
+    if not arrays or torch.compiler.is_compiling() or any(type(a) is not Tensor for a in arrays):
         return Pattern(format, shape, pos, crd)
     key = (format, tuple(shape), tuple((a.data_ptr(), a.shape[0], a.dtype) for a in arrays))
     found = _known.get(key)

@@ -352,7 +352,7 @@ def values_at(tensor: Tensor, pattern: Pattern) -> Tensor:
         )
     coordinates, inside = pattern.coordinates(), pattern.inside()
     if inside is None:
-        return tensor[tuple(coordinates)]
+        return tensor[tuple(coordinates)].reshape(-1)
     safe = torch.where(inside, coordinates, 0)
     return torch.where(inside, tensor[tuple(safe)], 0)
 

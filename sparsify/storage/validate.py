@@ -4,6 +4,7 @@ In: a pattern over arrays that others made. Out: nothing, or `InvalidTensorError
 """
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from sparsify.storage.pattern import Pattern
 
 COORDINATE_DTYPES = (torch.int16, torch.int32, torch.int64)
 POSITION_DTYPES = (torch.int32, torch.int64)
+MOST_ENTRIES = 2**63 - 1
 VALUE_DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128),
     *(torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -30,6 +32,10 @@ def shape_of(sizes: Sequence[int]) -> tuple[int, ...]:
                 f"the shape {tuple(sizes)} has {size!r} in mode {mode}", "non-negative integers"
             )
         found.append(int(size))
+    if prod(found) > MOST_ENTRIES:
+        raise InvalidTensorError(
+            f"the shape {tuple(found)} has more entries than torch can count", "fewer than 2**63"
+        )
     return tuple(found)
 
 

@@ -1,0 +1,125 @@
+"""Conversions between all formats, and twins."""
+
+import pytest
+import torch
+
+from sparsify.errors import FormatError, InvalidTensorError
+from sparsify.storage import convert, validate
+from sparsify.storage.format import Format
+from sparsify.storage.interop import tensor
+from tests.storage.generate import FORMATS, MATRIX_FORMATS, Case, cases
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_round_trip(case):
+    for fill in (0.0, float("-inf")):
+        stored = case.stored(fill)
+        dense = case.dense(fill=fill)
+        validate.pattern(stored.pattern)
+        assert stored.format == case.form and stored.fill == fill
+        assert torch.equal(stored.to_dense(), dense)
+        inside = stored.pattern.inside()
+        coordinates, values = stored.coordinates(), stored.values()
+        assert coordinates.shape == (len(case.shape), stored.nnz)
+        if inside is not None:
+            assert bool((values[~inside] == fill).all())
+            coordinates, values = coordinates[:, inside], values[inside]
+        assert torch.equal(dense[tuple(coordinates)].reshape(-1), values)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 4])
+@pytest.mark.parametrize("content", ["random", "none", "all"])
+def test_every_format_to_every_format(rank, content):
+    shape = {1: (9,), 2: (7, 9), 3: (3, 4, 5), 4: (2, 3, 2, 3)}[rank]
+    for source in FORMATS[rank]:
+        case = Case(source, shape, content)
+        stored, dense = case.stored(), case.dense()
+        for target in FORMATS[rank]:
+            form = Format(target, rank=rank)
+            converted = stored.to(format=form)
+            validate.pattern(converted.pattern)
+            assert converted.format == form, (case, target)
+            assert torch.equal(converted.to_dense(), dense), (case, target)
+
+
+@pytest.mark.parametrize("source", MATRIX_FORMATS)
+@pytest.mark.parametrize("target", MATRIX_FORMATS)
+def test_twin_moves_values(source, target):
+    stored = Case(source, (7, 9), "random").stored()
+    twin, permutation = stored.pattern.twin(Format(target))
+    assert stored.pattern.twin(Format(target))[0] is twin
+    assert permutation.dtype == torch.int64 and permutation.shape == (twin.nnz,)
+    here, there = stored.coordinates(), twin.coordinates()
+    real = permutation >= 0
+    assert torch.equal(here[:, permutation[real]], there[:, real])
+    if stored.nnz == twin.nnz and bool(real.all()):
+        back, inverse = twin.twin(stored.format)
+        assert back is stored.pattern
+        assert torch.equal(permutation[inverse], torch.arange(stored.nnz))
+
+
+def test_explicit_fills_are_kept():
+    coordinates = torch.tensor([[0, 1, 2], [1, 0, 2]])
+    stored = tensor((coordinates, torch.tensor([0.0, 5.0, 0.0]), (3, 3)), "csr")
+    assert stored.nnz == 3
+    for form in ("csc", "coo", "dcsr"):
+        assert stored.to(format=form).nnz == 3
+    assert (
+        stored.to(format="dense(2)").to(format="csr").nnz == 1
+    )  # a dense format says nothing about what is stored
+
+
+def test_hypersparse_without_dense_memory():
+    n = 10**9
+    coordinates = torch.tensor([[7, 999_999_999, 7, 123], [999_999_999, 5, 3, 456]])
+    stored = tensor((coordinates, torch.arange(4.0), (n, n)), "dcsr")
+    assert stored.pattern.pos[1].shape[0] == 4 and stored.pattern.crd[1].dtype == torch.int32
+    assert stored.values().tolist() == [2.0, 0.0, 3.0, 1.0]
+    for form in ("dcsc", "coo", "j/16: compressed, i: compressed, j%16: dense"):
+        twin = stored.to(format=form)
+        back = twin.to(format="dcsr")
+        kept = back.values() != 0
+        assert int(kept.sum()) == 3
+        assert torch.equal(back.coordinates()[:, kept], stored.coordinates()[:, stored.values() != 0])
+
+
+def test_keys_that_overflow_are_sorted_in_parts():
+    n = 2**40
+    columns = list(torch.tensor([[n - 1, 5, 5, 5], [0, n - 1, n - 1, 3], [1, 2, 1, 9]]))
+    assert len(convert.linear_keys(columns, (n, n, n))) == 3
+    sorting = convert.order(columns, (n, n, n))
+    assert sorting.tolist() == [3, 2, 1, 0]
+    pattern, places = convert.from_sorted([c[sorting] for c in columns], (n, n, n), Format("csf"))
+    assert places is None and pattern.crd[0].tolist() == [5, n - 1]
+    assert pattern.crd[0].dtype == torch.int64
+    validate.pattern(pattern)
+    twin, permutation = pattern.twin(Format("k: coordinate, j: coordinate, i: coordinate"))
+    validate.pattern(twin)
+    assert torch.equal(twin.coordinates(), pattern.coordinates()[:, permutation])
+    with pytest.raises(InvalidTensorError, match="more entries than torch can count"):
+        tensor((torch.zeros(3, 0), torch.zeros(0), (n, n, n)), "csf")
+
+
+def test_dtypes_of_a_format_are_made():
+    stored = tensor(torch.eye(5), "dense, compressed(pos=int64, crd=int16)")
+    assert stored.pattern.pos[1].dtype == torch.int64 and stored.pattern.crd[1].dtype == torch.int16
+    assert tensor(torch.eye(5)).pattern.crd[1].dtype == torch.int32
+
+
+def test_refused():
+    stored = tensor(torch.eye(3))
+    with pytest.raises(FormatError, match="stores 3 modes"):
+        stored.pattern.twin(Format("csf"))
+    with pytest.raises(FormatError, match="difference"):
+        stored.to(format="j-i: compressed, i: dense")
+    with pytest.raises(FormatError, match="positions"):
+        tensor((torch.zeros(2, 0), torch.zeros(0), (10**9, 10**9)), "dense(2)")
+
+
+def test_conversion_is_differentiable():
+    coordinates = torch.tensor([[0, 2, 1, 2], [1, 0, 3, 3]])
+    values = torch.rand(4, dtype=torch.float64, requires_grad=True)
+    for form in MATRIX_FORMATS:
+        assert torch.autograd.gradcheck(
+            lambda v, form=form: tensor((coordinates, v, (3, 4)), "csc").to(format=form).to_dense(), values
+        )

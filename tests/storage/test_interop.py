@@ -1,0 +1,213 @@
+"""Reading and writing the tensors of others."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+from sparsify.errors import FormatError, InvalidTensorError
+from sparsify.storage.interop import tensor
+from tests.storage.generate import FORMATS, SHAPES, Case
+
+DTYPES = (
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128),
+    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+)
+LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc")
+
+
+def as_layout(dense, layout):
+    """A dense tensor in a layout of torch."""
+    if layout == "coo":
+        return dense.to_sparse()
+    block = {"blocksize": (2, 3)} if layout in ("bsr", "bsc") else {}
+    return getattr(dense, f"to_sparse_{layout}")(**block)
+
+
+def pointers(sparse):
+    """Where the index arrays and the values are."""
+    return {a.data_ptr() for a in (*sparse.pattern.arrays(), sparse.values())}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("content", ["random", "none", "all"])
+def test_torch_layouts(layout, content):
+    dense = Case("csr", (4, 6), content).dense()
+    data = as_layout(dense, layout)
+    stored = tensor(data, format=None)
+    assert torch.equal(stored.to_dense(), dense)
+    assert stored.values().data_ptr() == data.values().data_ptr()
+    back = stored.to_torch()
+    assert back.layout == data.layout
+    assert torch.equal(back.to_dense(), dense)
+    assert back.values().data_ptr() == data.values().data_ptr()
+    for form in ("csr", "coo", "bcsr(2, 2)"):
+        assert torch.equal(tensor(data, form).to_dense(), dense)
+
+
+@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
+def test_torch_index_arrays_are_shared(layout):
+    data = as_layout(Case("csr", (4, 6), "random").dense(), layout)
+    outer = data.crow_indices() if layout in ("csr", "bsr") else data.ccol_indices()
+    inner = data.col_indices() if layout in ("csr", "bsr") else data.row_indices()
+    assert pointers(tensor(data, format=None)) == {x.data_ptr() for x in (outer, inner, data.values())}
+
+
+def test_torch_batches_and_dense_modes():
+    dense = torch.zeros(2, 4, 6)
+    dense[0, 1, 2], dense[0, 3, 3], dense[1, 0, 5], dense[1, 3, 0] = 1.0, 2.0, 3.0, 4.0
+    for layout in ("csr", "csc"):
+        assert torch.equal(tensor(as_layout(dense, layout), format=None).to_dense(), dense)
+    hybrid = torch.rand(3, 4, 2).to_sparse(2)
+    stored = tensor(hybrid, format=None)
+    assert str(stored.format) == "coordinate, coordinate, dense"
+    assert torch.equal(stored.to_dense(), hybrid.to_dense())
+    wide = torch.sparse_csr_tensor(torch.tensor([0, 1, 2]), torch.tensor([2, 0]), torch.rand(2, 3), (2, 3, 3))
+    assert torch.equal(tensor(wide, format=None).to_dense(), wide.to_dense())
+
+
+def test_torch_coo_that_is_not_coalesced():
+    data = torch.sparse_coo_tensor([[1, 0, 1], [2, 1, 2]], torch.tensor([1.0, 5.0, 2.0]), (2, 3))
+    assert tensor(data).values().tolist() == [5.0, 3.0]
+    assert torch.equal(tensor(data, "coo").to_dense(), data.to_dense())
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr", "dia", "lil", "dok"])
+@pytest.mark.parametrize("kind", ["array", "matrix"])
+def test_scipy(form, kind):
+    dense = Case("csr", (4, 6), "random").dense().numpy()
+    data = getattr(scipy.sparse, f"csr_{kind}")(dense).asformat(form)
+    for target in (None, "csr", "coo", "bcsr(2, 3)"):
+        assert np.array_equal(tensor(data, target).to_dense().numpy(), dense)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "bsr"])
+def test_scipy_memory_is_shared(form):
+    data = scipy.sparse.csr_array(Case("csr", (4, 6), "random").dense().numpy()).asformat(form)
+    stored = tensor(data, format=None)
+    here = {a.ctypes.data for a in (data.indptr, data.indices, data.data)}
+    assert pointers(stored) == here
+    back = stored.to_scipy()
+    assert back.format == form
+    assert {a.ctypes.data for a in (back.indptr, back.indices, back.data)} == here
+
+
+def test_scipy_unsorted_duplicates_and_ranks():
+    arrays = (np.array([1.0, 2.0, 3.0]), np.array([2, 0, 1]), np.array([0, 2, 3]))
+    unsorted = scipy.sparse.csr_array(arrays, shape=(2, 3))
+    assert tensor(unsorted).values().tolist() == [2.0, 1.0, 3.0]
+    repeated = scipy.sparse.csr_array((arrays[0], np.array([2, 2, 1]), arrays[2]), shape=(2, 3))
+    with pytest.raises(InvalidTensorError, match=r"entry 1 .*duplicate of 2"):
+        tensor(repeated)
+    assert tensor(repeated, duplicates="sum").values().tolist() == [3.0, 3.0]
+    cube = scipy.sparse.coo_array(np.arange(24.0).reshape(2, 3, 4) % 3)
+    assert np.array_equal(tensor(cube, "csf").to_scipy().toarray(), cube.toarray())
+    wide = scipy.sparse.csr_array((arrays[0], np.array([2, 9, 1]), arrays[2]), shape=(2, 3))
+    with pytest.raises(InvalidTensorError, match=r"entry 1 .* is 9, outside 0 to 2"):
+        tensor(wide)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3, 4])
+def test_to_torch_and_scipy_of_every_format(rank):
+    for shape in SHAPES[rank]:
+        for form in FORMATS[rank]:
+            case = Case(form, shape, "random")
+            stored, dense = case.stored(), case.dense()
+            assert torch.equal(stored.to_torch().to_dense(), dense), case
+            if rank and all(shape):
+                assert np.array_equal(stored.to_scipy().toarray(), dense.numpy()), case
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(dtype):
+    dense = (Case("csr", (5, 6), "random").dense() * 3).to(dtype)
+    for form in ("csr", "bcsr(2, 3)", "dense(2)", "dcsc"):
+        stored = tensor(dense, form)
+        assert stored.dtype == dtype
+        assert torch.equal(stored.to_dense(), dense)
+    assert torch.equal(tensor(dense, dtype=torch.complex128).to_dense(), dense.to(torch.complex128))
+
+
+def test_dense_arrays_lists_and_fills():
+    array = np.array([[0.0, 2.0], [np.inf, 0.0]])
+    assert tensor(array).nnz == 2
+    assert tensor(array, fill=float("inf")).nnz == 3
+    assert tensor(np.array([[np.nan, 1.0]]), fill=float("nan")).nnz == 1
+    assert tensor([[0, 3]]).to_dense().tolist() == [[0, 3]]
+    dense = torch.rand(3, 4)
+    assert tensor(dense, "dense(2)").values().data_ptr() == dense.data_ptr()
+    assert tensor(dense.T, "j: dense, i: dense").values().data_ptr() == dense.data_ptr()
+
+
+def test_coordinates_in_any_order():
+    coordinates = torch.tensor([[2, 0, 1], [0, 3, 1]])
+    values = torch.tensor([1.0, 2.0, 3.0])
+    stored = tensor((coordinates, values, (3, 4)), "csr")
+    assert stored.values().tolist() == [2.0, 3.0, 1.0]
+    free = tensor((coordinates, values, (3, 4)), "coordinate(unordered), coordinate")
+    assert free.values().data_ptr() == values.data_ptr()
+    assert free.pattern.crd[0].data_ptr() == coordinates.data_ptr()
+    assert torch.equal(free.coordinates(), coordinates)
+    assert torch.equal(free.to_dense(), stored.to_dense())
+    ordered = torch.tensor([[0, 1, 2], [3, 1, 0]], dtype=torch.int32)
+    listed = tensor((ordered, values, (3, 4)), "coo")
+    assert listed.pattern.crd[1].data_ptr() == ordered[1].data_ptr()
+    assert tensor((np.array([[0], [1]]), [5.0], (2, 2))).to_dense().tolist() == [[0, 5], [0, 0]]
+    assert tensor(([[0, 1], [1, 0]], [5.0, 6.0], (2, 2)), "coo").nnz == 2
+
+
+def test_duplicates_are_added_when_asked():
+    coordinates = torch.tensor([[1, 0, 1, 1], [2, 1, 2, 0]])
+    values = torch.tensor([1.0, 5.0, 2.0, 7.0], dtype=torch.float64, requires_grad=True)
+    stored = tensor((coordinates, values, (2, 3)), duplicates="sum")
+    assert stored.values().tolist() == [5.0, 7.0, 3.0]
+    assert torch.autograd.gradcheck(
+        lambda v: tensor((coordinates, v, (2, 3)), "csc", duplicates="sum").to_dense(), values
+    )
+
+
+def test_every_source_is_differentiable():
+    dense = Case("csr", (4, 6), "random").dense().requires_grad_()
+    for form in ("csr", "bcsr(3, 4)", "dense(2)", "dcsc"):
+        assert torch.autograd.gradcheck(lambda d, form=form: tensor(d, form).to_dense() ** 2, dense)
+    values = torch.rand(2, dtype=torch.float64, requires_grad=True)
+    coo = torch.sparse_coo_tensor([[0, 1], [1, 0]], values, (2, 2)).coalesce()
+    tensor(coo).to_dense().sum().backward()
+    assert values.grad.tolist() == [1.0, 1.0]
+    stored = tensor((torch.tensor([[0, 1], [1, 0]]), values, (2, 2)))
+    (grad,) = torch.autograd.grad(stored.to_torch().to_dense().sum(), values)
+    assert grad.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (
+            lambda: tensor(([[0, 5]], [1.0, 2.0], (3,)), "compressed"),
+            r"entry 1 .*\(5,\), outside the shape \(3,\)",
+        ),
+        (lambda: tensor(([[0, -1]], [1.0, 2.0], (3,)), "compressed"), r"entry 1 .*\(-1,\), outside"),
+        (lambda: tensor(([[0, 1]], [1.0], (3,)), "compressed"), r"values of shape \[1\]"),
+        (lambda: tensor(([[0, 0], [1, 1]], [1.0, 2.0], (3, 3))), r"entry 1 is a duplicate of .*\(0, 1\)"),
+        (lambda: tensor(([[0.5]], [1.0], (3,)), "compressed"), "coordinates of torch.float64"),
+        (lambda: tensor(([[0]], [1.0], (3, 3))), "coordinates of 1 modes for a shape of 2"),
+        (lambda: tensor(([[0]], [1.0], (-3,)), "compressed"), "has -3 in mode 0"),
+        (lambda: tensor(([0], [1.0], (3,)), "compressed"), r"coordinates of shape \[1\]"),
+        (lambda: tensor(([[0]], [1.0], (0,)), "compressed"), "mode has no extent|no entries"),
+        (lambda: tensor(torch.zeros(2, 2, dtype=torch.uint8)), "values of torch.uint8"),
+        (lambda: tensor("csr"), "cannot read a str"),
+        (lambda: tensor(torch.zeros(2, 2), duplicates="ignore"), "duplicates='ignore'"),
+    ],
+)
+def test_refused(make, message):
+    with pytest.raises(InvalidTensorError, match=message):
+        make()
+
+
+def test_refused_formats():
+    with pytest.raises(FormatError, match="2 modes"):
+        tensor(torch.zeros(2, 2, 2))
+    with pytest.raises(FormatError, match="fill 1"):
+        tensor(torch.zeros(2, 2), fill=1).to_torch()
+    with pytest.raises(FormatError, match="fill 1"):
+        tensor(torch.zeros(2, 2), fill=1).to_scipy()

@@ -1,0 +1,69 @@
+"""Patterns: immutable, shared, with what is derived from them cached."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from sparsify.storage.format import Format
+from sparsify.storage.interop import tensor
+from sparsify.storage.pattern import LevelStatistics, Pattern, shared
+from tests.storage.generate import Case
+
+
+def test_immutable_and_equal_to_itself_only():
+    first, second = (Case("csr", (7, 9), "random").stored().pattern for _ in range(2))
+    assert first != second and first.equals(second) and second.equals(first)
+    assert not first.equals(Case("csr", (7, 9), "random", seed=1).stored().pattern)
+    assert not first.equals(Case("csc", (7, 9), "random").stored().pattern)
+    with pytest.raises(AttributeError, match="immutable"):
+        first.nnz = 3
+    assert copy.deepcopy(first) is first
+    assert pickle.loads(pickle.dumps(first)).equals(first)
+
+
+def test_derived_structure_is_made_once():
+    pattern = Case("csr", (7, 9), "random").stored().pattern
+    made = []
+    for _ in range(3):
+        assert pattern.cached("key", lambda: made.append(1) or len(made)) == 1
+    assert pattern.coordinates() is pattern.coordinates()
+
+
+def test_patterns_over_the_same_memory_are_one():
+    pattern = tensor(torch.eye(4)).pattern
+    assert shared(pattern.format, pattern.shape, pattern.pos, pattern.crd) is pattern
+    other = [None if a is None else a.clone() for a in pattern.crd]
+    assert shared(pattern.format, pattern.shape, pattern.pos, other) is not pattern
+
+
+def test_statistics():
+    dense = torch.tensor([[1.0, 2, 0], [0, 0, 0], [3, 0, 0], [0, 0, 0]])
+    assert tensor(dense).pattern.statistics() == (
+        LevelStatistics(1, 4, 4, 4.0),
+        LevelStatistics(4, 3, 2, 0.75),
+    )
+    assert tensor(dense, "dcsr").pattern.statistics() == (
+        LevelStatistics(1, 2, 2, 2.0),
+        LevelStatistics(2, 3, 2, 1.5),
+    )
+    assert tensor(dense, "coo").pattern.statistics() == (
+        LevelStatistics(1, 3, 3, 3.0),
+        LevelStatistics(3, 3, 1, 1.0),
+    )
+
+
+def test_blocks_that_reach_over_the_edge():
+    pattern = tensor(torch.ones(3, 4), "bcsr(2, 3)").pattern
+    assert pattern.nnz == 24
+    assert pattern.density == 2.0
+    assert int(pattern.inside().sum()) == 12
+    assert tensor(torch.ones(4, 6), "bcsr(2, 3)").pattern.inside() is None
+
+
+def test_of_lists():
+    pattern = Pattern(Format("csr"), (2, 3), (None, torch.tensor([0, 1, 2])), (None, torch.tensor([2, 0])))
+    assert pattern.coordinates().tolist() == [[0, 1], [2, 0]]
+    assert pattern.positions(1) == 2 and pattern.nnz == 2 and pattern.density == pytest.approx(1 / 3)
+    assert len(pattern.arrays()) == 2

@@ -1,0 +1,298 @@
+"""`SparseTensor` as a tensor: training, copying, saving, compiling, and what it refuses."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from sparsify.errors import InvalidTensorError, UnsupportedOperatorError
+from sparsify.storage import validate
+from sparsify.storage.format import Format
+from sparsify.storage.interop import tensor
+from sparsify.storage.tensor import SparseTensor, operators
+from tests.storage.generate import MATRIX_FORMATS, Case
+
+OPTIMIZERS = {
+    "sgd": lambda p, foreach: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, foreach=foreach),
+    "nesterov": lambda p, foreach: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, foreach=foreach),
+    "adam": lambda p, foreach: torch.optim.Adam(p, lr=0.1, weight_decay=0.1, foreach=foreach),
+    "adamw": lambda p, foreach: torch.optim.AdamW(p, lr=0.1, amsgrad=True, foreach=foreach),
+    "adagrad": lambda p, foreach: torch.optim.Adagrad(p, lr=0.1, foreach=foreach),
+    "rmsprop": lambda p, foreach: torch.optim.RMSprop(p, lr=0.1, centered=True, foreach=foreach),
+}
+
+
+class Layer(nn.Module):
+    """A linear layer with a sparse weight."""
+
+    def __init__(self, form="csr", fill=0):
+        super().__init__()
+        weight = Case(form, (7, 9), "random").dense(torch.float32, fill)
+        self.weight = nn.Parameter(tensor(weight, form, fill=fill))
+        self.bias = nn.Parameter(torch.full((7,), 0.5))
+
+    def forward(self, x):
+        return x @ self.weight.to_dense().T + self.bias
+
+
+def test_attributes():
+    stored = tensor(torch.tensor([[0.0, 2.0], [3.0, 0.0], [0.0, 0.0]]))
+    assert isinstance(stored, torch.Tensor)
+    assert stored.shape == (3, 2) and stored.dtype == torch.float32 and stored.device.type == "cpu"
+    assert stored.nnz == 2 and stored.density == pytest.approx(1 / 3) and stored.fill == 0
+    assert (
+        stored.format == Format("csr") and stored.dim() == 2 and stored.numel() == 6 and stored.size(1) == 2
+    )
+    assert "dense, compressed; shape [3, 2], 2 stored, torch.float32" in repr(stored)
+    assert stored.with_fill(1.0).to_dense().tolist() == [[1, 2], [3, 1], [1, 1]]
+    assert stored.with_fill(1.0).values().data_ptr() == stored.values().data_ptr()
+
+
+@pytest.mark.parametrize("form", MATRIX_FORMATS)
+def test_values_to_tensor_to_dense_is_differentiable(form):
+    stored = Case(form, (7, 9), "random").stored()
+    pattern = stored.pattern
+    values = stored.values().clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda v: SparseTensor(pattern, v).to_dense(), values)
+    assert torch.autograd.gradcheck(lambda v: SparseTensor(pattern, v).values() ** 2, values)
+    assert torch.autograd.gradcheck(lambda v: (SparseTensor(pattern, v) * 3).T.to_dense(), values)
+    assert torch.autograd.gradgradcheck(lambda v: SparseTensor(pattern, v).to_dense() ** 3, values)
+
+
+def test_the_gradient_lies_on_the_pattern():
+    leaf = Case("csr", (7, 9), "random").stored().requires_grad_()
+    weights = torch.rand(7, 9, dtype=torch.float64)
+    (leaf.to_dense() * weights).sum().backward()
+    assert isinstance(leaf.grad, SparseTensor) and leaf.grad.pattern is leaf.pattern
+    assert torch.equal(leaf.grad.values(), weights[tuple(leaf.coordinates())])
+    (leaf.to_dense() * weights).sum().backward()
+    assert torch.equal(leaf.grad.values(), 2 * weights[tuple(leaf.coordinates())])
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_equals_training_the_values(name, foreach):
+    layer = Layer("bcsr(2, 3)")
+    pattern = layer.weight.pattern
+    values = nn.Parameter(layer.weight.values().detach().clone())
+    bias = nn.Parameter(layer.bias.detach().clone())
+    sparse = OPTIMIZERS[name](layer.parameters(), foreach)
+    plain = OPTIMIZERS[name]([values, bias], foreach)
+    random = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        x = torch.rand(4, 9, generator=random)
+        sparse.zero_grad()
+        plain.zero_grad()
+        first = (layer(x) ** 2).sum()
+        second = ((x @ SparseTensor(pattern, values).to_dense().T + bias) ** 2).sum()
+        first.backward()
+        second.backward()
+        nn.utils.clip_grad_norm_(layer.parameters(), 1.0, foreach=foreach)
+        nn.utils.clip_grad_norm_([values, bias], 1.0, foreach=foreach)
+        sparse.step()
+        plain.step()
+        assert torch.allclose(first, second)
+    assert torch.allclose(layer.weight.values(), values, atol=1e-6)
+    assert layer.weight.fill == 0 and layer.weight.pattern is pattern
+    assert all(
+        s.pattern is pattern for s in sparse.state[layer.weight].values() if isinstance(s, SparseTensor)
+    )
+
+
+def test_training_resumes_from_a_checkpoint():
+    layer, x = Layer(), torch.rand(4, 9)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+
+    def step(model, algorithm):
+        algorithm.zero_grad()
+        (model(x) ** 2).sum().backward()
+        algorithm.step()
+
+    step(layer, optimizer)
+    file = io.BytesIO()
+    torch.save({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    other = Layer()
+    other.load_state_dict(saved["model"])
+    resumed = torch.optim.AdamW(other.parameters(), lr=0.1)
+    resumed.load_state_dict(saved["optimizer"])
+    step(layer, optimizer)
+    step(other, resumed)
+    assert torch.equal(layer.weight, other.weight) and torch.equal(layer.bias, other.bias)
+
+
+@pytest.mark.parametrize("form", MATRIX_FORMATS)
+def test_save_and_load(form):
+    stored = Case(form, (7, 9), "random").stored(fill=float("-inf"))
+    file = io.BytesIO()
+    torch.save({"a": stored, "b": stored * 2, "p": nn.Parameter(stored)}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert torch.equal(loaded["a"], stored) and loaded["a"].fill == float("-inf")
+    assert loaded["a"].pattern.arrays() == [] or loaded["a"].pattern is loaded["b"].pattern
+    assert isinstance(loaded["p"], nn.Parameter) and loaded["p"].requires_grad
+    assert torch.equal(pickle.loads(pickle.dumps(stored)), stored)
+
+
+def test_loading_malformed_data_is_refused():
+    stored = tensor(torch.eye(3))
+    rebuild, arguments = stored.__reduce_ex__(2)
+    arguments[3][1][0] = 99
+    with pytest.raises(InvalidTensorError, match="is 99"):
+        rebuild(arguments[0], arguments[1], [None, arguments[2][1].clone()], *arguments[3:])
+
+
+def test_copies():
+    layer = Layer()
+    (layer(torch.rand(2, 9)) ** 2).sum().backward()
+    twin = copy.deepcopy(layer)
+    assert isinstance(twin.weight, nn.Parameter) and twin.weight.pattern is layer.weight.pattern
+    assert torch.equal(twin.weight.grad, layer.weight.grad) and twin.weight.grad is not layer.weight.grad
+    with torch.no_grad():
+        twin.weight.mul_(2)
+    assert not torch.equal(twin.weight, layer.weight)
+    detached, cloned = layer.weight.detach(), layer.weight.clone()
+    assert detached.values().data_ptr() == layer.weight.values().data_ptr() and not detached.requires_grad
+    assert cloned.values().data_ptr() != layer.weight.values().data_ptr() and cloned.requires_grad
+    with pytest.raises(InvalidTensorError, match="detach"):
+        copy.deepcopy(cloned)
+
+
+def test_pointwise_operators_act_on_values_and_fill():
+    stored = Case("csr", (7, 9), "random").stored()
+    dense = stored.to_dense()
+    for function in (
+        lambda a: a * 2 - a / 4,
+        lambda a: (a + 1) * 3,
+        lambda a: torch.exp(a),
+        lambda a: a * torch.tensor(3.0, dtype=torch.float64),
+        lambda a: torch.where(a > 0, a, -1.0),
+        lambda a: torch.relu(1 - a).sqrt(),
+        lambda a: torch.lerp(a, a + 2, 0.25),
+        lambda a: torch.addcmul(a, a, a, value=2),
+        lambda a: torch.clamp(a, 0.25, 0.75) ** 2,
+        lambda a: -a,
+        lambda a: torch.ones_like(a) + torch.zeros_like(a) + torch.full_like(a, 3),
+    ):
+        result = function(stored)
+        assert isinstance(result, SparseTensor) and result.pattern is stored.pattern
+        assert torch.allclose(result.to_dense(), function(dense)), function
+    assert torch.equal((stored > 0).to_dense(), dense > 0)
+    assert (stored.with_fill(float("inf")) * 0.0).fill != 0
+    assert (stored * stored.with_fill(float("inf"))).fill == 0  # zero annihilates where nothing is stored
+    assert (stored / stored).fill == 0
+
+
+def test_in_place_operators():
+    stored = Case("csr", (7, 9), "random").stored()
+    dense = stored.to_dense()
+    pointer = stored.values().data_ptr()
+    stored.mul_(2).add_(1.0).sub_(stored * 0.5)
+    assert torch.allclose(stored.to_dense(), dense + 0.5)
+    assert stored.values().data_ptr() == pointer and stored.fill == 0.5
+    stored.zero_()
+    assert stored.fill == 0 and float(stored.values().abs().sum()) == 0
+    stored.copy_(Case("csr", (7, 9), "random").stored())
+    assert torch.equal(stored.to_dense(), dense)
+    torch._foreach_addcdiv_([stored], [stored * 0], [stored], 1.0)
+    assert stored.fill == 0
+
+
+def test_to_dtype_and_norm():
+    stored = Case("csr", (7, 9), "random").stored().requires_grad_()
+    half = stored.to(torch.float32)
+    assert half.dtype == torch.float32 and half.pattern is stored.pattern
+    assert stored.double() is stored and stored.float().dtype == torch.float32
+    half.to_dense().sum().backward()
+    assert stored.grad.dtype == torch.float64
+    assert float(torch.linalg.vector_norm(stored.detach())) == pytest.approx(
+        float(stored.detach().to_dense().norm())
+    )
+    with pytest.raises(UnsupportedOperatorError, match="fill 1"):
+        torch.linalg.vector_norm(stored.detach().with_fill(1))
+
+
+def test_transposes_share_everything():
+    stored = Case("j/2: dense, i: dense, j%2: compressed", (7, 9), "random").stored()
+    for other in (
+        stored.T,
+        stored.t(),
+        stored.mT,
+        stored.transpose(0, 1),
+        stored.permute(1, 0),
+        stored.swapaxes(0, 1),
+    ):
+        assert torch.equal(other.to_dense(), stored.to_dense().T)
+        assert other.values().data_ptr() == stored.values().data_ptr()
+        validate.pattern(other.pattern)
+    assert stored.T.T.pattern is stored.pattern
+    cube = Case("csf", (3, 4, 5), "random").stored()
+    assert torch.equal(torch.permute(cube, (2, 0, 1)).to_dense(), cube.to_dense().permute(2, 0, 1))
+    assert torch.equal(cube.transpose(-1, 0).to_dense(), cube.to_dense().transpose(-1, 0))
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda a: torch.cumsum(a, 0), "torch.cumsum: torch's cumsum has no implementation"),
+        (lambda a: a.sort(), "sort"),
+        (lambda a: torch.fft.fft(a), "fft"),
+        (lambda a: torch.nn.functional.dropout(a, 0.5), "dropout"),
+        (lambda a: a.copy_(torch.zeros(7, 9)), "copy_ into Pattern"),
+        (lambda a: torch.zeros(7, 9).double().copy_(a), "into a dense tensor"),
+        (lambda a: a.normal_(), "normal_"),
+    ],
+)
+def test_what_has_no_meaning_raises(call, name):
+    stored = Case("csr", (7, 9), "random").stored()
+    with pytest.raises(UnsupportedOperatorError) as error:
+        call(stored)
+    assert name in str(error.value)
+
+
+def test_operators_of_the_table_come_first():
+    stored = tensor(torch.eye(2))
+    seen = []
+    operators[torch.trace] = lambda a: seen.append(a) or "trace"
+    try:
+        assert torch.trace(stored) == "trace" and seen == [stored]
+    finally:
+        del operators[torch.trace]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, x: (a.values() * 2).sum() + x.sum(),
+        lambda a, x: a.to_dense() @ x,
+        lambda a, x: (a * 2).values() + x.sum(),
+    ],
+)
+def test_compiles_as_one_graph(function):
+    torch._dynamo.reset()
+    leaf = nn.Parameter(tensor(Case("csr", (7, 9), "random").dense(torch.float32)))
+    x = torch.rand(9, 3)
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    expected, got = function(leaf, x), compiled(leaf, x)
+    assert torch.allclose(got, expected)
+    expected.sum().backward()
+    first, leaf.grad = leaf.grad, None
+    got.sum().backward()
+    assert isinstance(leaf.grad, SparseTensor) and torch.allclose(leaf.grad.values(), first.values())
+
+
+def test_exports():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(tensor(Case("csr", (7, 9), "random").dense(torch.float32)))
+
+        def forward(self, x):
+            return x * self.weight.values().sum()
+
+    model, x = Scaled(), torch.rand(3)
+    assert torch.allclose(torch.export.export(model, (x,)).module()(x), model(x))
