@@ -95,6 +95,8 @@ def _bind_ctypes(address: int) -> Call:
         errors: list[BaseException] = []
 
         def allocate(state: int | None, slot: int, size: int) -> int | None:
+            if errors:
+                return None
             try:
                 if allocator is None:
                     raise TypeError("this kernel needs an allocator")

@@ -10,6 +10,7 @@ keep theirs without any call of ours.
 
 import math
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,17 +29,35 @@ class Block:
     """Memory of one size class.
 
     Attributes:
-        storage: the memory; the pool's own reference is the only one while it is free.
+        storage: the memory; while it is free, only the pool refers to it.
+        address: where the memory was at first; sharing with another process and resizing move it.
         used: when it was handed out last, counted in requests.
     """
 
     storage: torch.UntypedStorage
+    address: int
     used: int
 
     def is_free(self) -> bool:
-        """Whether no tensor has this memory."""
-        references: int = torch._C._storage_Use_Count(self.storage._cdata)
-        return references == 1
+        """Whether no tensor has this memory and nobody has its storage."""
+        return self.references() == _IDLE
+
+    def is_whole(self) -> bool:
+        """Whether it still is the memory that was allocated, and this process's alone."""
+        return self.storage.data_ptr() == self.address
+
+    def references(self) -> tuple[int, int]:
+        """How often it is referred to from C++ and from Python; a storage is one object in Python."""
+        return torch._C._storage_Use_Count(self.storage._cdata), sys.getrefcount(self.storage)
+
+
+def allocate(size: int, used: int) -> Block:
+    """A new block of `size` bytes."""
+    storage = torch.UntypedStorage(size)
+    return Block(storage, storage.data_ptr(), used)
+
+
+_IDLE: Final = allocate(1, 0).references()
 
 
 class Pool:
@@ -78,12 +97,13 @@ class Pool:
 
     def _take(self, size: int) -> torch.UntypedStorage:
         self._requests += 1
-        for block in self._blocks.get(size, ()):
-            if block.is_free():
+        for block in [block for block in self._blocks.get(size, ()) if block.is_free()]:
+            if block.is_whole():
                 block.used = self._requests
                 return block.storage
+            self._forget(size, block)
         self._make_room(size)
-        made = Block(torch.UntypedStorage(size), self._requests)
+        made = allocate(size, self._requests)
         self._blocks.setdefault(size, []).append(made)
         self._bytes += size
         return made.storage
@@ -97,8 +117,11 @@ class Pool:
         for kind, block in known:
             if self._bytes + size <= self.limit_bytes:
                 return
-            self._blocks[kind].remove(block)
-            self._bytes -= kind
+            self._forget(kind, block)
+
+    def _forget(self, size: int, block: Block) -> None:
+        self._blocks[size] = [other for other in self._blocks[size] if other is not block]
+        self._bytes -= size
 
 
 class Slots:
@@ -125,7 +148,7 @@ def size_class(size: int) -> int:
     >>> size_class(1024), size_class(1025)
     (1024, 1152)
     """
-    step = max(1, 1 << ((size - 1).bit_length() - 1)) // STEPS or 1
+    step = max(1, (1 << size.bit_length()) // (2 * STEPS))
     return -(-size // step) * step
 
 

@@ -14,12 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from sparsify.compiler.cpp import target
+from sparsify.compiler.cpp import bridge, target
 from sparsify.errors import BuildError, CompilerNotFoundError
 from sparsify.options import Options
 from sparsify.runtime import openmp
 
 NAMES: Final = ("g++", "clang++", "c++")
+BRIDGE: Final = "bridge.cpp"
 SHOWN_LINES: Final = 12
 _NO_SPACE: Final = re.compile(r"No space left on device|Disk quota exceeded|File too large|File size limit")
 
@@ -33,6 +34,10 @@ class Compiler:
 
     def __str__(self) -> str:
         return f"{self.path} ({self.version})"
+
+    def needs_bridge(self) -> bool:
+        """Whether its parallel regions are not what the OpenMP runtime of torch runs."""
+        return "clang" in self.version and "gomp" in openmp.path().name
 
 
 class NoSpaceError(OSError):
@@ -77,10 +82,11 @@ def _version(path: str) -> str:
 def command(compiler: Compiler, source: Path, result: Path, options: Options) -> list[str]:
     """The command line that makes the shared object `result` of `source`."""
     runtime = openmp.path()
+    sources = [source, source.with_name(BRIDGE)] if compiler.needs_bridge() else [source]
     return [
         compiler.path,
         *target.flags(options),
-        str(source),
+        *map(str, sources),
         "-o",
         str(result),
         str(runtime),
@@ -99,6 +105,8 @@ def build(source: str, directory: Path, compiler: Compiler, options: Options) ->
     """
     unit, result = directory / "kernel.cpp", directory / "kernel.so"
     unit.write_text(source)
+    if compiler.needs_bridge():
+        (directory / BRIDGE).write_text(bridge.SOURCE)
     line = command(compiler, unit, result, options)
     status, output = _run(line, directory, options.compiler_timeout)
     if status == 0 and result.is_file():

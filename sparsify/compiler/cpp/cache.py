@@ -34,6 +34,8 @@ from sparsify.options import Options, current
 
 SYMBOL: Final = "sparsify_kernel"
 LOCKS: Final = 256
+# How much longer than one compilation may take a process waits for another one.
+PATIENCE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ def _from_directories(request: Request) -> Library:
         except OSError as error:
             reasons.append(str(error))
             if directory is not None:
-                directories.give_up(directory, str(error))
+                directories.give_up(directory, str(error), request.options)
     raise CacheError(
         f"no directory can hold a compiled kernel: {'; '.join(reasons)}",
         "free some disk space or set SPARSIFY_CACHE_DIR to a directory that can be written and executed from",
@@ -199,22 +201,25 @@ def _from_directory(request: Request, directory: Path) -> Library:
 
 
 class _Lock:
-    """Only one process compiles a key; who has waited as long as a compilation may take goes ahead."""
+    """Only one process compiles a key; who has waited longer than a compilation may take goes ahead."""
 
     def __init__(self, directory: Path, request: Request) -> None:
-        number = int(request.key[:8], 16) % LOCKS
-        # The files of locks are never deleted: a lock on a deleted file excludes nobody.
-        self.lock = filelock.FileLock(str(directory / "locks" / f"{number:02x}"), is_singleton=False)
-        self.timeout_s = request.options.compiler_timeout + 5
+        self.lock = filelock.FileLock(str(lock_file(directory, request.key)))
+        self.timeout_s = request.options.compiler_timeout + PATIENCE_SECONDS
 
     def __enter__(self) -> None:
-        (Path(self.lock.lock_file).parent).mkdir(mode=0o700, exist_ok=True)
+        Path(self.lock.lock_file).parent.mkdir(mode=0o700, exist_ok=True)
         # A file system without locks: two processes may both compile, and the last rename wins.
         with suppress(filelock.Timeout, NotImplementedError):
             self.lock.acquire(timeout=self.timeout_s, poll_interval=0.005)
 
     def __exit__(self, *error: object) -> None:
         self.lock.release()
+
+
+def lock_file(directory: Path, key: str) -> Path:
+    """The file that is locked while a key is compiled; never deleted, as a lock on a deleted file excludes nobody."""
+    return directory / "locks" / f"{int(key[:8], 16) % LOCKS:02x}"
 
 
 def _compile(request: Request, directory: Path) -> float:

@@ -118,12 +118,14 @@ _given_up: dict[Path, str] = {}
 _guard = threading.Lock()
 
 
-def give_up(directory: Path, reason: str) -> None:
-    """Nothing more is written to the directory; says so once, and what happens instead."""
+def give_up(directory: Path, reason: str, options: Options) -> None:
+    """Nothing more is written to the directory; says so once when it is the user's, and what happens instead."""
     with _guard:
         if directory in _given_up:
             return
         _given_up[directory] = reason
+    if directory != cache_dir(options):
+        return
     warnings.warn(
         f"the kernel cache {directory} cannot be used ({reason}); kernels are compiled anew in every process "
         f"until it can: free some disk space or set SPARSIFY_CACHE_DIR to another directory",
