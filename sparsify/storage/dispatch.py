@@ -18,7 +18,7 @@ from sparsify.storage.tensor import SparseTensor, wrap
 aten = torch.ops.aten
 
 KEEP_FILL = frozenset(
-    {aten.detach, aten.clone, aten.alias, aten._to_copy, aten.lift_fresh, aten.positive}  # the tensor itself
+    {aten.clone, aten._to_copy, aten.lift_fresh, aten.positive}  # the tensor itself
 )
 SET_FILL: dict[Any, Callable[..., Fill]] = {
     aten.zeros_like: lambda *_: 0,
@@ -249,6 +249,12 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return target
 
 
+def _same_entries(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tensor itself over the same values; the way of every detach, so kept short."""
+    tensor: SparseTensor = args[0]
+    return wrap(tensor._pattern, func(tensor._vals), tensor._fill)
+
+
 def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A norm over all entries, from the values; unstored entries have to be 0."""
     _whole_norm(func, [args[0]], args[2:])
@@ -288,6 +294,8 @@ def _same_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
+    aten.detach: _same_entries,
+    aten.alias: _same_entries,
     aten.copy_: _copy,
     aten.linalg_vector_norm: _norm,
     aten._foreach_norm: _foreach_norm,
