@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,7 @@ import torch
 SMALLEST_BYTES: Final = 128 * 1024
 LIMIT_BYTES: Final = 512 * 1024 * 1024
 STEPS: Final = 8
+LOOKS: Final = 8
 
 
 @dataclass(slots=True)
@@ -29,14 +31,16 @@ class Block:
     """Memory of one size class.
 
     Attributes:
-        storage: the memory; while it is free, only the pool refers to it.
+        storage: the memory; while it is free, only the block itself refers to it.
         address: where the memory was at first; sharing with another process and resizing move it.
         used: when it was handed out last, counted in requests.
+        template: a tensor of the shape and dtype asked for last.
     """
 
     storage: torch.UntypedStorage
     address: int
     used: int
+    template: torch.Tensor
 
     def is_free(self) -> bool:
         """Whether no tensor has this memory and nobody has its storage."""
@@ -50,14 +54,25 @@ class Block:
         """How often it is referred to from C++ and from Python; a storage is one object in Python."""
         return torch._C._storage_Use_Count(self.storage._cdata), sys.getrefcount(self.storage)
 
+    def hand_out(self, shape: tuple[int, ...], dtype: torch.dtype, used: int) -> torch.Tensor:
+        """A tensor in this memory."""
+        self.used = used
+        if self.template.dtype != dtype or self.template.shape != shape:
+            self.template = typed(self.storage, shape, dtype)
+        # A third of the time that torch.empty takes; it has a version counter of its own and is no view.
+        return self.template.data
 
-def allocate(size: int, used: int) -> Block:
+
+def typed(storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor at the start of a storage, an ordinary one in inference mode too."""
+    with torch.inference_mode(False):
+        return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, row_major(shape))
+
+
+def allocate(size: int) -> Block:
     """A new block of `size` bytes."""
-    storage = torch.UntypedStorage(size)
-    return Block(storage, storage.data_ptr(), used)
-
-
-_IDLE: Final = allocate(1, 0).references()
+    storage = torch.UntypedStorage(size, device="cpu")
+    return Block(storage, storage.data_ptr(), 0, typed(storage, (size,), torch.uint8))
 
 
 class Pool:
@@ -69,21 +84,22 @@ class Pool:
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        self._blocks: dict[int, list[Block]] = {}
+        self._blocks: dict[int, deque[Block]] = {}
         self._bytes = 0
         self._requests = 0
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A contiguous tensor with undefined values."""
-        size = math.prod(shape) * dtype.itemsize
+        size = math.prod(shape, start=dtype.itemsize)
         if not SMALLEST_BYTES <= size <= self.limit_bytes:
-            return torch.empty(shape, dtype=dtype)
-        tensor = torch.empty(0, dtype=dtype)
-        # Found free and taken under one lock: nobody else can take it in between.
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        # Found free and handed out under one lock: nobody else can take it in between.
+        size = size_class(size)
         with self._lock:
-            tensor.set_(self._take(size_class(size)), 0, shape, row_major(shape))
-        return tensor
+            self._requests += 1
+            block = self._find(size) or self._add(size)
+            return block.hand_out(shape, dtype, self._requests)
 
     def clear(self) -> None:
         """Forgets all memory; what no tensor uses is returned to the system."""
@@ -95,33 +111,43 @@ class Pool:
         """Bytes of the blocks that the pool remembers, free or not."""
         return self._bytes
 
-    def _take(self, size: int) -> torch.UntypedStorage:
-        self._requests += 1
-        for block in [block for block in self._blocks.get(size, ()) if block.is_free()]:
-            if block.is_whole():
-                block.used = self._requests
-                return block.storage
-            self._forget(size, block)
-        self._make_room(size)
-        made = allocate(size, self._requests)
-        self._blocks.setdefault(size, []).append(made)
+    def _find(self, size: int) -> Block | None:
+        """A free block among the few that were handed out longest ago."""
+        blocks = self._blocks.get(size)
+        if not blocks:
+            return None
+        for _ in range(min(LOOKS, len(blocks))):
+            block = blocks.popleft()
+            is_free = block.is_free()
+            if is_free and not block.is_whole():
+                self._bytes -= size
+                continue
+            blocks.append(block)
+            if is_free:
+                return block
+        return None
+
+    def _add(self, size: int) -> Block:
+        if self._bytes + size > self.limit_bytes:
+            self._forget_half()
+        block = allocate(size)
+        self._blocks.setdefault(size, deque()).append(block)
         self._bytes += size
-        return made.storage
+        return block
 
-    def _make_room(self, size: int) -> None:
-        """Forgets blocks until `size` bytes more fit: free ones first, then those handed out longest ago."""
-        if self._bytes + size <= self.limit_bytes:
-            return
-        known = [(kind, block) for kind, blocks in self._blocks.items() for block in blocks]
-        known.sort(key=lambda pair: (not pair[1].is_free(), pair[1].used))
-        for kind, block in known:
-            if self._bytes + size <= self.limit_bytes:
-                return
-            self._forget(kind, block)
+    def _forget_half(self) -> None:
+        """Forgets blocks until half of the limit is left: free ones first, then those handed out longest ago.
 
-    def _forget(self, size: int, block: Block) -> None:
-        self._blocks[size] = [other for other in self._blocks[size] if other is not block]
-        self._bytes -= size
+        Half, so that a program that keeps more than the limit in use does not come here at every request.
+        """
+        known = [(size, block) for size, blocks in self._blocks.items() for block in blocks]
+        known.sort(key=lambda pair: (pair[1].is_free(), -pair[1].used))
+        while known and self._bytes > self.limit_bytes // 2:
+            size, block = known.pop()
+            self._bytes -= size
+        self._blocks = {}
+        for size, block in sorted(known, key=lambda pair: pair[1].used):
+            self._blocks.setdefault(size, deque()).append(block)
 
 
 class Slots:
@@ -166,6 +192,8 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+# The references to a block that nobody has.
+_IDLE: Final = allocate(1).references()
 POOL: Final = Pool()
 
 

@@ -104,13 +104,34 @@ def test_pool_is_bounded() -> None:
 
 
 def test_free_memory_is_forgotten_first() -> None:
-    pool = Pool(limit_bytes=3 * SIZE)
-    first, second = take(pool), take(pool)
+    pool = Pool(limit_bytes=4 * SIZE)
+    first, second, third = take(pool), take(pool), take(pool)
     place = first.data_ptr()
-    del second
-    third = pool.empty((ROWS * 2, COLUMNS), torch.float32)
-    del first, third
+    del second, third
+    fourth = pool.empty((ROWS * 2, COLUMNS), torch.float32)
+    del first, fourth
     assert take(pool).data_ptr() == place
+
+
+def test_many_tensors_in_use_do_not_slow_the_search() -> None:
+    pool = Pool()
+    kept = [take(pool) for _ in range(3 * buffers.LOOKS)]
+    place = kept.pop(buffers.LOOKS).data_ptr()
+    places = {take(pool).data_ptr() for _ in range(4)}
+    assert place in places
+    assert not places & {tensor.data_ptr() for tensor in kept}
+
+
+def test_tensors_of_inference_mode_are_ordinary() -> None:
+    pool = Pool()
+    with torch.inference_mode():
+        first = take(pool)
+        del first
+    second = take(pool)
+    weight = torch.ones(ROWS, COLUMNS, requires_grad=True)
+    (second.zero_() * weight).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.abs().sum() == 0
 
 
 def test_clear() -> None:
