@@ -23,6 +23,7 @@ import torch
 SMALLEST_BYTES: Final = 128 * 1024
 LIMIT_BYTES: Final = 512 * 1024 * 1024
 STEPS: Final = 8
+CPU: Final = torch.device("cpu")
 LOOKS: Final = 8
 
 
@@ -66,12 +67,12 @@ class Block:
 def typed(storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A contiguous tensor at the start of a storage, an ordinary one in inference mode too."""
     with torch.inference_mode(False):
-        return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, row_major(shape))
+        return torch.empty(0, dtype=dtype, device=CPU).set_(storage, 0, shape, row_major(shape))
 
 
 def allocate(size: int) -> Block:
     """A new block of `size` bytes."""
-    storage = torch.UntypedStorage(size, device="cpu")
+    storage = torch.UntypedStorage(size, device=CPU)
     return Block(storage, storage.data_ptr(), 0, typed(storage, (size,), torch.uint8))
 
 
@@ -93,7 +94,7 @@ class Pool:
         """A contiguous tensor with undefined values."""
         size = math.prod(shape, start=dtype.itemsize)
         if not SMALLEST_BYTES <= size <= self.limit_bytes:
-            return torch.empty(shape, dtype=dtype, device="cpu")
+            return torch.empty(shape, dtype=dtype, device=CPU)
         # Found free and handed out under one lock: nobody else can take it in between.
         size = size_class(size)
         with self._lock:
