@@ -9,18 +9,17 @@ from sparsify.options import Options
 @pytest.mark.parametrize(
     "instructions, width",
     [
-        ({"sse2", "avx2", "avx512f"}, 64),
-        ({"sse2", "avx", "avx2"}, 32),
-        ({"sse2", "avx"}, 16),
-        ({"asimd"}, 16),
-        (set(), 0),
+        ("sse2 avx2 avx512f", 64),
+        ("sse2 avx avx2", 32),
+        ("sse2 avx", 16),
+        ("asimd", 16),
+        ("", 0),
     ],
-    ids=str,
 )
 def test_vectors_are_as_wide_as_the_cpu_has(
-    instructions: set[str], width: int, monkeypatch: pytest.MonkeyPatch
+    instructions: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "instructions", lambda: frozenset(instructions))
+    monkeypatch.setattr(target, "instructions", lambda: frozenset(instructions.split()))
     assert target.vector_bytes(Options()) == width
 
 
