@@ -161,7 +161,12 @@ def _reduced(monoid: str, indices: Sequence[str], body: Sparsity) -> Sparsity:
     is_kept = body.fill in kept if kept is not None else monoid in ("min", "max", "or", "and")
     if not is_kept:
         return DENSE
-    return Sparsity(body.fill, False, tuple(item for item in body.compressed if item[0] not in indices), None)
+    compressed = tuple(item for item in body.compressed if item[0] not in indices)
+    # A sum over other indices than those of the pattern leaves the pattern as it is.
+    pattern = body.pattern
+    if pattern is not None and any(name in indices for index in pattern[1] for name in free_indices(index)):
+        pattern = None
+    return Sparsity(body.fill, False, compressed, pattern)
 
 
 def _declare(group: list[Assign], modes: tuple[str, ...], known: Mapping[str, Declaration]) -> Declaration:

@@ -27,7 +27,7 @@ def apply(program: Notation, schedule: d.Schedule) -> Notation:
     for directive in schedule.directives:
         before = program
         program = _step(program, directive)
-        if program == before and not isinstance(directive, d.Cut):
+        if program == before and not isinstance(directive, d.Cut | d.Order):
             raise ScheduleError(f"`{directive}` changes nothing in {program.body}", "name a loop or tensor of it")
     return program
 

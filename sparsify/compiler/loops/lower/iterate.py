@@ -80,7 +80,9 @@ def bind(
 ) -> tuple[Lowered, Environment]:
     """`index` is at `value`: so are the index variables that are recovered from it."""
     env = env.with_coordinate(index, value)
-    if (split := low.split_by_inner.get(index)) is not None:
+    split = low.split_by_inner.get(index)
+    # Outside the loop over tiles, a temporary of the tile's extent is still indexed by the inner variable.
+    if split is not None and split.index in env.bases:
         whole = scalar(env.bases[split.index]).plus(value)
         return bind(low, split.index, whole, body, env)
     if (relation := low.positions.get(index)) is not None:

@@ -13,6 +13,7 @@ from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Stored
 from sparsify.compiler.node import Node, walk
+from sparsify.compiler.notation.nodes import Let
 
 Point = frozenset[Access]
 NOWHERE: frozenset[Point] = frozenset()
@@ -36,19 +37,36 @@ class Regions:
 def statement_points(
     node: Node, sparse: frozenset[Access], fill_of: Callable[[Access], float], absent: frozenset[Access]
 ) -> frozenset[Point]:
-    """The points at which some assignment in `node` has to run."""
+    """The points at which some assignment in `node` has to run.
+
+    Temporaries that live inside `node` are where the values assigned to them are.
+    """
     found: set[Point] = set()
+    local = {t.name for inner in walk(node) if isinstance(inner, Let) for t in inner.temporaries}
+    known: dict[str, Regions] = {}
     for assign in (inner for inner in walk(node) if isinstance(inner, Assign)):
-        regions = expression_regions(assign.value, sparse, fill_of, absent)
+        regions = expression_regions(assign.value, sparse, fill_of, absent, known)
+        name = assign.target.tensor
+        neutral = float(MONOIDS[assign.monoid].neutral) if assign.monoid is not None else None
+        if name in local:
+            background = regions.background
+            if neutral is not None and background != neutral:
+                regions = Regions(regions.points | EVERYWHERE, None)
+            before = known.get(name, Regions(NOWHERE, background))
+            known[name] = Regions(before.points | regions.points, regions.background)
+            continue
         found |= regions.points
-        neutral = fill_of(assign.target) if assign.monoid is None else float(MONOIDS[assign.monoid].neutral)
-        if regions.background is None or regions.background != neutral:
+        if regions.background is None or regions.background != (fill_of(assign.target) if neutral is None else neutral):
             found |= EVERYWHERE
     return frozenset(found)
 
 
 def expression_regions(
-    expr: Expr, sparse: frozenset[Access], fill_of: Callable[[Access], float], absent: frozenset[Access]
+    expr: Expr,
+    sparse: frozenset[Access],
+    fill_of: Callable[[Access], float],
+    absent: frozenset[Access],
+    known: Mapping[str, Regions],
 ) -> Regions:
     """Where `expr` may differ from its background, when only the accesses in `sparse` are iterated."""
     match expr:
@@ -58,6 +76,8 @@ def expression_regions(
             return Regions(frozenset({frozenset({expr})}), fill_of(expr))
         case Access() if expr in absent:
             return Regions(NOWHERE, fill_of(expr))
+        case Access(tensor=tensor) if tensor in known:
+            return known[tensor]
         case Stored(access=access) if access in sparse:
             return Regions(frozenset({frozenset({access})}), 0.0)
         case Stored(access=access) if access in absent:
@@ -65,7 +85,7 @@ def expression_regions(
         case Access() | Index() | Stored():
             return Regions(EVERYWHERE, None)
         case Call(function=function, args=args):
-            return _call_regions(function, [expression_regions(a, sparse, fill_of, absent) for a in args])
+            return _call_regions(function, [expression_regions(a, sparse, fill_of, absent, known) for a in args])
     raise AssertionError(f"{expr} is not lowered to loops")
 
 

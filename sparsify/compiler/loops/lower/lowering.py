@@ -58,6 +58,7 @@ class Lowering:
         self.transposed: dict[Access, loops.Expr] = {}
         self.setups: list[list[loops.Stmt]] = [[]]
         self.prefilled: set[str] = set()
+        self.is_parallel = False
         self.names: set[str] = set()
         self.assembly: assemble.Assembly | None = None
 
@@ -299,6 +300,8 @@ class Lowering:
         for name in self.program.inputs:
             if not self.declarations[name].format.is_dense:
                 names[f"{name}_nnz"] = None
+        if self.is_parallel:
+            names["serial_threshold"] = None
         return tuple(names)
 
     def _buffers(self) -> tuple[loops.Buffer, ...]:

@@ -41,6 +41,7 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
     chunks = loop.kind.chunks if loop.kind.chunks > 1 or not dynamic else DYNAMIC_CHUNKS
     if not body:
         return []
+    low.is_parallel = True
     return [
         loops.ParallelFor(
             begin,

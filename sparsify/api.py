@@ -1,0 +1,172 @@
+"""The public functions: tensors, expressions, explanations and whole models.
+
+In: `einsum("ij,jk->ik", A, B)`. Out: the result, dense or sparse by the rules of format inference.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.einsum_string import read_subscripts
+from sparsify.compiler.einsum.nodes import Assign, Const, Program
+from sparsify.compiler.einsum.parse import read
+from sparsify.compiler.einsum.rename import substitute_scalars
+from sparsify.compiler.explain import explain_kernel
+from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
+from sparsify.compiler.schedule.directives import Schedule
+from sparsify.errors import DtypeError, EinsumError
+from sparsify.options import current
+from sparsify.passes.apply import apply
+from sparsify.storage.format import Format
+from sparsify.storage.interop import tensor
+from sparsify.storage.tensor import SparseTensor
+
+__all__ = ["apply", "einsum", "evaluate", "explain", "tensor"]
+
+DTYPES = ("float32", "float64")
+
+
+def einsum(
+    subscripts: str,
+    *operands: torch.Tensor,
+    format: Format | str | None = None,
+    schedule: Schedule | str | None = None,
+) -> torch.Tensor:
+    """`torch.einsum` over sparse and dense operands.
+
+    Args:
+        subscripts: as torch's: ellipsis, repeated indices, implicit output, spaces.
+        operands: dense tensors and `SparseTensor`s of float32 or float64.
+        format: of the result; inferred without it.
+        schedule: text as `explain` prints it; chosen without it.
+
+    Raises:
+        EinsumError, ShapeError, DtypeError: what does not fit, with the index variable.
+        ScheduleError: a schedule that does not fit.
+
+    >>> import torch
+    >>> A = tensor(torch.eye(2), "csr")
+    >>> einsum("ij,jk->ik", A, torch.ones(2, 3)).shape
+    torch.Size([2, 3])
+    """
+    kernel, used = _einsum_kernel(subscripts, operands, format, schedule)
+    return kernel(*used)  # type: ignore[no-any-return]
+
+
+def evaluate(
+    text: str,
+    outputs: str | Sequence[str] | None = None,
+    *,
+    format: Format | str | Mapping[str, Format | str] | None = None,
+    schedule: Schedule | str | None = None,
+    sizes: Mapping[str, int] | None = None,
+    **operands: torch.Tensor | float,
+) -> Any:
+    """The results of statements in index notation, `y[i] = A[i,j] * x[j] + z[i]`.
+
+    Args:
+        text: one statement a line.
+        outputs: the names to return, in this order; the last assigned one without it.
+        format: of the result, or a mapping from results to formats.
+        schedule: for a single statement.
+        sizes: extents of index variables that no operand has.
+        operands: tensors and Python scalars by name.
+
+    Raises:
+        ParseError, EinsumError, ShapeError, DtypeError: mistakes in the text or the operands.
+
+    >>> import torch
+    >>> evaluate("y[i] = A[i,j] * x[j]", A=tensor(torch.eye(2), "csr"), x=torch.ones(2))
+    tensor([1., 1.])
+    """
+    if sizes:
+        raise EinsumError("sizes= gives extents that no operand has", "index a tensor of that extent instead")
+    scalars = {name: value for name, value in operands.items() if not isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
+    statements = _with_scalars(read(text).statements, scalars)
+    names = (outputs,) if isinstance(outputs, str) else tuple(outputs or ())
+    formats = format if isinstance(format, Mapping) else None
+    if format is not None and formats is None:
+        formats = {statements[-1].target.tensor: format}
+    program = _declare(statements, tensors, names, formats)
+    kernel = compile_program(program, schedule, current())
+    return kernel(*(tensors[name] for name in program.inputs))
+
+
+def explain(subject: Any, *operands: torch.Tensor, schedule: Schedule | str | None = None) -> str:
+    """How an einsum or an applied model is computed: formats, schedule, notation, loops and generated C++.
+
+    Args:
+        subject: subscripts with their operands, or a `SparseModule`.
+    """
+    if isinstance(subject, str):
+        kernel, _ = _einsum_kernel(subject, operands, None, schedule)
+        return explain_kernel(kernel)
+    return str(subject.report)
+
+
+def _einsum_kernel(
+    subscripts: str,
+    operands: tuple[torch.Tensor, ...],
+    format: Format | str | None,
+    schedule: Schedule | str | None,
+) -> tuple[Kernel, tuple[torch.Tensor, ...]]:
+    for operand in operands:
+        if not isinstance(operand, torch.Tensor):
+            raise EinsumError(f"an operand of type {type(operand).__name__}", "torch tensors, sparse or dense")
+    described = tuple(_describe(operand) for operand in operands)
+    shapes = tuple(tuple(operand.shape) for operand in operands)
+    wanted = Format(format) if isinstance(format, str) else format
+    program, order = _einsum_program(subscripts, described, shapes, wanted)
+    return compile_program(program, schedule, current()), tuple(operands[n] for n in order)
+
+
+@lru_cache(maxsize=4096)
+def _einsum_program(
+    subscripts: str, described: tuple[Operand, ...], shapes: tuple[tuple[int, ...], ...], format: Format | None
+) -> tuple[Program, tuple[int, ...]]:
+    """The program of an einsum, and which operand each of its inputs is."""
+    names = tuple(f"{letter}" for letter in _names(len(described)))
+    assign = read_subscripts(subscripts, shapes, names, "Y")
+    formats = {"Y": format} if format is not None else None
+    program = declare((assign,), dict(zip(names, described, strict=True)), ("Y",), formats=formats)
+    return program, tuple(names.index(name) for name in program.inputs)
+
+
+def _names(count: int) -> list[str]:
+    """`A`, `B`, ..., without the name of the result."""
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXZ"
+    return [letters[n] if count <= len(letters) else f"A{n}" for n in range(count)]
+
+
+def _describe(operand: torch.Tensor) -> Operand:
+    """Format, dtype and fill of an operand."""
+    dtype = str(operand.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise DtypeError(f"an operand of dtype {dtype}", f"one of {', '.join(DTYPES)}: operand.to(torch.float32)")
+    if isinstance(operand, SparseTensor):
+        return Operand(operand.format, dtype, float(operand.fill), index_dtypes(operand.pattern))
+    if operand.layout != torch.strided:
+        raise EinsumError(f"an operand of layout {operand.layout}", "sparsify.tensor(operand)")
+    return Operand(Format(", ".join(["dense"] * operand.dim()) or "scalar"), dtype)
+
+
+def _declare(
+    statements: tuple[Assign, ...],
+    tensors: Mapping[str, torch.Tensor],
+    outputs: tuple[str, ...],
+    formats: Mapping[str, Format | str] | None,
+) -> Program:
+    described = {name: _describe(value) for name, value in tensors.items()}
+    wanted = {n: Format(f) if isinstance(f, str) else f for n, f in formats.items()} if formats else None
+    return declare(statements, described, outputs, formats=wanted)
+
+
+def _with_scalars(statements: tuple[Assign, ...], scalars: Mapping[str, Any]) -> tuple[Assign, ...]:
+    """The statements with Python numbers in place of their names."""
+    numbers = {name: Const(value) for name, value in scalars.items()}
+    return tuple(replace(s, value=substitute_scalars(s.value, numbers)) for s in statements)
