@@ -117,10 +117,13 @@ def _twin(program: Program, statement: Assign, name: str) -> Format | None:
     """The format of an input that is stored with a summed mode outside a mode of the result, turned around."""
     declared = program.declaration(name)
     format_ = declared.format
-    if name not in program.inputs or format_.is_dense or _is_blocked(format_) or declared.pattern_of is not None:
+    if name not in program.inputs or format_.is_dense or _is_blocked(format_):
         return None
     accesses = [n for n in walk(statement.value) if isinstance(n, Access) and n.tensor == name]
-    target = index_names(statement.target)
+    # A sparse result is written in the order of its levels, a dense one in the order of its modes.
+    modes = index_names(statement.target)
+    stored = program.declaration(statement.target.tensor).format.ordering
+    target = [modes[mode] for mode in stored] if len(stored) == len(modes) else list(modes)
     wanted: set[tuple[int, ...]] = set()
     for access in accesses:
         if not all(isinstance(index, Index) for index in access.indices):
@@ -131,8 +134,8 @@ def _twin(program: Program, statement: Assign, name: str) -> Format | None:
     if len(wanted) != 1 or (ordering := wanted.pop()) == format_.ordering:
         return None
     levels = tuple(
-        StoredLevel(replace(stored.expression, mode=mode), stored.level)
-        for stored, mode in zip(format_.levels, ordering, strict=True)
+        StoredLevel(replace(level.expression, mode=mode), level.level)
+        for level, mode in zip(format_.levels, ordering, strict=True)
     )
     return Format(levels)
 

@@ -40,10 +40,11 @@ def phases(low: Lowering, names: list[str]) -> Lowered:
     assembly = Assembly(low, names[0])
     low.assembly = assembly
     counted = low.statement(low.program.body, Environment())
+    allocated = assembly.allocate()
     assembly.filling = True
     filled = low.statement(low.program.body, Environment())
     low.assembly = None
-    return [*assembly.before(), *counted, *assembly.allocate(), *filled, *assembly.close()]
+    return [*assembly.before(), *counted, *allocated, *filled, *assembly.close()]
 
 
 class Assembly:
@@ -117,6 +118,8 @@ class Assembly:
         total = self.counters[last]
         lowered: Lowered = [loops.Comment("allocate, then fill")]
         if self.by_rows:
+            total = loops.Var(self.low.fresh(f"{self.name}_total"), loops.INT)
+            self.counters[last] = loops.Var(self.low.fresh(self.counters[last].name), loops.INT)
             row = loops.Var(self.low.fresh(f"{self.name}_row"), loops.INT)
             count = self._read_pos(last, plus(row, ONE))
             sum_up = loops.Block((loops.Set(total, plus(total, count)), self._put(last, "pos", plus(row, ONE), total)))

@@ -1,0 +1,155 @@
+"""The public functions on real tensors, through generated kernels, against torch."""
+
+import pytest
+import torch
+
+import sparsify
+
+FORMATS = ("csr", "csc", "coo", "dcsr")
+DTYPES = (torch.float32, torch.float64)
+# Sums of about ten products of normal numbers: a few units in the last place of float32.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def sparse_matrix(rows: int, columns: int, dtype: torch.dtype, density: float = 0.2, seed: int = 0) -> torch.Tensor:
+    """A random matrix with zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(rows, columns, generator=generator, dtype=dtype)
+    return torch.where(torch.rand(rows, columns, generator=generator) < density, values, 0)
+
+
+def dense(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> torch.Tensor:
+    """A random tensor."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("columns", [1, 7, 16, 33, 100])
+def test_products(form, dtype, columns):
+    matrix = sparse_matrix(13, 9, dtype)
+    A = sparsify.tensor(matrix, form)
+    x, y = dense(9, columns, dtype=dtype), dense(13, columns, dtype=dtype)
+    torch.testing.assert_close(sparsify.einsum("ij,jk->ik", A, x), matrix @ x, **CLOSE)
+    torch.testing.assert_close(sparsify.einsum("ij,ik->jk", A, y), matrix.T @ y, **CLOSE)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_product_with_vector(form):
+    matrix, x = sparse_matrix(13, 9, torch.float64), dense(9)
+    torch.testing.assert_close(sparsify.einsum("ij,j->i", sparsify.tensor(matrix, form), x), matrix @ x)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("inner", [3, 8, 20])
+def test_sampled_product_shares_the_pattern(form, inner):
+    matrix, p, q = sparse_matrix(13, 9, torch.float64), dense(13, inner), dense(9, inner, seed=2)
+    A = sparsify.tensor(matrix, form)
+    S = sparsify.einsum("ij,ik,jk->ij", A, p, q)
+    assert S.pattern is A.pattern
+    torch.testing.assert_close(S.to_dense(), matrix * (p @ q.T))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("density", [0.0, 0.3, 1.0])
+def test_sum_of_different_patterns(form, density):
+    first, second = sparse_matrix(13, 9, torch.float32, density), sparse_matrix(13, 9, torch.float32, 0.3, 5)
+    C = sparsify.evaluate(
+        "C[i,j] = A[i,j] + B[i,j]", A=sparsify.tensor(first, form), B=sparsify.tensor(second, form)
+    )
+    torch.testing.assert_close(C.to_dense(), first + second)
+    assert C.nnz == int(((first != 0) | (second != 0)).sum())
+
+
+@pytest.mark.parametrize("function", ["relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu"])
+def test_epilogue(function):
+    matrix, x, b = sparse_matrix(13, 9, torch.float64), dense(9, 21), dense(21, seed=3)
+    text = f"Y[i,k] = {function}(A[i,j] * T[j,k] + b[k])"
+    found = sparsify.evaluate(text, A=sparsify.tensor(matrix), T=x, b=b)
+    functions = {
+        "gelu_tanh": lambda t: torch.nn.functional.gelu(t, approximate="tanh"),
+        "relu": torch.relu,
+        "sigmoid": torch.sigmoid,
+        "tanh": torch.tanh,
+        "gelu": torch.nn.functional.gelu,
+        "silu": torch.nn.functional.silu,
+    }
+    torch.testing.assert_close(found, functions[function](matrix @ x + b))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (1, 1), (1, 50)])
+def test_small_shapes(shape):
+    matrix = sparse_matrix(*shape, torch.float32, 0.5)
+    x = dense(shape[1], 5, dtype=torch.float32)
+    torch.testing.assert_close(sparsify.einsum("ij,jk->ik", sparsify.tensor(matrix), x), matrix @ x, **CLOSE)
+
+
+@pytest.mark.parametrize("function", ["relu", "sigmoid", "gelu"])
+def test_gradients(function):
+    A = sparsify.tensor(sparse_matrix(6, 5, torch.float64), "csr")
+    inputs = (A.values().clone(), dense(5, 3), dense(3, seed=4))
+
+    def layer(values, T, b):
+        matrix = sparsify.SparseTensor(A.pattern, values)
+        return sparsify.evaluate(f"Y[i,k] = {function}(A[i,j] * T[j,k] + b[k])", A=matrix, T=T, b=b)
+
+    inputs = tuple(t.requires_grad_() for t in inputs)
+    assert torch.autograd.gradcheck(layer, inputs)
+
+
+def test_second_gradients():
+    A = sparsify.tensor(sparse_matrix(4, 5, torch.float64), "csr")
+    inputs = (A.values().clone().requires_grad_(), dense(5, 3).requires_grad_())
+
+    def layer(values, T):
+        matrix = sparsify.SparseTensor(A.pattern, values)
+        return sparsify.evaluate("Y[i,k] = sigmoid(A[i,j] * T[j,k])", A=matrix, T=T)
+
+    assert torch.autograd.gradgradcheck(layer, inputs)
+
+
+def test_gradients_of_sampled_product():
+    A = sparsify.tensor(sparse_matrix(4, 5, torch.float64), "csr")
+    inputs = tuple(t.requires_grad_() for t in (A.values().clone(), dense(4, 3), dense(5, 3, seed=2)))
+
+    def sampled(values, p, q):
+        return sparsify.einsum("ij,ik,jk->ij", sparsify.SparseTensor(A.pattern, values), p, q).values()
+
+    assert torch.autograd.gradcheck(sampled, inputs)
+
+
+def test_schedule_by_hand():
+    matrix, x = sparse_matrix(13, 9, torch.float32), dense(9, 20, dtype=torch.float32)
+    schedule = "split k ko ki 16 tail 8; order i, ko, j, ki; precompute s = Y at ko in register; vector ki"
+    found = sparsify.einsum("ij,jk->ik", sparsify.tensor(matrix), x, schedule=schedule)
+    torch.testing.assert_close(found, matrix @ x, **CLOSE)
+
+
+def test_dense_product_by_schedule():
+    p, q = dense(13, 9, dtype=torch.float32), dense(9, 20, dtype=torch.float32)
+    schedule = (
+        "split i io ii 4 tail 2 1; split k ko ki 16 tail 8; order io, ko, j, ii, ki; "
+        "precompute s = Y at ko in register; vector ki; unroll ii; parallel io"
+    )
+    torch.testing.assert_close(sparsify.einsum("ij,jk->ik", p, q, schedule=schedule), p @ q, **CLOSE)
+
+
+def test_explain_shows_every_stage():
+    text = sparsify.explain("ij,jk->ik", sparsify.tensor(sparse_matrix(3, 4, torch.float32)), dense(4, 8).float())
+    for stage in ("einsum", "schedule", "notation", "loops", "C++", "parallel i"):
+        assert stage in text
+
+
+def test_wrong_size_names_the_index():
+    with pytest.raises(sparsify.SparsifyError, match="j"):
+        sparsify.einsum("ij,jk->ik", sparsify.tensor(sparse_matrix(3, 4, torch.float32)), torch.ones(5, 2))
+
+
+def test_integers_are_refused():
+    with pytest.raises(sparsify.SparsifyError, match="int64"):
+        sparsify.einsum("ij,jk->ik", sparsify.tensor(torch.eye(3)), torch.ones(3, 2, dtype=torch.int64))
+
+
+def test_wrong_schedule_word():
+    with pytest.raises(sparsify.SparsifyError, match="is no directive"):
+        sparsify.einsum("ij,jk->ik", sparsify.tensor(torch.eye(3)), torch.ones(3, 2), schedule="vektor k")
