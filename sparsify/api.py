@@ -89,10 +89,9 @@ def evaluate(
     tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
     statements = _with_scalars(read(text).statements, scalars)
     names = (outputs,) if isinstance(outputs, str) else tuple(outputs or ())
-    formats = format if isinstance(format, Mapping) else None
-    if format is not None and formats is None:
-        formats = {statements[-1].target.tensor: format}
-    program = _declare(statements, tensors, names, formats)
+    if isinstance(format, Format | str):
+        format = {statements[-1].target.tensor: format}
+    program = _declare(statements, tensors, names, format)
     kernel = compile_program(program, schedule, current())
     return kernel(*(tensors[name] for name in program.inputs))
 
@@ -117,7 +116,9 @@ def _einsum_kernel(
 ) -> tuple[Kernel, tuple[torch.Tensor, ...]]:
     for operand in operands:
         if not isinstance(operand, torch.Tensor):
-            raise EinsumError(f"an operand of type {type(operand).__name__}", "torch tensors, sparse or dense")
+            raise EinsumError(
+                f"an operand of type {type(operand).__name__}", "torch tensors, sparse or dense"
+            )
     described = tuple(_describe(operand) for operand in operands)
     shapes = tuple(tuple(operand.shape) for operand in operands)
     wanted = Format(format) if isinstance(format, str) else format
@@ -127,7 +128,10 @@ def _einsum_kernel(
 
 @lru_cache(maxsize=4096)
 def _einsum_program(
-    subscripts: str, described: tuple[Operand, ...], shapes: tuple[tuple[int, ...], ...], format: Format | None
+    subscripts: str,
+    described: tuple[Operand, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    format: Format | None,
 ) -> tuple[Program, tuple[int, ...]]:
     """The program of an einsum, and which operand each of its inputs is."""
     names = tuple(f"{letter}" for letter in _names(len(described)))
@@ -147,9 +151,14 @@ def _describe(operand: torch.Tensor) -> Operand:
     """Format, dtype and fill of an operand."""
     dtype = str(operand.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise DtypeError(f"an operand of dtype {dtype}", f"one of {', '.join(DTYPES)}: operand.to(torch.float32)")
+        raise DtypeError(
+            f"an operand of dtype {dtype}", f"one of {', '.join(DTYPES)}: operand.to(torch.float32)"
+        )
     if isinstance(operand, SparseTensor):
-        return Operand(operand.format, dtype, float(operand.fill), index_dtypes(operand.pattern))
+        fill = operand.fill
+        if isinstance(fill, complex):
+            raise DtypeError(f"an operand with the fill {fill}", "a real fill: operand.with_fill(0)")
+        return Operand(operand.format, dtype, float(fill), index_dtypes(operand.pattern))
     if operand.layout != torch.strided:
         raise EinsumError(f"an operand of layout {operand.layout}", "sparsify.tensor(operand)")
     return Operand(Format(", ".join(["dense"] * operand.dim()) or "scalar"), dtype)

@@ -11,7 +11,9 @@ DTYPES = (torch.float32, torch.float64)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-def sparse_matrix(rows: int, columns: int, dtype: torch.dtype, density: float = 0.2, seed: int = 0) -> torch.Tensor:
+def sparse_matrix(
+    rows: int, columns: int, dtype: torch.dtype, density: float = 0.2, seed: int = 0
+) -> torch.Tensor:
     """A random matrix with zeros."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(rows, columns, generator=generator, dtype=dtype)
@@ -135,7 +137,9 @@ def test_dense_product_by_schedule():
 
 
 def test_explain_shows_every_stage():
-    text = sparsify.explain("ij,jk->ik", sparsify.tensor(sparse_matrix(3, 4, torch.float32)), dense(4, 8).float())
+    text = sparsify.explain(
+        "ij,jk->ik", sparsify.tensor(sparse_matrix(3, 4, torch.float32)), dense(4, 8).float()
+    )
     for stage in ("einsum", "schedule", "notation", "loops", "C++", "parallel i"):
         assert stage in text
 

@@ -13,15 +13,19 @@ from sparsify.compiler.kernel import Kernel, compile_program
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
-Wrapping = tuple[Pattern | None, float]
+Wrapping = tuple[Pattern | None, float | int | complex]
 
 
 def differentiable(kernel: Kernel, operands: tuple[torch.Tensor, ...]) -> Any:
     """The results of `kernel`, connected to the operands that require gradients."""
-    wrapping = tuple((o.pattern, o.fill) if isinstance(o, SparseTensor) else (None, 0) for o in operands)
+    wrapping: tuple[Wrapping, ...] = tuple(
+        (o.pattern, o.fill) if isinstance(o, SparseTensor) else (None, 0) for o in operands
+    )
     plain = [o.values() if isinstance(o, SparseTensor) else o for o in operands]
     shapes: list[Wrapping] = []
-    found = _Kernel.apply(kernel, wrapping, shapes, *plain)
+    found = _Kernel.apply(  # type: ignore[no-untyped-call]
+        kernel, wrapping, shapes, *plain
+    )
     results = tuple(_wrap(value, *shape) for value, shape in zip(found, shapes, strict=True))
     return results[0] if len(results) == 1 else results
 
@@ -42,7 +46,9 @@ class _Kernel(torch.autograd.Function):
     """A kernel over plain tensors: dense operands and the values of sparse ones."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: Kernel, wrapping: tuple[Wrapping, ...], shapes: list[Wrapping], *plain: Any) -> Any:
+    def forward(
+        ctx: Any, kernel: Kernel, wrapping: tuple[Wrapping, ...], shapes: list[Wrapping], *plain: Any
+    ) -> Any:
         operands = tuple(_wrap(value, *how) for value, how in zip(plain, wrapping, strict=True))
         values = kernel.run(operands)
         results = [values[name] for name in kernel.program.outputs]
@@ -60,7 +66,9 @@ class _Kernel(torch.autograd.Function):
         wrt = tuple(name for name, need in zip(program.inputs, needed, strict=True) if need)
         count = len(program.inputs)
         saved = ctx.saved_tensors
-        values = {n: _wrap(v, *how) for n, v, how in zip(program.inputs, saved[:count], ctx.wrapping, strict=True)}
+        values = {
+            n: _wrap(v, *how) for n, v, how in zip(program.inputs, saved[:count], ctx.wrapping, strict=True)
+        }
         results = saved[count:]
         for name, value, gradient, how in zip(program.outputs, results, gradients, ctx.shapes, strict=True):
             values[name] = _wrap(value, *how)

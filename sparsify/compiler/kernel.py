@@ -128,11 +128,15 @@ class GeneratedStep:
             self._match(declared, value, extents)
             if declared.format.is_dense:
                 if isinstance(value, SparseTensor):
-                    raise FormatError(f"{declared.name} is sparse and was dense when compiled", "value.to_dense()")
+                    raise FormatError(
+                        f"{declared.name} is sparse and was dense when compiled", "value.to_dense()"
+                    )
                 buffers.append(value.detach().contiguous())
                 continue
             if not isinstance(value, SparseTensor):
-                raise FormatError(f"{declared.name} is dense and was {declared.format} when compiled", "sparsify.tensor")
+                raise FormatError(
+                    f"{declared.name} is dense and was {declared.format} when compiled", "sparsify.tensor"
+                )
             sizes[f"{declared.name}_nnz"] = self._sparse_buffers(declared, value, buffers)
         sizes.update((f"{name}_extent", extent) for name, extent in extents.items())
         shape = tuple(extents[name] for name in self.output.extents)
@@ -158,14 +162,18 @@ class GeneratedStep:
         if value.dtype != getattr(torch, declared.dtype):
             raise DtypeError(f"{declared.name} has dtype {value.dtype}, the kernel takes {declared.dtype}")
         if len(value.shape) != len(declared.extents):
-            raise ShapeError(f"{declared.name} has {len(value.shape)} modes, the kernel takes {len(declared.extents)}")
+            raise ShapeError(
+                f"{declared.name} has {len(value.shape)} modes, the kernel takes {len(declared.extents)}"
+            )
         for mode, (name, size) in enumerate(zip(declared.extents, value.shape, strict=True)):
             if extents.setdefault(name, size) != size:
                 raise ShapeError(
                     f"{declared.name} has extent {size} in mode {mode}, and {name} is {extents[name]} elsewhere"
                 )
 
-    def _sparse_buffers(self, declared: Declaration, value: SparseTensor, buffers: list[torch.Tensor | None]) -> int:
+    def _sparse_buffers(
+        self, declared: Declaration, value: SparseTensor, buffers: list[torch.Tensor | None]
+    ) -> int:
         """The arrays of a sparse operand in the order of its levels; the number of stored entries."""
         pattern, stored = value.pattern, value.values().detach()
         if pattern.format != declared.format:
@@ -183,7 +191,9 @@ class GeneratedStep:
         buffers.append(stored.contiguous())
         return pattern.nnz
 
-    def _grow(self, sizes: dict[str, int], buffers: list[torch.Tensor | None], shape: tuple[int, ...]) -> Operand:
+    def _grow(
+        self, sizes: dict[str, int], buffers: list[torch.Tensor | None], shape: tuple[int, ...]
+    ) -> Operand:
         """A result whose pattern the kernel finds."""
         made: dict[int, torch.Tensor] = {}
         arguments = self.stages.loops.buffers
@@ -289,5 +299,3 @@ def result_index_dtypes(format_: Format, dtype: str = "int32") -> tuple[tuple[st
         has_pos = hasattr(stored.level, "pos")
         found.append(("", "") if isinstance(stored.level, Dense) else (dtype if has_pos else "", dtype))
     return tuple(found)
-
-

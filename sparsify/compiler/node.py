@@ -5,7 +5,7 @@ In: a frozen dataclass, `Call("mul", (Const(2), Index("i")))`. Out: its children
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar, cast
+from typing import TypeVar
 
 N = TypeVar("N", bound="Node")
 
@@ -45,4 +45,4 @@ def map_children(node: N, change: Callable[[Node], Node]) -> N:
             items = tuple(change(item) if isinstance(item, Node) else item for item in value)
             if any(new is not old for new, old in zip(items, value, strict=True)):
                 updates[field.name] = items
-    return cast(N, replace(node, **updates)) if updates else node  # type: ignore[type-var]
+    return replace(node, **updates) if updates else node

@@ -130,7 +130,11 @@ def _twin(program: Program, statement: Assign, name: str) -> Format | None:
             return None
         names = [index_names(index)[0] for index in access.indices]
         place = {n: (target.index(n) if n in target else len(target)) for n in names}
-        wanted.add(tuple(sorted(range(len(names)), key=lambda mode: (place[names[mode]], format_.ordering.index(mode)))))
+        wanted.add(
+            tuple(
+                sorted(range(len(names)), key=lambda mode: (place[names[mode]], format_.ordering.index(mode)))
+            )
+        )
     if len(wanted) != 1 or (ordering := wanted.pop()) == format_.ordering:
         return None
     levels = tuple(

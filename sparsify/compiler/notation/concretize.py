@@ -1,7 +1,8 @@
 """Einsum program -> concrete index notation: every sum becomes an assignment of its own, every index a loop.
 
 In:  `Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`
-Out: `let w[i,k]: (forall i: forall k: forall j: w[i,k] += A[i,j] * T[j,k]); forall i: forall k: Y[i,k] = relu(w[i,k] + b[k])`
+Out: `let w[i,k]: (forall i: forall k: forall j: w[i,k] += A[i,j] * T[j,k]);
+      forall i: forall k: Y[i,k] = relu(w[i,k] + b[k])`
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,6 @@ from sparsify.compiler.notation.nodes import (
     Forall,
     Let,
     Notation,
-    Relation,
     Sequence,
     Split,
     Statement,
@@ -108,7 +108,7 @@ def index_names(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name not in bound))
 
 
-def block_relations(program: einsum.Program) -> tuple[Relation, ...]:
+def block_relations(program: einsum.Program) -> tuple[Split, ...]:
     """One split per index variable that a stored level divides, `i/16` and `i%16`: split i io ii 16."""
     splits: dict[str, Split] = {}
     for access in _accesses(program.statements):

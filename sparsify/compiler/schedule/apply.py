@@ -18,6 +18,7 @@ from sparsify.compiler.schedule.chains import Body, accesses, assigns, close_cha
 from sparsify.compiler.schedule.place import pack, precompute_at, precompute_of, precompute_over
 from sparsify.errors import ScheduleError
 
+
 def apply(program: Notation, schedule: d.Schedule) -> Notation:
     """`program` after all directives of `schedule`.
 
@@ -28,7 +29,9 @@ def apply(program: Notation, schedule: d.Schedule) -> Notation:
         before = program
         program = _step(program, directive)
         if program == before and not isinstance(directive, d.Cut | d.Order):
-            raise ScheduleError(f"`{directive}` changes nothing in {program.body}", "name a loop or tensor of it")
+            raise ScheduleError(
+                f"`{directive}` changes nothing in {program.body}", "name a loop or tensor of it"
+            )
     return program
 
 
@@ -101,7 +104,9 @@ def _split(program: Notation, directive: d.Split) -> Notation:
     """`forall k: body -> forall ko: forall ki: body`."""
     for temporary in (t for n in walk(program.body) if isinstance(n, notation.Let) for t in n.temporaries):
         if directive.index in temporary.indices and temporary.scope != "memory":
-            raise ScheduleError(f"`{directive}` comes after {temporary} took {directive.index}", "split first")
+            raise ScheduleError(
+                f"`{directive}` comes after {temporary} took {directive.index}", "split first"
+            )
     taken = {node.index for node in walk(program.body) if isinstance(node, Forall)}
     for name in (directive.outer, directive.inner):
         if name in taken:

@@ -1,9 +1,11 @@
 """The choice of a schedule for one statement, by the shape of its loops.
 
 In: `Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`, A compressed by row, 8 lanes.
-Out: `split k ko ki 64 tail 32 16 8; order i, ko, j, ki; precompute w at ko in register; vector ki; parallel i dynamic A`
+Out: `split k ko ki 64 tail 32 16 8; order i, ko, j, ki; precompute w at ko in register; vector ki;
+      parallel i dynamic A`
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,7 +42,13 @@ def _nests(program: Notation) -> list[tuple[list[Forall], Assign]]:
     found = []
     for assign in (node for node in walk(program.body) if isinstance(node, Assign)):
         chain = next(
-            (c for n in walk(program.body) if isinstance(n, Forall) for c, inner in [loop_chain(n)] if inner is assign),
+            (
+                c
+                for n in walk(program.body)
+                if isinstance(n, Forall)
+                for c, inner in [loop_chain(n)]
+                if inner is assign
+            ),
             [],
         )
         found.append((chain, assign))
@@ -59,7 +67,7 @@ class _Shape:
         self.chain, self.assign = next((n for n in self.nests if n[1].monoid), self.nests[-1])
         self.splits = {r.index: r for r in self.program.relations if isinstance(r, Split)}
         self.loops = [loop.index for loop in self.chain]
-        self.target = [name for name in self._derived(self.assign.target)]
+        self.target = list(self._derived(self.assign.target))
         self.edges = self._level_edges()
         self.stored = {name for edge in self.edges for name in edge} | self._single_levels()
         self.lane = self._lane()
@@ -99,7 +107,7 @@ class _Shape:
         edges = []
         for access in self._sparse():
             names = [name for name, _ in self._levels(access)]
-            edges += list(zip(names, names[1:], strict=False))
+            edges += list(itertools.pairwise(names))
         return edges
 
     def _single_levels(self) -> set[str]:
@@ -162,14 +170,18 @@ class _Shape:
     ) -> d.Schedule:
         """Lanes along the result: accumulators for a tile of it when its loops are outside the sums."""
         if not self.assign.monoid:
-            return d.Schedule((*self._reorder([*outer, lane]), d.Vector(lane), *self._parallel(outer, parallel)))
+            return d.Schedule(
+                (*self._reorder([*outer, lane]), d.Vector(lane), *self._parallel(outer, parallel))
+            )
         size = ACCUMULATORS * self.lanes
         tile, inner = self._name(f"{lane}o"), self._name(f"{lane}i")
         tail = tuple(size >> n for n in range(1, 10) if size >> n >= self.lanes)
         split = d.Split(lane, tile, inner, size, tail)
         if not ordered:
             order = [tile, *outer, inner]
-            return d.Schedule((split, *self._reorder(order), d.Vector(inner), *self._parallel(order, parallel)))
+            return d.Schedule(
+                (split, *self._reorder(order), d.Vector(inner), *self._parallel(order, parallel))
+            )
         order = [*leading, tile, *sums, inner]
         steps = [split, *self._reorder(order), self._collect(tile), d.Vector(inner)]
         return d.Schedule((*steps, *self._parallel(order, parallel)))
@@ -184,7 +196,13 @@ class _Shape:
         order = [*leading, *sums, step, inner]
         collect = self._collect(leading[-1] if leading else "")
         lanes = d.Precompute(self._name("lanes"), "register", source=collect.temporary, over=inner)
-        steps = [d.Split(lane, step, inner, self.lanes), *self._reorder(order), collect, lanes, d.Vector(inner)]
+        steps = [
+            d.Split(lane, step, inner, self.lanes),
+            *self._reorder(order),
+            collect,
+            lanes,
+            d.Vector(inner),
+        ]
         return d.Schedule((*steps, *self._parallel(order, parallel)))
 
     def _reorder(self, order: list[str]) -> list[d.Directive]:
@@ -193,7 +211,9 @@ class _Shape:
     def _collect(self, at: str) -> d.Precompute:
         """The temporary that holds the sum in registers: the one there is, else a new one."""
         name = self.assign.target.tensor
-        if any(isinstance(n, Let) and any(t.name == name for t in n.temporaries) for n in walk(self.program.body)):
+        if any(
+            isinstance(n, Let) and any(t.name == name for t in n.temporaries) for n in walk(self.program.body)
+        ):
             return d.Precompute(name, "register", at=at)
         return d.Precompute("sum_" + name, "register", at=at, source=name)
 

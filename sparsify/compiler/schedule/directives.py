@@ -241,7 +241,9 @@ def _directive(text: str) -> Directive:
     """The directive that `text` spells."""
     for _, pattern, make in _FORMS:
         if match := re.fullmatch(pattern, text):
-            fields = {name: _field(name, value) for name, value in match.groupdict().items() if value is not None}
+            fields = {
+                name: _field(name, value) for name, value in match.groupdict().items() if value is not None
+            }
             directive = make(**fields)
             _check(directive, text)
             return directive
@@ -271,9 +273,13 @@ def _check(directive: Directive, text: str) -> None:
             raise ScheduleError(f"`{text}`: there is no scope {scope}", f"one of {', '.join(SCOPES)}")
         case Split(size=size) if size < 2:
             raise ScheduleError(f"`{text}`: a tile of {size}", "a size of 2 or more")
-        case Split(size=size, tail=tail) if list(tail) != sorted({t for t in tail if 0 < t < size}, reverse=True):
+        case Split(size=size, tail=tail) if list(tail) != sorted(
+            {t for t in tail if 0 < t < size}, reverse=True
+        ):
             raise ScheduleError(f"`{text}`: the tail {tail}", f"falling sizes below {size}")
         case Precompute(over=over, source=source) if over and not source:
-            raise ScheduleError(f"`{text}`: what is computed over {over}?", "precompute a = w over p in register")
+            raise ScheduleError(
+                f"`{text}`: what is computed over {over}?", "precompute a = w over p in register"
+            )
         case Parallel(chunks=chunks) if chunks < 1:
             raise ScheduleError(f"`{text}`: {chunks} chunks", "one or more")

@@ -70,7 +70,9 @@ def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
     """`forall k: Y += e -> forall k: let a: a += e; Y = a`, the new `a` indexed by the loops inside `k`."""
     nest = _nest_of(program, directive.source)
     if nest is None:
-        raise ScheduleError(f"`{directive}`: nothing is added to {directive.source}", "the name of a sum's target")
+        raise ScheduleError(
+            f"`{directive}`: nothing is added to {directive.source}", "the name of a sum's target"
+        )
     shared, inside = _cut_chain(nest, directive) if directive.at else ([], nest)
     chain, assign = loop_chain(inside)
     if not isinstance(assign, Assign) or assign.monoid is None:
@@ -93,18 +95,26 @@ def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
     """`w += e -> let a: (a[p] += e); forall p: w += a[p]`: sums of each iteration of `p` apart, added at the end."""
     nest = _nest_of(program, directive.source)
     if nest is None:
-        raise ScheduleError(f"`{directive}`: nothing is added to {directive.source}", "the name of a sum's target")
+        raise ScheduleError(
+            f"`{directive}`: nothing is added to {directive.source}", "the name of a sum's target"
+        )
     chain, assign = loop_chain(nest)
     if not isinstance(assign, Assign) or assign.monoid is None:
         raise ScheduleError(f"`{directive}`: {directive.source} is not a plain sum there", "another place")
     target = set(index_names(assign.target))
     names = [loop.index for loop in chain]
     if directive.over not in names:
-        raise ScheduleError(f"`{directive}`: no loop {directive.over} in the nest of {directive.source}", _indices(chain))
+        raise ScheduleError(
+            f"`{directive}`: no loop {directive.over} in the nest of {directive.source}", _indices(chain)
+        )
     split = next((r for r in program.relations if isinstance(r, Split) and r.inner == directive.over), None)
     if split is None:
         raise ScheduleError(f"`{directive}`: {directive.over} has no constant extent", "split it first")
-    outer = [loop for loop in chain if loop.index in target and names.index(loop.index) < _first_reduction(chain, target)]
+    outer = [
+        loop
+        for loop in chain
+        if loop.index in target and names.index(loop.index) < _first_reduction(chain, target)
+    ]
     inner = [loop for loop in chain if loop not in outer]
     kept = [loop.index for loop in inner if loop.index in target]
     copies = Temporary(
@@ -128,14 +138,18 @@ def pack(program: Notation, directive: d.Pack) -> Notation:
     def inside(body: Body) -> Let:
         found = accesses(body, directive.tensor)
         if not found or any(access != found[0] for access in found):
-            raise ScheduleError(f"`{directive}`: {directive.tensor} is read in {len(found)} ways there", "exactly one")
+            raise ScheduleError(
+                f"`{directive}`: {directive.tensor} is read in {len(found)} ways there", "exactly one"
+            )
         temporary = Temporary(
             directive.temporary, directive.indices, _dtype(program, directive.tensor), directive.scope
         )
         copied: Body = Assign(_access(temporary), None, found[0])
         for name in reversed(directive.indices):
             copied = Forall(name, copied)
-        return Let((temporary,), Sequence((copied, replace_accesses(body, directive.tensor, _access(temporary)))))
+        return Let(
+            (temporary,), Sequence((copied, replace_accesses(body, directive.tensor, _access(temporary))))
+        )
 
     if not directive.at:
         return replace(program, body=inside(program.body))
@@ -160,7 +174,9 @@ def _cut_chain(nest: Body, directive: d.Precompute) -> tuple[list[Forall], Body]
     chain, body = loop_chain(nest)
     names = [loop.index for loop in chain]
     if directive.at not in names:
-        raise ScheduleError(f"`{directive}`: there is no loop {directive.at} among {_indices(chain)}", "one of them")
+        raise ScheduleError(
+            f"`{directive}`: there is no loop {directive.at} among {_indices(chain)}", "one of them"
+        )
     cut = names.index(directive.at) + 1
     return chain[:cut], close_chain(chain[cut:], body)
 

@@ -26,7 +26,9 @@ def level_variable(low: Lowering, access: Access, stored: StoredLevel) -> str:
     expression = stored.expression
     index = access.indices[expression.mode]
     if not isinstance(index, Index):
-        raise UnsupportedProgramError(f"{access} has the index {index}", "a plain index variable for each mode")
+        raise UnsupportedProgramError(
+            f"{access} has the index {index}", "a plain index variable for each mode"
+        )
     if expression.kind == "whole":
         return index.name
     split = low.split_of_index(index.name, expression.size)
@@ -74,7 +76,8 @@ def position_of(low: Lowering, access: Access, env: Environment) -> tuple[str, C
     if place.levels < len(levels):
         stuck = level_variable(low, access, levels[place.levels])
         raise DiscordantError(
-            f"{access} stored {low.declaration(access.tensor).format}", f"the loop order that reaches {stuck} last"
+            f"{access} stored {low.declaration(access.tensor).format}",
+            f"the loop order that reaches {stuck} last",
         )
     return f"{access.tensor}_vals", place.position
 
@@ -104,7 +107,9 @@ def register_name(low: Lowering, access: Access, env: Environment) -> loops.Var:
             )
         if index == register.vector_index:
             if env.lane is None or env.lane.index != index:
-                raise ScheduleError(f"{register.name} has {index} in its lanes", f"vector {index} in all its nests")
+                raise ScheduleError(
+                    f"{register.name} has {index} in its lanes", f"vector {index} in all its nests"
+                )
             start //= env.lane.lanes
         parts.append(str(start))
     return loops.Var("_".join(parts), register.type)

@@ -36,7 +36,9 @@ def is_assembled(declaration: Declaration) -> bool:
 def phases(low: Lowering, names: list[str]) -> Lowered:
     """The whole kernel body: count, allocate, fill."""
     if len(names) > 1:
-        raise UnsupportedProgramError(f"the patterns of {' and '.join(names)} are not known", "one such result")
+        raise UnsupportedProgramError(
+            f"the patterns of {' and '.join(names)} are not known", "one such result"
+        )
     assembly = Assembly(low, names[0])
     low.assembly = assembly
     counted = low.statement(low.program.body, Environment())
@@ -76,8 +78,12 @@ class Assembly:
                 "ask for a dense result with format=",
             )
         last = len(self.levels) - 1
-        self.counters = [loops.Var(low.fresh(f"{name}{level + 1}_next"), loops.INT) for level in range(last + 1)]
-        self.starts = [loops.Var(low.fresh(f"{name}{level + 1}_first"), loops.INT) for level in range(last + 1)]
+        self.counters = [
+            loops.Var(low.fresh(f"{name}{level + 1}_next"), loops.INT) for level in range(last + 1)
+        ]
+        self.starts = [
+            loops.Var(low.fresh(f"{name}{level + 1}_first"), loops.INT) for level in range(last + 1)
+        ]
 
     def _buffer(self, level: int, array: str) -> str:
         return f"{self.name}{level + 1}_{array}"
@@ -122,7 +128,9 @@ class Assembly:
             self.counters[last] = loops.Var(self.low.fresh(self.counters[last].name), loops.INT)
             row = loops.Var(self.low.fresh(f"{self.name}_row"), loops.INT)
             count = self._read_pos(last, plus(row, ONE))
-            sum_up = loops.Block((loops.Set(total, plus(total, count)), self._put(last, "pos", plus(row, ONE), total)))
+            sum_up = loops.Block(
+                (loops.Set(total, plus(total, count)), self._put(last, "pos", plus(row, ONE), total))
+            )
             check = compare("gt", total, integer(LARGEST[self.low.index_dtype(self._buffer(last, "pos"))]))
             lowered.append(loops.Declare(total, ZERO, True))
             # The sum may pass the range of the positions only after the last row that fits; it is checked on the way.
@@ -144,7 +152,9 @@ class Assembly:
     def _allocate_levels(self) -> Lowered:
         """The arrays of levels that are appended to."""
         last = len(self.levels) - 1
-        limit = compare("gt", self.counters[last], integer(LARGEST[self.low.index_dtype(self._buffer(0, "pos"))]))
+        limit = compare(
+            "gt", self.counters[last], integer(LARGEST[self.low.index_dtype(self._buffer(0, "pos"))])
+        )
         lowered: Lowered = [loops.If(limit, loops.Return(POSITION_OVERFLOW))]
         for level, stored in enumerate(self.levels):
             counter = self.counters[last] if self.repeating else self.counters[level]
@@ -182,7 +192,10 @@ class Assembly:
         row: loops.Expr = ZERO
         for level in range(last):
             extent = self.low.extent(self.declaration.extents[self.levels[level].expression.mode])
-            row = plus(loops.Op("mul", (row, extent), loops.INT) if row != ZERO else ZERO, env.coordinates[self.variables[level]].start)
+            row = plus(
+                loops.Op("mul", (row, extent), loops.INT) if row != ZERO else ZERO,
+                env.coordinates[self.variables[level]].start,
+            )
         counter = self.counters[last]
         if self.filling:
             return [loops.Declare(counter, self._read_pos(last, row), True), *body]

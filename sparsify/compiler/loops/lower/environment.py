@@ -135,4 +135,3 @@ class Environment:
 def scalar(expr: Expr) -> Coordinate:
     """A value that all lanes share."""
     return Coordinate(expr)
-

@@ -51,7 +51,13 @@ def _call(low: Lowering, function: str, args: tuple[Expr, ...], env: Environment
     if function == "where":
         found = found[1:] if values[0] is not None else found
     common = max(found, key=DTYPES.index, default=dtype)
-    if common == "bool" and function not in ("where", "logical_and", "logical_or", "logical_not", "logical_xor"):
+    if common == "bool" and function not in (
+        "where",
+        "logical_and",
+        "logical_or",
+        "logical_not",
+        "logical_xor",
+    ):
         common = dtype
     result = FUNCTIONS[function].result
     if result == "float" and not common.startswith("float"):

@@ -170,7 +170,12 @@ def _vector_loop(low: Lowering, loop: notation.Forall, reach: Range, lanes: int,
 
 
 def _lane_body(
-    low: Lowering, loop: notation.Forall, start: loops.Expr, lanes: int, count: loops.Expr | None, env: Environment
+    low: Lowering,
+    loop: notation.Forall,
+    start: loops.Expr,
+    lanes: int,
+    count: loops.Expr | None,
+    env: Environment,
 ) -> Lowered:
     """The body with one iteration in each lane from `start` on."""
     env = replace(env, lane=LaneContext(loop.index, lanes, count))
@@ -207,7 +212,12 @@ def tiles(low: Lowering, split: notation.Split, loop: notation.Forall, env: Envi
 
 
 def pieces(
-    low: Lowering, split: notation.Split, loop: notation.Forall, last: loops.Expr, end: loops.Expr, env: Environment
+    low: Lowering,
+    split: notation.Split,
+    loop: notation.Forall,
+    last: loops.Expr,
+    end: loops.Expr,
+    env: Environment,
 ) -> Lowered:
     """The cut tile that starts at `last`: pieces of the sizes in the tail, then what is left under masks."""
     done = loops.Var(low.fresh(f"{split.index}_done"), loops.INT)
@@ -240,7 +250,9 @@ def _constant_tiles(
     elif whole:
         base = loops.Var(low.fresh(f"{split.index}_0"), loops.INT)
         body = tile(low, split, loop, base, Range(ZERO, integer(size), size, True), env)
-        lowered.append(loops.For(base, reach.begin, plus(reach.begin, integer(whole)), loops.Block(tuple(body)), size))
+        lowered.append(
+            loops.For(base, reach.begin, plus(reach.begin, integer(whole)), loops.Block(tuple(body)), size)
+        )
     if left := reach.bound - whole:
         inner = Range(ZERO, integer(left), left, True)
         lowered += tile(low, split, loop, plus(reach.begin, integer(whole)), inner, env)
@@ -266,8 +278,8 @@ def tile(
 def _is_written_out(loop: notation.Forall, inner: str) -> bool:
     """Whether the code for `inner` depends on its extent: unrolled, in lanes or in registers."""
     return any(
-        isinstance(node, notation.Forall) and node.index == inner and not isinstance(node.kind, notation.Serial)
+        isinstance(node, notation.Forall)
+        and node.index == inner
+        and not isinstance(node.kind, notation.Serial)
         for node in walk(loop.body)
     )
-
-

@@ -56,7 +56,9 @@ def statement_points(
             known[name] = Regions(before.points | regions.points, regions.background)
             continue
         found |= regions.points
-        if regions.background is None or regions.background != (fill_of(assign.target) if neutral is None else neutral):
+        if regions.background is None or regions.background != (
+            fill_of(assign.target) if neutral is None else neutral
+        ):
             found |= EVERYWHERE
     return frozenset(found)
 
@@ -85,7 +87,9 @@ def expression_regions(
         case Access() | Index() | Stored():
             return Regions(EVERYWHERE, None)
         case Call(function=function, args=args):
-            return _call_regions(function, [expression_regions(a, sparse, fill_of, absent, known) for a in args])
+            return _call_regions(
+                function, [expression_regions(a, sparse, fill_of, absent, known) for a in args]
+            )
     raise AssertionError(f"{expr} is not lowered to loops")
 
 
@@ -96,8 +100,8 @@ def _call_regions(function: str, args: list[Regions]) -> Regions:
             return Regions(_intersection(function, args), annihilator)
     if function == "where" and args[2].background is not None and args[0].background == 0.0:
         chosen = Regions(args[1].points, None if args[1].background is None else 0.0)
-        points = _combined(args[0].points, chosen.points | EVERYWHERE) | args[2].points
-        return Regions(points, args[2].background)
+        inside = _combined(args[0].points, chosen.points | EVERYWHERE) | args[2].points
+        return Regions(inside, args[2].background)
     points: frozenset[Point] = NOWHERE
     for arg in args:
         points = points | arg.points | _combined(points, arg.points)

@@ -23,7 +23,16 @@ from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError, UnsupportedProgramError
 from sparsify.storage.levels import Dense
 
-ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+ITEM_BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
 
 
 def lower(program: notation.Notation, vector_bytes: int) -> loops.Function:
@@ -72,7 +81,11 @@ class Lowering:
         fills = [self._fill(name) for name in self._outputs_to_fill()]
         statements = (*fills, *self.setups[0], *body)
         return loops.Function(
-            self._sizes(), self._buffers(), loops.Block(tuple(statements)), self.vector_bytes, str(self.program.body)
+            self._sizes(),
+            self._buffers(),
+            loops.Block(tuple(statements)),
+            self.vector_bytes,
+            str(self.program.body),
         )
 
     def statement(self, node: notation.Statement | Assign, env: Environment) -> list[loops.Stmt]:
@@ -117,7 +130,9 @@ class Lowering:
         elif target.tensor not in env.registers:
             _, position = position_of(self, target, env)
             if position.vector is not None:
-                raise ScheduleError(f"the lanes of {target} may write one entry twice", "vectorise another index")
+                raise ScheduleError(
+                    f"the lanes of {target} may write one entry twice", "vectorise another index"
+                )
         added = widen(added, lanes_of(current))
         combined = loops.Op(monoid.combine, (current, added), loops.Type(dtype, lanes_of(current)))
         return [store(self, target, combined, env)]
@@ -154,25 +169,36 @@ class Lowering:
         raise AssertionError(f"{temporary} is never assigned")
 
     def _register(
-        self, let: notation.Let, temporary: notation.Temporary, start: float | int | bool | None, env: Environment
+        self,
+        let: notation.Let,
+        temporary: notation.Temporary,
+        start: float | int | bool | None,
+        env: Environment,
     ) -> tuple[list[loops.Stmt], Environment]:
         """One variable for each element of a temporary in registers."""
         vectors = [i for i in temporary.indices if _kinds(let, i) == {notation.Vector}]
         for index in temporary.indices:
-            if index not in vectors and _kinds(let, index) & {notation.Serial, notation.Vector, notation.Parallel}:
-                if self.lanes(temporary.dtype) > 1 or notation.Serial in _kinds(let, index):
-                    raise ScheduleError(
-                        f"{temporary}: the loops over {index} are not all written out", f"unroll {index}"
-                    )
+            if index not in vectors and _kinds(let, index) & {
+                notation.Serial,
+                notation.Vector,
+                notation.Parallel,
+            } and (self.lanes(temporary.dtype) > 1 or notation.Serial in _kinds(let, index)):
+                raise ScheduleError(
+                    f"{temporary}: the loops over {index} are not all written out", f"unroll {index}"
+                )
         lanes = self.lanes(temporary.dtype)
         if lanes == 1 or (not vectors and env.lane is None):
             vectors, width = [], 1
         elif len(vectors) > 1:
-            raise ScheduleError(f"{temporary} has {' and '.join(vectors)} in its lanes", "vector only one of them")
+            raise ScheduleError(
+                f"{temporary} has {' and '.join(vectors)} in its lanes", "vector only one of them"
+            )
         else:
             width = lanes
         kind = loops.Type(temporary.dtype, width)
-        register = Register(self.fresh(temporary.name), temporary.indices, vectors[0] if vectors else None, kind)
+        register = Register(
+            self.fresh(temporary.name), temporary.indices, vectors[0] if vectors else None, kind
+        )
         names = [register.name]
         for index in temporary.indices:
             count = self._static_bound(index, temporary, env)
@@ -192,7 +218,9 @@ class Lowering:
         if bound is None:
             bound = self.constants.get(index)
         if bound is None:
-            raise ScheduleError(f"{temporary} is in registers and {index} has no constant extent", f"split {index}")
+            raise ScheduleError(
+                f"{temporary} is in registers and {index} has no constant extent", f"split {index}"
+            )
         return bound
 
     def _allocate(self, temporary: notation.Temporary, start: float | int | bool | None) -> list[loops.Stmt]:
@@ -241,7 +269,9 @@ class Lowering:
             split = self.split_by_outer[index]
             return quotient(plus(self.bound(split.index), integer(split.size - 1)), integer(split.size))
         if index in self.positions:
-            raise ScheduleError(f"a temporary in memory over the positions {index}", "index it by coordinates")
+            raise ScheduleError(
+                f"a temporary in memory over the positions {index}", "index it by coordinates"
+            )
         return self.extent(index)
 
     def register_offset(self, index: str, coordinate: Coordinate, env: Environment) -> loops.Expr:
@@ -253,7 +283,9 @@ class Lowering:
         """The split of `index` into blocks of `size`, which concretize made for every blocked mode."""
         split = self.splits.get(index)
         if split is None or split.size != size:
-            raise UnsupportedProgramError(f"{index} is stored in blocks of {size} and not split so", "convert it")
+            raise UnsupportedProgramError(
+                f"{index} is stored in blocks of {size} and not split so", "convert it"
+            )
         return split
 
     def fill_of(self, access: Access) -> float:
@@ -283,7 +315,9 @@ class Lowering:
         """The whole output set to what its sums start with."""
         declaration = self.declarations[name]
         monoids = {
-            a.monoid for a in walk(self.program.body) if isinstance(a, Assign) and a.target.tensor == name and a.monoid
+            a.monoid
+            for a in walk(self.program.body)
+            if isinstance(a, Assign) and a.target.tensor == name and a.monoid
         }
         value = MONOIDS[monoids.pop()].identity(declaration.dtype) if monoids else declaration.fill
         if declaration.pattern_of is not None:
@@ -296,7 +330,9 @@ class Lowering:
         """The extents that are not constant, then the stored entries of each sparse operand."""
         names: dict[str, None] = {}
         for declaration in self.program.declarations:
-            names.update((f"{index}_extent", None) for index in declaration.extents if index not in self.constants)
+            names.update(
+                (f"{index}_extent", None) for index in declaration.extents if index not in self.constants
+            )
         for name in self.program.inputs:
             if not self.declarations[name].format.is_dense:
                 names[f"{name}_nnz"] = None

@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer, minus, plus, product, quotient, times
+from sparsify.compiler.loops.arithmetic import (
+    ONE,
+    ZERO,
+    both,
+    compare,
+    integer,
+    minus,
+    plus,
+    product,
+    quotient,
+    times,
+)
 from sparsify.compiler.loops.lower import iterate, sparse
+from sparsify.compiler.loops.lower.access import place_of
 from sparsify.compiler.loops.lower.environment import Environment, Range
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.node import walk
@@ -79,7 +91,7 @@ def _stored_part(
     low: Lowering, loop: notation.Forall, access: Access, begin: loops.Var, end: loops.Var, env: Environment
 ) -> tuple[loops.Expr, list[loops.Stmt]]:
     """A part of the positions of a level; where coordinates repeat, whole segments of them."""
-    place = sparse.place_of(low, access, env)
+    place = place_of(low, access, env)
     reach = sparse.level_range(low, access, place)
     extent = minus(reach.end, reach.begin)
     first, last = plus(reach.begin, begin), plus(reach.begin, end)
@@ -91,7 +103,9 @@ def _stored_part(
     for start, name in ((first, f"{loop.index}_first"), (last, f"{loop.index}_last")):
         var = loops.Var(low.fresh(name), loops.INT)
         inside = both(compare("gt", var, reach.begin), compare("lt", var, reach.end))
-        same = compare("eq", sparse.stored_coordinate(low, crd, var), sparse.stored_coordinate(low, crd, minus(var, ONE)))
+        same = compare(
+            "eq", sparse.stored_coordinate(low, crd, var), sparse.stored_coordinate(low, crd, minus(var, ONE))
+        )
         lowered.append(loops.Declare(var, start, True))
         lowered.append(loops.While(both(inside, same), loops.Set(var, plus(var, ONE))))
         ends.append(var)
@@ -99,7 +113,12 @@ def _stored_part(
 
 
 def _tile_part(
-    low: Lowering, split: notation.Split, loop: notation.Forall, begin: loops.Var, end: loops.Var, env: Environment
+    low: Lowering,
+    split: notation.Split,
+    loop: notation.Forall,
+    begin: loops.Var,
+    end: loops.Var,
+    env: Environment,
 ) -> tuple[loops.Expr, list[loops.Stmt]]:
     """Tiles `begin` to `end`: the whole ones, and the cut one at the end when it is among them."""
     reach = iterate.range_of(low, split.index, loop.body, env)
@@ -120,7 +139,9 @@ def _balance(low: Lowering, loop: notation.Forall) -> str | None:
     if not loop.kind.by:
         return None
     if loop.kind.by not in low.declarations:
-        raise ScheduleError(f"parallel {loop.index} by {loop.kind.by}: there is no such tensor", "a sparse operand")
+        raise ScheduleError(
+            f"parallel {loop.index} by {loop.kind.by}: there is no such tensor", "a sparse operand"
+        )
     levels = low.declaration(loop.kind.by).format.levels
     if len(levels) > 1 and isinstance(levels[0].level, Dense) and isinstance(levels[1].level, Compressed):
         return f"{loop.kind.by}2_pos"
@@ -137,7 +158,9 @@ def work(low: Lowering, loop: notation.Forall) -> loops.Expr:
             continue
         counted.add(names)
         factors = [low.extent(name) for name in names]
-        for access in (n for n in walk(assign.value) if isinstance(n, Access) and n.tensor in low.declarations):
+        for access in (
+            n for n in walk(assign.value) if isinstance(n, Access) and n.tensor in low.declarations
+        ):
             if not low.declaration(access.tensor).format.is_dense and access.tensor in low.program.inputs:
                 inside = set(index_names(access))
                 factors = [low.extent(name) for name in names if name not in inside]

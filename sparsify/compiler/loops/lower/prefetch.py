@@ -64,5 +64,6 @@ def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
     step = LINE_BYTES // low.item_bytes(access.tensor)
     start = place.position.start
     return [
-        loops.Prefetch(f"{access.tensor}_vals", plus(start, integer(offset))) for offset in range(0, reach, step)
+        loops.Prefetch(f"{access.tensor}_vals", plus(start, integer(offset)))
+        for offset in range(0, reach, step)
     ]

@@ -63,7 +63,9 @@ def level_range(low: Lowering, access: Access, place: Place) -> Range:
     """The positions of the level that `access` has reached."""
     stored = low.declaration(access.tensor).format.levels[place.levels]
     if not place.position.is_uniform:
-        raise ScheduleError(f"the lanes of a vector loop reach different rows of {access}", "vector an inner loop")
+        raise ScheduleError(
+            f"the lanes of a vector loop reach different rows of {access}", "vector an inner loop"
+        )
     start = place.position.start
     if isinstance(stored.level, Compressed):
         buffer = f"{access.tensor}{place.levels + 1}_pos"
@@ -97,7 +99,11 @@ def driver_of_position(
 
 
 def bind_position(
-    low: Lowering, relation: notation.Position, value: Coordinate, body: notation.Statement | Assign, env: Environment
+    low: Lowering,
+    relation: notation.Position,
+    value: Coordinate,
+    body: notation.Statement | Assign,
+    env: Environment,
 ) -> tuple[Lowered, Environment]:
     """The operand is at position `value`, its index variable at the coordinate stored there."""
     access, place = driver_of_position(low, relation, body, env)
@@ -155,19 +161,23 @@ def iterate(
     if points == frozenset({frozenset(found)}) and len(found) == 1:
         return _single(low, loop, found[0], env, limits)
     if limits is not None:
-        raise ScheduleError(f"parallel {loop.index} over the merged coordinates of {len(found)} operands", "another loop")
+        raise ScheduleError(
+            f"parallel {loop.index} over the merged coordinates of {len(found)} operands", "another loop"
+        )
     return _merge(low, loop, found, points, env)
 
 
 def note_skipping(low: Lowering, loop: notation.Forall) -> None:
     """Dense results in the loop are not written everywhere, so they start filled."""
-    low.prefilled.update(n.target.tensor for n in walk(loop.body) if isinstance(n, Assign) and n.monoid is None)
+    low.prefilled.update(
+        n.target.tensor for n in walk(loop.body) if isinstance(n, Assign) and n.monoid is None
+    )
 
 
 def repeats(low: Lowering, access: Access, level: int) -> bool:
     """Whether a level holds a coordinate once for each entry below it, as the row level of COO."""
     levels = low.declaration(access.tensor).format.levels
-    return level + 1 < len(levels) and not levels[level].level.unique
+    return level + 1 < len(levels) and not getattr(levels[level].level, "unique", True)
 
 
 def _single(
@@ -191,7 +201,9 @@ def _single(
     return [loops.For(var, reach.begin, reach.end, block)]
 
 
-def _segments(low: Lowering, loop: notation.Forall, cursor: _Cursor, reach: Range, env: Environment) -> Lowered:
+def _segments(
+    low: Lowering, loop: notation.Forall, cursor: _Cursor, reach: Range, env: Environment
+) -> Lowered:
     """`while p < end: i = crd[p]; q = end of the entries with i; body; p = q`."""
     cursor = cursor.declared(low, reach)
     coordinate = loops.Var(low.fresh(loop.index), loops.INT)
@@ -234,7 +246,16 @@ class _Cursor:
         name = f"p{access.tensor}{place.levels + 1}"
         again = repeats(low, access, place.levels)
         nothing = loops.Var("", loops.INT)
-        return cls(access, place.levels, name, f"{access.tensor}{place.levels + 1}_crd", reach, again, nothing, nothing)
+        return cls(
+            access,
+            place.levels,
+            name,
+            f"{access.tensor}{place.levels + 1}_crd",
+            reach,
+            again,
+            nothing,
+            nothing,
+        )
 
     def declared(self, low: Lowering, reach: Range | None = None) -> _Cursor:
         """With its two variables declared at the ends of `reach`."""
@@ -281,7 +302,14 @@ def _cursors(
     lowered: Lowered = [stmt for cursor in cursors for stmt in cursor.declarations]
     if limits is not None:
         lowered += [_skip(low, cursor, reach.begin) for cursor in cursors]
-    cases = _cases(low, loop, cursors, [frozenset(c) for n in range(len(found), -1, -1) for c in combinations(found, n)], var, env)
+    cases = _cases(
+        low,
+        loop,
+        cursors,
+        [frozenset(c) for n in range(len(found), -1, -1) for c in combinations(found, n)],
+        var,
+        env,
+    )
     if cases is None:
         return []
     return [*lowered, loops.For(var, reach.begin, reach.end, cases)]

@@ -29,7 +29,9 @@ def transposed(low: Lowering, loop: notation.Forall, env: Environment) -> Lowere
     """Square tiles of the loop's variable and of the vector loop right inside it."""
     inner = loop.body
     if not isinstance(inner, notation.Forall) or not isinstance(inner.body, Assign):
-        raise ScheduleError(f"transpose {loop.index}: not right around a vector loop", "order the two loops innermost")
+        raise ScheduleError(
+            f"transpose {loop.index}: not right around a vector loop", "order the two loops innermost"
+        )
     lanes = iterate.lanes_in(low, loop)
     if lanes == 1:
         return iterate.serial(low, replace(loop, kind=notation.Serial()), env)
@@ -88,7 +90,12 @@ def _tile(
 
 
 def _along_rows(
-    low: Lowering, loop: notation.Forall, inner: notation.Forall, column: loops.Expr, tile: _Corner, env: Environment
+    low: Lowering,
+    loop: notation.Forall,
+    inner: notation.Forall,
+    column: loops.Expr,
+    tile: _Corner,
+    env: Environment,
 ) -> Environment:
     """The environment with the rows in the lanes and one column."""
     env = replace(env, lane=LaneContext(loop.index, tile.lanes, tile.rows))
@@ -98,7 +105,12 @@ def _along_rows(
 
 
 def _reads_rows(
-    low: Lowering, loop: notation.Forall, inner: notation.Forall, access: Access, tile: _Corner, env: Environment
+    low: Lowering,
+    loop: notation.Forall,
+    inner: notation.Forall,
+    access: Access,
+    tile: _Corner,
+    env: Environment,
 ) -> bool:
     """Whether consecutive rows are consecutive in memory."""
     if access.tensor in env.registers:
