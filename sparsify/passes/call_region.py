@@ -220,11 +220,11 @@ SCHEMAS = (
 
 def register() -> torch.library.Library:
     """The operators `sparsify::region` and `sparsify::region_backward`, as long as the library lives."""
-    library = torch.library.Library("sparsify", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library = torch.library.Library("sparsify", "FRAGMENT")
     for schema in SCHEMAS:
-        library.define(schema)  # type: ignore[no-untyped-call]
-    library.impl("region", run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    library.impl("region_backward", run_backward, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        library.define(schema)
+    library.impl("region", run, "CompositeExplicitAutograd")
+    library.impl("region_backward", run_backward, "CompositeExplicitAutograd")
     torch.library.register_fake("sparsify::region", shape_only, lib=library)
     torch.library.register_fake("sparsify::region_backward", backward_shapes, lib=library)
     torch.library.register_autograd("sparsify::region", backward, setup_context=remember, lib=library)

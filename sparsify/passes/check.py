@@ -67,7 +67,7 @@ def compare(
     return largest
 
 
-class SameDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class SameDraws(TorchDispatchMode):
     """Dropout that depends on coordinates alone.
 
     Torch's own draws follow the memory order, which may differ.

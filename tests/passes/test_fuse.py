@@ -152,4 +152,7 @@ def test_what_stays_dense_is_listed_with_its_reason():
 def test_extents_of_weights_are_known():
     model = TwoLayers(geometric.GCNConv, features=9, hidden=16, classes=3).eval()
     draft = fused(model, graph(features=9), MESSAGES)
-    assert [region.program.extents for region in draft.regions] == [(("f", 9), ("k", 16)), (("f", 16), ("k", 3))]
+    assert [region.program.extents for region in draft.regions] == [
+        (("f", 9), ("k", 16)),
+        (("f", 16), ("k", 3)),
+    ]
