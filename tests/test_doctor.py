@@ -37,7 +37,7 @@ def test_environment_without_a_compiler() -> None:
 def test_everything_required_is_here(cli: Cli) -> None:
     outcome = cli("doctor")
     assert outcome.status == FINE, outcome.out
-    assert "ok      kernel: 1 compiled, loaded and checked" in outcome.out
+    assert "ok      kernel: compiled, loaded and checked" in outcome.out
 
 
 def test_no_compiler(cli: Cli) -> None:

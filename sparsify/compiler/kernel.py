@@ -245,7 +245,12 @@ def compile_program(
         CompilerError: there is no compiler, or it failed.
     """
     text = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
-    return _compile(program, text, options or current(), target.vector_bytes(options or current()))
+    options = options or current()
+    asked = _compile.cache_info().misses
+    kernel = _compile(program, text, options, target.vector_bytes(options))
+    if _compile.cache_info().misses == asked:
+        kernel.cache = "hit"  # an earlier request built it
+    return kernel
 
 
 @cache
