@@ -19,7 +19,7 @@ from sparsify.compiler.explain import explain_kernel
 from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.errors import DtypeError, EinsumError
-from sparsify.options import current
+from sparsify.options import Options, current
 from sparsify.passes.apply import apply
 from sparsify.storage.format import Format
 from sparsify.storage.interop import tensor
@@ -28,6 +28,10 @@ from sparsify.storage.tensor import SparseTensor
 __all__ = ["apply", "einsum", "evaluate", "explain", "tensor"]
 
 DTYPES = ("float32", "float64")
+REMEMBERED = 4096
+
+_descriptions: dict[Operand, Operand] = {}
+_kernels: dict[Any, tuple[Kernel, tuple[int, ...], Options]] = {}
 
 
 def einsum(
@@ -114,6 +118,7 @@ def _einsum_kernel(
     format: Format | str | None,
     schedule: Schedule | str | None,
 ) -> tuple[Kernel, tuple[torch.Tensor, ...]]:
+    """The kernel of an einsum and its operands in the order of the program."""
     for operand in operands:
         if not isinstance(operand, torch.Tensor):
             raise EinsumError(
@@ -121,9 +126,19 @@ def _einsum_kernel(
             )
     described = tuple(_describe(operand) for operand in operands)
     shapes = tuple(tuple(operand.shape) for operand in operands)
-    wanted = Format(format) if isinstance(format, str) else format
-    program, order = _einsum_program(subscripts, described, shapes, wanted)
-    return compile_program(program, schedule, current()), tuple(operands[n] for n in order)
+    options = current()
+    # Operands of equal description are one object: their identity is a key that costs no deep hash.
+    key = (subscripts, tuple(map(id, described)), shapes, format, schedule, id(options))
+    found = _kernels.get(key)
+    if found is None:
+        wanted = Format(format) if isinstance(format, str) else format
+        program, order = _einsum_program(subscripts, described, shapes, wanted)
+        found = (compile_program(program, schedule, options), order, options)
+        if len(_kernels) >= REMEMBERED:
+            _kernels.clear()
+        _kernels[key] = found
+    kernel, order, _ = found
+    return kernel, tuple(operands[n] for n in order)
 
 
 @lru_cache(maxsize=4096)
@@ -148,20 +163,37 @@ def _names(count: int) -> list[str]:
 
 
 def _describe(operand: torch.Tensor) -> Operand:
-    """Format, dtype and fill of an operand."""
-    dtype = str(operand.dtype).removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise DtypeError(
-            f"an operand of dtype {dtype}", f"one of {', '.join(DTYPES)}: operand.to(torch.float32)"
-        )
+    """Format, dtype and fill of an operand; equal ones are the same object."""
     if isinstance(operand, SparseTensor):
-        fill = operand.fill
-        if isinstance(fill, complex):
-            raise DtypeError(f"an operand with the fill {fill}", "a real fill: operand.with_fill(0)")
-        return Operand(operand.format, dtype, float(fill), index_dtypes(operand.pattern))
-    if operand.layout != torch.strided:
-        raise EinsumError(f"an operand of layout {operand.layout}", "sparsify.tensor(operand)")
-    return Operand(Format(", ".join(["dense"] * operand.dim()) or "scalar"), dtype)
+        dtype, fill = operand.dtype, operand.fill
+        return operand.pattern.cached(("operand", dtype, fill), lambda: _describe_sparse(operand))
+    return _describe_dense(operand.dtype, operand.dim(), operand.layout)
+
+
+def _describe_sparse(operand: SparseTensor) -> Operand:
+    fill = operand.fill
+    if isinstance(fill, complex):
+        raise DtypeError(f"an operand with the fill {fill}", "a real fill: operand.with_fill(0)")
+    made = Operand(operand.format, _dtype_name(operand.dtype), float(fill), index_dtypes(operand.pattern))
+    return _descriptions.setdefault(made, made)
+
+
+@lru_cache
+def _describe_dense(dtype: torch.dtype, rank: int, layout: torch.layout) -> Operand:
+    if layout != torch.strided:
+        raise EinsumError(f"an operand of layout {layout}", "sparsify.tensor(operand)")
+    made = Operand(Format(", ".join(["dense"] * rank) or "scalar"), _dtype_name(dtype))
+    return _descriptions.setdefault(made, made)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    """`float32`, when kernels can be generated for it."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise DtypeError(
+            f"an operand of dtype {name}", f"one of {', '.join(DTYPES)}: operand.to(torch.float32)"
+        )
+    return name
 
 
 def _declare(

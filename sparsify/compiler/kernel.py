@@ -271,9 +271,10 @@ def compile_stages(step: Step, schedule: Schedule | None, vector_bytes: int) -> 
     plain = concretize(step.program)
     if schedule is not None:
         return _lowered(step.program, plain, schedule, vector_bytes)
-    lanes = max(1, vector_bytes // getattr(torch, step.program.declaration(step.result).dtype).itemsize)
+    item_bytes = getattr(torch, step.program.declaration(step.result).dtype).itemsize
+    lanes = max(1, vector_bytes // item_bytes)
     refusal: Exception | None = None
-    for candidate in candidates(plain, lanes):
+    for candidate in candidates(plain, lanes, item_bytes):
         try:
             return _lowered(step.program, plain, candidate, vector_bytes)
         except (ScheduleError, DiscordantError) as error:

@@ -17,19 +17,23 @@ from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loop_chain
 from sparsify.storage.levels import Dense
 
-# Registers that accumulate one row tile: eight independent chains hide the latency of an fma.
-ACCUMULATORS = 8
+# What accumulators in registers cover of a row: 16 AVX2 or 8 AVX-512 registers, enough independent chains to hide
+# the latency of an fma, and one pass over the positions of a row for up to 128 columns of float32.
+TILE_BYTES = 512
+# How many stored positions ahead gathered rows are asked for; 16 covers the latency of memory.
+AHEAD = 16
 
 
-def candidates(program: Notation, lanes: int) -> Iterator[d.Schedule]:
+def candidates(program: Notation, lanes: int, item_bytes: int) -> Iterator[d.Schedule]:
     """Schedules that may suit `program`, the best first; the last ones always lower.
 
     Args:
         lanes: elements of the result's dtype in a vector register.
+        item_bytes: the size of such an element.
     """
     nests = _nests(program)
     if len(nests) <= 2:
-        shape = _Shape(program, nests, lanes)
+        shape = _Shape(program, nests, lanes, item_bytes)
         yield shape.schedule(parallel=True)
         yield shape.schedule(parallel=False)
         yield shape.schedule(parallel=False, vector=False)
@@ -62,6 +66,7 @@ class _Shape:
     program: Notation
     nests: list[tuple[list[Forall], Assign]]
     lanes: int
+    item_bytes: int
 
     def __post_init__(self) -> None:
         self.chain, self.assign = next((n for n in self.nests if n[1].monoid), self.nests[-1])
@@ -173,7 +178,7 @@ class _Shape:
             return d.Schedule(
                 (*self._reorder([*outer, lane]), d.Vector(lane), *self._parallel(outer, parallel))
             )
-        size = ACCUMULATORS * self.lanes
+        size = max(TILE_BYTES // self.item_bytes, self.lanes)
         tile, inner = self._name(f"{lane}o"), self._name(f"{lane}i")
         tail = tuple(size >> n for n in range(1, 10) if size >> n >= self.lanes)
         split = d.Split(lane, tile, inner, size, tail)
@@ -184,7 +189,16 @@ class _Shape:
             )
         order = [*leading, tile, *sums, inner]
         steps = [split, *self._reorder(order), self._collect(tile), d.Vector(inner)]
-        return d.Schedule((*steps, *self._parallel(order, parallel)))
+        ahead = [d.Prefetch(name, AHEAD) for name in self._gathered(lane, sums)]
+        return d.Schedule((*steps, *self._parallel(order, parallel), *ahead))
+
+    def _gathered(self, lane: str, sums: list[str]) -> list[str]:
+        """The dense operands whose rows are read at stored coordinates of the innermost sum."""
+        if not sums or sums[-1] not in self.stored:
+            return []
+        sparse = {access.tensor for access in self._sparse()}
+        reads = [n for n in walk(self.assign.value) if isinstance(n, Access) and n.tensor not in sparse]
+        return list(dict.fromkeys(a.tensor for a in reads if index_names(a) == (sums[-1], lane)))
 
     def _summed_lanes(
         self, lane: str, leading: list[str], sums: list[str], outer: list[str], ordered: bool, parallel: bool

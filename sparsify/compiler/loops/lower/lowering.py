@@ -178,11 +178,16 @@ class Lowering:
         """One variable for each element of a temporary in registers."""
         vectors = [i for i in temporary.indices if _kinds(let, i) == {notation.Vector}]
         for index in temporary.indices:
-            if index not in vectors and _kinds(let, index) & {
-                notation.Serial,
-                notation.Vector,
-                notation.Parallel,
-            } and (self.lanes(temporary.dtype) > 1 or notation.Serial in _kinds(let, index)):
+            if (
+                index not in vectors
+                and _kinds(let, index)
+                & {
+                    notation.Serial,
+                    notation.Vector,
+                    notation.Parallel,
+                }
+                and (self.lanes(temporary.dtype) > 1 or notation.Serial in _kinds(let, index))
+            ):
                 raise ScheduleError(
                     f"{temporary}: the loops over {index} are not all written out", f"unroll {index}"
                 )

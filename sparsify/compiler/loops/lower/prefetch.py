@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
 LINE_BYTES = 64
+# Rows shorter than this are cheaper to wait for than to ask for.
+SHORT_BYTES = 128
 
 
 def prefetches(
@@ -60,6 +62,8 @@ def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
         bound = known.bound if known is not None else None
         reach *= split.size if bound is None else bound
         env = env.with_coordinate(name, scalar(env.bases[name]))
+    if reach * low.item_bytes(access.tensor) < SHORT_BYTES:
+        return []
     place = place_of(low, access, env)
     step = LINE_BYTES // low.item_bytes(access.tensor)
     start = place.position.start
