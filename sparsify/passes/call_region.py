@@ -43,6 +43,7 @@ class Operand:
         structure: what computes it once per graph.
         leaves: the positions of the structure's leaves among the arguments.
         result: the position among the structure's results.
+        is_full: whether it is a dense input whose zeros are left out: its gradient is not zero there.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Operand:
     structure: Structure | None = None
     leaves: tuple[int, ...] = ()
     result: int = 0
+    is_full: bool = False
 
 
 _handles = itertools.count(1)
@@ -80,6 +82,7 @@ class RegionCall:
         self.dtype = getattr(torch, program.declaration(program.outputs[0]).dtype)
         self.failure: SparsifyError | None = None
         self.times_us: list[float] | None = None
+        self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
         self.handle = next(_handles)
         self.kernel: Any = None
         _calls[self.handle] = self
@@ -110,8 +113,8 @@ class RegionCall:
         return found
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
-        """The result of the region, by the dense nodes once the kernel has failed."""
-        if self.failure is None:
+        """The result of the region, by the dense nodes once the kernel has failed, and for full gradients."""
+        if self.failure is None and not self.needs_full_gradient(arguments):
             started = time.perf_counter() if self.times_us is not None else 0.0
             try:
                 result: torch.Tensor = self.kernel(*self.values(arguments))
@@ -123,6 +126,10 @@ class RegionCall:
                 return result
         fallback: torch.Tensor = self.dense(*arguments)[0]
         return fallback
+
+    def needs_full_gradient(self, arguments: Sequence[Any]) -> bool:
+        """Whether an input needs its gradient at the zeros too, which a sparse operand leaves out."""
+        return torch.is_grad_enabled() and any(arguments[position].requires_grad for position in self.full)
 
     def fail(self, error: SparsifyError) -> None:
         """Goes over to the dense nodes for good, with one warning; under strict it raises."""

@@ -58,6 +58,7 @@ class Binding:
     node: fx.Node | None = None
     plan: Plan | None = None
     result: int = 0
+    is_full: bool = False
 
 
 def emit(draft: Draft) -> Draft:
@@ -124,7 +125,8 @@ def bind_matrix(matrix: Matrix, name: str, plans: dict[frozenset[fx.Node], Plan]
     if matrix.dense is not None:
         plan = plans.setdefault(frozenset([matrix.dense]), Plan([matrix.dense]))
         spec = MatrixOutput(form, matrix.dtype, dense=plan.output(matrix.dense), transposed=matrix.transposed)
-        return Binding(name, plan=plan, result=plan.result(spec, name))
+        is_full = operators.parameter_behind(matrix.dense) is None
+        return Binding(name, plan=plan, result=plan.result(spec, name), is_full=is_full)
     assert matrix.rows is not None
     assert matrix.columns is not None
     assert matrix.extents is not None
@@ -253,7 +255,8 @@ def replace_nodes(
             continue
         leaves = tuple(at(leaf) for leaf in binding.plan.leaves)
         assert binding.plan.structure is not None, "structures are cut out before calls are made"
-        operands.append(Operand(binding.name, argument, binding.plan.structure, leaves, binding.result))
+        structure, result = binding.plan.structure, binding.result
+        operands.append(Operand(binding.name, argument, structure, leaves, result, binding.is_full))
     node = region.output
     shape = output_shape(node, at)
     assert region.program is not None, "fuse finishes programs"

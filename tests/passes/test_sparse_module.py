@@ -144,6 +144,20 @@ def test_edge_weights_get_gradients():
     assert torch.allclose(found[0], found[1], atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["sparse features", "kipf dense"])
+def test_dense_inputs_get_gradients_at_their_zeros_too(name):
+    layer, recipe, inputs = LAYERS[name]
+    args = inputs()
+    model = TwoLayers(layer, args[0].shape[1]).eval()
+    sparse = apply(model, recipe, args)
+    given = [a.detach().clone().requires_grad_() if a.is_floating_point() else a for a in args]
+    floats = [a for a in given if a.requires_grad]
+    expected = torch.autograd.grad(model(*given).square().sum(), floats)
+    for run in (sparse, torch.compile(sparse, fullgraph=True, backend="aot_eager")):
+        found = torch.autograd.grad(run(*given).square().sum(), floats)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_conversion_and_normalisation_happen_once_per_graph():
     model, recipe, example = case("gcn")
     sparse = apply(model, recipe, example())
