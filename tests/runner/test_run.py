@@ -5,6 +5,7 @@ import json
 import pytest
 
 from sparsify import options
+from sparsify.compiler.cpp import cache
 from sparsify.errors import SparsifyError
 from sparsify.models import data
 from sparsify.models.data.synthetic import synthetic
@@ -16,7 +17,9 @@ NOTHING = {"schema": 1, "name": "nothing", "sparsify": [{"targets": ["input:none
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path):
+def own_cache(tmp_path, monkeypatch):
+    """A cache on disk of each test's own, and no kernel in memory that another test built."""
+    monkeypatch.setattr(cache._memory, "libraries", {})
     with options.override(cache_dir=tmp_path / "cache"):
         yield
 
