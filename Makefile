@@ -27,10 +27,12 @@ lint: $(STAMP) types
 types: $(STAMP)
 	rm -rf $(TYPING) && mkdir -p $(TYPING)
 	ln -s $(CURDIR)/sparsify/* $(CURDIR)/recipes $(CURDIR)/models $(TYPING)/
-	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p sparsify
+	ln -sfn $(CURDIR)/experiments build/typing/experiments
+	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p sparsify -p experiments
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest -m bench
+	$(BIN)/python -m experiments.foundation --out build/bench.json
 
 wheel: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

@@ -1,0 +1,11 @@
+"""Entry of `python -m experiments.foundation`: pins the threads, then loads everything else."""
+
+import sys
+
+from experiments.environment import pin_threads
+
+if __name__ == "__main__":
+    pin_threads()
+    from experiments.foundation.command import main
+
+    sys.exit(main())

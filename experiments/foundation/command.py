@@ -1,0 +1,146 @@
+"""`python -m experiments.foundation [--rows spmm-cora ...] [--out bench.json] [--quick]`: measures, prints, writes.
+
+In: names of rows, or beginnings of names. Out: one table on standard output and, with `--out`, JSON.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from experiments.environment import facts
+from experiments.foundation import convolutions, firsts, overhead, products
+from experiments.foundation.place import Place
+from experiments.harness import Case, measure
+
+BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+Make = Callable[[Place], Case]
+
+CASES: Mapping[str, Make] = {
+    "spmm-cora-128": lambda place: products.spmm("cora", 128, place, pooled=2.2),
+    "spmm-pubmed-128": lambda place: products.spmm("pubmed", 128, place, pooled=2.5),
+    "spmm-arxiv-128": lambda place: products.spmm("arxiv", 128, place, pooled=3.5, fresh=1.6),
+    "spmm-arxiv-32": lambda place: products.spmm("arxiv", 32, place, pooled=3.2),
+    "spmm-fem-128": lambda place: products.spmm("fem", 128, place, pooled=3.5, fresh=1.4),
+    "spmm-fem-16": lambda place: products.spmm("fem", 16, place, pooled=1.5),
+    "sddmm-cora-128": lambda place: products.sddmm("cora", 128, place, pooled=1.8),
+    "sddmm-pubmed-128": lambda place: products.sddmm("pubmed", 128, place, pooled=1.3),
+    "sddmm-arxiv-128": lambda place: products.sddmm("arxiv", 128, place, pooled=2.8),
+    "sddmm-fem-64": lambda place: products.sddmm("fem", 64, place, pooled=2.5),
+    "gcn-layer-pubmed": lambda place: convolutions.layer("pubmed", place, torch_ratio=2.1, pyg_ratio=6.0),
+    "gcn-layer-arxiv": lambda place: convolutions.layer(
+        "arxiv", place, torch_ratio=4.0, fresh=2.2, pyg_ratio=30.0
+    ),
+    "gcn-layer-cora": lambda place: convolutions.layer(
+        "cora", place, torch_ratio=2.3, sparse_features=True, dense_ratio=10.0
+    ),
+    "gcn-model-cora": lambda place: convolutions.model("cora", place, asked=8.0),
+    "gcn-model-citeseer": lambda place: convolutions.model("citeseer", place, asked=8.0),
+    "gcn-model-pubmed": lambda place: convolutions.model("pubmed", place, asked=6.0),
+    "gcn-model-arxiv": lambda place: convolutions.model("arxiv", place, asked=20.0),
+}
+ROWS = (*CASES, "first-kernel", "call-overhead")
+HEADERS = ("row", "ours", "ours ms", "asked", "reached", "interval", "against", "its ms", "met", "data")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; 0, or 2 when no row has such a name."""
+    arguments = _arguments(argv)
+    rows = chosen(arguments.rows)
+    if not rows:
+        print(f"no row begins with {', '.join(arguments.rows)}; there are {', '.join(ROWS)}", file=sys.stderr)
+        return 2
+    place = Place(data_root(arguments.data_root), arguments.scale)
+    found = []
+    for number, name in enumerate(rows, 1):
+        print(f"[{number}/{len(rows)}] {name}", file=sys.stderr, flush=True)
+        found.append(run_row(name, place, quick=arguments.quick))
+    print(table(found))
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        document = {"schema": 1, "command": " ".join(sys.argv), "machine": facts(), "rows": found}
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        print(f"written: {arguments.out}", file=sys.stderr)
+    return 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m experiments.foundation", description=__doc__)
+    parser.add_argument("--rows", nargs="+", default=[""], metavar="NAME", help="names, or how they begin")
+    parser.add_argument("--out", type=Path, help="write everything that was measured here, as JSON")
+    parser.add_argument("--data-root", type=Path, help="real data sets; SPARSIFY_DATA_ROOT, ../shared/data")
+    parser.add_argument("--quick", action="store_true", help="three turns a row")
+    parser.add_argument("--scale", type=float, default=1.0, help="below 1: generated data of that size")
+    return parser.parse_args(argv)
+
+
+def data_root(given: Path | None) -> Path | None:
+    """The folder of real data sets, `None` where there is none."""
+    named = os.environ.get("SPARSIFY_DATA_ROOT")
+    places = [given] if given is not None else [Path(named)] if named else [BESIDE]
+    return next((place for place in places if place.is_dir()), None)
+
+
+def chosen(beginnings: Sequence[str]) -> list[str]:
+    """The rows whose names begin so, in the order of the table."""
+    return [name for name in ROWS if name.startswith(tuple(beginnings))]
+
+
+def run_row(name: str, place: Place, *, quick: bool = False) -> dict[str, Any]:
+    """What was measured for one row, as plain data."""
+    time = partial(measure, seconds=1.0, least=3, most=3) if quick else measure
+    if name == "first-kernel":
+        return firsts.row()
+    if name == "call-overhead":
+        return overhead.row(1.0 if quick else 4.0)
+    return time(CASES[name](place)).to_dict()
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table of all rows: a line for each ratio or limit that is asked."""
+    lines = [line for row in rows for line in (_ratios(row) if row["kind"] == "ratios" else _limits(row))]
+    return tabulate(lines, headers=HEADERS, tablefmt="simple", disable_numparse=True)
+
+
+def _ratios(row: Mapping[str, Any]) -> list[list[str]]:
+    times = {contender["name"]: contender for contender in row["contenders"]}
+    return [
+        [
+            row["name"],
+            target["label"],
+            f"{times[target['ours']]['median_us'] / 1e3:.3f}",
+            "" if target["asked"] is None else f"{target['asked']:.1f}x",
+            f"{target['reached']:.2f}x",
+            f"{target['low']:.2f}-{target['high']:.2f}",
+            target["baseline"],
+            f"{times[target['baseline']]['median_us'] / 1e3:.3f}",
+            {None: "", True: "yes", False: "no"}[target["met"]],
+            row["data"],
+        ]
+        for target in row["targets"]
+    ]
+
+
+def _limits(row: Mapping[str, Any]) -> list[list[str]]:
+    unit = row["unit"]
+    return [
+        [
+            row["name"],
+            target["label"],
+            "",
+            f"{target['asked']:.0f} {unit}",
+            f"{target['reached']:.1f} {unit}",
+            "",
+            "",
+            "",
+            "yes" if target["met"] else "no",
+            row["data"],
+        ]
+        for target in row["targets"]
+    ]
