@@ -119,26 +119,22 @@ def _einsum_kernel(
     schedule: Schedule | str | None,
 ) -> tuple[Kernel, tuple[torch.Tensor, ...]]:
     """The kernel of an einsum and its operands in the order of the program."""
-    for operand in operands:
-        if not isinstance(operand, torch.Tensor):
-            raise EinsumError(
-                f"an operand of type {type(operand).__name__}", "torch tensors, sparse or dense"
-            )
-    described = tuple(_describe(operand) for operand in operands)
-    shapes = tuple(tuple(operand.shape) for operand in operands)
     options = current()
+    with torch._C.DisableTorchFunctionSubclass():  # attributes are read without `__torch_function__`
+        described = [_describe(operand) for operand in operands]
+        shapes = [operand.shape for operand in operands]
     # Operands of equal description are one object: their identity is a key that costs no deep hash.
-    key = (subscripts, tuple(map(id, described)), shapes, format, schedule, id(options))
+    key = (subscripts, format, schedule, id(options), *map(id, described), *shapes)
     found = _kernels.get(key)
     if found is None:
         wanted = Format(format) if isinstance(format, str) else format
-        program, order = _einsum_program(subscripts, described, shapes, wanted)
+        program, order = _einsum_program(subscripts, tuple(described), tuple(map(tuple, shapes)), wanted)
         found = (compile_program(program, schedule, options), order, options)
         if len(_kernels) >= REMEMBERED:
             _kernels.clear()
         _kernels[key] = found
     kernel, order, _ = found
-    return kernel, tuple(operands[n] for n in order)
+    return kernel, tuple([operands[n] for n in order])
 
 
 @lru_cache(maxsize=4096)
@@ -165,8 +161,10 @@ def _names(count: int) -> list[str]:
 def _describe(operand: torch.Tensor) -> Operand:
     """Format, dtype and fill of an operand; equal ones are the same object."""
     if isinstance(operand, SparseTensor):
-        dtype, fill = operand.dtype, operand.fill
-        return operand.pattern.cached(("operand", dtype, fill), lambda: _describe_sparse(operand))
+        key = (_describe, operand._vals.dtype, operand._fill)
+        return operand._pattern.cached(key, lambda: _describe_sparse(operand))
+    if not isinstance(operand, torch.Tensor):
+        raise EinsumError(f"an operand of type {type(operand).__name__}", "torch tensors, sparse or dense")
     return _describe_dense(operand.dtype, operand.dim(), operand.layout)
 
 

@@ -10,28 +10,13 @@ import torch
 
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.kernel import Kernel, compile_program
-from sparsify.storage.pattern import Pattern
-from sparsify.storage.tensor import SparseTensor
-
-Wrapping = tuple[Pattern | None, float | int | complex]
+from sparsify.storage.tensor import SparseTensor, values_at, wrap
 
 
-def differentiable(kernel: Kernel, operands: tuple[torch.Tensor, ...]) -> Any:
-    """The results of `kernel`, connected to the operands that require gradients."""
-    wrapping: tuple[Wrapping, ...] = tuple(
-        (o.pattern, o.fill) if isinstance(o, SparseTensor) else (None, 0) for o in operands
-    )
-    plain = [o.values() if isinstance(o, SparseTensor) else o for o in operands]
-    shapes: list[Wrapping] = []
-    found = _Kernel.apply(  # type: ignore[no-untyped-call]
-        kernel, wrapping, shapes, *plain
-    )
-    results = tuple(_wrap(value, *shape) for value, shape in zip(found, shapes, strict=True))
-    return results[0] if len(results) == 1 else results
-
-
-def _wrap(value: torch.Tensor, pattern: Pattern | None, fill: Any) -> torch.Tensor:
-    return value if pattern is None else SparseTensor(pattern, value, fill)
+def differentiable(kernel: Kernel, operands: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
+    """The results of `kernel` by name, connected to the operands that require gradients."""
+    found = _Differentiable.apply(kernel, *operands)  # type: ignore[no-untyped-call]
+    return dict(zip(kernel.program.outputs, found, strict=True))
 
 
 def adjoint_kernel(kernel: Kernel, wrt: tuple[str, ...]) -> Kernel:
@@ -42,46 +27,45 @@ def adjoint_kernel(kernel: Kernel, wrt: tuple[str, ...]) -> Kernel:
     return kernel.adjoints[wrt]
 
 
-class _Kernel(torch.autograd.Function):
-    """A kernel over plain tensors: dense operands and the values of sparse ones."""
+class _Differentiable(torch.autograd.Function):
+    """A kernel whose operands and results are dense or sparse; gradients lie on the pattern of what they are of."""
 
     @staticmethod
-    def forward(
-        ctx: Any, kernel: Kernel, wrapping: tuple[Wrapping, ...], shapes: list[Wrapping], *plain: Any
-    ) -> Any:
-        operands = tuple(_wrap(value, *how) for value, how in zip(plain, wrapping, strict=True))
+    def forward(ctx: Any, kernel: Kernel, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values = kernel.run(operands)
-        results = [values[name] for name in kernel.program.outputs]
-        shapes.extend((r.pattern, r.fill) if isinstance(r, SparseTensor) else (None, 0) for r in results)
-        ctx.kernel, ctx.wrapping, ctx.shapes = kernel, wrapping, shapes
-        found = tuple(r.values() if isinstance(r, SparseTensor) else r for r in results)
-        ctx.save_for_backward(*plain, *found)
-        return found
+        results = tuple([values[name] for name in kernel.program.outputs])
+        ctx.kernel = kernel
+        ctx.save_for_backward(*operands, *results)
+        ctx.set_materialize_grads(False)
+        return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         kernel: Kernel = ctx.kernel
         program = kernel.program
-        needed = ctx.needs_input_grad[3:]
-        wrt = tuple(name for name, need in zip(program.inputs, needed, strict=True) if need)
-        count = len(program.inputs)
-        saved = ctx.saved_tensors
-        values = {
-            n: _wrap(v, *how) for n, v, how in zip(program.inputs, saved[:count], ctx.wrapping, strict=True)
-        }
-        results = saved[count:]
-        for name, value, gradient, how in zip(program.outputs, results, gradients, ctx.shapes, strict=True):
-            values[name] = _wrap(value, *how)
-            whole = torch.zeros_like(value) if gradient is None else gradient.contiguous()
-            values[f"g_{name}"] = _wrap(whole, *how)
+        wrt = tuple(
+            [name for name, need in zip(program.inputs, ctx.needs_input_grad[1:], strict=True) if need]
+        )
+        values = dict(zip((*program.inputs, *program.outputs), ctx.saved_tensors, strict=True))
+        for name, gradient in zip(program.outputs, gradients, strict=True):
+            values[f"g_{name}"] = _laid_out(gradient, values[name])
         backward = adjoint_kernel(kernel, wrt)
         missing = [name for name in backward.program.inputs if name not in values]
         if missing:
             # Temporaries of the plan are computed again: keeping them would hold memory between the passes.
-            again = kernel.run(tuple(values[name] for name in program.inputs))
+            again = kernel.run(tuple([values[name] for name in program.inputs]))
             values.update((name, again[name]) for name in missing)
-        found = backward(*(values[name] for name in backward.program.inputs))
-        found = found if isinstance(found, tuple) else (found,)
-        by_name = dict(zip(wrt, found, strict=True))
-        plain = (by_name.get(name) for name in program.inputs)
-        return None, None, None, *(g.values() if isinstance(g, SparseTensor) else g for g in plain)
+        found = backward(*[values[name] for name in backward.program.inputs])
+        by_name = dict(zip(wrt, found if isinstance(found, tuple) else (found,), strict=True))
+        return None, *[by_name.get(name) for name in program.inputs]
+
+
+def _laid_out(gradient: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
+    """The gradient of a result as the adjoint program reads it: sparse on the pattern of a sparse result."""
+    if not isinstance(result, SparseTensor):
+        return torch.zeros_like(result) if gradient is None else gradient
+    if gradient is None:
+        return wrap(result.pattern, torch.zeros_like(result._vals))
+    if isinstance(gradient, SparseTensor) and gradient.pattern is result.pattern:
+        return gradient
+    return SparseTensor(result.pattern, values_at(gradient, result.pattern))

@@ -3,7 +3,8 @@
 In: a `Kernel`. Out: text for people, stage by stage.
 """
 
-from sparsify.compiler.kernel import GeneratedStep, Kernel
+from sparsify.compiler.generated import GeneratedStep
+from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.notation import printer
 from sparsify.compiler.plan import DenseProduct
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from sparsify.compiler import native
 from sparsify.compiler.cpp import cache as kernels
 from sparsify.compiler.cpp import target
 from sparsify.compiler.cpp.codegen import emit
-from sparsify.compiler.einsum.nodes import Declaration, Program
+from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.lower import lower
-from sparsify.compiler.loops.lower.assemble import is_assembled
 from sparsify.compiler.loops.simplify import simplify
 from sparsify.compiler.loops.verify import verify
 from sparsify.compiler.notation.concretize import concretize
@@ -28,19 +27,14 @@ from sparsify.compiler.schedule.choose import candidates
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.errors import (
     DiscordantError,
-    DtypeError,
-    FormatError,
     ScheduleError,
     ShapeError,
     UnsupportedProgramError,
 )
 from sparsify.options import Options, current
-from sparsify.runtime import threads
-from sparsify.storage.convert import conversion, permuted
 from sparsify.storage.format import Format
 from sparsify.storage.levels import Dense
 from sparsify.storage.pattern import Pattern
-from sparsify.storage.tensor import SparseTensor
 
 Operand = torch.Tensor
 
@@ -80,153 +74,34 @@ class Kernel:
         Raises:
             ShapeError, DtypeError, FormatError: operands that do not fit the program.
         """
-        if torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
-            from sparsify.compiler.differentiate import differentiable
+        # Within the guard, attributes of sparse operands are read without going through `__torch_function__`.
+        with torch._C.DisableTorchFunctionSubclass():
+            if torch.is_grad_enabled():
+                for operand in operands:
+                    if operand.requires_grad:
+                        return self.only(self.differentiate(operands))
+            return self.only(self.run(operands))
 
-            return differentiable(self, operands)
-        return self.only(self.run(operands))
+    def differentiate(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
+        """The results by name, connected to the operands that require gradients."""
+        from sparsify.compiler.differentiate import differentiable
+
+        return differentiable(self, operands)
 
     def only(self, values: Mapping[str, Operand]) -> Any:
         """The results of the program among all values."""
-        results = tuple(values[name] for name in self.program.outputs)
-        return results[0] if len(results) == 1 else results
+        if len(self.program.outputs) == 1:
+            return values[self.program.outputs[0]]
+        return tuple([values[name] for name in self.program.outputs])
 
     def run(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
         """All tensors by name: operands, temporaries of the plan, results."""
         if len(operands) != len(self.program.inputs):
             raise ShapeError(f"{len(operands)} operands for {', '.join(self.program.inputs)}")
-        values: dict[str, Operand] = dict(zip(self.program.inputs, operands, strict=True))
+        values = dict(zip(self.program.inputs, operands, strict=True))
         for step in self.steps:
-            if isinstance(step, DenseProduct):
-                values[step.result] = step(values[step.left], values[step.right])
-            else:
-                values[step.result] = step(values)
+            values[step.result] = step(values)
         return values
-
-
-class GeneratedStep:
-    """A statement as a generated kernel: how its sizes and buffers come from tensors."""
-
-    def __init__(self, step: Step, stages: Stages, library: kernels.Library, options: Options) -> None:
-        self.step, self.stages, self.library, self.options = step, stages, library, options
-        self.program, self.result = step.program, step.result
-        self.twins = dict(step.twins)
-        self.call = native.bind(library)
-        self.output = self.program.declaration(self.result)
-        self.constants = dict(self.program.extents)
-        self.inputs = [self.program.declaration(name) for name in self.program.inputs]
-        self.sizes = stages.loops.sizes
-        self.grown = is_assembled(self.output)
-
-    def __call__(self, values: Mapping[str, Operand]) -> Operand:
-        """The result of the statement."""
-        sizes: dict[str, int] = {"serial_threshold": self.options.serial_threshold}
-        buffers: list[torch.Tensor | None] = []
-        extents: dict[str, int] = dict(self.constants)
-        for declared in self.inputs:
-            value = values[declared.name]
-            self._match(declared, value, extents)
-            if declared.format.is_dense:
-                if isinstance(value, SparseTensor):
-                    raise FormatError(
-                        f"{declared.name} is sparse and was dense when compiled", "value.to_dense()"
-                    )
-                buffers.append(value.detach().contiguous())
-                continue
-            if not isinstance(value, SparseTensor):
-                raise FormatError(
-                    f"{declared.name} is dense and was {declared.format} when compiled", "sparsify.tensor"
-                )
-            sizes[f"{declared.name}_nnz"] = self._sparse_buffers(declared, value, buffers)
-        sizes.update((f"{name}_extent", extent) for name, extent in extents.items())
-        shape = tuple(extents[name] for name in self.output.extents)
-        dtype = getattr(torch, self.output.dtype)
-        if self.grown:
-            return self._grow(sizes, buffers, shape)
-        if self.output.pattern_of is None:
-            result = torch.empty(shape, dtype=dtype)
-            self._run(sizes, (*buffers, result), None)
-            return result
-        root = values[self.output.pattern_of]
-        assert isinstance(root, SparseTensor)
-        stored = torch.empty(root.pattern.nnz, dtype=dtype)
-        self._run(sizes, (*buffers, stored), None)
-        return SparseTensor(root.pattern, stored, self.output.fill)
-
-    def _run(self, sizes: dict[str, int], buffers: tuple[torch.Tensor | None, ...], allocator: Any) -> None:
-        count = threads.count(self.options)
-        self.call(tuple(sizes[name] for name in self.sizes), buffers, count, allocator)
-
-    def _match(self, declared: Declaration, value: Operand, extents: dict[str, int]) -> None:
-        """Checks dtype and shape, and learns the extents."""
-        if value.dtype != getattr(torch, declared.dtype):
-            raise DtypeError(f"{declared.name} has dtype {value.dtype}, the kernel takes {declared.dtype}")
-        if len(value.shape) != len(declared.extents):
-            raise ShapeError(
-                f"{declared.name} has {len(value.shape)} modes, the kernel takes {len(declared.extents)}"
-            )
-        for mode, (name, size) in enumerate(zip(declared.extents, value.shape, strict=True)):
-            if extents.setdefault(name, size) != size:
-                raise ShapeError(
-                    f"{declared.name} has extent {size} in mode {mode}, and {name} is {extents[name]} elsewhere"
-                )
-
-    def _sparse_buffers(
-        self, declared: Declaration, value: SparseTensor, buffers: list[torch.Tensor | None]
-    ) -> int:
-        """The arrays of a sparse operand in the order of its levels; the number of stored entries."""
-        pattern, stored = value.pattern, value.values().detach()
-        if pattern.format != declared.format:
-            if declared.name not in self.twins and not _same_order(pattern.format, declared.format):
-                raise FormatError(
-                    f"{declared.name} is stored {pattern.format}, the kernel takes {declared.format}",
-                    f"value.to(format={str(declared.format)!r})",
-                )
-            found = conversion(pattern, declared.format)
-            stored, pattern = permuted(stored, found, value.fill), found.pattern
-        for number, (pos, crd) in enumerate(declared.index_dtypes):
-            for array, dtype in ((pattern.pos[number], pos), (pattern.crd[number], crd)):
-                if array is not None:
-                    buffers.append(_as_dtype(pattern, array, dtype))
-        buffers.append(stored.contiguous())
-        return pattern.nnz
-
-    def _grow(
-        self, sizes: dict[str, int], buffers: list[torch.Tensor | None], shape: tuple[int, ...]
-    ) -> Operand:
-        """A result whose pattern the kernel finds."""
-        made: dict[int, torch.Tensor] = {}
-        arguments = self.stages.loops.buffers
-
-        def allocate(slot: int, size: int) -> torch.Tensor:
-            dtype = getattr(torch, arguments[slot].dtype)
-            made[slot] = torch.empty(size // dtype.itemsize, dtype=dtype)
-            return made[slot]
-
-        missing = (None,) * (len(arguments) - len(buffers))
-        self._run(sizes, (*buffers, *missing), allocate)
-        by_name = {arguments[slot].name: array for slot, array in made.items()}
-        pos, crd = [], []
-        for number, _ in enumerate(self.output.format.levels, 1):
-            pos.append(by_name.get(f"{self.result}{number}_pos"))
-            crd.append(by_name.get(f"{self.result}{number}_crd"))
-        pattern = Pattern(self.output.format, shape, pos, crd)
-        return SparseTensor(pattern, by_name[f"{self.result}_vals"], self.output.fill)
-
-
-def _same_order(first: Format, second: Format) -> bool:
-    """Whether two formats differ at most in dtypes of their arrays."""
-    return [type(s.level) for s in first.levels] == [type(s.level) for s in second.levels] and [
-        s.expression for s in first.levels
-    ] == [s.expression for s in second.levels]
-
-
-def _as_dtype(pattern: Pattern, array: torch.Tensor, dtype: str) -> torch.Tensor:
-    """The array in the dtype that the kernel was compiled for; conversions are kept on the pattern."""
-    wanted = getattr(torch, dtype)
-    if array.dtype == wanted:
-        return array
-    return pattern.cached(("array", array.data_ptr(), dtype), lambda: array.to(wanted))
 
 
 def compile_program(

@@ -4,6 +4,7 @@ In: `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b
 Out: `T = torch.mm(X, W.t())`, then one generated kernel for `Y`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,8 +25,9 @@ class DenseProduct:
     left_transposed: bool
     right_transposed: bool
 
-    def __call__(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    def __call__(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The product."""
+        left, right = values[self.left], values[self.right]
         left = left.t() if self.left_transposed else left
         return torch.mm(left, right.t() if self.right_transposed else right)
 

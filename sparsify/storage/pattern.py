@@ -7,7 +7,7 @@ and that keeps everything derived from its structure.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
@@ -18,6 +18,7 @@ from sparsify.storage.levels import Compressed, Dense, Singleton
 
 T = TypeVar("T")
 Arrays = Sequence[Tensor | None]
+_MISSING: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +114,10 @@ class Pattern:
 
     def cached(self, key: object, make: Callable[[], T]) -> T:
         """What `make` returned the first time for `key`: everything derived from the structure is made once."""
-        if key not in self._cache:
-            self._cache[key] = make()
-        found: T = self._cache[key]
-        return found
+        found = self._cache.get(key, _MISSING)
+        if found is _MISSING:
+            found = self._cache[key] = make()
+        return cast(T, found)
 
     def level_coordinates(self) -> list[Tensor]:
         """Per level the coordinate that each stored entry has there, int64 [nnz]; may share memory with `crd`."""

@@ -1,0 +1,225 @@
+"""A statement as a generated kernel: how its sizes and buffers come from tensors.
+
+In: `step({"A": A, "x": x})`. Out: `y`, written by one foreign call.
+
+What depends on shapes only is found once per combination of shapes, what depends on a pattern once per pattern;
+a call that has been made before looks both up and fills in addresses.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from sparsify.compiler import native
+from sparsify.compiler.cpp.cache import Library
+from sparsify.compiler.einsum.nodes import Declaration
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.lower.assemble import is_assembled
+from sparsify.compiler.plan import Step
+from sparsify.errors import DtypeError, FormatError, ShapeError
+from sparsify.options import Options
+from sparsify.runtime import threads
+from sparsify.runtime.buffers import POOL, Slots
+from sparsify.storage.convert import Conversion, conversion, permuted
+from sparsify.storage.format import Format
+from sparsify.storage.pattern import Pattern
+from sparsify.storage.tensor import SparseTensor, wrap
+
+Shape = tuple[int, ...]
+REMEMBERED: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a combination of operands' shapes fixes: the sizes of the kernel, numbers of entries still 0."""
+
+    sizes: tuple[int, ...]
+    result: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """What the kernel reads of a pattern: the arrays of its levels, and how values get into their order."""
+
+    indices: tuple[torch.Tensor, ...]
+    nnz: int
+    converted: Conversion | None
+
+
+class DenseInput:
+    """An operand whose memory the kernel reads as it is."""
+
+    def __init__(self, declared: Declaration) -> None:
+        self.name, self.dtype = declared.name, getattr(torch, declared.dtype)
+
+    def read(self, operand: torch.Tensor, sizes: list[int], buffers: list[torch.Tensor | None]) -> None:
+        """Appends the operand to the buffers.
+
+        Raises:
+            DtypeError, FormatError: it is not what the kernel was compiled for.
+        """
+        if operand.dtype is not self.dtype:
+            raise DtypeError(f"{self.name} has dtype {operand.dtype}, the kernel takes {self.dtype}")
+        if isinstance(operand, SparseTensor):
+            raise FormatError(f"{self.name} is sparse and was dense when compiled", "value.to_dense()")
+        if not operand.is_cpu:
+            raise FormatError(f"{self.name} is on {operand.device}, kernels run on the CPU", "value.cpu()")
+        buffers.append(operand if operand.is_contiguous() else operand.detach().contiguous())
+
+
+class SparseInput:
+    """An operand of which the kernel reads the arrays of its levels and the values.
+
+    Attributes:
+        place: where among the kernel's sizes the number of stored entries is; -1 when it is not asked for.
+    """
+
+    def __init__(self, declared: Declaration, is_twin: bool, sizes: tuple[str, ...]) -> None:
+        self.name, self.dtype = declared.name, getattr(torch, declared.dtype)
+        self.declared, self.is_twin = declared, is_twin
+        self.place = sizes.index(f"{self.name}_nnz") if f"{self.name}_nnz" in sizes else -1
+
+    def read(self, operand: torch.Tensor, sizes: list[int], buffers: list[torch.Tensor | None]) -> None:
+        """Appends the arrays and the values to the buffers, and sets the number of entries.
+
+        Raises:
+            DtypeError, FormatError: it is not what the kernel was compiled for.
+        """
+        if operand.dtype is not self.dtype:
+            raise DtypeError(f"{self.name} has dtype {operand.dtype}, the kernel takes {self.dtype}")
+        if not isinstance(operand, SparseTensor):
+            raise FormatError(
+                f"{self.name} is dense and was {self.declared.format} when compiled", "sparsify.tensor"
+            )
+        pattern, values = operand._pattern, operand._vals
+        arrays = pattern.cached(self, lambda: self.arrays(pattern))
+        if arrays.converted is not None:
+            values = permuted(values, arrays.converted, operand._fill)
+        if self.place >= 0:
+            sizes[self.place] = arrays.nnz
+        buffers += arrays.indices
+        buffers.append(values if values.is_contiguous() else values.contiguous())
+
+    def arrays(self, pattern: Pattern) -> Arrays:
+        """The arrays of a pattern in the format and dtypes that the kernel was compiled for."""
+        found: Conversion | None = None
+        wanted = self.declared.format
+        if pattern.format != wanted:
+            if not self.is_twin and not _same_levels(pattern.format, wanted):
+                raise FormatError(
+                    f"{self.name} is stored {pattern.format}, the kernel takes {wanted}",
+                    f"value.to(format={str(wanted)!r})",
+                )
+            found = conversion(pattern, wanted)
+            pattern = found.pattern
+        indices = []
+        for number, dtypes in enumerate(self.declared.index_dtypes):
+            for array, dtype in zip((pattern.pos[number], pattern.crd[number]), dtypes, strict=True):
+                if array is not None:
+                    indices.append(array.to(getattr(torch, dtype)))
+        return Arrays(tuple(indices), pattern.nnz, found)
+
+
+class GeneratedStep:
+    """A statement as a generated kernel.
+
+    Args:
+        step: the statement, and operands that it reads in another mode ordering.
+        stages: how it became C++.
+        library: the kernel.
+        options: threads and the threshold below which a kernel is serial.
+    """
+
+    def __init__(self, step: Step, stages: Any, library: Library, options: Options) -> None:
+        self.step, self.stages, self.library, self.options = step, stages, library, options
+        self.program, self.result = step.program, step.result
+        self.twins = dict(step.twins)
+        self.output = self.program.declaration(self.result)
+        self._names = self.program.inputs
+        self._declared = tuple(self.program.declaration(name) for name in self._names)
+        self._arguments: tuple[loops.Buffer, ...] = stages.loops.buffers
+        self._sizes: tuple[str, ...] = stages.loops.sizes
+        self._inputs = tuple(
+            DenseInput(d) if d.format.is_dense else SparseInput(d, d.name in self.twins, self._sizes)
+            for d in self._declared
+        )
+        self._dtype = getattr(torch, self.output.dtype)
+        self._is_assembled = is_assembled(self.output)
+        self._frames: dict[tuple[Shape, ...], Frame] = {}
+        self._call = native.bind(library)
+
+    def __call__(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The result of the statement.
+
+        Raises:
+            ShapeError, DtypeError, FormatError: an operand that does not fit the program.
+        """
+        operands = [values[name] for name in self._names]
+        shapes = tuple([operand.shape for operand in operands])
+        frame = self._frames.get(shapes) or self._frame(shapes)
+        sizes = list(frame.sizes)
+        buffers: list[torch.Tensor | None] = []
+        for declared, operand in zip(self._inputs, operands, strict=True):
+            declared.read(operand, sizes, buffers)
+        count = threads.count(self.options)
+        if self._is_assembled:
+            return self._assembled(tuple(sizes), buffers, count, frame.result)
+        if self.output.pattern_of is None:
+            result = POOL.empty(frame.result, self._dtype)
+            buffers.append(result)
+            self._call(tuple(sizes), tuple(buffers), count, None)
+            return result
+        root = values[self.output.pattern_of]
+        assert isinstance(root, SparseTensor)
+        stored = POOL.empty((root._pattern.nnz,), self._dtype)
+        buffers.append(stored)
+        self._call(tuple(sizes), tuple(buffers), count, None)
+        return wrap(root._pattern, stored, self.output.fill)
+
+    def _frame(self, shapes: tuple[Shape, ...]) -> Frame:
+        """Checks shapes and learns the extents from them."""
+        extents: dict[str, int] = dict(self.program.extents)
+        for declared, shape in zip(self._declared, shapes, strict=True):
+            _match(declared, shape, extents)
+        known = {f"{name}_extent": extent for name, extent in extents.items()}
+        known["serial_threshold"] = self.options.serial_threshold
+        sizes = tuple(0 if name.endswith("_nnz") else known[name] for name in self._sizes)
+        frame = Frame(sizes, tuple(extents[name] for name in self.output.extents))
+        if len(self._frames) >= REMEMBERED:
+            self._frames.clear()
+        self._frames[shapes] = frame
+        return frame
+
+    def _assembled(
+        self, sizes: tuple[int, ...], buffers: list[torch.Tensor | None], count: int, shape: Shape
+    ) -> torch.Tensor:
+        """A result whose pattern the kernel finds."""
+        slots = Slots({slot: getattr(torch, argument.dtype) for slot, argument in enumerate(self._arguments)})
+        missing = (None,) * (len(self._arguments) - len(buffers))
+        self._call(sizes, (*buffers, *missing), count, slots)
+        made = {self._arguments[slot].name: array for slot, array in slots.tensors.items()}
+        levels = range(1, len(self.output.format.levels) + 1)
+        pos = [made.get(f"{self.result}{number}_pos") for number in levels]
+        crd = [made.get(f"{self.result}{number}_crd") for number in levels]
+        pattern = Pattern(self.output.format, shape, pos, crd)
+        return wrap(pattern, made[f"{self.result}_vals"], self.output.fill)
+
+
+def _match(declared: Declaration, shape: Sequence[int], extents: dict[str, int]) -> None:
+    """Checks an operand's shape, and learns the extents of its index variables."""
+    if len(shape) != len(declared.extents):
+        raise ShapeError(f"{declared.name} has {len(shape)} modes, the kernel takes {len(declared.extents)}")
+    for mode, (name, size) in enumerate(zip(declared.extents, shape, strict=True)):
+        if extents.setdefault(name, size) != size:
+            raise ShapeError(
+                f"{declared.name} has extent {size} in mode {mode}, and {name} is {extents[name]} elsewhere"
+            )
+
+
+def _same_levels(first: Format, second: Format) -> bool:
+    """Whether two formats differ at most in dtypes of their arrays."""
+    return [(type(s.level), s.expression) for s in first.levels] == [
+        (type(s.level), s.expression) for s in second.levels
+    ]
