@@ -6,7 +6,7 @@ What depends on shapes only is found once per combination of shapes, what depend
 a call that has been made before looks both up and fills in addresses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,8 +20,8 @@ from sparsify.compiler.loops.lower.assemble import is_assembled
 from sparsify.compiler.plan import Step
 from sparsify.errors import DtypeError, FormatError, ShapeError
 from sparsify.options import Options
-from sparsify.runtime import threads
 from sparsify.runtime.buffers import POOL, Slots
+from sparsify.runtime.threads import count
 from sparsify.storage.convert import Conversion, conversion, permuted
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
@@ -33,10 +33,17 @@ REMEMBERED: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a combination of operands' shapes fixes: the sizes of the kernel, numbers of entries still 0."""
+    """What a combination of operands' shapes fixes.
+
+    Attributes:
+        sizes: of the kernel, numbers of stored entries still 0.
+        shape: of the result.
+        empty: makes a dense result.
+    """
 
     sizes: tuple[int, ...]
-    result: Shape
+    shape: Shape
+    empty: Callable[[], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +67,10 @@ class DenseInput:
         Raises:
             DtypeError, FormatError: it is not what the kernel was compiled for.
         """
-        if operand.dtype is not self.dtype:
-            raise DtypeError(f"{self.name} has dtype {operand.dtype}, the kernel takes {self.dtype}")
         if isinstance(operand, SparseTensor):
             raise FormatError(f"{self.name} is sparse and was dense when compiled", "value.to_dense()")
+        if operand.dtype is not self.dtype:
+            raise DtypeError(f"{self.name} has dtype {operand.dtype}, the kernel takes {self.dtype}")
         if not operand.is_cpu:
             raise FormatError(f"{self.name} is on {operand.device}, kernels run on the CPU", "value.cpu()")
         buffers.append(operand if operand.is_contiguous() else operand.detach().contiguous())
@@ -87,13 +94,13 @@ class SparseInput:
         Raises:
             DtypeError, FormatError: it is not what the kernel was compiled for.
         """
-        if operand.dtype is not self.dtype:
-            raise DtypeError(f"{self.name} has dtype {operand.dtype}, the kernel takes {self.dtype}")
         if not isinstance(operand, SparseTensor):
             raise FormatError(
                 f"{self.name} is dense and was {self.declared.format} when compiled", "sparsify.tensor"
             )
         pattern, values = operand._pattern, operand._vals
+        if values.dtype is not self.dtype:
+            raise DtypeError(f"{self.name} has dtype {values.dtype}, the kernel takes {self.dtype}")
         arrays = pattern.cached(self, lambda: self.arrays(pattern))
         if arrays.converted is not None:
             values = permuted(values, arrays.converted, operand._fill)
@@ -147,6 +154,7 @@ class GeneratedStep:
         )
         self._dtype = getattr(torch, self.output.dtype)
         self._is_assembled = is_assembled(self.output)
+        self._root = self.output.pattern_of
         self._frames: dict[tuple[Shape, ...], Frame] = {}
         self._call = native.bind(library)
 
@@ -161,22 +169,20 @@ class GeneratedStep:
         frame = self._frames.get(shapes) or self._frame(shapes)
         sizes = list(frame.sizes)
         buffers: list[torch.Tensor | None] = []
-        for declared, operand in zip(self._inputs, operands, strict=True):
+        for operand, declared in zip(operands, self._inputs):
             declared.read(operand, sizes, buffers)
-        count = threads.count(self.options)
         if self._is_assembled:
-            return self._assembled(tuple(sizes), buffers, count, frame.result)
-        if self.output.pattern_of is None:
-            result = POOL.empty(frame.result, self._dtype)
+            return self._assembled(sizes, buffers, frame.shape)
+        if self._root is None:
+            result = frame.empty()
             buffers.append(result)
-            self._call(tuple(sizes), tuple(buffers), count, None)
+            self._call(tuple(sizes), tuple(buffers), count(self.options), None)
             return result
-        root = values[self.output.pattern_of]
-        assert isinstance(root, SparseTensor)
-        stored = POOL.empty((root._pattern.nnz,), self._dtype)
+        pattern = values[self._root]._pattern  # type: ignore[attr-defined]
+        stored = pattern.cached((POOL, self._dtype), lambda: POOL.maker((pattern.nnz,), self._dtype))()
         buffers.append(stored)
-        self._call(tuple(sizes), tuple(buffers), count, None)
-        return wrap(root._pattern, stored, self.output.fill)
+        self._call(tuple(sizes), tuple(buffers), count(self.options), None)
+        return wrap(pattern, stored, self.output.fill)
 
     def _frame(self, shapes: tuple[Shape, ...]) -> Frame:
         """Checks shapes and learns the extents from them."""
@@ -186,19 +192,18 @@ class GeneratedStep:
         known = {f"{name}_extent": extent for name, extent in extents.items()}
         known["serial_threshold"] = self.options.serial_threshold
         sizes = tuple(0 if name.endswith("_nnz") else known[name] for name in self._sizes)
-        frame = Frame(sizes, tuple(extents[name] for name in self.output.extents))
+        shape = tuple(extents[name] for name in self.output.extents)
+        frame = Frame(sizes, shape, POOL.maker(shape, self._dtype))
         if len(self._frames) >= REMEMBERED:
             self._frames.clear()
         self._frames[shapes] = frame
         return frame
 
-    def _assembled(
-        self, sizes: tuple[int, ...], buffers: list[torch.Tensor | None], count: int, shape: Shape
-    ) -> torch.Tensor:
+    def _assembled(self, sizes: list[int], buffers: list[torch.Tensor | None], shape: Shape) -> torch.Tensor:
         """A result whose pattern the kernel finds."""
         slots = Slots({slot: getattr(torch, argument.dtype) for slot, argument in enumerate(self._arguments)})
         missing = (None,) * (len(self._arguments) - len(buffers))
-        self._call(sizes, (*buffers, *missing), count, slots)
+        self._call(tuple(sizes), (*buffers, *missing), count(self.options), slots)
         made = {self._arguments[slot].name: array for slot, array in slots.tensors.items()}
         levels = range(1, len(self.output.format.levels) + 1)
         pos = [made.get(f"{self.result}{number}_pos") for number in levels]

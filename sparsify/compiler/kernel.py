@@ -62,6 +62,7 @@ class Kernel:
 
     def __init__(self, program: Program, plan: tuple["DenseProduct | GeneratedStep", ...]) -> None:
         self.program, self.steps = program, plan
+        self._names, self._results = program.inputs, program.outputs
         generated = [step for step in plan if isinstance(step, GeneratedStep)]
         self.key = "+".join(step.library.key[:12] for step in generated) or "torch"
         self.cache = "miss" if any(step.library.origin == "compiled" for step in generated) else "hit"
@@ -90,15 +91,15 @@ class Kernel:
 
     def only(self, values: Mapping[str, Operand]) -> Any:
         """The results of the program among all values."""
-        if len(self.program.outputs) == 1:
-            return values[self.program.outputs[0]]
-        return tuple([values[name] for name in self.program.outputs])
+        if len(self._results) == 1:
+            return values[self._results[0]]
+        return tuple([values[name] for name in self._results])
 
     def run(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
         """All tensors by name: operands, temporaries of the plan, results."""
-        if len(operands) != len(self.program.inputs):
-            raise ShapeError(f"{len(operands)} operands for {', '.join(self.program.inputs)}")
-        values = dict(zip(self.program.inputs, operands, strict=True))
+        if len(operands) != len(self._names):
+            raise ShapeError(f"{len(operands)} operands for {', '.join(self._names)}")
+        values = dict(zip(self._names, operands))
         for step in self.steps:
             values[step.result] = step(values)
         return values
