@@ -120,19 +120,27 @@ def _einsum_kernel(
 ) -> tuple[Kernel, tuple[torch.Tensor, ...]]:
     """The kernel of an einsum and its operands in the order of the program."""
     options = current()
-    with torch._C.DisableTorchFunctionSubclass():  # attributes are read without `__torch_function__`
-        described = [_describe(operand) for operand in operands]
-        shapes = [operand.shape for operand in operands]
-    # Operands of equal description are one object: their identity is a key that costs no deep hash.
-    key = (subscripts, format, schedule, id(options), *map(id, described), *shapes)
-    found = _kernels.get(key)
+    key: list[Any] = [subscripts, format, schedule, id(options)]
+    for operand in operands:
+        # Operands of equal description are one object: its identity is a key that costs no deep hash.
+        if isinstance(operand, SparseTensor):
+            key += (id(_describe(operand)), operand._pattern.shape)
+        elif isinstance(operand, torch.Tensor):
+            key += (operand.dtype, operand.layout, operand.shape)
+        else:
+            raise EinsumError(
+                f"an operand of type {type(operand).__name__}", "torch tensors, sparse or dense"
+            )
+    found = _kernels.get(tuple(key))
     if found is None:
+        described = tuple(_describe(operand) for operand in operands)
+        shapes = tuple(tuple(operand.shape) for operand in operands)
         wanted = Format(format) if isinstance(format, str) else format
-        program, order = _einsum_program(subscripts, tuple(described), tuple(map(tuple, shapes)), wanted)
+        program, order = _einsum_program(subscripts, described, shapes, wanted)
         found = (compile_program(program, schedule, options), order, options)
         if len(_kernels) >= REMEMBERED:
             _kernels.clear()
-        _kernels[key] = found
+        _kernels[tuple(key)] = found
     kernel, order, _ = found
     return kernel, tuple([operands[n] for n in order])
 
@@ -161,10 +169,9 @@ def _names(count: int) -> list[str]:
 def _describe(operand: torch.Tensor) -> Operand:
     """Format, dtype and fill of an operand; equal ones are the same object."""
     if isinstance(operand, SparseTensor):
-        key = (_describe, operand._vals.dtype, operand._fill)
-        return operand._pattern.cached(key, lambda: _describe_sparse(operand))
-    if not isinstance(operand, torch.Tensor):
-        raise EinsumError(f"an operand of type {type(operand).__name__}", "torch tensors, sparse or dense")
+        pattern, key = operand._pattern, (operand._vals.dtype, operand._fill)
+        found: Operand = pattern.recall(key) or pattern.cached(key, lambda: _describe_sparse(operand))
+        return found
     return _describe_dense(operand.dtype, operand.dim(), operand.layout)
 
 

@@ -46,15 +46,6 @@ class Frame:
     empty: Callable[[], torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Arrays:
-    """What the kernel reads of a pattern: the arrays of its levels, and how values get into their order."""
-
-    indices: tuple[torch.Tensor, ...]
-    nnz: int
-    converted: Conversion | None
-
-
 class DenseInput:
     """An operand whose memory the kernel reads as it is."""
 
@@ -101,16 +92,16 @@ class SparseInput:
         pattern, values = operand._pattern, operand._vals
         if values.dtype is not self.dtype:
             raise DtypeError(f"{self.name} has dtype {values.dtype}, the kernel takes {self.dtype}")
-        arrays = pattern.cached(self, lambda: self.arrays(pattern))
-        if arrays.converted is not None:
-            values = permuted(values, arrays.converted, operand._fill)
+        arrays, converted = pattern.recall(self) or pattern.cached(self, lambda: self.arrays(pattern))
+        if converted is not None:
+            values = permuted(values, converted, operand._fill)
         if self.place >= 0:
-            sizes[self.place] = arrays.nnz
-        buffers += arrays.indices
+            sizes[self.place] = values.shape[0]
+        buffers += arrays
         buffers.append(values if values.is_contiguous() else values.contiguous())
 
-    def arrays(self, pattern: Pattern) -> Arrays:
-        """The arrays of a pattern in the format and dtypes that the kernel was compiled for."""
+    def arrays(self, pattern: Pattern) -> tuple[tuple[torch.Tensor, ...], Conversion | None]:
+        """The arrays of a pattern as the kernel was compiled for them, and how values get into their order."""
         found: Conversion | None = None
         wanted = self.declared.format
         if pattern.format != wanted:
@@ -126,7 +117,7 @@ class SparseInput:
             for array, dtype in zip((pattern.pos[number], pattern.crd[number]), dtypes, strict=True):
                 if array is not None:
                     indices.append(array.to(getattr(torch, dtype)))
-        return Arrays(tuple(indices), pattern.nnz, found)
+        return tuple(indices), found
 
 
 class GeneratedStep:
@@ -144,8 +135,7 @@ class GeneratedStep:
         self.program, self.result = step.program, step.result
         self.twins = dict(step.twins)
         self.output = self.program.declaration(self.result)
-        self._names = self.program.inputs
-        self._declared = tuple(self.program.declaration(name) for name in self._names)
+        self._declared = tuple(self.program.declaration(name) for name in self.program.inputs)
         self._arguments: tuple[loops.Buffer, ...] = stages.loops.buffers
         self._sizes: tuple[str, ...] = stages.loops.sizes
         self._inputs = tuple(
@@ -154,17 +144,21 @@ class GeneratedStep:
         )
         self._dtype = getattr(torch, self.output.dtype)
         self._is_assembled = is_assembled(self.output)
-        self._root = self.output.pattern_of
+        root = self.output.pattern_of
+        self._root = None if root is None else self.program.inputs.index(root)
         self._frames: dict[tuple[Shape, ...], Frame] = {}
         self._call = native.bind(library)
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The result of the statement.
+        """The result of the statement for operands, and temporaries, by name."""
+        return self.compute([values[name] for name in self.program.inputs])
+
+    def compute(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The result of the statement for operands in the order of `program.inputs`.
 
         Raises:
             ShapeError, DtypeError, FormatError: an operand that does not fit the program.
         """
-        operands = [values[name] for name in self._names]
         shapes = tuple([operand.shape for operand in operands])
         frame = self._frames.get(shapes) or self._frame(shapes)
         sizes = list(frame.sizes)
@@ -178,7 +172,7 @@ class GeneratedStep:
             buffers.append(result)
             self._call(tuple(sizes), tuple(buffers), count(self.options), None)
             return result
-        pattern = values[self._root]._pattern  # type: ignore[attr-defined]
+        pattern = operands[self._root]._pattern  # type: ignore[attr-defined]
         stored = pattern.cached((POOL, self._dtype), lambda: POOL.maker((pattern.nnz,), self._dtype))()
         buffers.append(stored)
         self._call(tuple(sizes), tuple(buffers), count(self.options), None)

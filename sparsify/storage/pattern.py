@@ -119,6 +119,10 @@ class Pattern:
             found = self._cache[key] = make()
         return cast(T, found)
 
+    def recall(self, key: object) -> Any:
+        """What `cached` made for `key`, `None` when it has not been asked for."""
+        return self._cache.get(key)
+
     def level_coordinates(self) -> list[Tensor]:
         """Per level the coordinate that each stored entry has there, int64 [nnz]; may share memory with `crd`."""
         return _expand(self)
