@@ -1,37 +1,21 @@
-"""Kernels under autograd: the adjoint program of a program, compiled when a gradient is asked for.
+"""Kernels under autograd: backward runs the kernel of the adjoint program.
 
-In: a kernel and operands that require gradients. Out: results whose backward runs the adjoint's kernels, which
-are differentiable in their turn.
+In: a kernel and operands that require gradients. Out: results whose backward runs kernels that are
+differentiable in their turn.
 """
 
 from typing import Any
 
 import torch
 
-from sparsify.compiler.einsum.gradient import adjoint
-from sparsify.compiler.kernel import Kernel, compile_program
 from sparsify.storage.tensor import SparseTensor, values_at, wrap
 
 
-def differentiable(kernel: Kernel, operands: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
-    """The results of `kernel` by name, connected to the operands that require gradients."""
-    found = _Differentiable.apply(kernel, *operands)  # type: ignore[no-untyped-call]
-    return dict(zip(kernel.program.outputs, found, strict=True))
-
-
-def adjoint_kernel(kernel: Kernel, wrt: tuple[str, ...]) -> Kernel:
-    """The kernel of the adjoint program, kept on the forward kernel."""
-    if wrt not in kernel.adjoints:
-        grads = {name: f"g_{name}" for name in kernel.program.outputs}
-        kernel.adjoints[wrt] = compile_program(adjoint(kernel.program, wrt, grads))
-    return kernel.adjoints[wrt]
-
-
-class _Differentiable(torch.autograd.Function):
+class Differentiable(torch.autograd.Function):
     """A kernel whose operands and results are dense or sparse; gradients lie on the pattern of what they are of."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: Kernel, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, kernel: Any, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values = kernel.run(operands)
         results = tuple([values[name] for name in kernel.program.outputs])
         ctx.kernel = kernel
@@ -41,7 +25,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        kernel: Kernel = ctx.kernel
+        kernel = ctx.kernel
         program = kernel.program
         wrt = tuple(
             [name for name, need in zip(program.inputs, ctx.needs_input_grad[1:], strict=True) if need]
@@ -49,7 +33,7 @@ class _Differentiable(torch.autograd.Function):
         values = dict(zip((*program.inputs, *program.outputs), ctx.saved_tensors, strict=True))
         for name, gradient in zip(program.outputs, gradients, strict=True):
             values[f"g_{name}"] = _laid_out(gradient, values[name])
-        backward = adjoint_kernel(kernel, wrt)
+        backward = kernel.adjoint(wrt)
         missing = [name for name in backward.program.inputs if name not in values]
         if missing:
             # Temporaries of the plan are computed again: keeping them would hold memory between the passes.

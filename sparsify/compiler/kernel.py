@@ -3,7 +3,6 @@
 In: `compile_program(program)` and operands in the order of `program.inputs`. Out: the results, differentiable.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,6 +12,8 @@ import torch
 from sparsify.compiler.cpp import cache as kernels
 from sparsify.compiler.cpp import target
 from sparsify.compiler.cpp.codegen import emit
+from sparsify.compiler.differentiate import Differentiable
+from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.loops import nodes as loops
@@ -70,7 +71,7 @@ class Kernel:
         self.key = "+".join(step.library.key[:12] for step in generated) or "torch"
         self.cache = "miss" if any(step.library.origin == "compiled" for step in generated) else "hit"
         self.estimated_us: float | None = None
-        self.adjoints: dict[tuple[str, ...], Kernel] = {}
+        self._adjoints: dict[tuple[str, ...], Kernel] = {}
 
     def __call__(self, *operands: Operand) -> Any:
         """The results for operands in the order of `program.inputs`; one result is not in a tuple.
@@ -83,22 +84,24 @@ class Kernel:
             if torch.is_grad_enabled():
                 for operand in operands:
                     if operand.requires_grad:
-                        return self.only(self.differentiate(operands))
+                        results = Differentiable.apply(self, *operands)  # type: ignore[no-untyped-call]
+                        return results[0] if len(results) == 1 else results
             if self._whole is not None and len(operands) == len(self._names):
                 return self._whole.compute(operands)
-            return self.only(self.run(operands))
+            values = self.run(operands)
+            if len(self._results) == 1:
+                return values[self._results[0]]
+            return tuple([values[name] for name in self._results])
 
-    def differentiate(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
-        """The results by name, connected to the operands that require gradients."""
-        from sparsify.compiler.differentiate import differentiable
+    def adjoint(self, wrt: tuple[str, ...]) -> "Kernel":
+        """The kernel of the adjoint program: gradients of the inputs `wrt` from `g_` and the results' names.
 
-        return differentiable(self, operands)
-
-    def only(self, values: Mapping[str, Operand]) -> Any:
-        """The results of the program among all values."""
-        if len(self._results) == 1:
-            return values[self._results[0]]
-        return tuple([values[name] for name in self._results])
+        It is compiled when it is first asked for.
+        """
+        if wrt not in self._adjoints:
+            gradients = {name: f"g_{name}" for name in self.program.outputs}
+            self._adjoints[wrt] = compile_program(adjoint(self.program, wrt, gradients))
+        return self._adjoints[wrt]
 
     def run(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
         """All tensors by name: operands, temporaries of the plan, results."""
