@@ -24,6 +24,7 @@ from sparsify.compiler.notation.nodes import (
     Serial,
     Statement,
     Temporary,
+    Transposed,
     Unrolled,
     Vector,
 )
@@ -31,7 +32,7 @@ from sparsify.errors import ParseError
 
 NAME = r"[^\W\d]\w*"
 FORALL = re.compile(
-    rf"\s*(?P<kind>parallel |vector |unrolled )?\s*forall\s+(?P<index>{NAME})"
+    rf"\s*(?P<kind>parallel |vector |unrolled |transposed )?\s*forall\s+(?P<index>{NAME})"
     rf"(?:\s+(?P<policy>dynamic|static))?(?:\s+by positions of\s+(?P<by>{NAME}))?"
     rf"(?:\s+chunks\s+(?P<chunks>\d+))?\s*:"
 )
@@ -139,7 +140,8 @@ def _kind(found: re.Match[str]) -> Kind:
     kind = (found["kind"] or "").strip()
     if kind == "parallel":
         return Parallel(found["policy"] or "static", found["by"] or "", int(found["chunks"] or 1))
-    return {"vector": Vector(), "unrolled": Unrolled()}.get(kind, Serial())
+    kinds: dict[str, Kind] = {"vector": Vector(), "unrolled": Unrolled(), "transposed": Transposed()}
+    return kinds.get(kind, Serial())
 
 
 def _temporary(found: re.Match[str]) -> Temporary:

@@ -91,6 +91,8 @@ def _loop(index: str, kind: "nodes.Kind") -> str:
             return f"vector forall {index}"
         case nodes.Unrolled():
             return f"unrolled forall {index}"
+        case nodes.Transposed():
+            return f"transposed forall {index}"
         case nodes.Parallel(policy, by, chunks):
             text = f"parallel forall {index}"
             if policy != "static":

@@ -6,6 +6,7 @@ a masked rest; the body is lowered once for each.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
 Lowered = list[loops.Stmt]
+# The code for the iterations from a start on: for a whole strip of them, or for as many as the second says.
+Strip = Callable[[loops.Expr, loops.Expr | None], Lowered]
 
 
 def forall(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
@@ -141,7 +144,13 @@ def _vector(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
         raise ScheduleError(f"vector {loop.index} inside vector {env.lane.index}", "vector one of them")
     reach = range_of(low, loop.index, loop.body, env)
     if reach.bound is None:
-        return _vector_loop(low, loop, reach, lanes, env)
+        return strips(
+            low,
+            loop.index,
+            reach,
+            lanes,
+            lambda start, count: _lane_body(low, loop, start, lanes, count, env),
+        )
     lowered: Lowered = []
     extent = minus(reach.end, reach.begin)
     for start in range(0, reach.bound, lanes):
@@ -153,20 +162,31 @@ def _vector(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
     return lowered
 
 
-def _vector_loop(low: Lowering, loop: notation.Forall, reach: Range, lanes: int, env: Environment) -> Lowered:
-    """`for x in begin..end step lanes: whole vector`, then the rest under a mask."""
-    var = loops.Var(low.fresh(loop.index), loops.INT)
-    whole = times(quotient(minus(reach.end, reach.begin), integer(lanes)), integer(lanes))
-    last = loops.Var(low.fresh(f"{loop.index}_rest"), loops.INT)
-    body = _lane_body(low, loop, var, lanes, None, env)
-    rest = _lane_body(low, loop, last, lanes, minus(reach.end, last), env)
-    if not body:
-        return []
-    return [
-        loops.Declare(last, plus(reach.begin, whole)),
-        loops.For(var, reach.begin, last, loops.Block(tuple(body)), lanes),
-        loops.If(compare("lt", last, reach.end), loops.Block(tuple(rest))),
-    ]
+def strips(low: Lowering, index: str, reach: Range, lanes: int, body: Strip) -> Lowered:
+    """`for x in begin..end step lanes: body(x, all)`, then `body(x, how many are left)`; nothing runs twice."""
+    extent = (
+        integer(reach.bound) if reach.exact and reach.bound is not None else minus(reach.end, reach.begin)
+    )
+    if reach.bound is not None and not reach.exact and reach.bound <= lanes:
+        return body(reach.begin, extent)
+    lowered: Lowered = []
+    last = plus(reach.begin, times(quotient(extent, integer(lanes)), integer(lanes)))
+    known = constant(extent)
+    if known is None:
+        rest = loops.Var(low.fresh(f"{index}_rest"), loops.INT)
+        lowered.append(loops.Declare(rest, last))
+        last = rest
+    if known is None or known >= lanes:
+        var = loops.Var(low.fresh(index), loops.INT)
+        if not (whole := body(var, None)):
+            return []
+        lowered.append(loops.For(var, reach.begin, last, loops.Block(tuple(whole)), lanes))
+    if known is None:
+        left = loops.Block(tuple(body(last, minus(reach.end, last))))
+        lowered.append(loops.If(compare("lt", last, reach.end), left))
+    elif known % lanes:
+        lowered += body(last, integer(known % lanes))
+    return lowered
 
 
 def _lane_body(

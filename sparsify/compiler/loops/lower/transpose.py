@@ -6,15 +6,15 @@ In: `transpose t n in Y` on `forall t: forall n: Y[t,n] = W[n,t]`. Out: `lanes` 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, minus, plus
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus
 from sparsify.compiler.loops.lower import iterate
 from sparsify.compiler.loops.lower.access import position_of
-from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Range, scalar
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, scalar
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
@@ -37,28 +37,25 @@ def transposed(low: Lowering, loop: notation.Forall, env: Environment) -> Lowere
         return iterate.serial(low, replace(loop, kind=notation.Serial()), env)
     rows = iterate.range_of(low, loop.index, loop.body, env)
     columns = iterate.range_of(low, inner.index, inner.body, env)
-    if rows.bound is None or columns.bound is None:
-        raise ScheduleError(f"transpose {loop.index} {inner.index}: both need constant extents", "split them")
-    lowered: Lowered = []
-    for row in range(0, rows.bound, lanes):
-        for column in range(0, columns.bound, lanes):
-            lowered += _tile(low, loop, inner, _Corner(rows, row, columns, column, lanes), env)
-    return lowered
+
+    def strip(row: loops.Expr, height: loops.Expr | None) -> Lowered:
+        def tile(column: loops.Expr, width: loops.Expr | None) -> Lowered:
+            return _tile(low, loop, inner, _Corner(row, height, column, width, lanes), env)
+
+        return iterate.strips(low, inner.index, columns, lanes, tile)
+
+    return iterate.strips(low, loop.index, rows, lanes, strip)
 
 
+@dataclass(frozen=True, slots=True)
 class _Corner:
     """A square tile: its first row and column, and how many of each there are (`None`: all)."""
 
-    def __init__(self, rows: Range, row: int, columns: Range, column: int, lanes: int) -> None:
-        self.lanes = lanes
-        self.row, self.rows = plus(rows.begin, integer(row)), self._count(rows, row)
-        self.column, self.columns = plus(columns.begin, integer(column)), self._count(columns, column)
-
-    def _count(self, reach: Range, start: int) -> loops.Expr | None:
-        """How many iterations there are from `start` on, `None` for at least a whole tile."""
-        assert reach.bound is not None
-        whole = reach.exact and start + self.lanes <= reach.bound
-        return None if whole else minus(minus(reach.end, reach.begin), integer(start))
+    row: loops.Expr
+    rows: loops.Expr | None
+    column: loops.Expr
+    columns: loops.Expr | None
+    lanes: int
 
 
 def _tile(
