@@ -5,9 +5,13 @@ In: a frozen dataclass, `Call("mul", (Const(2), Index("i")))`. Out: its children
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from functools import cache
+from operator import is_not
+from typing import Final, TypeVar, get_origin
 
 N = TypeVar("N", bound="Node")
+# Annotations, where they are texts, of fields that hold no nodes.
+PLAIN: Final = ("str", "int", "bool", "float")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,34 +19,51 @@ class Node:
     """A frozen dataclass whose children are its fields that are nodes or tuples of nodes."""
 
 
-def children(node: Node) -> Iterator[Node]:
+@cache
+def _names(kind: type[Node]) -> tuple[str, ...]:
+    """The fields of a class of nodes that may hold nodes."""
+    return tuple(field.name for field in fields(kind) if not _is_plain(field.type))
+
+
+def _is_plain(annotation: object) -> bool:
+    """Whether a field with this annotation holds neither a node nor a tuple of nodes."""
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return not issubclass(annotation, Node | tuple)
+    return annotation in PLAIN
+
+
+def children(node: Node) -> list[Node]:
     """The direct children of `node`, in field order."""
-    for field in fields(node):
-        value = getattr(node, field.name)
+    found: list[Node] = []
+    for name in _names(type(node)):
+        value = getattr(node, name)
         if isinstance(value, Node):
-            yield value
+            found.append(value)
         elif isinstance(value, tuple):
-            yield from (item for item in value if isinstance(item, Node))
+            found += [item for item in value if isinstance(item, Node)]
+    return found
 
 
 def walk(node: Node) -> Iterator[Node]:
     """`node` and all nodes below it, parents first."""
-    yield node
-    for child in children(node):
-        yield from walk(child)
+    rest = [node]
+    while rest:
+        current = rest.pop()
+        yield current
+        rest += reversed(children(current))
 
 
 def map_children(node: N, change: Callable[[Node], Node]) -> N:
     """`node` with `change` applied to each direct child; the same object when nothing changed."""
     updates: dict[str, object] = {}
-    for field in fields(node):
-        value = getattr(node, field.name)
+    for name in _names(type(node)):
+        value = getattr(node, name)
         if isinstance(value, Node):
             new = change(value)
             if new is not value:
-                updates[field.name] = new
-        elif isinstance(value, tuple) and any(isinstance(item, Node) for item in value):
-            items = tuple(change(item) if isinstance(item, Node) else item for item in value)
-            if any(new is not old for new, old in zip(items, value, strict=True)):
-                updates[field.name] = items
+                updates[name] = new
+        elif isinstance(value, tuple) and value:
+            items = tuple([change(item) if isinstance(item, Node) else item for item in value])
+            if any(map(is_not, items, value)):
+                updates[name] = items
     return replace(node, **updates) if updates else node

@@ -36,10 +36,23 @@ def bottom_up(node: Node, *rules: Rule) -> Node:
 
 
 def fixpoint(node: Node, *rules: Rule, limit: int = 100) -> Node:
-    """`node` rewritten bottom-up until no rule changes it any more."""
-    for _ in range(limit):
-        result = bottom_up(node, *rules)
-        if result is node or result == node:
-            return result
-        node = result
-    raise AssertionError(f"rules {[rule.__name__ for rule in rules]} did not settle after {limit} rounds")
+    """`node` rewritten bottom-up until no rule changes it any more.
+
+    What a rule returns is rewritten in turn before its parent is; nodes that have settled are not visited again.
+    """
+    rule = first(*rules)
+    settled: dict[int, Node] = {}  # by identity; holding the nodes keeps their identities theirs
+
+    def visit(current: Node) -> Node:
+        for _ in range(limit):
+            if id(current) in settled:
+                return current
+            rebuilt = map_children(current, visit)
+            result = rule(rebuilt)
+            if result is None or result is rebuilt:
+                settled[id(rebuilt)] = rebuilt
+                return rebuilt
+            current = result
+        raise AssertionError(f"rules {[rule.__name__ for rule in rules]} did not settle after {limit} rounds")
+
+    return visit(node)

@@ -15,7 +15,7 @@ from sparsify.compiler.node import Node
 
 
 @dataclass(frozen=True, slots=True)
-class Type(Node):
+class Type:
     """`float32`, `int64x8`, `bool`: an element dtype and a number of lanes (1: a scalar)."""
 
     dtype: str

@@ -5,13 +5,13 @@ In: `j * 1 + 0`, `for k in 0..1: ...`. Out: `j`, the body with 0 for `k`.
 
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Final
 
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import Block, Convert, Declare, For, If, Literal, Op, Var, type_of
-from sparsify.compiler.node import Node, walk
+from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.rewrite import Rule, bottom_up, fixpoint
 
 FOLDS: Final[dict[str, Callable[[int, int], int]]] = {
@@ -36,12 +36,11 @@ def simplify(function: nodes.Function) -> nodes.Function:
     """The kernel with all rules applied until none changes it."""
     body = function.body
     for _ in range(100):
-        before = body
-        body = _as_stmt(fixpoint(body, *RULES))
-        once = _declared_once(body)
-        body = _as_stmt(bottom_up(body, _inline_single_trip(once), _inline_branch(once)))
-        body = _as_stmt(bottom_up(_replace_copies(body, once), _drop_unused(body)))
-        if body is before or body == before:
+        settled = _as_stmt(fixpoint(body, *RULES))
+        once = _declared_once(settled)
+        inlined = _as_stmt(bottom_up(settled, _inline_single_trip(once), _inline_branch(once)))
+        body = _replace_copies(inlined, once)
+        if body is settled:
             return function if body == function.body else replace(function, body=body)
     raise AssertionError("simplification does not settle")
 
@@ -284,38 +283,44 @@ def _inline_branch(once: frozenset[str]) -> Rule:
 
 
 def _replace_copies(stmt: nodes.Stmt, once: frozenset[str]) -> nodes.Stmt:
-    """`j = 3; f(j) -> f(3)`, and likewise for a name of another variable that never changes."""
-    mutable = {node.var.name for node in walk(stmt) if isinstance(node, Declare) and node.mutable}
-    copies: dict[str, nodes.Expr] = {}
+    """`j = 3; f(j) -> f(3)`, and likewise for a name of another variable; what is never read is not declared."""
+    mutable: set[str] = set()
+    used: Counter[str] = Counter()
+    declared: list[Declare] = []
     for node in walk(stmt):
+        match node:
+            case Var(name):
+                used[name] += 1
+            case Declare(var, _, is_mutable):
+                declared.append(node)
+                if is_mutable:
+                    mutable.add(var.name)
+    copies: dict[str, nodes.Expr] = {}
+    for node in declared:
         match node:
             case Declare(var, Literal() as value, False) if var.name in once and var.type.lanes == 1:
                 copies[var.name] = value
             case Declare(var, Var(source, _) as value, False) if var.name in once and source not in mutable:
                 copies[var.name] = copies.get(source, value)
-    return _substitute(stmt, copies) if copies else stmt
+    unused = {node.var.name for node in declared if used[node.var.name] == 1}
+    return _substitute(stmt, copies, unused) if copies or unused else stmt
 
 
-def _substitute(stmt: nodes.Stmt, values: dict[str, nodes.Expr]) -> nodes.Stmt:
-    """`stmt` with values for variables; declarations of the variables themselves are dropped."""
+def _substitute(stmt: nodes.Stmt, values: dict[str, nodes.Expr], unused: Container[str] = ()) -> nodes.Stmt:
+    """`stmt` with values for variables; declarations of the variables themselves, and of unused ones, are dropped."""
 
     def use(node: Node) -> Node | None:
-        return values.get(node.name) if isinstance(node, Var) else None
-
-    def drop(node: Node) -> Node | None:
-        return Block(()) if isinstance(node, Declare) and node.var.name in values else None
-
-    return _as_stmt(bottom_up(_as_stmt(bottom_up(stmt, drop)), use))
-
-
-def _drop_unused(stmt: nodes.Stmt) -> Rule:
-    used = Counter(node.name for node in walk(stmt) if isinstance(node, Var))
-
-    def drop_unused(node: Node) -> Node | None:
-        """`j = A2_crd[p]`, never read, `-> nothing`."""
         match node:
-            case Declare(var, _, _) if used[var.name] == 1:
+            case Var(name):
+                return values.get(name)
+            case Declare(var, _, _) if var.name in unused:
                 return Block(())
         return None
 
-    return drop_unused
+    def visit(node: Node) -> Node:
+        if isinstance(node, Declare) and node.var.name in values:
+            return Block(())
+        rebuilt = map_children(node, visit)
+        return use(rebuilt) or rebuilt
+
+    return _as_stmt(visit(stmt))
