@@ -4,15 +4,23 @@ In: `SPARSIFY_VECTOR_BYTES=32`. Out: `current().vector_bytes == 32`.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sparsify.errors import SparsifyError
+
+# What a model passes through and what a program passes through, in order: `passes.PASSES` after the captured
+# graph, then `compiler.pipeline.STAGES`. Here, so that a wrong name is an error before anything is imported.
+STAGES: Final = (
+    *("graph", "marked", "propagated", "lifted", "fused", "emitted", "checked"),
+    *("einsum", "notation", "schedule", "lowered", "loops", "cpp"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,7 @@ class Options:
         compiler_flags: added to the command line of the compiler.
         compiler_timeout: seconds that one compilation may take.
         cache_dir: of compiled kernels; `None`: the user's cache directory.
-        dump: stages whose result is written, `einsum notation schedule loops cpp` or `all`.
+        dump: stages whose result is written, of `STAGES`, or `all`.
         dump_dir: where to; `None`: standard error.
         strict: dense fallbacks are errors.
         debug_asserts: every stage is verified.
@@ -54,6 +62,16 @@ class Options:
             raise SparsifyError(
                 f"SPARSIFY_COMPILER_TIMEOUT={self.compiler_timeout:g}", "seconds, more than 0"
             )
+        for stage in self.dump:
+            check_stage(stage, "SPARSIFY_DUMP=", (*STAGES, "all"))
+
+
+def check_stage(name: str, where: str, known: Sequence[str]) -> None:
+    """Raises for a name that is no stage, with all that are."""
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        raise SparsifyError(f"{where}{name} is no stage", f"{guess}the stages are {', '.join(known)}")
 
 
 _TRUTHS = {

@@ -3,7 +3,6 @@
 In: `compile_program(program)` and operands in the order of `program.inputs`. Out: the results, differentiable.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -11,44 +10,20 @@ import torch
 
 from sparsify.compiler.cpp import cache as kernels
 from sparsify.compiler.cpp import target
-from sparsify.compiler.cpp.codegen import emit
 from sparsify.compiler.differentiate import Differentiable
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.lower import lower
-from sparsify.compiler.loops.simplify import simplify
-from sparsify.compiler.loops.verify import verify
-from sparsify.compiler.notation.concretize import concretize
-from sparsify.compiler.notation.nodes import Notation
-from sparsify.compiler.plan import DenseProduct, Step, steps
-from sparsify.compiler.schedule.apply import apply
-from sparsify.compiler.schedule.choose import candidates
+from sparsify.compiler.pipeline import compile_stages
+from sparsify.compiler.plan import DenseProduct, steps
 from sparsify.compiler.schedule.directives import Schedule
-from sparsify.errors import (
-    DiscordantError,
-    ScheduleError,
-    ShapeError,
-    UnsupportedProgramError,
-)
+from sparsify.errors import ShapeError
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
 from sparsify.storage.levels import Dense
 from sparsify.storage.pattern import Pattern
 
 Operand = torch.Tensor
-
-
-@dataclass(frozen=True)
-class Stages:
-    """A step on its way: what `explain` shows."""
-
-    program: Program
-    schedule: Schedule
-    notation: Notation
-    loops: loops.Function
-    cpp: str
 
 
 class Kernel:
@@ -144,33 +119,10 @@ def _compile(program: Program, schedule: Schedule | None, options: Options, vect
         if isinstance(step, DenseProduct):
             plan.append(step)
             continue
-        stages = compile_stages(step, schedule, vector_bytes)
+        stages = compile_stages(step, schedule, vector_bytes, options)
         parts = {"schedule": str(stages.schedule)}
         plan.append(GeneratedStep(step, stages, kernels.library(stages.cpp, parts, options), options))
     return Kernel(program, tuple(plan))
-
-
-def compile_stages(step: Step, schedule: Schedule | None, vector_bytes: int) -> Stages:
-    """The step through all stages up to C++: with the given schedule, or the first candidate that lowers."""
-    plain = concretize(step.program)
-    if schedule is not None:
-        return _lowered(step.program, plain, schedule, vector_bytes)
-    item_bytes = getattr(torch, step.program.declaration(step.result).dtype).itemsize
-    lanes = max(1, vector_bytes // item_bytes)
-    refusal: Exception | None = None
-    for candidate in candidates(plain, lanes, item_bytes):
-        try:
-            return _lowered(step.program, plain, candidate, vector_bytes)
-        except (ScheduleError, DiscordantError) as error:
-            refusal = refusal or error
-    raise UnsupportedProgramError(f"no loop order computes `{step.program.statements[0]}`: {refusal}")
-
-
-def _lowered(program: Program, plain: Notation, schedule: Schedule, vector_bytes: int) -> Stages:
-    scheduled = apply(plain, schedule)
-    function = simplify(lower(scheduled, vector_bytes))
-    verify(function)
-    return Stages(program, schedule, scheduled, function, emit(function))
 
 
 def index_dtypes(pattern: Pattern) -> tuple[tuple[str, str], ...]:

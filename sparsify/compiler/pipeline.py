@@ -1,0 +1,187 @@
+"""The stages of the compiler: an einsum program to C++, each result verified and handed to the dump.
+
+In: the step `Y[i,k] = sum(j, A[i,j] * T[j,k])` of a plan. Out: its `Stages`: program, notation, schedule, loops, C++.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from sparsify.compiler.cpp import codegen
+from sparsify.compiler.cpp import verify as cpp
+from sparsify.compiler.einsum import infer_format
+from sparsify.compiler.einsum import verify as einsum
+from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.loops import lower, simplify
+from sparsify.compiler.loops import nodes as loop_nodes
+from sparsify.compiler.loops import verify as loops
+from sparsify.compiler.notation import concretize, printer
+from sparsify.compiler.notation import verify as notation
+from sparsify.compiler.notation.nodes import Notation
+from sparsify.compiler.plan import Step
+from sparsify.compiler.schedule import apply
+from sparsify.compiler.schedule.choose import candidates
+from sparsify.compiler.schedule.directives import Schedule
+from sparsify.dump import Dump
+from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
+from sparsify.options import Options, current
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What decides a kernel besides its program."""
+
+    schedule: Schedule
+    vector_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A step from one representation to the next.
+
+    Attributes:
+        name: as `SPARSIFY_DUMP` and `explain` call its result.
+        run: the next representation.
+        text: the result as people read it.
+        verify: raises when the result is not well formed.
+        refuses: whether `verify` is what refuses illegal schedules: it always runs.
+    """
+
+    name: str
+    run: Callable[[Any, Given], Any]
+    text: Callable[[Any, Given], str]
+    verify: Callable[[Any], None]
+    refuses: bool = False
+
+
+def infer_formats(program: Program, given: Given) -> Program:
+    """The program with a format for each result."""
+    return infer_format.infer_format(program)
+
+
+def concretized(program: Program, given: Given) -> Notation:
+    """A loop for each index variable, in no particular order."""
+    return concretize.concretize(program)
+
+
+def scheduled(plain: Notation, given: Given) -> Notation:
+    """The loops as the schedule wants them."""
+    return apply.apply(plain, given.schedule)
+
+
+def lowered(tree: Notation, given: Given) -> loop_nodes.Function:
+    """Loops over positions and registers instead of index variables and tensors."""
+    return lower.lower(tree, given.vector_bytes)
+
+
+def simplified(function: loop_nodes.Function, given: Given) -> loop_nodes.Function:
+    """The same loops, shorter."""
+    return simplify.simplify(function)
+
+
+def emitted(function: loop_nodes.Function, given: Given) -> str:
+    """The translation unit."""
+    return codegen.emit(function)
+
+
+def plain_text(result: object, given: Given) -> str:
+    """What prints itself."""
+    return str(result)
+
+
+def nest_text(tree: Notation, given: Given) -> str:
+    """A notation before its schedule: the loops only, since the program has said the declarations."""
+    return printer.indented(tree.body)
+
+
+def schedule_text(tree: Notation, given: Given) -> str:
+    """A schedule, a directive a line, and the notation after it."""
+    directives = [str(directive) for directive in given.schedule.directives] or ["no directive"]
+    return "\n".join([*directives, "", printer.indented(tree.body)])
+
+
+STAGES: Final[tuple[Stage, ...]] = (
+    Stage("einsum", infer_formats, plain_text, einsum.verify),  # formats decide which loops there are
+    Stage("notation", concretized, nest_text, notation.verify),  # the loops that a schedule speaks of
+    Stage(
+        "schedule", scheduled, schedule_text, notation.verify, refuses=True
+    ),  # the last one that knows tensors
+    Stage("lowered", lowered, plain_text, loops.verify),  # index variables end here: levels become arrays
+    Stage("loops", simplified, plain_text, loops.verify),  # lowering writes by rule, here it becomes short
+    Stage("cpp", emitted, plain_text, cpp.verify),  # only loop IR is spelled in C++
+)
+# What a schedule does not change is computed once for all candidates.
+UNSCHEDULED: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """A step on its way: what `explain` shows.
+
+    Attributes:
+        program: the step, with formats.
+        plain: its notation before the schedule.
+        schedule: what was decided.
+        notation: after the schedule.
+        loops: simplified loop IR.
+        cpp: the translation unit.
+        refused: the schedules that were better but do not lower, and why.
+    """
+
+    program: Program
+    plain: Notation
+    schedule: Schedule
+    notation: Notation
+    loops: loop_nodes.Function
+    cpp: str
+    refused: tuple[tuple[Schedule, str], ...] = ()
+
+
+def compile_stages(
+    step: Step, schedule: Schedule | None, vector_bytes: int, options: Options | None = None
+) -> Stages:
+    """The step through all stages up to C++: with the given schedule, or the first candidate that lowers.
+
+    Raises:
+        ScheduleError, DiscordantError: the given schedule does not fit.
+        UnsupportedProgramError: no candidate lowers.
+    """
+    options = options or current()
+    key = f"{step.program}|{schedule}|{vector_bytes}"
+    dump = Dump(options, f"{step.result}-{hashlib.sha256(key.encode()).hexdigest()[:12]}")
+    program, plain = run(STAGES[:UNSCHEDULED], step.program, Given(Schedule(), vector_bytes), options, dump)
+    refused: list[tuple[Schedule, str]] = []
+    for candidate in (schedule,) if schedule is not None else _candidates(plain, step, vector_bytes):
+        given = Given(candidate, vector_bytes)
+        try:
+            tree, _, short, text = run(STAGES[UNSCHEDULED:], plain, given, options, dump)
+        except (ScheduleError, DiscordantError) as error:
+            if schedule is not None:
+                raise
+            refused.append((candidate, str(error)))
+            continue
+        return Stages(program, plain, candidate, tree, short, text, tuple(refused))
+    raise UnsupportedProgramError(f"no loop order computes `{step.program.statements[0]}`: {refused[0][1]}")
+
+
+def run(stages: tuple[Stage, ...], start: Any, given: Given, options: Options, dump: Dump) -> list[Any]:
+    """The results of all stages, in order, verified and dumped."""
+    results = []
+    result = start
+    for stage in stages:
+        result = stage.run(result, given)
+        if dump.wants(stage.name):
+            dump.write(stage.name, stage.text(result, given))
+        if stage.refuses or options.debug_asserts:
+            stage.verify(result)
+        results.append(result)
+    return results
+
+
+def _candidates(plain: Notation, step: Step, vector_bytes: int) -> Iterator[Schedule]:
+    """The schedules to try, the best first."""
+    item_bytes = getattr(torch, step.program.declaration(step.result).dtype).itemsize
+    return candidates(plain, max(1, vector_bytes // item_bytes), item_bytes)

@@ -1,0 +1,55 @@
+"""Dumps: the text of each stage that `SPARSIFY_DUMP` names, as it is reached.
+
+In: `Dump(options, "spmm-3f2a").write("notation", text)`. Out: `--- notation` and the text on standard error, or the
+file `spmm-3f2a/01-notation.txt` in `SPARSIFY_DUMP_DIR`.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparsify.errors import SparsifyError
+from sparsify.options import STAGES, Options
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """Where the stages of one graph or program go.
+
+    Attributes:
+        options: which stages are asked for, and the folder.
+        key: names what is on its way: the folder of its files.
+    """
+
+    options: Options
+    key: str
+
+    def write(self, stage: str, text: str) -> None:
+        """Writes the text of a stage, when it is asked for.
+
+        Raises:
+            SparsifyError: the folder cannot be written.
+        """
+        if not self.wants(stage):
+            return
+        if self.options.dump_dir is None:
+            print(f"--- {stage}  {self.key}\n{text.rstrip()}", file=sys.stderr)
+            return
+        path = self.options.dump_dir / self.key / f"{STAGES.index(stage):02d}-{stage}.txt"
+        try:
+            write_text(path, text.rstrip() + "\n")
+        except OSError as error:
+            raise SparsifyError(
+                f"SPARSIFY_DUMP_DIR={self.options.dump_dir} cannot be written: {error.strerror}",
+                "name another folder or unset it to dump to standard error",
+            ) from error
+
+    def wants(self, stage: str) -> bool:
+        """Whether a stage is asked for."""
+        return stage in self.options.dump or "all" in self.options.dump
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
