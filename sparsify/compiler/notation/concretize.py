@@ -6,8 +6,13 @@ Out: `let w[i,k]: (forall i: forall k: forall j: w[i,k] += A[i,j] * T[j,k]);
 """
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
 
 from sparsify.compiler.einsum import nodes as einsum
+from sparsify.compiler.einsum.factor import factor
+from sparsify.compiler.einsum.infer_format import infer_sparsity
+from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation.nodes import (
     Forall,
@@ -23,6 +28,7 @@ from sparsify.errors import UnsupportedProgramError
 
 def concretize(program: einsum.Program) -> Notation:
     """The notation of `program`: one loop nest per sum and statement, in order; no decision is taken yet."""
+    program = factor(program)
     hoisted = _Hoist(program)
     for statement in program.statements:
         hoisted.add(statement)
@@ -35,6 +41,15 @@ def concretize(program: einsum.Program) -> Notation:
     for split in blocks:
         body = split_loops(body, split)
     return Notation(body, blocks, program.declarations, program.inputs, program.outputs, program.extents)
+
+
+@dataclass(frozen=True, slots=True)
+class InnerSum:
+    """A scalar sum that is computed inside the loops over the index variables `free`, where it is needed."""
+
+    temporary: Temporary
+    free: tuple[str, ...]
+    assign: einsum.Assign
 
 
 class _Hoist:
@@ -51,27 +66,59 @@ class _Hoist:
         target, monoid, value = statement.target, statement.monoid, statement.value
         declaration = self.program.declaration(target.tensor)
         if target.tensor not in self.program.outputs:
-            indices = tuple(index.name for index in target.indices if isinstance(index, einsum.Index))
-            self.temporaries.append(
-                Temporary(target.tensor, indices, declaration.dtype, pattern_of=declaration.pattern_of)
-            )
+            self._add_temporary(target, declaration)
         if monoid is None and isinstance(value, einsum.Reduce):
             monoid, value = value.monoid, value.body
-        value = self._hoist(value, index_names(target), declaration.dtype)
-        self.nests.append(nest(einsum.Assign(target, monoid, value)))
+        inner: list[InnerSum] = []
+        value = self._hoist(value, index_names(target), declaration.dtype, inner)
+        self.nests.append(nest(einsum.Assign(target, monoid, value), inner=inner))
 
-    def _hoist(self, expr: einsum.Expr, order: tuple[str, ...], dtype: str) -> einsum.Expr:
-        """`expr` with each sum replaced by a temporary that an earlier nest computes."""
+    def _add_temporary(self, target: einsum.Access, declaration: einsum.Declaration) -> None:
+        """The temporary that holds a result which is not returned: dense, or by the positions of an operand."""
+        if any(temporary.name == target.tensor for temporary in self.temporaries):
+            return
+        indices = tuple(index.name for index in target.indices if isinstance(index, einsum.Index))
+        temporary = Temporary(target.tensor, indices, declaration.dtype)
+        if not declaration.format.is_dense:
+            root = pattern_access(self.program, target)
+            if root.tensor not in self.program.inputs:
+                raise UnsupportedProgramError(
+                    f"{declaration} is stored and its pattern is not that of an operand",
+                    "compile the program without a schedule for all of it, or give it a dense format",
+                )
+            places = tuple(index.name for index in root.indices if isinstance(index, einsum.Index))
+            temporary = replace(temporary, pattern_of=root.tensor, pattern_indices=places)
+        self.temporaries.append(temporary)
+
+    def _hoist(
+        self, expr: einsum.Expr, order: tuple[str, ...], dtype: str, inner: list[InnerSum]
+    ) -> einsum.Expr:
+        """`expr` with each sum replaced by a temporary that an earlier nest computes.
+
+        Where `expr` is its fill at most coordinates, `inner` gets the sums of dense operands, to be computed there.
+        """
+        declarations = {declaration.name: declaration for declaration in self.program.declarations}
+        is_sparse = infer_sparsity(expr, declarations).fill is not None
+
+        def is_inner(node: einsum.Reduce) -> bool:
+            alone = not any(isinstance(part, einsum.Reduce) for part in walk(node.body))
+            return alone and infer_sparsity(node, declarations).fill is None
 
         def visit(node: Node) -> Node:
+            if is_sparse and isinstance(node, einsum.Reduce) and is_inner(node):
+                name = self._fresh_name()
+                scalar = einsum.Assign(einsum.Access(name), node.monoid, node.body)
+                free = tuple(n for n in index_names(node.body) if n not in node.indices)
+                inner.append(InnerSum(Temporary(name, (), dtype), free, scalar))
+                return scalar.target
             node = map_children(node, visit)
             if not isinstance(node, einsum.Reduce):
                 return node
             free = [name for name in index_names(node.body) if name not in node.indices]
             indices = tuple(sorted(free, key=lambda name: order.index(name) if name in order else len(order)))
             name = self._fresh_name()
-            self.temporaries.append(Temporary(name, indices, dtype))
             target = einsum.Access(name, tuple(einsum.Index(index) for index in indices))
+            self.temporaries.append(Temporary(name, indices, dtype))
             self.nests.append(nest(einsum.Assign(target, node.monoid, node.body)))
             return target
 
@@ -88,13 +135,26 @@ class _Hoist:
         return name
 
 
-def nest(assign: einsum.Assign) -> Statement | einsum.Assign:
-    """`assign` inside a loop per index variable, those of the target outermost."""
-    body: Statement | einsum.Assign = assign
+def nest(
+    assign: einsum.Assign, *, outer: tuple[str, ...] = (), inner: Many[InnerSum] = ()
+) -> Statement | einsum.Assign:
+    """`assign` inside a loop per index variable, those of the target outermost.
+
+    Args:
+        outer: the variables that have loops already.
+        inner: sums that it reads, each computed inside the last loop that it needs.
+    """
     target = index_names(assign.target)
-    reduced = [name for name in index_names(assign.value) if name not in target]
-    for name in reversed([*target, *reduced]):
-        body = Forall(name, body)
+    needed = [*target, *index_names(assign.value), *(name for part in inner for name in part.free)]
+    names = [name for name in dict.fromkeys(needed) if name not in outer]
+    body: Statement | einsum.Assign = assign
+    for depth in range(len(names), -1, -1):
+        here = [s for s in inner if 1 + max((names.index(n) for n in s.free), default=-1) == depth]
+        if here:
+            sums = [nest(part.assign, outer=(*outer, *part.free)) for part in here]
+            body = Let(tuple(part.temporary for part in here), Sequence((*sums, body)))
+        if depth:
+            body = Forall(names[depth - 1], body)
     return body
 
 

@@ -84,6 +84,9 @@ class Temporary(Node):
         scope: register, thread (one per thread), kernel or memory.
         layout: storage order of the modes, outermost first, as positions in `indices`.
         pattern_of: the tensor whose stored positions it has, `None` when dense.
+        pattern_indices: the index variables at the modes of that tensor. Modes that are not among them are
+            dense, outermost. Inside loops over outer levels of the tensor, `indices` are the loops that are
+            left, and positions count from the beginning of the segment.
     """
 
     name: str
@@ -92,6 +95,7 @@ class Temporary(Node):
     scope: str = "memory"
     layout: tuple[int, ...] = ()
     pattern_of: str | None = None
+    pattern_indices: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return printer.temporary(self)

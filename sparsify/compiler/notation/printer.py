@@ -49,7 +49,9 @@ def temporary(temp: "nodes.Temporary") -> str:
     text = f"{temp.name}{modes}: {temp.dtype} in {temp.scope}"
     if temp.layout and temp.layout != tuple(range(len(temp.indices))):
         text += f" layout ({','.join(map(str, temp.layout))})"
-    return text + (f" pattern of {temp.pattern_of}" if temp.pattern_of is not None else "")
+    if temp.pattern_of is not None:
+        text += f" pattern of {temp.pattern_of}[{','.join(temp.pattern_indices)}]"
+    return text
 
 
 def relation(rel: "nodes.Relation") -> str:

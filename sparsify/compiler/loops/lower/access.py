@@ -5,72 +5,25 @@ In: `T[j,k]` with `k` at `k0 + lane`. Out: `T_vals[j * k_extent + k0 ..8]`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparsify.compiler.einsum.nodes import Access, Const, Index
+from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, constant, integer, plus, quotient
-from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Place, scalar
-from sparsify.compiler.notation.nodes import Temporary
-from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
-from sparsify.storage.format import StoredLevel
-from sparsify.storage.levels import Dense
+from sparsify.compiler.loops.arithmetic import ONE, constant
+from sparsify.compiler.loops.lower import temporaries
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment
+from sparsify.compiler.loops.lower.levels import level_variable, place_of
+from sparsify.errors import DiscordantError, ScheduleError
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
-
-
-def level_variable(low: Lowering, access: Access, stored: StoredLevel) -> str:
-    """The loop variable whose coordinate a level stores: `j`, or `jo`, `ji` of a blocked mode."""
-    expression = stored.expression
-    index = access.indices[expression.mode]
-    if not isinstance(index, Index):
-        raise UnsupportedProgramError(
-            f"{access} has the index {index}", "a plain index variable for each mode"
-        )
-    if expression.kind == "whole":
-        return index.name
-    split = low.split_of_index(index.name, expression.size)
-    return split.outer if expression.kind == "block" else split.inner
-
-
-def level_extent(low: Lowering, tensor: str, stored: StoredLevel) -> loops.Expr:
-    """How many coordinates a level has."""
-    expression = stored.expression
-    whole = low.extent(low.declaration(tensor).extents[expression.mode])
-    if expression.kind == "block":
-        return quotient(plus(whole, integer(expression.size - 1)), integer(expression.size))
-    return integer(expression.size) if expression.kind == "within" else whole
-
-
-def place_of(low: Lowering, access: Access, env: Environment) -> Place:
-    """How far `access` gets with the coordinates known: dense levels are located, others must be iterated."""
-    declaration = low.declaration(access.tensor)
-    if declaration.pattern_of is not None:
-        return place_of(low, Access(declaration.pattern_of, access.indices), env)
-    place = env.places.get(access, Place(0, scalar(ZERO)))
-    levels = declaration.format.levels
-    while place.levels < len(levels) and isinstance(levels[place.levels].level, Dense):
-        stored = levels[place.levels]
-        index = access.indices[stored.expression.mode]
-        if isinstance(index, Const) and stored.expression.kind == "whole":
-            coordinate = scalar(integer(int(index.value)))
-        else:
-            name = level_variable(low, access, stored)
-            if name not in env.coordinates:
-                break
-            coordinate = env.coordinates[name]
-        extent = level_extent(low, access.tensor, stored)
-        place = Place(place.levels + 1, place.position.times(extent).plus(coordinate))
-    return place
 
 
 def position_of(low: Lowering, access: Access, env: Environment) -> tuple[str, Coordinate]:
     """The buffer and the position in it of a tensor entry whose loops are all entered."""
     memory = low.memory.get(access.tensor)
     if memory is not None:
-        return access.tensor, _memory_position(low, memory, access, env)
+        return access.tensor, temporaries.position(low, memory, access, env)
     place = place_of(low, access, env)
     levels = low.declaration(access.tensor).format.levels
     if place.levels < len(levels):
@@ -80,17 +33,6 @@ def position_of(low: Lowering, access: Access, env: Environment) -> tuple[str, C
             f"the loop order that reaches {stuck} last",
         )
     return f"{access.tensor}_vals", place.position
-
-
-def _memory_position(low: Lowering, memory: Temporary, access: Access, env: Environment) -> Coordinate:
-    """The position in a temporary in memory: its modes folded in storage order."""
-    position = scalar(ZERO)
-    for mode in memory.layout or range(len(memory.indices)):
-        index = access.indices[mode]
-        if not isinstance(index, Index):
-            raise UnsupportedProgramError(f"{access} has the index {index}", "plain index variables")
-        position = position.times(low.bound(memory.indices[mode])).plus(env.coordinates[index.name])
-    return position
 
 
 def register_name(low: Lowering, access: Access, env: Environment) -> loops.Var:
@@ -141,8 +83,3 @@ def store(low: Lowering, access: Access, value: loops.Expr, env: Environment) ->
     if position.vector is None and position.step == ONE:
         return loops.Store(buffer, position.start, value, env.lane.count)
     return loops.Scatter(buffer, position.as_vector(env.lane.lanes), value, env.lane.count)
-
-
-def advance(env: Environment, access: Access, place: Place) -> Environment:
-    """`env` with `access` one level further."""
-    return replace(env, places={**env.places, access: place})

@@ -70,12 +70,14 @@ class Range:
 class Place:
     """How far into its levels an access is: `levels` are done, at `position`.
 
-    After a level with repeated coordinates (`segment_end` set) the next level runs over the segment.
+    After a level with repeated coordinates (`segment_end` set) the next level runs over the segment. `segment`
+    is where the segment of the last compressed level begins.
     """
 
     levels: int
     position: Coordinate
     segment_end: Expr | None = None
+    segment: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)

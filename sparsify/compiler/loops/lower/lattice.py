@@ -6,8 +6,9 @@ In: `A[i,j] * B[i,j] + C[i,j]` and the sparse accesses that a loop over `j` meet
 Source: Kjolstad et al., The Tensor Algebra Compiler, 2017, section 5; fills after Henry et al., 2021.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.monoids import MONOIDS
@@ -26,6 +27,16 @@ ANNIHILATORS: Mapping[str, tuple[tuple[int, float], ...]] = {
 }
 
 
+class Tensors(Protocol):
+    """What the lattice asks about the tensors of a program."""
+
+    def fill_of(self, access: Access) -> float:
+        """The value of unstored entries."""
+
+    def root_of(self, access: Access) -> Access:
+        """The access to the tensor whose pattern this one shares, itself when it has its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Regions:
     """The points where a value may differ from `background`; without one it may be anything anywhere."""
@@ -35,7 +46,7 @@ class Regions:
 
 
 def statement_points(
-    node: Node, sparse: frozenset[Access], fill_of: Callable[[Access], float], absent: frozenset[Access]
+    node: Node, sparse: frozenset[Access], tensors: Tensors, absent: frozenset[Access]
 ) -> frozenset[Point]:
     """The points at which some assignment in `node` has to run.
 
@@ -45,8 +56,14 @@ def statement_points(
     local = {t.name for inner in walk(node) if isinstance(inner, Let) for t in inner.temporaries}
     known: dict[str, Regions] = {}
     for assign in (inner for inner in walk(node) if isinstance(inner, Assign)):
-        regions = expression_regions(assign.value, sparse, fill_of, absent, known)
+        regions = expression_regions(assign.value, sparse, tensors, absent, known)
         name = assign.target.tensor
+        root = tensors.root_of(assign.target)
+        if root in sparse or root in absent:
+            # It has entries only where its pattern has them.
+            if root in sparse:
+                found |= _combined(regions.points | EVERYWHERE, frozenset({frozenset({root})}))
+            continue
         neutral = float(MONOIDS[assign.monoid].neutral) if assign.monoid is not None else None
         if name in local:
             background = regions.background
@@ -57,7 +74,7 @@ def statement_points(
             continue
         found |= regions.points
         if regions.background is None or regions.background != (
-            fill_of(assign.target) if neutral is None else neutral
+            tensors.fill_of(assign.target) if neutral is None else neutral
         ):
             found |= EVERYWHERE
     return frozenset(found)
@@ -66,29 +83,32 @@ def statement_points(
 def expression_regions(
     expr: Expr,
     sparse: frozenset[Access],
-    fill_of: Callable[[Access], float],
+    tensors: Tensors,
     absent: frozenset[Access],
     known: Mapping[str, Regions],
 ) -> Regions:
-    """Where `expr` may differ from its background, when only the accesses in `sparse` are iterated."""
+    """Where `expr` may differ from its background, when only the accesses in `sparse` are iterated.
+
+    `sparse` and `absent` name tensors with patterns of their own; those that share one follow it.
+    """
     match expr:
         case Const(value=value):
             return Regions(NOWHERE, float(value))
-        case Access() if expr in sparse:
-            return Regions(frozenset({frozenset({expr})}), fill_of(expr))
-        case Access() if expr in absent:
-            return Regions(NOWHERE, fill_of(expr))
+        case Access() if tensors.root_of(expr) in sparse:
+            return Regions(frozenset({frozenset({tensors.root_of(expr)})}), tensors.fill_of(expr))
+        case Access() if tensors.root_of(expr) in absent:
+            return Regions(NOWHERE, tensors.fill_of(expr))
         case Access(tensor=tensor) if tensor in known:
             return known[tensor]
-        case Stored(access=access) if access in sparse:
-            return Regions(frozenset({frozenset({access})}), 0.0)
-        case Stored(access=access) if access in absent:
+        case Stored(access=access) if tensors.root_of(access) in sparse:
+            return Regions(frozenset({frozenset({tensors.root_of(access)})}), 0.0)
+        case Stored(access=access) if tensors.root_of(access) in absent:
             return Regions(NOWHERE, 0.0)
         case Access() | Index() | Stored():
             return Regions(EVERYWHERE, None)
         case Call(function=function, args=args):
             return _call_regions(
-                function, [expression_regions(a, sparse, fill_of, absent, known) for a in args]
+                function, [expression_regions(a, sparse, tensors, absent, known) for a in args]
             )
     raise AssertionError(f"{expr} is not lowered to loops")
 
@@ -126,23 +146,23 @@ def _combined(first: frozenset[Point], second: frozenset[Point]) -> frozenset[Po
     return frozenset(a | b for a in first for b in second)
 
 
-def prune(expr: Expr, absent: frozenset[Access], fill_of: Callable[[Access], float]) -> Expr:
+def prune(expr: Expr, absent: frozenset[Access], tensors: Tensors) -> Expr:
     """`expr` where the accesses in `absent` are unstored: fills in their place, annihilators applied.
 
     Only an unstored entry annihilates; `0 * x` with a constant 0 keeps the NaN of `x`.
     """
-    return _prune(expr, absent, fill_of)[0]
+    return _prune(expr, absent, tensors)[0]
 
 
-def _prune(expr: Expr, absent: frozenset[Access], fill_of: Callable[[Access], float]) -> tuple[Expr, bool]:
+def _prune(expr: Expr, absent: frozenset[Access], tensors: Tensors) -> tuple[Expr, bool]:
     """The pruned expression, and whether it is a background value: constant because entries are unstored."""
     match expr:
-        case Access() if expr in absent:
-            return Const(fill_of(expr)), True
-        case Stored(access=access) if access in absent:
+        case Access() if tensors.root_of(expr) in absent:
+            return Const(tensors.fill_of(expr)), True
+        case Stored(access=access) if tensors.root_of(access) in absent:
             return Const(False), True
         case Call(function=function, args=args):
-            pruned = [_prune(arg, absent, fill_of) for arg in args]
+            pruned = [_prune(arg, absent, tensors) for arg in args]
             return _prune_call(Call(function, tuple(arg for arg, _ in pruned)), [gone for _, gone in pruned])
     return expr, False
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import assert_never
 
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Assign, Const, Declaration
+from sparsify.compiler.einsum.nodes import Access, Assign, Const, Declaration, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ZERO, integer, lanes_of, minus, plus, product, quotient
-from sparsify.compiler.loops.lower import assemble, iterate
+from sparsify.compiler.loops.lower import assemble, iterate, temporaries
 from sparsify.compiler.loops.lower.access import load, position_of, store
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register
 from sparsify.compiler.loops.lower.expression import evaluate, widen
@@ -63,6 +63,8 @@ class Lowering:
         self.prefetches = {r.tensor: r.distance for r in relations if isinstance(r, notation.Prefetch)}
         self.dtypes = {d.name: d.dtype for d in program.declarations}
         self.index_dtypes = {b.name: b.dtype for b in self._buffers()}
+        lets = [node for node in walk(program.body) if isinstance(node, notation.Let)]
+        self.patterns = {t.name: t for let in lets for t in let.temporaries if t.pattern_of is not None}
         self.memory: dict[str, notation.Temporary] = {}
         self.transposed: dict[Access, loops.Expr] = {}
         self.setups: list[list[loops.Stmt]] = [[]]
@@ -96,7 +98,7 @@ class Lowering:
             case notation.Sequence(statements=statements):
                 return [stmt for inner in statements for stmt in self.statement(inner, env)]
             case notation.Let():
-                return self._let(node, env)
+                return temporaries.let(self, node, env)
             case notation.Forall():
                 return iterate.forall(self, node, env)
             case notation.If(condition=condition, body=body):
@@ -112,7 +114,7 @@ class Lowering:
 
     def _assign(self, assign: Assign, env: Environment) -> list[loops.Stmt]:
         """`target = value` or `target = combine(target, value)`; nothing when the value is the identity."""
-        value = prune(assign.value, env.absent, self.fill_of)
+        value = prune(assign.value, env.absent, self)
         target, dtype = assign.target, self.dtype(assign.target.tensor)
         if self.assembly is not None and target.tensor == self.assembly.name:
             return self.assembly.append(target, evaluate(self, value, env, dtype), env)
@@ -147,98 +149,6 @@ class Lowering:
         if lanes == 1 and lanes_of(value) > 1:
             raise ScheduleError(f"the lanes of `{assign}` all write one entry", "vectorise another index")
         return widen(value, lanes)
-
-    def _let(self, let: notation.Let, env: Environment) -> list[loops.Stmt]:
-        """The temporaries, set to the identity where sums begin, then the body."""
-        before: list[loops.Stmt] = []
-        for temporary in let.temporaries:
-            self.dtypes[temporary.name] = temporary.dtype
-            start = self._identity(let, temporary)
-            if temporary.scope == "register":
-                declared, env = self._register(let, temporary, start, env)
-                before += declared
-            else:
-                before += self._allocate(temporary, start)
-        return before + self.statement(let.body, env)
-
-    def _identity(self, let: notation.Let, temporary: notation.Temporary) -> float | int | bool | None:
-        """The value that a temporary starts with: the identity when its first assignment is a sum."""
-        for node in walk(let.body):
-            if isinstance(node, Assign) and node.target.tensor == temporary.name:
-                return MONOIDS[node.monoid].identity(temporary.dtype) if node.monoid else None
-        raise AssertionError(f"{temporary} is never assigned")
-
-    def _register(
-        self,
-        let: notation.Let,
-        temporary: notation.Temporary,
-        start: float | int | bool | None,
-        env: Environment,
-    ) -> tuple[list[loops.Stmt], Environment]:
-        """One variable for each element of a temporary in registers."""
-        vectors = [i for i in temporary.indices if _kinds(let, i) == {notation.Vector}]
-        for index in temporary.indices:
-            if (
-                index not in vectors
-                and _kinds(let, index)
-                & {
-                    notation.Serial,
-                    notation.Vector,
-                    notation.Parallel,
-                }
-                and (self.lanes(temporary.dtype) > 1 or notation.Serial in _kinds(let, index))
-            ):
-                raise ScheduleError(
-                    f"{temporary}: the loops over {index} are not all written out", f"unroll {index}"
-                )
-        lanes = self.lanes(temporary.dtype)
-        if lanes == 1 or (not vectors and env.lane is None):
-            vectors, width = [], 1
-        elif len(vectors) > 1:
-            raise ScheduleError(
-                f"{temporary} has {' and '.join(vectors)} in its lanes", "vector only one of them"
-            )
-        else:
-            width = lanes
-        kind = loops.Type(temporary.dtype, width)
-        register = Register(
-            self.fresh(temporary.name), temporary.indices, vectors[0] if vectors else None, kind
-        )
-        names = [register.name]
-        for index in temporary.indices:
-            count = self._static_bound(index, temporary, env)
-            count = -(-count // width) if index == register.vector_index else count
-            names = [f"{name}_{n}" for name in names for n in range(count)]
-        value = loops.Literal(0 if start is None else start, kind)
-        self.names.update(names)
-        declared: list[loops.Stmt] = [loops.Declare(loops.Var(name, kind), value, True) for name in names]
-        return declared, replace(env, registers={**env.registers, temporary.name: register})
-
-    def _static_bound(self, index: str, temporary: notation.Temporary, env: Environment) -> int:
-        """The constant that bounds the iterations of `index`."""
-        known = env.ranges.get(index)
-        bound = known.bound if known is not None else None
-        if bound is None and index in self.split_by_inner:
-            bound = self.split_by_inner[index].size
-        if bound is None:
-            bound = self.constants.get(index)
-        if bound is None:
-            raise ScheduleError(
-                f"{temporary} is in registers and {index} has no constant extent", f"split {index}"
-            )
-        return bound
-
-    def _allocate(self, temporary: notation.Temporary, start: float | int | bool | None) -> list[loops.Stmt]:
-        """Memory for a temporary, allocated once a thread (or once, outside parallel loops)."""
-        name = temporary.name
-        count = product([self.bound(index) for index in temporary.indices])
-        if name not in self.memory:
-            self.memory[name] = temporary
-            scope = self.setups[-1] if temporary.scope == "thread" else self.setups[0]
-            scope.append(loops.Allocate(name, temporary.dtype, count))
-        if start is None:
-            return []
-        return [loops.Fill(name, ZERO, count, loops.Literal(start, loops.Type(temporary.dtype)))]
 
     def declaration(self, name: str) -> Declaration:
         """The declaration of tensor `name`."""
@@ -296,6 +206,17 @@ class Lowering:
     def fill_of(self, access: Access) -> float:
         """The value of unstored entries."""
         return float(self.declarations[access.tensor].fill) if access.tensor in self.declarations else 0.0
+
+    def root_of(self, access: Access) -> Access:
+        """The access to the operand whose pattern this one follows, itself when it has its own or none."""
+        if (temporary := self.patterns.get(access.tensor)) is not None:
+            names = dict(zip(temporary.indices, access.indices, strict=True))
+            places = tuple(names.get(name, Index(name)) for name in temporary.pattern_indices)
+            return Access(temporary.pattern_of or "", places)
+        declared = self.declarations.get(access.tensor)
+        if declared is None or declared.pattern_of is None:
+            return access
+        return Access(declared.pattern_of, access.indices)
 
     def fresh(self, name: str) -> str:
         """`name`, or `name` with a number that no other variable has."""
@@ -363,8 +284,3 @@ class Lowering:
                         buffers.append(loops.Buffer(f"{name}{number}_crd", crd, output, grown))
             buffers.append(loops.Buffer(f"{name}_vals", declaration.dtype, output, grown))
         return tuple(buffers)
-
-
-def _kinds(node: Node, index: str) -> set[type[notation.Kind]]:
-    """The kinds of the loops over `index` in `node`."""
-    return {type(n.kind) for n in walk(node) if isinstance(n, notation.Forall) and n.index == index}

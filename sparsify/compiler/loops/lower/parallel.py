@@ -23,7 +23,7 @@ from sparsify.compiler.loops.arithmetic import (
     times,
 )
 from sparsify.compiler.loops.lower import iterate, sparse
-from sparsify.compiler.loops.lower.access import place_of
+from sparsify.compiler.loops.lower.levels import place_of
 from sparsify.compiler.loops.lower.environment import Environment, Range
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.node import walk
@@ -75,7 +75,7 @@ def _part(
     """How many iterations there are, and the code for those from `begin` to `end`."""
     index = loop.index
     if index not in low.positions and (found := sparse.drivers(low, loop, env)):
-        points = statement_points(loop.body, frozenset(found), low.fill_of, env.absent)
+        points = statement_points(loop.body, frozenset(found), low, env.absent)
         if frozenset() in points:
             return low.bound(index), sparse.iterate(low, loop, found, env, Range(begin, end))
         return _stored_part(low, loop, found[0], begin, end, env)
@@ -159,8 +159,10 @@ def work(low: Lowering, loop: notation.Forall) -> loops.Expr:
         counted.add(names)
         factors = [low.extent(name) for name in names]
         for access in (
-            n for n in walk(assign.value) if isinstance(n, Access) and n.tensor in low.declarations
+            low.root_of(n) for n in walk(assign.value) if isinstance(n, Access) and n.tensor in low.dtypes
         ):
+            if access.tensor not in low.declarations:
+                continue
             if not low.declaration(access.tensor).format.is_dense and access.tensor in low.program.inputs:
                 inside = set(index_names(access))
                 factors = [low.extent(name) for name in names if name not in inside]

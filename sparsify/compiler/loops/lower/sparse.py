@@ -17,7 +17,7 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer, plus, smaller, times
 from sparsify.compiler.loops.lower import iterate as ranges
 from sparsify.compiler.loops.lower import prefetch
-from sparsify.compiler.loops.lower.access import advance, level_variable, place_of
+from sparsify.compiler.loops.lower.levels import advance, level_variable, place_of
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Place, Range, scalar
 from sparsify.compiler.loops.lower.lattice import Point, statement_points
 from sparsify.compiler.node import Node, walk
@@ -45,17 +45,16 @@ def drivers(low: Lowering, loop: notation.Forall, env: Environment) -> list[Acce
 
 
 def stored_accesses(low: Lowering, node: Node, env: Environment) -> list[Access]:
-    """The accesses in `node` to operands with a pattern of their own that may be stored here."""
+    """The accesses to operands with a pattern of their own that may be stored here, those that others follow too."""
     targets = {n.target.tensor for n in walk(node) if isinstance(n, Assign)}
+    roots = (low.root_of(n) for n in walk(node) if isinstance(n, Access))
     return [
-        n
-        for n in walk(node)
-        if isinstance(n, Access)
-        and n.tensor in low.declarations
-        and n.tensor not in targets
-        and not low.declaration(n.tensor).format.is_dense
-        and low.declaration(n.tensor).pattern_of is None
-        and n not in env.absent
+        root
+        for root in dict.fromkeys(roots)
+        if root.tensor in low.declarations
+        and root.tensor not in targets
+        and not low.declaration(root.tensor).format.is_dense
+        and root not in env.absent
     ]
 
 
@@ -108,13 +107,14 @@ def bind_position(
     """The operand is at position `value`, its index variable at the coordinate stored there."""
     access, place = driver_of_position(low, relation, body, env)
     sparse = frozenset(a for a in stored_accesses(low, body, env) if a == access)
-    if statement_points(body, sparse, low.fill_of, env.absent) != frozenset({sparse}):
+    if statement_points(body, sparse, low, env.absent) != frozenset({sparse}):
         raise ScheduleError(
             f"the loop over {relation.position} would skip coordinates of {relation.index} that are not stored in "
             f"{access}, and they are needed",
             f"loop over {relation.index}",
         )
-    env = advance(env, access, Place(place.levels + 1, value))
+    begin = level_range(low, access, place).begin
+    env = advance(env, access, Place(place.levels + 1, value, segment=begin))
     buffer = f"{access.tensor}{place.levels + 1}_crd"
     if value.is_uniform or env.lane is None:
         var = loops.Var(low.fresh(relation.index), loops.INT)
@@ -152,7 +152,7 @@ def iterate(
 
     `limits`: the part of the positions (one operand) or coordinates (cursors) that a thread takes.
     """
-    points = statement_points(loop.body, frozenset(found), low.fill_of, env.absent)
+    points = statement_points(loop.body, frozenset(found), low, env.absent)
     if not points:
         return []
     if frozenset() in points:
@@ -190,7 +190,7 @@ def _single(
         return _segments(low, loop, cursor, reach, env)
     var = loops.Var(low.fresh(cursor.name), loops.INT)
     coordinate = loops.Var(low.fresh(loop.index), loops.INT)
-    inner = advance(env, access, Place(cursor.level + 1, scalar(var)))
+    inner = advance(env, access, Place(cursor.level + 1, scalar(var), segment=cursor.reach.begin))
     bound, inner = enter(low, loop.index, scalar(coordinate), loop.body, inner)
     body = low.body(loop, inner)
     if not body:
@@ -277,14 +277,17 @@ class _Cursor:
     def here(self, low: Lowering, env: Environment, coordinate: loops.Expr) -> tuple[Lowered, Environment]:
         """The operand is at `p`: what finds the end of its segment, and the environment inside."""
         if not self.repeats:
-            return [], advance(env, self.access, Place(self.level + 1, scalar(self.var)))
+            place = Place(self.level + 1, scalar(self.var), segment=self.reach.begin)
+            return [], advance(env, self.access, place)
         end = loops.Var(low.fresh(f"{self.name}_next"), loops.INT)
         same = compare("eq", stored_coordinate(low, self.crd, end), coordinate)
         search: Lowered = [
             loops.Declare(end, plus(self.var, ONE), True),
             loops.While(both(compare("lt", end, self.end), same), loops.Set(end, plus(end, ONE))),
         ]
-        return search, advance(env, self.access, Place(self.level + 1, scalar(self.var), end))
+        return search, advance(
+            env, self.access, Place(self.level + 1, scalar(self.var), end, self.reach.begin)
+        )
 
     def after(self, env: Environment) -> loops.Expr:
         """The next position: the end of the segment, or one further."""

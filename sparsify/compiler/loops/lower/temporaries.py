@@ -1,0 +1,247 @@
+"""Temporaries: registers, and memory that is dense or has a place for each stored position of an operand.
+
+In: `let w[ki] in register`, `let S[iri,jo,ji] in thread pattern of M[i,j]`. Out: `w_0: float32x8 = 0`, and scratch
+memory for as many positions as the longest segment of M has, where `jo` counts from the segment's beginning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, minus, plus, product
+from sparsify.compiler.loops.lower.levels import level_extent, level_variable, place_of
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register, scalar
+from sparsify.compiler.node import Node, walk
+from sparsify.compiler.notation import nodes as notation
+from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
+from sparsify.storage.levels import Compressed, Dense
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Start = float | int | bool | None
+
+
+def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]:
+    """The temporaries, set to the identity where sums begin and to the fill where loops skip, then the body."""
+    declared: list[loops.Stmt] = []
+    starts = {t.name: _identity(low, node, t) for t in node.temporaries}
+    for temporary in node.temporaries:
+        low.dtypes[temporary.name] = temporary.dtype
+        if temporary.scope == "register":
+            registers, env = _register(low, node, temporary, starts[temporary.name], env)
+            declared += registers
+        else:
+            _allocate(low, temporary)
+    around = low.prefilled - set(starts)
+    low.prefilled &= around
+    body = low.statement(node.body, env)
+    fills: list[loops.Stmt] = []
+    for temporary in node.temporaries:
+        start = starts[temporary.name]
+        if start is None and temporary.name in low.prefilled and temporary.pattern_of is None:
+            start = low.fill_of(Access(temporary.name))
+        if start is not None and temporary.scope != "register":
+            value = loops.Literal(start, loops.Type(temporary.dtype))
+            fills.append(loops.Fill(temporary.name, ZERO, _count(low, temporary), value))
+    low.prefilled |= around
+    return [*declared, *fills, *body]
+
+
+def _identity(low: Lowering, node: notation.Let, temporary: notation.Temporary) -> Start:
+    """The value that a temporary starts with: the identity when its first assignment is a sum."""
+    for part in walk(node.body):
+        if isinstance(part, Assign) and part.target.tensor == temporary.name:
+            return MONOIDS[part.monoid].identity(temporary.dtype) if part.monoid else None
+    raise AssertionError(f"{temporary} is never assigned")
+
+
+def _register(
+    low: Lowering, node: notation.Let, temporary: notation.Temporary, start: Start, env: Environment
+) -> tuple[list[loops.Stmt], Environment]:
+    """One variable for each element of a temporary in registers."""
+    lanes = low.lanes(temporary.dtype)
+    kinds = {index: _kinds(node, index) for index in temporary.indices}
+    vectors = [index for index in temporary.indices if kinds[index] == {notation.Vector}]
+    for index in temporary.indices:
+        looping = kinds[index] & {notation.Serial, notation.Vector, notation.Parallel}
+        if index not in vectors and looping and (lanes > 1 or notation.Serial in kinds[index]):
+            raise ScheduleError(
+                f"{temporary}: the loops over {index} are not all written out", f"unroll {index}"
+            )
+    if lanes == 1 or (not vectors and env.lane is None):
+        vectors, width = [], 1
+    elif len(vectors) > 1:
+        raise ScheduleError(
+            f"{temporary} has {' and '.join(vectors)} in its lanes", "vector only one of them"
+        )
+    else:
+        width = lanes
+    kind = loops.Type(temporary.dtype, width)
+    register = Register(low.fresh(temporary.name), temporary.indices, vectors[0] if vectors else None, kind)
+    names = [register.name]
+    for index in temporary.indices:
+        count = _static_bound(low, index, temporary, env)
+        count = -(-count // width) if index == register.vector_index else count
+        names = [f"{name}_{n}" for name in names for n in range(count)]
+    value = loops.Literal(low.fill_of(Access(temporary.name)) if start is None else start, kind)
+    low.names.update(names)
+    declared: list[loops.Stmt] = [loops.Declare(loops.Var(name, kind), value, True) for name in names]
+    return declared, replace(env, registers={**env.registers, temporary.name: register})
+
+
+def _kinds(node: Node, index: str) -> set[type[notation.Kind]]:
+    """The kinds of the loops over `index` in `node`."""
+    return {type(n.kind) for n in walk(node) if isinstance(n, notation.Forall) and n.index == index}
+
+
+def _static_bound(low: Lowering, index: str, temporary: notation.Temporary, env: Environment) -> int:
+    """The constant that bounds the iterations of `index`."""
+    known = env.ranges.get(index)
+    bound = known.bound if known is not None else None
+    if bound is None and index in low.split_by_inner:
+        bound = low.split_by_inner[index].size
+    if bound is None:
+        bound = low.constants.get(index)
+    if bound is None:
+        raise ScheduleError(
+            f"{temporary} is in registers and {index} has no constant extent", f"split {index}"
+        )
+    return bound
+
+
+def _allocate(low: Lowering, temporary: notation.Temporary) -> None:
+    """Memory for a temporary, allocated once a thread where threads have their own, else once."""
+    if temporary.name not in low.memory:
+        low.memory[temporary.name] = temporary
+        # Inside a parallel loop every temporary is private: its `let` runs once an iteration.
+        low.setups[-1].append(loops.Allocate(temporary.name, temporary.dtype, _count(low, temporary)))
+
+
+def _count(low: Lowering, temporary: notation.Temporary) -> loops.Expr:
+    """How many elements a temporary in memory has."""
+    if temporary.pattern_of is None:
+        return product([low.bound(index) for index in temporary.indices])
+    if _is_whole(temporary):
+        dense = [i for i in temporary.indices if i not in temporary.pattern_indices]
+        stored = loops.Var(f"{temporary.pattern_of}_nnz", loops.INT)
+        return product([*(low.bound(index) for index in dense), stored])
+    return product([_strip_bound(low, temporary, index) for index in temporary.indices])
+
+
+def position(low: Lowering, temporary: notation.Temporary, access: Access, env: Environment) -> Coordinate:
+    """The position of an entry in a temporary in memory: its modes folded in storage order."""
+    for index in access.indices:
+        if not isinstance(index, Index):
+            raise UnsupportedProgramError(f"{access} has the index {index}", "plain index variables")
+    names = [index.name for index in access.indices if isinstance(index, Index)]
+    result = scalar(ZERO)
+    if temporary.pattern_of is not None and _is_whole(temporary):
+        for name, own in zip(names, temporary.indices, strict=True):
+            if own not in temporary.pattern_indices:
+                result = result.times(low.bound(own)).plus(env.coordinates[name])
+        stored = loops.Var(f"{temporary.pattern_of}_nnz", loops.INT)
+        return result.times(stored).plus(_stored_position(low, access, env))
+    for mode in temporary.layout or range(len(temporary.indices)):
+        own = temporary.indices[mode]
+        if temporary.pattern_of is None:
+            result = result.times(low.bound(own)).plus(env.coordinates[names[mode]])
+        else:
+            place = _strip_place(low, temporary, own, names[mode], env)
+            result = result.times(_strip_bound(low, temporary, own)).plus(place)
+    return result
+
+
+def _is_whole(temporary: notation.Temporary) -> bool:
+    """Whether a temporary has all positions of its pattern, not only those below outer loops."""
+    return set(temporary.pattern_indices) <= set(temporary.indices)
+
+
+def _stored_position(low: Lowering, access: Access, env: Environment) -> Coordinate:
+    """The position of an entry among all stored entries of the pattern that it follows."""
+    root = low.root_of(access)
+    place = place_of(low, root, env)
+    levels = low.declaration(root.tensor).format.levels
+    if place.levels < len(levels):
+        stuck = level_variable(low, root, levels[place.levels])
+        raise DiscordantError(f"{access} by positions of {root}", f"the loop order that reaches {stuck} last")
+    return place.position
+
+
+def _strip_level(low: Lowering, temporary: notation.Temporary, index: str) -> int | None:
+    """The compressed level of the pattern whose coordinates are those of `index`, `None` for a dense mode."""
+    root = Access(temporary.pattern_of or "", tuple(Index(name) for name in temporary.pattern_indices))
+    found = None
+    for number, stored in enumerate(low.declaration(root.tensor).format.levels):
+        if isinstance(stored.level, Dense):
+            continue
+        if level_variable(low, root, stored) == index:
+            found = number
+        elif level_variable(low, root, stored) in temporary.indices or not isinstance(
+            stored.level, Compressed
+        ):
+            raise ScheduleError(
+                f"{temporary} has positions of several levels of {root}", "precompute it further inside"
+            )
+    return found
+
+
+def _strip_bound(low: Lowering, temporary: notation.Temporary, index: str) -> loops.Expr:
+    """How many places `index` has in a strip: those of the longest segment, or its coordinates."""
+    level = _strip_level(low, temporary, index)
+    return low.bound(index) if level is None else longest_segment(low, temporary.pattern_of or "", level)
+
+
+def _strip_place(
+    low: Lowering, temporary: notation.Temporary, own: str, index: str, env: Environment
+) -> Coordinate:
+    """The place along one mode of a strip; a compressed one counts from the beginning of its segment."""
+    if _strip_level(low, temporary, own) is None:
+        return env.coordinates[index]
+    root = Access(temporary.pattern_of or "", tuple(Index(name) for name in temporary.pattern_indices))
+    place = env.places.get(root)
+    if place is None or place.segment is None or place.position.vector is not None:
+        raise ScheduleError(
+            f"{temporary} is used where no loop is at a position of {root}", "order the loops"
+        )
+    return Coordinate(minus(place.position.start, place.segment), place.position.step)
+
+
+def longest_segment(low: Lowering, tensor: str, level: int) -> loops.Expr:
+    """The number of positions in the longest segment of a compressed level, found when the kernel starts."""
+    longest = loops.Var(f"{tensor}{level + 1}_longest", loops.INT)
+    if longest.name in low.names:
+        return longest
+    low.names.add(longest.name)
+    parents = _parents(low, tensor, level)
+    parent = loops.Var(low.fresh(f"{tensor}{level + 1}_segment"), loops.INT)
+    length = minus(_read_pos(low, tensor, level, plus(parent, ONE)), _read_pos(low, tensor, level, parent))
+    found = loops.Var(low.fresh(f"{longest.name}_found"), loops.INT)
+    larger = loops.Set(found, loops.Op("max", (found, length), loops.INT))
+    low.setups[0] += [
+        loops.Declare(found, ZERO, True),
+        loops.For(parent, ZERO, parents, loops.Block((larger,))),
+        loops.Declare(longest, found),
+    ]
+    return longest
+
+
+def _parents(low: Lowering, tensor: str, level: int) -> loops.Expr:
+    """How many positions the level above has."""
+    count: loops.Expr = ONE
+    for number, stored in enumerate(low.declaration(tensor).format.levels[:level]):
+        if isinstance(stored.level, Dense):
+            count = product([count, level_extent(low, tensor, stored)])
+        elif isinstance(stored.level, Compressed):
+            count = _read_pos(low, tensor, number, count)
+    return count
+
+
+def _read_pos(low: Lowering, tensor: str, level: int, index: loops.Expr) -> loops.Expr:
+    buffer = f"{tensor}{level + 1}_pos"
+    value = loops.Load(buffer, index, loops.Type(low.index_dtype(buffer)))
+    return value if low.index_dtype(buffer) == "int64" else loops.Convert(value, loops.INT)
