@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus, product
-from sparsify.compiler.loops.lower.levels import level_variable
 from sparsify.compiler.loops.lower.environment import Environment
+from sparsify.compiler.loops.lower.levels import level_variable
 from sparsify.compiler.node import walk
 from sparsify.errors import UnsupportedProgramError
 from sparsify.storage.levels import Compressed, Dense, Singleton

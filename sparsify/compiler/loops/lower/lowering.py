@@ -6,7 +6,6 @@ Out: `for i: w = 0; for pA2 in A2_pos[i]..A2_pos[i+1]: ...; y_vals[i] = w`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
 
 from sparsify.compiler.einsum.monoids import MONOIDS
@@ -15,10 +14,10 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ZERO, integer, lanes_of, minus, plus, product, quotient
 from sparsify.compiler.loops.lower import assemble, iterate, temporaries
 from sparsify.compiler.loops.lower.access import load, position_of, store
-from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment
 from sparsify.compiler.loops.lower.expression import evaluate, widen
 from sparsify.compiler.loops.lower.lattice import prune
-from sparsify.compiler.node import Node, walk
+from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError, UnsupportedProgramError
 from sparsify.storage.levels import Dense

@@ -23,9 +23,9 @@ from sparsify.compiler.loops.arithmetic import (
     times,
 )
 from sparsify.compiler.loops.lower import iterate, sparse
-from sparsify.compiler.loops.lower.levels import place_of
 from sparsify.compiler.loops.lower.environment import Environment, Range
 from sparsify.compiler.loops.lower.lattice import statement_points
+from sparsify.compiler.loops.lower.levels import place_of
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names

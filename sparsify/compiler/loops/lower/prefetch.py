@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, integer, minus, plus, smaller
-from sparsify.compiler.loops.lower.levels import place_of
 from sparsify.compiler.loops.lower.environment import Environment, scalar
+from sparsify.compiler.loops.lower.levels import place_of
 from sparsify.compiler.node import Node, walk
 
 if TYPE_CHECKING:

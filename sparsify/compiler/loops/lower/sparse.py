@@ -17,9 +17,9 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer, plus, smaller, times
 from sparsify.compiler.loops.lower import iterate as ranges
 from sparsify.compiler.loops.lower import prefetch
-from sparsify.compiler.loops.lower.levels import advance, level_variable, place_of
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Place, Range, scalar
 from sparsify.compiler.loops.lower.lattice import Point, statement_points
+from sparsify.compiler.loops.lower.levels import advance, level_variable, place_of
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError

@@ -13,8 +13,8 @@ from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, minus, plus, product
-from sparsify.compiler.loops.lower.levels import level_extent, level_variable, place_of
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register, scalar
+from sparsify.compiler.loops.lower.levels import level_extent, level_variable, place_of
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
