@@ -1,4 +1,4 @@
-"""A statement as a generated kernel: how its sizes and buffers come from tensors.
+"""A generated kernel: how its sizes and buffers come from tensors.
 
 In: `step({"A": A, "x": x})`. Out: `y`, written by one foreign call.
 
@@ -134,6 +134,7 @@ class GeneratedStep:
         self.step, self.stages, self.library, self.options = step, stages, library, options
         self.program, self.result = step.program, step.result
         self.twins = dict(step.twins)
+        self.results = self.program.outputs
         self.output = self.program.declaration(self.result)
         self._declared = tuple(self.program.declaration(name) for name in self.program.inputs)
         self._arguments: tuple[loops.Buffer, ...] = stages.loops.buffers
@@ -144,17 +145,18 @@ class GeneratedStep:
         )
         self._dtype = getattr(torch, self.output.dtype)
         self._is_assembled = is_assembled(self.output)
+        self._outputs = tuple(self.program.declaration(name) for name in self.results)
         root = self.output.pattern_of
         self._root = None if root is None else self.program.inputs.index(root)
         self._frames: dict[tuple[Shape, ...], Frame] = {}
         self._call = native.bind(library)
 
-    def __call__(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The result of the statement for operands, and temporaries, by name."""
+    def __call__(self, values: Mapping[str, torch.Tensor]) -> Any:
+        """The result for operands, and temporaries, by name; several results in a tuple."""
         return self.compute([values[name] for name in self.program.inputs])
 
-    def compute(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The result of the statement for operands in the order of `program.inputs`.
+    def compute(self, operands: Sequence[torch.Tensor]) -> Any:
+        """The result for operands in the order of `program.inputs`; several results in a tuple.
 
         Raises:
             ShapeError, DtypeError, FormatError: an operand that does not fit the program.
@@ -165,6 +167,8 @@ class GeneratedStep:
         buffers: list[torch.Tensor | None] = []
         for operand, declared in zip(operands, self._inputs):
             declared.read(operand, sizes, buffers)
+        if len(self._outputs) > 1:
+            return self._several(operands, sizes, buffers)
         if self._is_assembled:
             return self._assembled(sizes, buffers, frame.shape)
         if self._root is None:
@@ -192,6 +196,28 @@ class GeneratedStep:
             self._frames.clear()
         self._frames[shapes] = frame
         return frame
+
+    def _several(
+        self, operands: Sequence[torch.Tensor], sizes: list[int], buffers: list[torch.Tensor | None]
+    ) -> tuple[torch.Tensor, ...]:
+        """All results of a kernel with more than one."""
+        extents = {
+            name: size
+            for declared, operand in zip(self._declared, operands, strict=True)
+            for name, size in zip(declared.extents, operand.shape, strict=True)
+        } | dict(self.program.extents)
+        results: list[torch.Tensor] = []
+        for output in self._outputs:
+            dtype = getattr(torch, output.dtype)
+            if output.pattern_of is None:
+                results.append(torch.empty([extents[name] for name in output.extents], dtype=dtype))
+                buffers.append(results[-1])
+                continue
+            pattern = operands[self.program.inputs.index(output.pattern_of)]._pattern  # type: ignore[attr-defined]
+            results.append(wrap(pattern, torch.empty(pattern.nnz, dtype=dtype), output.fill))
+            buffers.append(results[-1]._vals)  # type: ignore[attr-defined]
+        self._call(tuple(sizes), tuple(buffers), count(self.options), None)
+        return tuple(results)
 
     def _assembled(self, sizes: list[int], buffers: list[torch.Tensor | None], shape: Shape) -> torch.Tensor:
         """A result whose pattern the kernel finds."""

@@ -84,7 +84,10 @@ class Kernel:
             raise ShapeError(f"{len(operands)} operands for {', '.join(self._names)}")
         values = dict(zip(self._names, operands))
         for step in self.steps:
-            values[step.result] = step(values)
+            if isinstance(step, GeneratedStep) and len(step.results) > 1:
+                values.update(zip(step.results, step(values)))
+            else:
+                values[step.result] = step(values)
         return values
 
 
@@ -95,7 +98,7 @@ def compile_program(
 
     Args:
         program: as `einsum.declare.declare` makes it.
-        schedule: for a program of one statement, instead of the chosen one.
+        schedule: for the whole program, which becomes one kernel; without it each statement gets its own.
         options: by default those in force.
 
     Raises:

@@ -38,19 +38,24 @@ class DenseProduct:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One statement as a program of its own; `twins` are operands to be read in another mode ordering."""
+    """What one kernel computes, mostly one statement; `twins` are operands to be read in another mode ordering."""
 
     program: Program
     twins: tuple[tuple[str, Format], ...] = ()
 
     @property
     def result(self) -> str:
-        """The tensor that the step computes."""
+        """The tensor that the step computes, the first one of several."""
         return self.program.outputs[0]
 
 
 def steps(program: Program, *, scheduled: bool = False) -> tuple[DenseProduct | Step, ...]:
-    """The steps of `program` in order; a dense product is one of torch unless a schedule says how to loop."""
+    """The steps of `program` in order; a dense product is one of torch.
+
+    When a schedule says how to loop, the whole program is one step.
+    """
+    if scheduled and len(program.statements) > 1:
+        return (_whole(program),)
     found: list[DenseProduct | Step] = []
     for statement in program.statements:
         product = None if scheduled else dense_product(program, statement)
@@ -94,9 +99,21 @@ def dense_product(program: Program, statement: Assign) -> DenseProduct | None:
     )
 
 
+def _whole(program: Program) -> Step:
+    """All statements, with every operand as it is stored."""
+    declarations = (
+        replace(declared, pattern_of=None) if declared.name in program.inputs else declared
+        for declared in program.declarations
+    )
+    return Step(replace(program, declarations=tuple(declarations)))
+
+
 def _step(program: Program, statement: Assign) -> Step:
     """`statement` alone, with its operands in mode orderings that let its loops run result first."""
     reads = {n.tensor for n in walk(statement.value) if isinstance(n, Access)}
+    # A result of an earlier step brings the pattern that it shares; operands are what the caller gives.
+    roots = {program.declaration(name).pattern_of for name in reads - set(program.inputs)}
+    reads |= {root for root in roots if root is not None}
     target = statement.target.tensor
     names = [name for name in dict.fromkeys((*program.inputs, *_results(program))) if name in reads]
     output = program.declaration(target)
@@ -105,7 +122,8 @@ def _step(program: Program, statement: Assign) -> Step:
     twins = {name: twin for name in names if (twin := _twin(program, statement, name)) is not None}
     if output.pattern_of in twins:
         del twins[output.pattern_of]
-    read = [replace(_twinned(program.declaration(name), twins.get(name)), pattern_of=None) for name in names]
+    read = [_twinned(program.declaration(name), twins.get(name)) for name in names]
+    read = [replace(d, pattern_of=None) if d.name in program.inputs or twins else d for d in read]
     declarations = (*read, output)
     alone = Program((statement,), declarations, tuple(names), (target,), program.extents)
     return Step(alone, tuple(twins.items()))

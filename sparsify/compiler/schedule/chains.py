@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.node import Node, map_children, walk
-from sparsify.compiler.notation.nodes import Forall, Statement
+from sparsify.compiler.notation.nodes import Forall, Sequence, Statement
 
 Body = Statement | Assign
 
@@ -44,6 +44,14 @@ def close_chain(chain: list[Forall], body: Body) -> Body:
     for loop in reversed(chain):
         body = loop if body is loop.body else replace(loop, body=body)
     return body
+
+
+def sequence(statements: list[Body]) -> Body:
+    """The statements in order, those of sequences among them singly; one alone as it is."""
+    flat: list[Body] = []
+    for statement in statements:
+        flat += statement.statements if isinstance(statement, Sequence) else (statement,)
+    return flat[0] if len(flat) == 1 else Sequence(tuple(flat))
 
 
 def accesses(node: Node, tensor: str) -> list[Access]:

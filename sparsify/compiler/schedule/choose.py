@@ -15,6 +15,7 @@ from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loop_chain
+from sparsify.compiler.schedule.sampled import sampled
 from sparsify.storage.levels import Dense
 
 # What accumulators in registers cover of a row: 16 AVX2 or 8 AVX-512 registers, enough independent chains to hide
@@ -31,6 +32,9 @@ def candidates(program: Notation, lanes: int, item_bytes: int) -> Iterator[d.Sch
         lanes: elements of the result's dtype in a vector register.
         item_bytes: the size of such an element.
     """
+    if (found := sampled(program)) is not None:
+        yield from found.schedules(lanes)
+        return
     nests = _nests(program)
     if len(nests) <= 2:
         shape = _Shape(program, nests, lanes, item_bytes)

@@ -25,45 +25,115 @@ from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import (
     Body,
     accesses,
-    assigns,
     close_chain,
     loop_chain,
     replace_accesses,
     rewrite_loops,
+    sequence,
 )
 from sparsify.errors import ScheduleError
 
 
 def precompute_at(program: Notation, directive: d.Precompute) -> Notation:
-    """`let w: (forall i: P); forall i: C -> forall i: let w: P; C`, with `w` without the indices of shared loops."""
-    name = directive.temporary
+    """`let w: (forall i: P); forall i: C -> forall i: let w: P; C`, with `w` without the indices of shared loops.
+
+    All statements from the first that names `w` to the last move into one loop. A `w` that already lives inside
+    the loop moves out of those around it, `forall p: let w: P; C -> let w[p]: (forall p: P); forall p: C`.
+    """
     let = _let_of(program, directive)
-    temporary = next(t for t in let.temporaries if t.name == name)
+    temporary = next(t for t in let.temporaries if t.name == directive.temporary)
     if not directive.at:
         return _replace_let(program, let, _with(let, replace(temporary, scope=directive.scope)))
+    around = _loop_around(program.body, directive.at, let)
+    return (
+        _shared_loops(program, let, temporary, directive)
+        if around is None
+        else _out_of_loops(program, around, let, temporary, directive)
+    )
+
+
+def _shared_loops(program: Notation, let: Let, temporary: Temporary, directive: d.Precompute) -> Notation:
+    """The statements that name the temporary joined in one nest of the loops up to the one of the directive."""
+    name = temporary.name
     statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
-    producer = next(s for s in statements if assigns(s, name))
-    place = statements.index(producer)
-    if place + 1 == len(statements) or not accesses(statements[place + 1], name):
-        raise ScheduleError(f"`{directive}`: {name} is not read right after it is computed", "another place")
-    consumer = statements[place + 1]
-    if any(accesses(s, name) for s in statements[place + 2 :]):
-        raise ScheduleError(f"`{directive}`: {name} is read by later nests too", "precompute it at root")
-    shared, produced = _cut_chain(producer, directive)
-    others, consumed = _cut_chain(consumer, directive)
-    if [loop.index for loop in shared] != [loop.index for loop in others]:
+    places = [n for n, s in enumerate(statements) if accesses(s, name)]
+    group = statements[places[0] : places[-1] + 1]
+    if any(access != accesses(group[0], name)[0] for s in group for access in accesses(s, name)):
         raise ScheduleError(
-            f"`{directive}`: {name} is computed in loops {_indices(shared)}, read in {_indices(others)}",
-            "give both nests the same outer loops with order",
+            f"`{directive}`: {name} is read at other indices than it is computed", "another place"
         )
-    shrunk = _shrink(program, temporary, [loop.index for loop in shared], produced, directive)
-    inner = Let((shrunk,), Sequence((produced, consumed)))
-    inner = replace(inner, body=replace_accesses(inner.body, name, _access(shrunk)))
-    merged = close_chain(others, inner)
-    rest = (*statements[:place], merged, *statements[place + 2 :])
+    cut = [_cut_chain(statement, directive) for statement in group]
+    shared = cut[0][0]
+    for chain, _ in cut[1:]:
+        if [loop.index for loop in chain] != [loop.index for loop in shared]:
+            raise ScheduleError(
+                f"`{directive}`: {name} is computed in loops {_indices(shared)}, read in {_indices(chain)}",
+                "give all nests the same outer loops with order",
+            )
+    _check_joined([body for _, body in cut], [loop.index for loop in shared], program, directive)
+    shrunk = _shrink(program, temporary, [loop.index for loop in shared], group[0], directive)
+    inner: Body = sequence([body for _, body in cut])
+    inner = Let((shrunk,), replace_accesses(inner, name, _access(shrunk)))
+    merged = close_chain(shared, inner)
+    rest = [*statements[: places[0]], merged, *statements[places[-1] + 1 :]]
     outer = tuple(t for t in let.temporaries if t.name != name)
-    body: Body = rest[0] if len(rest) == 1 else Sequence(rest)
+    body = sequence(rest)
     return _replace_let(program, let, Let(outer, body) if outer else body)
+
+
+def _check_joined(bodies: list[Body], shared: list[str], program: Notation, directive: d.Precompute) -> None:
+    """Raises when an iteration of the joined loops would read what another one writes."""
+    written = {a.target.tensor for body in bodies for a in walk(body) if isinstance(a, Assign)}
+    for tensor in written:
+        found = [access for body in bodies for access in accesses(body, tensor)]
+        holders = sum(1 for body in bodies if accesses(body, tensor))
+        if holders < 2:
+            continue
+        for access in found:
+            leaves = {leaf for name in index_names(access) for leaf in _leaves(program, name)}
+            local = any(
+                t.name == tensor for b in bodies for n in walk(b) if isinstance(n, Let) for t in n.temporaries
+            )
+            if not local and (access != found[0] or not set(shared) <= leaves):
+                raise ScheduleError(
+                    f"`{directive}`: {tensor} is written in some iterations of {', '.join(shared)} and read in others",
+                    "another place",
+                )
+
+
+def _out_of_loops(
+    program: Notation, around: Forall, let: Let, temporary: Temporary, directive: d.Precompute
+) -> Notation:
+    """The temporary with an element for each iteration of the loops between, which run once for each statement."""
+    chain, inner = loop_chain(around)
+    statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
+    written = [a.target.tensor for a in walk(let.body) if isinstance(a, Assign)]
+    apart = all(
+        tensor == temporary.name or sum(bool(accesses(s, tensor)) for s in statements) == 1
+        for tensor in written
+    )
+    if inner is not let or let.temporaries != (temporary,) or not apart:
+        raise ScheduleError(
+            f"`{directive}`: {temporary.name} cannot leave the loops around it", "another place"
+        )
+    between = [replace(loop, kind=Serial()) for loop in chain[1:]]
+    wider = replace(
+        temporary,
+        indices=(*(loop.index for loop in between), *temporary.indices),
+        scope=directive.scope,
+    )
+    parts = [close_chain(between, replace_accesses(s, temporary.name, _access(wider))) for s in statements]
+    return replace(
+        program, body=_replace(program.body, around, replace(around, body=Let((wider,), sequence(parts))))
+    )
+
+
+def _loop_around(body: Body, index: str, inner: Node) -> Forall | None:
+    """The loop over `index` that `inner` lies in."""
+    for node in walk(body):
+        if isinstance(node, Forall) and node.index == index and any(part is inner for part in walk(node)):
+            return node
+    return None
 
 
 def precompute_of(program: Notation, directive: d.Precompute) -> Notation:

@@ -58,12 +58,14 @@ class Range:
     """The iterations `begin <= x < end`; at most `bound` of them when that is a constant.
 
     `exact`: there are exactly `bound`, so that unrolled and vector code needs no masks.
+    `origin`: where tiles are counted from, when this is a thread's part of a longer range.
     """
 
     begin: Expr
     end: Expr
     bound: int | None = None
     exact: bool = False
+    origin: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,7 @@ def range_of(low: Lowering, index: str, body: notation.Statement | Assign, env: 
     if index in env.ranges:
         return env.ranges[index]
     if index in low.positions:
-        access, place = sparse.driver_of_position(low, low.positions[index], body, env)
-        return sparse.level_range(low, access, place)
+        return sparse.position_range(low, low.positions[index], body, env)
     if index in low.fused:
         relation = low.fused[index]
         return Range(ZERO, times(low.bound(relation.first), low.bound(relation.second)))
@@ -288,7 +287,8 @@ def tile(
     env: Environment,
 ) -> Lowered:
     """The body for the tile of `split.index` that starts at `base`; the rest of a tile keeps its number."""
-    start = env.ranges[split.index].begin if split.index in env.ranges else ZERO
+    reach = env.ranges.get(split.index)
+    start = ZERO if reach is None else reach.begin if reach.origin is None else reach.origin
     number = quotient(minus(base, start), integer(split.size))
     inner_env = env.with_base(split.index, base).with_range(split.inner, inner)
     inner_env = inner_env.with_coordinate(split.outer, scalar(number))

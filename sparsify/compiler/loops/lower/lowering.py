@@ -217,6 +217,13 @@ class Lowering:
             return access
         return Access(declared.pattern_of, access.indices)
 
+    def root_of_name(self, tensor: str) -> str:
+        """The operand whose pattern a tensor follows, itself when it has its own."""
+        if (temporary := self.patterns.get(tensor)) is not None:
+            return temporary.pattern_of or tensor
+        declared = self.declarations.get(tensor)
+        return tensor if declared is None or declared.pattern_of is None else declared.pattern_of
+
     def fresh(self, name: str) -> str:
         """`name`, or `name` with a number that no other variable has."""
         candidate, number = name, 0

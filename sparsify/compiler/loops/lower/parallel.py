@@ -124,7 +124,8 @@ def _tile_part(
     reach = iterate.range_of(low, split.index, loop.body, env)
     size = integer(split.size)
     tiles = quotient(plus(minus(reach.end, reach.begin), integer(split.size - 1)), size)
-    part = Range(plus(reach.begin, times(begin, size)), smaller_end(reach, end, size))
+    first = plus(reach.begin, times(begin, size))
+    part = Range(first, smaller_end(reach, end, size), origin=reach.begin)
     return tiles, iterate.tiles(low, split, loop, env.with_range(split.index, part))
 
 

@@ -82,9 +82,14 @@ def stored_coordinate(low: Lowering, buffer: str, index: loops.Expr) -> loops.Ex
 def driver_of_position(
     low: Lowering, relation: notation.Position, body: Node, env: Environment
 ) -> tuple[Access, Place]:
-    """The access whose stored positions a position loop runs over, and where it is."""
-    for access in stored_accesses(low, body, env):
-        if access.tensor != relation.tensor:
+    """The access whose stored positions a position loop runs over, and where it is.
+
+    A part of a loop over positions may compute what another part reads: then the access stands elsewhere.
+    """
+    wanted = low.root_of_name(relation.tensor)
+    here = stored_accesses(low, body, env)
+    for access in [*here, *stored_accesses(low, low.program.body, env)]:
+        if access.tensor != wanted:
             continue
         place = place_of(low, access, env)
         levels = low.declaration(access.tensor).format.levels
@@ -97,6 +102,22 @@ def driver_of_position(
     )
 
 
+def position_range(
+    low: Lowering, relation: notation.Position, body: notation.Statement | Assign, env: Environment
+) -> Range:
+    """The positions of the segment that the operand has reached; nothing in `body` may need other coordinates."""
+    access, place = driver_of_position(low, relation, body, env)
+    points = statement_points(body, frozenset({access}), low, env.absent)
+    if points != frozenset({frozenset({access})}):
+        raise ScheduleError(
+            f"the loop over {relation.position} would skip coordinates of {relation.index} that are not stored in "
+            f"{access}, and they are needed",
+            f"loop over {relation.index}",
+        )
+    note_skipping(low, body, [access])
+    return level_range(low, access, place)
+
+
 def bind_position(
     low: Lowering,
     relation: notation.Position,
@@ -106,13 +127,6 @@ def bind_position(
 ) -> tuple[Lowered, Environment]:
     """The operand is at position `value`, its index variable at the coordinate stored there."""
     access, place = driver_of_position(low, relation, body, env)
-    sparse = frozenset(a for a in stored_accesses(low, body, env) if a == access)
-    if statement_points(body, sparse, low, env.absent) != frozenset({sparse}):
-        raise ScheduleError(
-            f"the loop over {relation.position} would skip coordinates of {relation.index} that are not stored in "
-            f"{access}, and they are needed",
-            f"loop over {relation.index}",
-        )
     begin = level_range(low, access, place).begin
     env = advance(env, access, Place(place.levels + 1, value, segment=begin))
     buffer = f"{access.tensor}{place.levels + 1}_crd"
@@ -157,7 +171,7 @@ def iterate(
         return []
     if frozenset() in points:
         return _cursors(low, loop, found, env, limits)
-    note_skipping(low, loop)
+    note_skipping(low, loop.body, found)
     if points == frozenset({frozenset(found)}) and len(found) == 1:
         return _single(low, loop, found[0], env, limits)
     if limits is not None:
@@ -167,10 +181,12 @@ def iterate(
     return _merge(low, loop, found, points, env)
 
 
-def note_skipping(low: Lowering, loop: notation.Forall) -> None:
-    """Dense results in the loop are not written everywhere, so they start filled."""
+def note_skipping(low: Lowering, body: Node, found: list[Access]) -> None:
+    """Results in a loop over what `found` stores start filled, but those that are stored where it is."""
     low.prefilled.update(
-        n.target.tensor for n in walk(loop.body) if isinstance(n, Assign) and n.monoid is None
+        n.target.tensor
+        for n in walk(body)
+        if isinstance(n, Assign) and n.monoid is None and low.root_of(n.target) not in found
     )
 
 
