@@ -56,6 +56,7 @@ class _Factoring:
             return assign
         if assign.monoid is None:
             value = bottom_up(assign.value, self._rule)
+            assert isinstance(value, Expr)
             return assign if value is assign.value else replace(assign, value=value)
         free = free_indices(assign.value)
         reduced = tuple(name for name in free if name not in free_indices(target))

@@ -108,8 +108,8 @@ class _Hoist:
             if is_sparse and isinstance(node, einsum.Reduce) and is_inner(node):
                 name = self._fresh_name()
                 scalar = einsum.Assign(einsum.Access(name), node.monoid, node.body)
-                free = tuple(n for n in index_names(node.body) if n not in node.indices)
-                inner.append(InnerSum(Temporary(name, (), dtype), free, scalar))
+                loops = tuple(n for n in index_names(node.body) if n not in node.indices)
+                inner.append(InnerSum(Temporary(name, (), dtype), loops, scalar))
                 return scalar.target
             node = map_children(node, visit)
             if not isinstance(node, einsum.Reduce):

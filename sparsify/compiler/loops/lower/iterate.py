@@ -25,7 +25,7 @@ from sparsify.compiler.loops.arithmetic import (
     smaller,
     times,
 )
-from sparsify.compiler.loops.lower import parallel, sparse, transpose
+from sparsify.compiler.loops.lower import parallel, positions, sparse, transpose
 from sparsify.compiler.loops.lower.environment import (
     Coordinate,
     Environment,
@@ -69,7 +69,7 @@ def range_of(low: Lowering, index: str, body: notation.Statement | Assign, env: 
     if index in env.ranges:
         return env.ranges[index]
     if index in low.positions:
-        return sparse.position_range(low, low.positions[index], body, env)
+        return positions.position_range(low, low.positions[index], body, env)
     if index in low.fused:
         relation = low.fused[index]
         return Range(ZERO, times(low.bound(relation.first), low.bound(relation.second)))
@@ -88,7 +88,7 @@ def bind(
         whole = scalar(env.bases[split.index]).plus(value)
         return bind(low, split.index, whole, body, env)
     if (relation := low.positions.get(index)) is not None:
-        return sparse.bind_position(low, relation, value, body, env)
+        return positions.bind_position(low, relation, value, body, env)
     if (fuse := low.fused.get(index)) is not None:
         inner = low.bound(fuse.second)
         first = loops.Var(low.fresh(fuse.first), loops.INT)

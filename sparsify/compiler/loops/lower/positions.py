@@ -1,0 +1,91 @@
+"""Loops over stored positions: `p` runs over a segment of an operand, its coordinates are read from there.
+
+In: `pos j p A`, `forall p: y[i] += A[i,j] * x[j]`. Out: `for p in A2_pos[i]..A2_pos[i + 1]: j = A2_crd[p]; ...`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.nodes import Access, Assign
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ZERO
+from sparsify.compiler.loops.lower import prefetch, sparse
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Place, Range, scalar
+from sparsify.compiler.loops.lower.lattice import statement_points
+from sparsify.compiler.loops.lower.levels import advance, level_variable, place_of
+from sparsify.compiler.node import Node
+from sparsify.compiler.notation import nodes as notation
+from sparsify.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+
+
+def driver_of_position(
+    low: Lowering, relation: notation.Position, body: Node, env: Environment
+) -> tuple[Access, Place]:
+    """The access whose stored positions a position loop runs over, and where it is.
+
+    A part of a loop over positions may compute what another part reads: then the access stands elsewhere.
+    """
+    wanted = low.root_of_name(relation.tensor)
+    here = sparse.stored_accesses(low, body, env)
+    for access in [*here, *sparse.stored_accesses(low, low.program.body, env)]:
+        if access.tensor != wanted:
+            continue
+        place = place_of(low, access, env)
+        levels = low.declaration(access.tensor).format.levels
+        if place.levels < len(levels) and level_variable(low, access, levels[place.levels]) == relation.index:
+            return access, place
+    raise ScheduleError(
+        f"{relation.position} runs over positions of {relation.tensor}, which has not been entered up to "
+        f"{relation.index}",
+        "order the loops as its levels are stored",
+    )
+
+
+def position_range(
+    low: Lowering, relation: notation.Position, body: notation.Statement | Assign, env: Environment
+) -> Range:
+    """The positions of the segment that the operand has reached; nothing in `body` may need other coordinates."""
+    access, place = driver_of_position(low, relation, body, env)
+    points = statement_points(body, frozenset({access}), low, env.absent)
+    if points != frozenset({frozenset({access})}):
+        raise ScheduleError(
+            f"the loop over {relation.position} would skip coordinates of {relation.index} that are not stored in "
+            f"{access}, and they are needed",
+            f"loop over {relation.index}",
+        )
+    sparse.note_skipping(low, body, [access])
+    return sparse.level_range(low, access, place)
+
+
+def bind_position(
+    low: Lowering,
+    relation: notation.Position,
+    value: Coordinate,
+    body: notation.Statement | Assign,
+    env: Environment,
+) -> tuple[Lowered, Environment]:
+    """The operand is at position `value`, its index variable at the coordinate stored there."""
+    access, place = driver_of_position(low, relation, body, env)
+    begin = sparse.level_range(low, access, place).begin
+    env = advance(env, access, Place(place.levels + 1, value, segment=begin))
+    buffer = f"{access.tensor}{place.levels + 1}_crd"
+    if value.is_uniform or env.lane is None:
+        var = loops.Var(low.fresh(relation.index), loops.INT)
+        declared: Lowered = [loops.Declare(var, sparse.stored_coordinate(low, buffer, value.start))]
+        more, env = sparse.enter(low, relation.index, scalar(var), body, env)
+        fetched = prefetch.prefetches(low, access, place.levels, value.start, relation.index, body, env)
+        return [*declared, *fetched, *more], env
+    lanes = env.lane.lanes
+    stored = loops.Type(low.index_dtype(buffer), lanes)
+    vector: loops.Expr = loops.Load(buffer, value.start, stored, env.lane.count)
+    if stored.dtype != "int64":
+        vector = loops.Convert(vector, loops.Type("int64", lanes))
+    name = loops.Var(low.fresh(relation.index), loops.Type("int64", lanes))
+    more, env = sparse.enter(low, relation.index, Coordinate(ZERO, ZERO, name), body, env)
+    return [loops.Declare(name, vector), *more], env
