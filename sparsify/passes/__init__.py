@@ -10,15 +10,18 @@ from sparsify.passes.emit import emit
 from sparsify.passes.fuse import fuse
 from sparsify.passes.lift import lift
 from sparsify.passes.mark import mark
+from sparsify.passes.printer import fragments_text, regions_text, whole_graph
 from sparsify.passes.propagate import propagate
 
 __all__ = ["PASSES"]
 
 PASSES: tuple[Pass, ...] = (
-    mark,  # needs the canonical graph of `capture`: rules see one name per operator
-    propagate,  # from the marks of inputs and parameters
-    lift,  # needs all marks: what is sparse decides what is an einsum operand
-    fuse,  # needs all fragments: joins across modules
-    emit,  # cuts out what is computed once, puts kernels in
-    check,  # last: looks at the graph that will run
+    Pass(
+        "marked", mark, whole_graph
+    ),  # needs the canonical graph of `capture`: rules see one name per operator
+    Pass("propagated", propagate, whole_graph),  # from the marks of inputs and parameters
+    Pass("lifted", lift, fragments_text),  # needs all marks: what is sparse decides what is an einsum operand
+    Pass("fused", fuse, regions_text),  # needs all fragments: joins across modules
+    Pass("emitted", emit, whole_graph),  # cuts out what is computed once, puts kernels in
+    Pass("checked", check, whole_graph),  # last: looks at the graph that will run
 )

@@ -4,7 +4,7 @@ In: a `Draft` with the captured graph of a model. Out: the same draft after each
 and dumped.
 """
 
-import sys
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from sparsify.dump import Dump
 from sparsify.options import Options
 from sparsify.passes.capture import Captured
 from sparsify.recipe import Recipe
@@ -64,16 +65,39 @@ class Draft:
         return self.captured.graph
 
 
-Pass = Callable[[Draft], Draft]
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A step on the graph's way.
+
+    Attributes:
+        name: as `SPARSIFY_DUMP` calls the result.
+        run: makes the next draft.
+        text: the result as people read it.
+    """
+
+    name: str
+    run: Callable[[Draft], Draft]
+    text: Callable[[Draft], str]
 
 
 def run(passes: Sequence[Pass], draft: Draft) -> Draft:
     """The draft after all passes; each result is verified and handed to the dump."""
-    for position, step in enumerate(passes):
-        draft = step(draft)
-        verify(draft, step.__name__)
-        dump(draft, position, step.__name__)
+    dump = Dump(draft.options, f"{type(draft.model).__name__}-{fingerprint(draft)}")
+    if dump.wants("graph"):
+        dump.write("graph", passes[0].text(draft))
+    for step in passes:
+        draft = step.run(draft)
+        if dump.wants(step.name):
+            dump.write(step.name, step.text(draft))
+        if draft.options.debug_asserts:
+            verify(draft, step.name)
     return draft
+
+
+def fingerprint(draft: Draft) -> str:
+    """Tells the graphs of a model apart: one for each mode, structure and shape of the inputs."""
+    parts = (draft.recipe.name, draft.captured.training, draft.captured.extents, str(draft.graph))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 def verify(draft: Draft, stage: str) -> None:
@@ -88,26 +112,3 @@ def verify(draft: Draft, stage: str) -> None:
             node for node in getattr(region, "inputs", ()) if isinstance(node, fx.Node) and node not in known
         ]
         assert not lost, f"{stage} lost {lost}, which a region needs"
-
-
-def dump(draft: Draft, position: int, stage: str) -> None:
-    """Writes the graph after `stage` where `SPARSIFY_DUMP` asks for it."""
-    if not {"all", "graph", stage} & set(draft.options.dump):
-        return
-    text = printed(draft)
-    if draft.options.dump_dir is None:
-        print(f"--- {stage}\n{text}", file=sys.stderr)
-        return
-    draft.options.dump_dir.mkdir(parents=True, exist_ok=True)
-    path = draft.options.dump_dir / f"{position:02d}-{stage}.graph"
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def printed(draft: Draft) -> str:
-    """The graph, one node a line, with marks behind it."""
-    lines = []
-    for node in draft.graph.nodes:
-        mark = node.meta.get("sparse")
-        text = node.format_node() or f"return {node.args[0]}"
-        lines.append(f"{text}    # {mark}" if mark is not None else text)
-    return "\n".join(lines)

@@ -89,7 +89,7 @@ def drafted(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> 
     examples = dict(zip(call.shape.tensor_names(), example_tensors(call), strict=True))
     report = Report(type(model).__name__, request.recipe.name)
     draft = Draft(captured, model, request.recipe, report, options.current(), examples)
-    return base.run(list(takewhile(lambda step: step.__name__ != "emit", PASSES)), draft)
+    return base.run(list(takewhile(lambda step: step.name != "emitted", PASSES)), draft)
 
 
 def row(draft: Draft, graph: Graph, node: fx.Node, found: Mark) -> Row:

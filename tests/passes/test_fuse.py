@@ -44,7 +44,10 @@ def fused(model, args, *rules, **sections):
     )
     text = {"schema": 1, "name": "own", "sparsify": list(rules), **sections}
     draft = base.Draft(captured, model, recipe.load(text), Report(), options.current(), examples)
-    return base.run((mark, propagate, lift, fuse), draft)
+    for step in (mark, propagate, lift, fuse):
+        draft = step(draft)
+        base.verify(draft, step.__name__)
+    return draft
 
 
 def statements(draft):

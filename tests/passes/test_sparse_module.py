@@ -9,7 +9,7 @@ from graph_models import HandWritten, Kipf, KipfMatmul, TwoLayers, adjacency, gr
 from torch import nn
 
 from sparsify import errors, options
-from sparsify.passes import call_region
+from sparsify.passes import PASSES, call_region
 from sparsify.passes.apply import apply
 
 geometric = pytest.importorskip("torch_geometric.nn")
@@ -325,10 +325,16 @@ def test_wrong_edges_are_an_error_of_ours():
 
 def test_stages_are_dumped(tmp_path):
     model, recipe, example = case("gcn")
-    with options.override(dump=("graph",), dump_dir=tmp_path):
+    with options.override(dump=("all",), dump_dir=tmp_path):
         apply(model, recipe, example())
-    names = sorted(path.name for path in tmp_path.iterdir() if path.name.endswith(".graph"))
-    stages = ["mark", "propagate", "lift", "fuse", "emit", "check"]
-    assert names == [f"{number:02d}-{stage}.graph" for number, stage in enumerate(stages)]
-    assert "# adjacency" in (tmp_path / "00-mark.graph").read_text(encoding="utf-8")
-    assert "call_region" in (tmp_path / "04-emit.graph").read_text(encoding="utf-8")
+    (folder,) = (path for path in tmp_path.iterdir() if (path / "00-graph.txt").exists())
+    assert folder.name.startswith(f"{type(model).__name__}-")
+    texts = {path.stem.partition("-")[2]: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    assert set(texts) == {"graph", *(step.name for step in PASSES)}
+    assert "# adjacency" not in texts["graph"]
+    assert "# adjacency" in texts["marked"]
+    assert "sum(i" in texts["lifted"]
+    assert "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])" in texts["fused"]
+    assert "region_0(" in texts["emitted"]
+    kernels = [path for path in tmp_path.iterdir() if path != folder]
+    assert all((path / "12-cpp.txt").exists() for path in kernels)
