@@ -12,6 +12,7 @@ import torch
 
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
+from sparsify.compiler.einsum.extents import bind_extents
 from sparsify.compiler.einsum.nodes import Assign, Const, Program
 from sparsify.compiler.einsum.parse import read
 from sparsify.compiler.einsum.rename import substitute_scalars
@@ -31,7 +32,9 @@ DTYPES = ("float32", "float64")
 REMEMBERED = 4096
 
 _descriptions: dict[Operand, Operand] = {}
+# Options are kept with kernels, so that their identity stays theirs.
 _kernels: dict[Any, tuple[Kernel, tuple[int, ...], Options]] = {}
+_evaluations: dict[Any, tuple[Kernel, Options]] = {}
 
 
 def einsum(
@@ -78,7 +81,8 @@ def evaluate(
         format: of the result, or a mapping from results to formats.
         schedule: for a single statement.
         sizes: extents of index variables that no operand has.
-        operands: tensors and Python scalars by name.
+        operands: tensors and Python scalars by name. A scalar is a constant of the kernel: what changes from call
+            to call is better a tensor without dimensions.
 
     Raises:
         ParseError, EinsumError, ShapeError, DtypeError: mistakes in the text or the operands.
@@ -87,17 +91,19 @@ def evaluate(
     >>> evaluate("y[i] = A[i,j] * x[j]", A=tensor(torch.eye(2), "csr"), x=torch.ones(2))
     tensor([1., 1.])
     """
-    if sizes:
-        raise EinsumError("sizes= gives extents that no operand has", "index a tensor of that extent instead")
-    scalars = {name: value for name, value in operands.items() if not isinstance(value, torch.Tensor)}
-    tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
-    statements = _with_scalars(read(text).statements, scalars)
-    names = (outputs,) if isinstance(outputs, str) else tuple(outputs or ())
-    if isinstance(format, Format | str):
-        format = {statements[-1].target.tensor: format}
-    program = _declare(statements, tensors, names, format)
-    kernel = compile_program(program, schedule, current())
-    return kernel(*(tensors[name] for name in program.inputs))
+    options = current()
+    names = outputs if isinstance(outputs, str) or outputs is None else tuple(outputs)
+    formats = format if isinstance(format, Format | str) or format is None else tuple(format.items())
+    key: list[Any] = [text, names, formats, schedule, tuple((sizes or {}).items()), id(options)]
+    for name, operand in operands.items():
+        key += (name, type(operand), operand) if isinstance(operand, int | float) else (name, *_key(operand))
+    found = _evaluations.get(tuple(key))
+    if found is None:
+        program = _program(text, names, format, sizes, operands)
+        found = (compile_program(program, schedule, options), options)
+        _remember(_evaluations, tuple(key), found)
+    kernel, _ = found
+    return kernel(*[operands[name] for name in kernel.program.inputs])
 
 
 def explain(subject: Any, *operands: torch.Tensor, schedule: Schedule | str | None = None) -> str:
@@ -122,27 +128,37 @@ def _einsum_kernel(
     options = current()
     key: list[Any] = [subscripts, format, schedule, id(options)]
     for operand in operands:
-        # Operands of equal description are one object: its identity is a key that costs no deep hash.
-        if isinstance(operand, SparseTensor):
-            key += (id(_describe(operand)), operand._pattern.shape)
-        elif isinstance(operand, torch.Tensor):
-            key += (operand.dtype, operand.layout, operand.shape)
-        else:
-            raise EinsumError(
-                f"an operand of type {type(operand).__name__}", "torch tensors, sparse or dense"
-            )
+        key += _key(operand)
     found = _kernels.get(tuple(key))
     if found is None:
         described = tuple(_describe(operand) for operand in operands)
         shapes = tuple(tuple(operand.shape) for operand in operands)
-        wanted = Format(format) if isinstance(format, str) else format
-        program, order = _einsum_program(subscripts, described, shapes, wanted)
+        program, order = _einsum_program(subscripts, described, shapes, format)
         found = (compile_program(program, schedule, options), order, options)
-        if len(_kernels) >= REMEMBERED:
-            _kernels.clear()
-        _kernels[tuple(key)] = found
+        _remember(_kernels, tuple(key), found)
     kernel, order, _ = found
     return kernel, tuple([operands[n] for n in order])
+
+
+def _key(operand: torch.Tensor) -> tuple[Any, ...]:
+    """What a kernel depends on of an operand, cheap to find and to hash.
+
+    Sparse operands of equal description share one object, whose identity needs no deep hash.
+    """
+    if isinstance(operand, SparseTensor):
+        return id(_describe(operand)), operand._pattern.shape
+    if isinstance(operand, torch.Tensor):
+        return operand.dtype, operand.layout, operand.shape
+    raise EinsumError(
+        f"an operand of type {type(operand).__name__}", "torch tensors; sparsify.tensor converts others"
+    )
+
+
+def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keeps a value; a full memory starts anew."""
+    if len(memory) >= REMEMBERED:
+        memory.clear()
+    memory[key] = value
 
 
 @lru_cache(maxsize=4096)
@@ -150,12 +166,12 @@ def _einsum_program(
     subscripts: str,
     described: tuple[Operand, ...],
     shapes: tuple[tuple[int, ...], ...],
-    format: Format | None,
+    format: Format | str | None,
 ) -> tuple[Program, tuple[int, ...]]:
     """The program of an einsum, and which operand each of its inputs is."""
     names = tuple(f"{letter}" for letter in _names(len(described)))
     assign = read_subscripts(subscripts, shapes, names, "Y")
-    formats = {"Y": format} if format is not None else None
+    formats = _formats((assign,), format)
     program = declare((assign,), dict(zip(names, described, strict=True)), ("Y",), formats=formats)
     return program, tuple(names.index(name) for name in program.inputs)
 
@@ -201,15 +217,33 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return name
 
 
-def _declare(
-    statements: tuple[Assign, ...],
-    tensors: Mapping[str, torch.Tensor],
-    outputs: tuple[str, ...],
-    formats: Mapping[str, Format | str] | None,
+def _program(
+    text: str,
+    outputs: str | tuple[str, ...] | None,
+    format: Format | str | Mapping[str, Format | str] | None,
+    sizes: Mapping[str, int] | None,
+    operands: Mapping[str, Any],
 ) -> Program:
+    """The program of an `evaluate`."""
+    tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
+    scalars = {name: value for name, value in operands.items() if name not in tensors}
+    statements = _with_scalars(read(text).statements, scalars)
+    names = (outputs,) if isinstance(outputs, str) else outputs or ()
     described = {name: _describe(value) for name, value in tensors.items()}
-    wanted = {n: Format(f) if isinstance(f, str) else f for n, f in formats.items()} if formats else None
-    return declare(statements, described, outputs, formats=wanted)
+    program = declare(statements, described, names, formats=_formats(statements, format), sizes=sizes)
+    bind_extents(program.statements, {name: tensors[name].shape for name in program.inputs}, sizes)
+    return program
+
+
+def _formats(
+    statements: tuple[Assign, ...], wanted: Format | str | Mapping[str, Format | str] | None
+) -> dict[str, Format]:
+    """The formats asked for, by result; a single one is that of the last result."""
+    if wanted is None:
+        return {}
+    ranks = {statement.target.tensor: len(statement.target.indices) for statement in statements}
+    by_name = wanted if isinstance(wanted, Mapping) else {statements[-1].target.tensor: wanted}
+    return {n: Format(f, rank=ranks.get(n)) if isinstance(f, str) else f for n, f in by_name.items()}
 
 
 def _with_scalars(statements: tuple[Assign, ...], scalars: Mapping[str, Any]) -> tuple[Assign, ...]:

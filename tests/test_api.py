@@ -157,3 +157,26 @@ def test_integers_are_refused():
 def test_wrong_schedule_word():
     with pytest.raises(sparsify.SparsifyError, match="is no directive"):
         sparsify.einsum("ij,jk->ik", sparsify.tensor(torch.eye(3)), torch.ones(3, 2), schedule="vektor k")
+
+
+def test_extents_that_no_operand_has():
+    v = torch.rand(3)
+    found = sparsify.evaluate("Y[i,j] = v[i]", v=v, sizes={"j": 4})
+    torch.testing.assert_close(found, v[:, None].expand(3, 4))
+    with pytest.raises(sparsify.errors.EinsumError, match="sizes="):
+        sparsify.evaluate("Y[i,j] = v[i]", v=v)
+
+
+def test_scalars_are_values():
+    v = torch.rand(3)
+    for alpha in (2, 2.5, -1):
+        torch.testing.assert_close(sparsify.evaluate("y[i] = alpha * v[i]", v=v, alpha=alpha), alpha * v)
+
+
+def test_named_formats_take_the_rank_of_the_result():
+    A = sparsify.tensor(torch.eye(3), "csr")
+    found = sparsify.einsum("ij,jk->ik", A, A, format="dense")
+    assert type(found) is torch.Tensor
+    assert sparsify.evaluate("Y[i,j] = A[i,j] * A[i,j]", A=A, format={"Y": "csr"}).format == sparsify.Format(
+        "csr"
+    )

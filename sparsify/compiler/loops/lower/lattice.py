@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Stored
@@ -128,7 +130,8 @@ def _call_regions(function: str, args: list[Regions]) -> Regions:
     backgrounds = [arg.background for arg in args]
     if any(background is None for background in backgrounds):
         return Regions(points | EVERYWHERE, None)
-    return Regions(points, float(FUNCTIONS[function].evaluate(*backgrounds)))
+    with np.errstate(all="ignore"):
+        return Regions(points, float(FUNCTIONS[function].evaluate(*backgrounds)))
 
 
 def _intersection(function: str, args: list[Regions]) -> frozenset[Point]:
