@@ -93,6 +93,14 @@ def smaller(x: Expr, y: Expr) -> Expr:
     return x if x == y else Op("min", (x, y), INT)
 
 
+def larger(x: Expr, y: Expr) -> Expr:
+    """`max(x, y)`."""
+    a, b = constant(x), constant(y)
+    if a is not None and b is not None:
+        return integer(max(a, b))
+    return x if x == y else Op("max", (x, y), INT)
+
+
 def product(factors: tuple[Expr, ...] | list[Expr]) -> Expr:
     """The product of all factors, 1 for none."""
     result: Expr = ONE

@@ -127,13 +127,17 @@ class Relation(Node):
 
 @dataclass(frozen=True, slots=True)
 class Split(Relation):
-    """`index = outer * size + inner`; the last tile is cut into the sizes of `tail`, the rest is masked."""
+    """`index = outer * size + inner`; the last tile is cut into the sizes of `tail`, the rest is masked.
+
+    `masked`: there is no body of its own for whole tiles.
+    """
 
     index: str
     outer: str
     inner: str
     size: int
     tail: tuple[int, ...] = ()
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

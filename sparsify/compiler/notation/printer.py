@@ -57,9 +57,9 @@ def temporary(temp: "nodes.Temporary") -> str:
 def relation(rel: "nodes.Relation") -> str:
     """The text of a relation as a schedule writes it, `split k ko ki 64 tail 32 16 8`."""
     match rel:
-        case nodes.Split(index, outer, inner, size, tail):
+        case nodes.Split(index, outer, inner, size, tail, masked):
             text = f"split {index} {outer} {inner} {size}"
-            return text + (f" tail {' '.join(map(str, tail))}" if tail else "")
+            return text + (f" tail {' '.join(map(str, tail))}" if tail else " masked" if masked else "")
         case nodes.Fuse(first, second, fused):
             return f"fuse {first} {second} {fused}"
         case nodes.Position(index, position, tensor):

@@ -112,7 +112,12 @@ def _split(program: Notation, directive: d.Split) -> Notation:
         if name in taken:
             raise ScheduleError(f"`{directive}`: a loop {name} exists", "another name")
     relation = notation.Split(
-        directive.index, directive.outer, directive.inner, directive.size, directive.tail
+        directive.index,
+        directive.outer,
+        directive.inner,
+        directive.size,
+        directive.tail,
+        directive.masked,
     )
 
     def change(loop: Forall) -> Forall:

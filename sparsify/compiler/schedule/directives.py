@@ -32,16 +32,20 @@ class Order(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Split(Directive):
-    """`split k ko ki 64 tail 32 8`: `k = ko * 64 + ki`; the last tile runs in pieces of 32 and 8, the rest masked."""
+    """`split k ko ki 64 tail 32 8`: `k = ko * 64 + ki`; the last tile runs in pieces of 32 and 8, the rest masked.
+
+    `split k ko ki 64 masked`: all tiles run under masks, so that there is one body for whole tiles and the last.
+    """
 
     index: str
     outer: str
     inner: str
     size: int
     tail: tuple[int, ...] = ()
+    masked: bool = False
 
     def __str__(self) -> str:
-        tail = f" tail {' '.join(map(str, self.tail))}" if self.tail else ""
+        tail = f" tail {' '.join(map(str, self.tail))}" if self.tail else " masked" if self.masked else ""
         return f"split {self.index} {self.outer} {self.inner} {self.size}{tail}"
 
 
@@ -204,8 +208,8 @@ _IN = rf"(?:\s+in\s+(?P<nest>{_NAME}))?"
 _FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
     ("order [w:] i, j, k", rf"order\s+(?:(?P<nest>{_NAME})\s*:\s*)?(?P<indices>{_LIST})", Order),
     (
-        "split k ko ki 64 [tail 32 8]",
-        rf"split\s+(?P<index>{_NAME})\s+(?P<outer>{_NAME})\s+(?P<inner>{_NAME})\s+(?P<size>\d+)(?:\s+tail(?P<tail>(?:\s+\d+)+))?",
+        "split k ko ki 64 [tail 32 8|masked]",
+        rf"split\s+(?P<index>{_NAME})\s+(?P<outer>{_NAME})\s+(?P<inner>{_NAME})\s+(?P<size>\d+)(?:\s+tail(?P<tail>(?:\s+\d+)+)|\s+(?P<masked>masked))?",
         Split,
     ),
     ("fuse i j f", rf"fuse\s+(?P<first>{_NAME})\s+(?P<second>{_NAME})\s+(?P<fused>{_NAME})", Fuse),
@@ -259,6 +263,8 @@ def _field(name: str, value: str) -> object:
             return int(value)
         case "tail":
             return tuple(int(size) for size in value.split())
+        case "masked":
+            return True
         case "indices":
             return tuple(index.strip() for index in value.split(","))
         case "at":

@@ -57,6 +57,26 @@ def register_name(low: Lowering, access: Access, env: Environment) -> loops.Var:
     return loops.Var("_".join(parts), register.type)
 
 
+def lanes_in_use(low: Lowering, access: Access, env: Environment) -> loops.Expr | None:
+    """How many lanes of the vector at `access` belong to the range of the lanes; `None` for all.
+
+    A temporary along a tile has room for whole vectors: lanes past a cut tile are its own to read and to write.
+    """
+    assert env.lane is not None
+    memory = low.memory.get(access.tensor)
+    if memory is not None and has_room(low, memory, env.lane.index, env.lane.lanes):
+        return None
+    return env.lane.count
+
+
+def has_room(low: Lowering, memory: Temporary, index: str, lanes: int) -> bool:
+    """Whether strips of `lanes` iterations of `index` never leave its mode of a temporary, cut tiles included."""
+    split = low.split_by_inner.get(index)
+    if split is None or index not in memory.indices:
+        return False
+    return all(size % lanes == 0 for size in (split.size, *split.tail))
+
+
 def load(low: Lowering, access: Access, env: Environment) -> loops.Expr:
     """The value of an access: scalar when all lanes agree, else a vector."""
     if access.tensor in env.registers:
@@ -69,8 +89,8 @@ def load(low: Lowering, access: Access, env: Environment) -> loops.Expr:
         return loops.Load(buffer, position.start, loops.Type(dtype))
     kind = loops.Type(dtype, env.lane.lanes)
     if position.vector is None and position.step == ONE:
-        return loops.Load(buffer, position.start, kind, env.lane.count)
-    return loops.Gather(buffer, position.as_vector(env.lane.lanes), kind, env.lane.count)
+        return loops.Load(buffer, position.start, kind, lanes_in_use(low, access, env))
+    return loops.Gather(buffer, position.as_vector(env.lane.lanes), kind, lanes_in_use(low, access, env))
 
 
 def store(low: Lowering, access: Access, value: loops.Expr, env: Environment) -> loops.Stmt:
@@ -81,5 +101,5 @@ def store(low: Lowering, access: Access, value: loops.Expr, env: Environment) ->
     if env.lane is None or position.is_uniform:
         return loops.Store(buffer, position.start, value)
     if position.vector is None and position.step == ONE:
-        return loops.Store(buffer, position.start, value, env.lane.count)
-    return loops.Scatter(buffer, position.as_vector(env.lane.lanes), value, env.lane.count)
+        return loops.Store(buffer, position.start, value, lanes_in_use(low, access, env))
+    return loops.Scatter(buffer, position.as_vector(env.lane.lanes), value, lanes_in_use(low, access, env))

@@ -18,6 +18,7 @@ from sparsify.compiler.loops.arithmetic import (
     compare,
     constant,
     integer,
+    larger,
     minus,
     plus,
     quotient,
@@ -155,8 +156,7 @@ def _vector(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
     for start in range(0, reach.bound, lanes):
         count: loops.Expr | None = None
         if not reach.exact or start + lanes > reach.bound:
-            count = smaller(integer(lanes), minus(extent, integer(start)))
-            count = minus(extent, integer(start)) if reach.bound <= lanes else count
+            count = larger(minus(extent, integer(start)), ZERO) if start else extent
         lowered += _lane_body(low, loop, plus(reach.begin, integer(start)), lanes, count, env)
     return lowered
 
@@ -181,8 +181,9 @@ def strips(low: Lowering, index: str, reach: Range, lanes: int, body: Strip) -> 
             return []
         lowered.append(loops.For(var, reach.begin, last, loops.Block(tuple(whole)), lanes))
     if known is None:
-        left = loops.Block(tuple(body(last, minus(reach.end, last))))
-        lowered.append(loops.If(compare("lt", last, reach.end), left))
+        left = loops.Var(low.fresh(f"{index}_left"), loops.INT)
+        cut = loops.Block((loops.Declare(left, minus(reach.end, last)), *body(last, left)))
+        lowered.append(loops.If(compare("lt", last, reach.end), cut))
     elif known % lanes:
         lowered += body(last, integer(known % lanes))
     return lowered
@@ -218,6 +219,8 @@ def tiles(low: Lowering, split: notation.Split, loop: notation.Forall, env: Envi
         inner = Range(ZERO, smaller(integer(size), minus(end, base)))
         body = tile(low, split, loop, base, inner, env)
         return [loops.For(base, begin, end, loops.Block(tuple(body)), size)] if body else []
+    if split.masked:
+        return _masked_tiles(low, split, loop, base, reach, env)
     whole = tile(low, split, loop, base, Range(ZERO, integer(size), size, True), env)
     if not whole:
         return []
@@ -230,6 +233,24 @@ def tiles(low: Lowering, split: notation.Split, loop: notation.Forall, env: Envi
     return lowered + pieces(low, split, loop, last, end, env)
 
 
+def _masked_tiles(
+    low: Lowering,
+    split: notation.Split,
+    loop: notation.Forall,
+    base: loops.Var,
+    reach: Range,
+    env: Environment,
+) -> Lowered:
+    """One body for every tile, which asks how long its tile is."""
+    left = loops.Var(low.fresh(f"{split.inner}_count"), loops.INT)
+    body = tile(low, split, loop, base, Range(ZERO, left, split.size), env)
+    if not body:
+        return []
+    count = smaller(integer(split.size), minus(reach.end, base))
+    block = loops.Block((loops.Declare(left, count), *body))
+    return [loops.For(base, reach.begin, reach.end, block, split.size)]
+
+
 def pieces(
     low: Lowering,
     split: notation.Split,
@@ -239,21 +260,25 @@ def pieces(
     env: Environment,
 ) -> Lowered:
     """The cut tile that starts at `last`: pieces of the sizes in the tail, then what is left under masks."""
-    done = loops.Var(low.fresh(f"{split.index}_done"), loops.INT)
-    lowered: Lowered = [loops.Declare(done, ZERO, True)]
-    larger = split.size
+    done: loops.Expr = ZERO
+    lowered: Lowered = []
+    if split.tail:
+        done = loops.Var(low.fresh(f"{split.index}_done"), loops.INT)
+        lowered.append(loops.Declare(done, ZERO, True))
+    before = split.size
     for piece in split.tail:
         reach = Range(done, plus(done, integer(piece)), piece, True)
         body = tile(low, split, loop, last, reach, env)
         block = loops.Block((*body, loops.Set(done, plus(done, integer(piece)))))
         fits = compare("le", plus(plus(last, done), integer(piece)), end)
         # A piece is needed more than once when the next larger one is more than twice its size.
-        lowered.append(loops.If(fits, block) if larger <= 2 * piece else loops.While(fits, block))
-        larger = piece
-    if larger > 1:
-        reach = Range(done, minus(end, last), larger)
-        body = tile(low, split, loop, last, reach, env)
-        lowered.append(loops.If(compare("lt", plus(last, done), end), loops.Block(tuple(body))))
+        lowered.append(loops.If(fits, block) if before <= 2 * piece else loops.While(fits, block))
+        before = piece
+    if before > 1:
+        left = loops.Var(low.fresh(f"{split.index}_left"), loops.INT)
+        body = tile(low, split, loop, last, Range(done, left, before), env)
+        block = loops.Block((loops.Declare(left, minus(end, last)), *body))
+        lowered.append(loops.If(compare("lt", plus(last, done), end), block))
     return lowered
 
 
@@ -290,9 +315,15 @@ def tile(
     reach = env.ranges.get(split.index)
     start = ZERO if reach is None else reach.begin if reach.origin is None else reach.origin
     number = quotient(minus(base, start), integer(split.size))
+    declared: Lowered = []
+    if constant(number) is None:
+        # Once for the tile: a division in every address is slow to compile.
+        var = loops.Var(low.fresh(split.outer), loops.INT)
+        declared, number = [loops.Declare(var, number)], var
     inner_env = env.with_base(split.index, base).with_range(split.inner, inner)
     inner_env = inner_env.with_coordinate(split.outer, scalar(number))
-    return low.body(loop, inner_env)
+    body = low.body(loop, inner_env)
+    return [*declared, *body] if body else []
 
 
 def _is_written_out(loop: notation.Forall, inner: str) -> bool:

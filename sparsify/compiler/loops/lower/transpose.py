@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus
+from sparsify.compiler.loops.arithmetic import ONE, compare, integer, minus, plus, smaller
 from sparsify.compiler.loops.lower import iterate
-from sparsify.compiler.loops.lower.access import position_of
-from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, scalar
+from sparsify.compiler.loops.lower.access import has_room, lanes_in_use, position_of
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Range, scalar
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
@@ -42,9 +42,19 @@ def transposed(low: Lowering, loop: notation.Forall, env: Environment) -> Lowere
         def tile(column: loops.Expr, width: loops.Expr | None) -> Lowered:
             return _tile(low, loop, inner, _Corner(row, height, column, width, lanes), env)
 
-        return iterate.strips(low, inner.index, columns, lanes, tile)
+        return _strips(low, inner.index, columns, lanes, tile)
 
-    return iterate.strips(low, loop.index, rows, lanes, strip)
+    return _strips(low, loop.index, rows, lanes, strip)
+
+
+def _strips(low: Lowering, index: str, reach: Range, lanes: int, body: iterate.Strip) -> Lowered:
+    """Whole strips and a rest; in a cut tile, which is rare, all of them are written as the rest, once."""
+    if reach.exact or reach.bound is None or reach.bound <= lanes:
+        return iterate.strips(low, index, reach, lanes, body)
+    var = loops.Var(low.fresh(index), loops.INT)
+    left = loops.Var(low.fresh(f"{index}_left"), loops.INT)
+    masked = loops.Block((loops.Declare(left, minus(reach.end, var)), *body(var, left)))
+    return [loops.For(var, reach.begin, reach.end, masked, lanes)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,7 @@ def _tile(
         inputs = [_load_row(low, loop, inner, access, tile, lane, kind, env) for lane in range(tile.lanes)]
         outputs[access] = [loops.Var(low.fresh(f"{access.tensor}_row"), kind) for _ in range(tile.lanes)]
         lowered.append(loops.Transpose(tuple(outputs[access]), tuple(inputs)))
+    room = _has_room_for_rows(low, loop, assign, outputs, tile)
     for row in range(tile.lanes):
         bound, row_env = iterate.bind(low, loop.index, scalar(plus(tile.row, integer(row))), loop.body, env)
         row_env = replace(row_env, lane=LaneContext(inner.index, tile.lanes, tile.columns))
@@ -80,10 +91,23 @@ def _tile(
         low.transposed = {access: rows[row] for access, rows in outputs.items()}
         body = [*bound, *more, *low.statement(assign, row_env)]
         low.transposed = {}
-        if tile.rows is not None:
+        if tile.rows is not None and not room:
             body = [loops.If(compare("lt", integer(row), tile.rows), loops.Block(tuple(body)))]
         lowered += body
     return lowered
+
+
+def _has_room_for_rows(
+    low: Lowering,
+    loop: notation.Forall,
+    assign: Assign,
+    transposed: dict[Access, list[loops.Var]],
+    tile: _Corner,
+) -> bool:
+    """Whether rows past the last one can be written too: into a temporary, and nothing else is read for them."""
+    memory = low.memory.get(assign.target.tensor)
+    read = {node for node in walk(assign.value) if isinstance(node, Access)}
+    return memory is not None and read <= set(transposed) and has_room(low, memory, loop.index, tile.lanes)
 
 
 def _along_rows(
@@ -126,11 +150,9 @@ def _load_row(
     kind: loops.Type,
     env: Environment,
 ) -> loops.Expr:
-    """The vector along the rows at column `lane` of the tile; zeros past the last column."""
-    column = plus(tile.column, integer(lane))
-    buffer, position = position_of(low, access, _along_rows(low, loop, inner, column, tile, env))
-    count = tile.rows
-    if tile.columns is not None:
-        inside = compare("lt", integer(lane), tile.columns)
-        count = loops.Op("where", (inside, integer(tile.lanes) if count is None else count, ZERO), loops.INT)
-    return loops.Load(buffer, position.start, kind, count)
+    """The vector along the rows at column `lane` of the tile; past the last column, that one once more."""
+    last = integer(lane) if tile.columns is None else minus(tile.columns, ONE)
+    column = plus(tile.column, smaller(integer(lane), last) if lane else integer(0))
+    env = _along_rows(low, loop, inner, column, tile, env)
+    buffer, position = position_of(low, access, env)
+    return loops.Load(buffer, position.start, kind, lanes_in_use(low, access, env))
