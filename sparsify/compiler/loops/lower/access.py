@@ -63,18 +63,8 @@ def lanes_in_use(low: Lowering, access: Access, env: Environment) -> loops.Expr 
     A temporary along a tile has room for whole vectors: lanes past a cut tile are its own to read and to write.
     """
     assert env.lane is not None
-    memory = low.memory.get(access.tensor)
-    if memory is not None and has_room(low, memory, env.lane.index, env.lane.lanes):
-        return None
-    return env.lane.count
-
-
-def has_room(low: Lowering, memory: Temporary, index: str, lanes: int) -> bool:
-    """Whether strips of `lanes` iterations of `index` never leave its mode of a temporary, cut tiles included."""
-    split = low.split_by_inner.get(index)
-    if split is None or index not in memory.indices:
-        return False
-    return all(size % lanes == 0 for size in (split.size, *split.tail))
+    free = temporaries.has_room(low, access.tensor, env.lane.index, env.lane.lanes)
+    return None if free else env.lane.count
 
 
 def load(low: Lowering, access: Access, env: Environment) -> loops.Expr:

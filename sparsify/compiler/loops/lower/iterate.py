@@ -260,11 +260,10 @@ def pieces(
     env: Environment,
 ) -> Lowered:
     """The cut tile that starts at `last`: pieces of the sizes in the tail, then what is left under masks."""
-    done: loops.Expr = ZERO
-    lowered: Lowered = []
-    if split.tail:
-        done = loops.Var(low.fresh(f"{split.index}_done"), loops.INT)
-        lowered.append(loops.Declare(done, ZERO, True))
+    if not split.tail:
+        return _rest(low, split, loop, last, end, ZERO, split.size, env)
+    done = loops.Var(low.fresh(f"{split.index}_done"), loops.INT)
+    lowered: Lowered = [loops.Declare(done, ZERO, True)]
     before = split.size
     for piece in split.tail:
         reach = Range(done, plus(done, integer(piece)), piece, True)
@@ -274,12 +273,24 @@ def pieces(
         # A piece is needed more than once when the next larger one is more than twice its size.
         lowered.append(loops.If(fits, block) if before <= 2 * piece else loops.While(fits, block))
         before = piece
-    if before > 1:
-        left = loops.Var(low.fresh(f"{split.index}_left"), loops.INT)
-        body = tile(low, split, loop, last, Range(done, left, before), env)
-        block = loops.Block((loops.Declare(left, minus(end, last)), *body))
-        lowered.append(loops.If(compare("lt", plus(last, done), end), block))
-    return lowered
+    return lowered + (_rest(low, split, loop, last, end, done, before, env) if before > 1 else [])
+
+
+def _rest(
+    low: Lowering,
+    split: notation.Split,
+    loop: notation.Forall,
+    last: loops.Expr,
+    end: loops.Expr,
+    done: loops.Expr,
+    bound: int,
+    env: Environment,
+) -> Lowered:
+    """What is left of the cut tile after `done` iterations: fewer than `bound`, under masks."""
+    left = loops.Var(low.fresh(f"{split.index}_left"), loops.INT)
+    body = tile(low, split, loop, last, Range(done, left, bound), env)
+    block = loops.Block((loops.Declare(left, minus(end, last)), *body))
+    return [loops.If(compare("lt", plus(last, done), end), block)]
 
 
 def _constant_tiles(

@@ -63,6 +63,7 @@ class Lowering:
         self.dtypes = {d.name: d.dtype for d in program.declarations}
         self.index_dtypes = {b.name: b.dtype for b in self._buffers()}
         lets = [node for node in walk(program.body) if isinstance(node, notation.Let)]
+        self.dtypes |= {t.name: t.dtype for let in lets for t in let.temporaries}
         self.patterns = {t.name: t for let in lets for t in let.temporaries if t.pattern_of is not None}
         self.memory: dict[str, notation.Temporary] = {}
         self.transposed: dict[Access, loops.Expr] = {}

@@ -31,7 +31,6 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
     declared: list[loops.Stmt] = []
     starts = {t.name: _identity(low, node, t) for t in node.temporaries}
     for temporary in node.temporaries:
-        low.dtypes[temporary.name] = temporary.dtype
         if temporary.scope == "register":
             registers, env = _register(low, node, temporary, starts[temporary.name], env)
             declared += registers
@@ -131,6 +130,19 @@ def _count(low: Lowering, temporary: notation.Temporary) -> loops.Expr:
         stored = loops.Var(f"{temporary.pattern_of}_nnz", loops.INT)
         return product([*(low.bound(index) for index in dense), stored])
     return product([_strip_bound(low, temporary, index) for index in temporary.indices])
+
+
+def has_room(low: Lowering, name: str, index: str, lanes: int) -> bool:
+    """Whether `name` is a temporary whose mode `index` strips of `lanes` iterations never leave, in cut tiles too."""
+    temporary, split = low.memory.get(name), low.split_by_inner.get(index)
+    if (
+        temporary is None
+        or split is None
+        or temporary.pattern_of is not None
+        or index not in temporary.indices
+    ):
+        return False
+    return all(size % lanes == 0 for size in (split.size, *split.tail))
 
 
 def position(low: Lowering, temporary: notation.Temporary, access: Access, env: Environment) -> Coordinate:

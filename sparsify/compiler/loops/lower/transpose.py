@@ -13,8 +13,9 @@ from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, compare, integer, minus, plus, smaller
 from sparsify.compiler.loops.lower import iterate
-from sparsify.compiler.loops.lower.access import has_room, lanes_in_use, position_of
+from sparsify.compiler.loops.lower.access import lanes_in_use, position_of
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Range, scalar
+from sparsify.compiler.loops.lower.temporaries import has_room
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
@@ -105,9 +106,8 @@ def _has_room_for_rows(
     tile: _Corner,
 ) -> bool:
     """Whether rows past the last one can be written too: into a temporary, and nothing else is read for them."""
-    memory = low.memory.get(assign.target.tensor)
     read = {node for node in walk(assign.value) if isinstance(node, Access)}
-    return memory is not None and read <= set(transposed) and has_room(low, memory, loop.index, tile.lanes)
+    return read <= set(transposed) and has_room(low, assign.target.tensor, loop.index, tile.lanes)
 
 
 def _along_rows(

@@ -1,0 +1,98 @@
+"""Schedules written by hand for programs whose best loops are known, and their runs in kernels and interpreters."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+import sparsify
+from sparsify.api import _declare, read
+from sparsify.compiler.kernel import Kernel, compile_program
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.interpret import interpret
+from sparsify.compiler.node import walk
+from sparsify.options import current, override
+from sparsify.storage.tensor import SparseTensor
+
+# Sums of at most a few hundred products of normal numbers.
+CLOSE = {torch.float32: {"rtol": 1e-4, "atol": 1e-4}, torch.float64: {"rtol": 1e-12, "atol": 1e-12}}
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
+    """Random numbers; a seed for each shape."""
+    generator = torch.Generator().manual_seed(
+        seed + sum((n + 1) * p for n, p in zip(shape, (3, 5, 7), strict=False))
+    )
+    return torch.randn(*shape, generator=generator, dtype=dtype)
+
+
+def sparse(*shape: int, density: float, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
+    """Random numbers among zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.where(torch.rand(*shape, generator=generator) < density, normal(*shape, dtype=dtype), 0)
+
+
+def compiled(text: str, schedule: str, operands: Mapping[str, torch.Tensor]) -> Kernel:
+    """The kernel of a statement under a schedule."""
+    program = _declare(read(text).statements, operands, (), None)
+    return compile_program(program, schedule, current())
+
+
+def check(
+    text: str,
+    schedule: str,
+    operands: Mapping[str, torch.Tensor],
+    expected: torch.Tensor,
+    *,
+    threads: int = 1,
+    vector_bytes: int | None = None,
+) -> None:
+    """The generated kernel gives `expected`."""
+    with override(threads=threads, serial_threshold=0, vector_bytes=vector_bytes):
+        found = sparsify.evaluate(text, schedule=schedule, **operands)
+    dense = found.to_dense() if isinstance(found, SparseTensor) else found
+    torch.testing.assert_close(dense, expected.to(dense.dtype), **CLOSE[dense.dtype])
+
+
+def check_memory(
+    text: str, schedule: str, operands: Mapping[str, torch.Tensor], expected: torch.Tensor, threads: int = 2
+) -> None:
+    """The loops, run by the interpreter that checks every access, give `expected` too."""
+    kernel = compiled(text, schedule, operands)
+    function: loops.Function = kernel.steps[0].stages.loops  # type: ignore[union-attr]
+    sizes = {"serial_threshold": 0}
+    buffers: dict[str, np.ndarray] = {}
+    for name in kernel.program.inputs:
+        declared, value = kernel.program.declaration(name), operands[name]
+        sizes.update(
+            (f"{index}_extent", extent) for index, extent in zip(declared.extents, value.shape, strict=True)
+        )
+        if isinstance(value, SparseTensor):
+            sizes[f"{name}_nnz"] = value.pattern.nnz
+            for number, (pos, crd) in enumerate(zip(value.pattern.pos, value.pattern.crd, strict=True), 1):
+                buffers |= {
+                    f"{name}{number}_{kind}": a.numpy()
+                    for kind, a in (("pos", pos), ("crd", crd))
+                    if a is not None
+                }
+            value = value.values()
+        buffers[f"{name}_vals"] = value.contiguous().numpy().reshape(-1)
+    result = np.full(expected.numel(), np.nan, buffers[f"{kernel.program.inputs[0]}_vals"].dtype)
+    buffers[f"{kernel.program.outputs[0]}_vals"] = result
+    assert interpret(function, sizes, buffers, threads).status == 0
+    np.testing.assert_allclose(result.reshape(expected.shape), expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def hottest(function: loops.Function) -> loops.For:
+    """The innermost loop with the most sums in registers."""
+    inner = [
+        node
+        for node in walk(function.body)
+        if isinstance(node, loops.For) and not any(isinstance(n, loops.For) for n in walk(node.body))
+    ]
+    return max(inner, key=lambda loop: len(sums(loop)))
+
+
+def sums(loop: loops.For) -> list[loops.Set]:
+    """The sums in registers of a loop."""
+    return [node for node in walk(loop.body) if isinstance(node, loops.Set)]
