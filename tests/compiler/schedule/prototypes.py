@@ -6,12 +6,14 @@ import numpy as np
 import torch
 
 import sparsify
-from sparsify.api import _declare, read
-from sparsify.compiler.kernel import Kernel, compile_program
+from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.parse import read
+from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.interpret import interpret
 from sparsify.compiler.node import walk
 from sparsify.options import current, override
+from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
 # Sums of at most a few hundred products of normal numbers.
@@ -34,8 +36,16 @@ def sparse(*shape: int, density: float, dtype: torch.dtype, seed: int = 1) -> to
 
 def compiled(text: str, schedule: str, operands: Mapping[str, torch.Tensor]) -> Kernel:
     """The kernel of a statement under a schedule."""
-    program = _declare(read(text).statements, operands, (), None)
-    return compile_program(program, schedule, current())
+    declared = {name: described(value) for name, value in operands.items()}
+    return compile_program(declare(read(text).statements, declared), schedule, current())
+
+
+def described(value: torch.Tensor) -> Operand:
+    """Format and dtype of an operand."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    if isinstance(value, SparseTensor):
+        return Operand(value.format, dtype, float(value.fill), index_dtypes(value.pattern))
+    return Operand(Format(", ".join(["dense"] * value.dim())), dtype)
 
 
 def check(
