@@ -16,7 +16,7 @@ from sparsify.compiler.einsum.extents import bind_extents
 from sparsify.compiler.einsum.nodes import Assign, Const, Program
 from sparsify.compiler.einsum.parse import read
 from sparsify.compiler.einsum.rename import substitute_scalars
-from sparsify.compiler.explain import explain_kernel
+from sparsify.compiler.explain import explain_kernel, printed
 from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.errors import DtypeError, EinsumError
@@ -114,7 +114,7 @@ def explain(subject: Any, *operands: torch.Tensor, schedule: Schedule | str | No
     """
     if isinstance(subject, str):
         kernel, _ = _einsum_kernel(subject, operands, None, schedule)
-        return explain_kernel(kernel)
+        return printed(explain_kernel(kernel))
     return str(subject.report)
 
 

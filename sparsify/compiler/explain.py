@@ -1,35 +1,219 @@
-"""The text behind a kernel: einsum, formats, schedule, notation, loops and generated C++ of each step.
+"""How a program is computed, in words: einsum, formats, notation, schedule, loops and C++ of each step.
 
-In: a `Kernel`. Out: text for people, stage by stage.
+In: a `Kernel`, or a program that nothing was built for. Out: `Section`s, which print for people and become plain data.
 """
 
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from typing import Any, Final
+
+from sparsify.compiler.cpp import target
+from sparsify.compiler.einsum import printer as einsum
+from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.notation import printer
-from sparsify.compiler.plan import DenseProduct
+from sparsify.compiler.pipeline import Stages, compile_stages, directives_text, schedules
+from sparsify.compiler.plan import DenseProduct, steps
+from sparsify.compiler.schedule.directives import Schedule
+from sparsify.options import Options, current
+
+SECTIONS: Final = ("einsum", "formats", "cost", "notation", "schedule", "loops", "cpp", "kernel")
+RUNNERS_UP: Final = 3
 
 
-def explain_kernel(kernel: Kernel) -> str:
-    """All stages of all steps."""
-    parts = ["einsum", _indent(str(kernel.program))]
-    for number, step in enumerate(kernel.steps, 1):
-        if isinstance(step, DenseProduct):
-            parts += [f"step {number}  torch", _indent(str(step))]
-            continue
-        parts += [f"step {number}  {step.library}", *_stages(step)]
-    return "\n".join(parts)
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A titled text, with sections inside it; the title of a stage is its name."""
+
+    title: str
+    text: str = ""
+    inner: tuple["Section", ...] = ()
+
+    def __str__(self) -> str:
+        parts = [self.title, indent(self.text), *(indent(str(section)) for section in self.inner)]
+        return "\n".join(part for part in parts if part)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The section as plain data."""
+        data: dict[str, Any] = {"title": self.title}
+        if self.text:
+            data["text"] = self.text
+        if self.inner:
+            data["sections"] = [section.to_dict() for section in self.inner]
+        return data
 
 
-def _stages(step: GeneratedStep) -> list[str]:
-    stages = step.stages
-    parts = []
-    if step.twins:
-        parts += ["formats", _indent("\n".join(f"{n} is read as {f}" for n, f in step.twins.items()))]
-    parts += ["schedule", _indent(str(stages.schedule) or "none")]
-    parts += ["notation", _indent(printer.notation(stages.notation, multiline=True))]
-    parts += ["loops", _indent(str(stages.loops)), "C++", _indent(stages.cpp)]
-    return parts
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A step of a plan and, once it is built, its kernel."""
+
+    step: DenseProduct | Stages
+    kernel: str = ""
 
 
-def _indent(text: str) -> str:
+def explain_kernel(kernel: Kernel, **facts: Any) -> tuple[Section, ...]:
+    """The sections of a compiled program; `facts` as for `explain_plan`."""
+    plan = [
+        Explained(step.stages, str(step.library)) if isinstance(step, GeneratedStep) else Explained(step)
+        for step in kernel.steps
+    ]
+    return explain_plan(kernel.program, plan, **facts)
+
+
+def explain_program(
+    program: Program, schedule: Schedule | None = None, options: Options | None = None, **facts: Any
+) -> tuple[Section, ...]:
+    """The sections of a program; nothing is built."""
+    options = options or current()
+    width = target.vector_bytes(options)
+    plan = [
+        Explained(step if isinstance(step, DenseProduct) else compile_stages(step, schedule, width, options))
+        for step in steps(program, scheduled=schedule is not None)
+    ]
+    return explain_plan(program, plan, **facts)
+
+
+def explain_plan(
+    program: Program, plan: Sequence[Explained], *, sources: Mapping[str, str] | None = None, cost: str = ""
+) -> tuple[Section, ...]:
+    """The sections of a program and of the steps of its plan.
+
+    Args:
+        program: the einsum program.
+        plan: its steps.
+        sources: where operands come from, by name.
+        cost: what it is expected to cost.
+    """
+    found = [
+        Section("einsum", "\n".join(map(str, program.statements))),
+        Section("formats", formats_text(program, sources or {})),
+    ]
+    if cost:
+        found.append(Section("cost", cost))
+    for number, explained in enumerate(plan, 1):
+        inner = () if isinstance(explained.step, DenseProduct) else stage_sections(program, explained)
+        if len(plan) == 1 and inner:
+            return (*found, *inner)
+        what = str(explained.step) if not inner else f"{results(explained.step)} by a generated kernel"
+        found.append(Section(f"step {number} of {len(plan)}: {what}", inner=inner))
+    return tuple(found)
+
+
+def results(step: DenseProduct | Stages) -> str:
+    """What a step computes, by name."""
+    return step.result if isinstance(step, DenseProduct) else ", ".join(step.program.outputs)
+
+
+def stage_sections(whole: Program, explained: Explained) -> tuple[Section, ...]:
+    """The sections of a generated step, in the order of the compiler's stages."""
+    stages = explained.step
+    assert isinstance(stages, Stages), "products of torch have no stages"
+    turned = [
+        f"{name} is read as {stages.program.declaration(name).format.letters}: it is turned around once"
+        for name in stages.program.inputs
+        if name in whole.inputs and stages.program.declaration(name).format != whole.declaration(name).format
+    ]
+    schedule = [str(stages.schedule) or "no directives", "", directives_text(stages.schedule), ""]
+    schedule += [printer.indented(stages.notation.body), *runners_up(stages)]
+    found = [
+        Section("notation", "\n".join([*turned, printer.folded(stages.plain.body)])),
+        Section("schedule", "\n".join(schedule)),
+        Section("loops", abridged(str(replace(stages.loops, comment="")))),
+        Section("cpp", stages.cpp.rstrip()),
+    ]
+    if explained.kernel:
+        found.append(Section("kernel", explained.kernel))
+    return tuple(found)
+
+
+def runners_up(stages: Stages) -> list[str]:
+    """The schedules that were not taken, and why."""
+    refused = dict(stages.refused)
+    others = (
+        schedule
+        for schedule in schedules(stages.program, stages.plain, stages.loops.vector_bytes)
+        if schedule != stages.schedule
+    )
+    lines = []
+    for schedule in islice(dict.fromkeys(others), RUNNERS_UP):
+        lines.append(f"  {str(schedule) or 'the loops as they are'}")
+        if schedule in refused:
+            lines.append(f"    refused: {refused[schedule]}")
+    return ["", "runners-up", *lines] if lines else []
+
+
+def abridged(text: str, least: int = 5) -> str:
+    """The text with runs of lines that differ in numbers alone, as unrolled loops have them, cut short."""
+    lines: list[str] = []
+    for _, run in groupby(text.splitlines(), lambda line: re.sub(r"\d+", "0", line)):
+        alike = list(run)
+        if len(alike) >= least:
+            margin = alike[0][: len(alike[0]) - len(alike[0].lstrip())]
+            alike[1:-1] = [f"{margin}... {len(alike) - 2} lines alike"]
+        lines += alike
+    return "\n".join(lines)
+
+
+def formats_text(program: Program, sources: Mapping[str, str]) -> str:
+    """How each tensor is stored and where it comes from, in columns, and the sizes."""
+    rows = [declaration_cells(program, declared, sources) for declared in program.declarations]
+    lines = [columns(rows)]
+    fixed = [f"{name} = {size}" for name, size in program.extents]
+    names = dict.fromkeys(name for declared in program.declarations for name in declared.extents)
+    free = [name for name in names if name not in dict(program.extents)]
+    if fixed or free:
+        known = ", ".join(fixed)
+        lines.append(
+            "; ".join(part for part in (known, f"{', '.join(free)} at run time" if free else "") if part)
+        )
+    return "\n".join(lines)
+
+
+def declaration_cells(
+    program: Program, declared: Declaration, sources: Mapping[str, str]
+) -> tuple[str, str, str, str, str]:
+    """The columns of a tensor: name, dtype, levels, short form, what it is."""
+    name, kind, levels = einsum.declaration_parts(declared)
+    notes = []
+    if declared.name in program.inputs:
+        notes.append(sources.get(declared.name, "operand"))
+    else:
+        notes.append("result" if declared.name in program.outputs else "temporary")
+    if declared.fill != 0:
+        notes.append(f"fill {declared.fill:g}")
+    if declared.pattern_of is not None:
+        notes.append(f"pattern of {declared.pattern_of}")
+    arrays = dict.fromkeys(dtype for pair in declared.index_dtypes for dtype in pair if dtype)
+    if arrays:
+        notes.append(f"{' and '.join(arrays)} coordinates")
+    return name, kind, levels, declared.format.letters, "; ".join(notes)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def only(sections: Iterable[Section], names: Collection[str]) -> tuple[Section, ...]:
+    """The sections with these names, and those that hold some of them."""
+    found = []
+    for section in sections:
+        inner = only(section.inner, names)
+        if section.title in names or inner:
+            found.append(replace(section, inner=inner))
+    return tuple(found)
+
+
+def printed(sections: Iterable[Section]) -> str:
+    """The text of sections, with an empty line between them."""
+    return "\n\n".join(map(str, sections))
+
+
+def indent(text: str) -> str:
+    """The text two spaces to the right."""
     return "\n".join(f"  {line}" if line else "" for line in text.splitlines())

@@ -25,6 +25,7 @@ from sparsify.compiler.plan import Step
 from sparsify.compiler.schedule import apply
 from sparsify.compiler.schedule.choose import candidates
 from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.gloss import gloss
 from sparsify.dump import Dump
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.options import Options, current
@@ -94,13 +95,23 @@ def plain_text(result: object, given: Given) -> str:
 
 def nest_text(tree: Notation, given: Given) -> str:
     """A notation before its schedule: the loops only, since the program has said the declarations."""
-    return printer.indented(tree.body)
+    return printer.folded(tree.body)
+
+
+def directives_text(schedule: Schedule) -> str:
+    """The directives with what they mean."""
+    texts = [str(directive) for directive in schedule.directives]
+    width = max(map(len, texts), default=0)
+    glosses = map(gloss, schedule.directives)
+    return (
+        "\n".join(f"{text:{width}}   {words}" for text, words in zip(texts, glosses, strict=True))
+        or "as it is"
+    )
 
 
 def schedule_text(tree: Notation, given: Given) -> str:
     """A schedule, a directive a line, and the notation after it."""
-    directives = [str(directive) for directive in given.schedule.directives] or ["no directive"]
-    return "\n".join([*directives, "", printer.indented(tree.body)])
+    return f"{directives_text(given.schedule)}\n\n{printer.indented(tree.body)}"
 
 
 STAGES: Final[tuple[Stage, ...]] = (
@@ -154,7 +165,7 @@ def compile_stages(
     dump = Dump(options, f"{step.result}-{hashlib.sha256(key.encode()).hexdigest()[:12]}")
     program, plain = run(STAGES[:UNSCHEDULED], step.program, Given(Schedule(), vector_bytes), options, dump)
     refused: list[tuple[Schedule, str]] = []
-    for candidate in (schedule,) if schedule is not None else _candidates(plain, step, vector_bytes):
+    for candidate in (schedule,) if schedule is not None else schedules(program, plain, vector_bytes):
         given = Given(candidate, vector_bytes)
         try:
             tree, _, short, text = run(STAGES[UNSCHEDULED:], plain, given, options, dump)
@@ -181,7 +192,7 @@ def run(stages: tuple[Stage, ...], start: Any, given: Given, options: Options, d
     return results
 
 
-def _candidates(plain: Notation, step: Step, vector_bytes: int) -> Iterator[Schedule]:
+def schedules(program: Program, plain: Notation, vector_bytes: int) -> Iterator[Schedule]:
     """The schedules to try, the best first."""
-    item_bytes = getattr(torch, step.program.declaration(step.result).dtype).itemsize
+    item_bytes = getattr(torch, program.declaration(program.outputs[0]).dtype).itemsize
     return candidates(plain, max(1, vector_bytes // item_bytes), item_bytes)

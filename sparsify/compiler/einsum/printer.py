@@ -41,9 +41,8 @@ def assignment(assign: "nodes.Assign") -> str:
 
 def declaration(declared: "nodes.Declaration") -> str:
     """The text of a declaration, `A[i,j]: float32 dense(i) compressed(j); fill -inf; pattern of B`."""
-    modes = f"[{','.join(declared.extents)}]" if declared.extents else ""
-    levels = "".join(f" {_level(stored, declared.extents)}" for stored in declared.format.levels)
-    parts = [f"{declared.name}{modes}: {declared.dtype}{levels}"]
+    name, dtype, levels = declaration_parts(declared)
+    parts = [f"{name}: {dtype} {levels}".rstrip()]
     if declared.fill != 0:
         parts.append(f"fill {_number(declared.fill)}")
     if any(pos or crd for pos, crd in declared.index_dtypes):
@@ -51,6 +50,13 @@ def declaration(declared: "nodes.Declaration") -> str:
     if declared.pattern_of is not None:
         parts.append(f"pattern of {declared.pattern_of}")
     return "; ".join(parts)
+
+
+def declaration_parts(declared: "nodes.Declaration") -> tuple[str, str, str]:
+    """Name with modes, dtype and levels of a declaration, `A[i,j]`, `float32`, `dense(i) compressed(j)`."""
+    modes = f"[{','.join(declared.extents)}]" if declared.extents else ""
+    levels = " ".join(_level(stored, declared.extents) for stored in declared.format.levels)
+    return f"{declared.name}{modes}", declared.dtype, levels
 
 
 def program(prog: "nodes.Program") -> str:

@@ -30,6 +30,27 @@ def indented(stmt: "nodes.Statement | einsum.Assign", depth: int = 0) -> str:
             return f"{'  ' * depth}{stmt}"
 
 
+def folded(stmt: "nodes.Statement | einsum.Assign", width: int = 100, depth: int = 0) -> str:
+    """As `indented`, with each nest around a single assignment on one line where it fits into `width`."""
+    match stmt:
+        case nodes.Sequence(statements):
+            return "\n".join(folded(s, width, depth) for s in statements)
+        case nodes.Let(_, body) | nodes.Forall(_, body, _) | nodes.If(_, body):
+            line = f"{'  ' * depth}{statement(stmt)}"
+            if _is_chain(stmt) and len(line) <= width:
+                return line
+            return f"{'  ' * depth}{head(stmt)}\n{folded(body, width, depth + 1)}"
+        case _:
+            return f"{'  ' * depth}{stmt}"
+
+
+def _is_chain(stmt: "nodes.Statement | einsum.Assign") -> bool:
+    """Whether there are only loops and conditions around one assignment."""
+    while isinstance(stmt, nodes.Forall | nodes.If):
+        stmt = stmt.body
+    return isinstance(stmt, einsum.Assign)
+
+
 def head(stmt: "nodes.Statement") -> str:
     """What stands before the body of a statement, `parallel forall i by positions of A:`."""
     match stmt:
