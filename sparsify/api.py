@@ -19,9 +19,11 @@ from sparsify.compiler.einsum.rename import substitute_scalars
 from sparsify.compiler.explain import explain_kernel, printed
 from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
 from sparsify.compiler.schedule.directives import Schedule
-from sparsify.errors import DtypeError, EinsumError
+from sparsify.errors import DtypeError, EinsumError, SparsifyError
 from sparsify.options import Options, current
 from sparsify.passes.apply import apply
+from sparsify.passes.explain import explain_model
+from sparsify.passes.sparse_module import SparseModule
 from sparsify.storage.format import Format
 from sparsify.storage.interop import tensor
 from sparsify.storage.tensor import SparseTensor
@@ -107,15 +109,30 @@ def evaluate(
 
 
 def explain(subject: Any, *operands: torch.Tensor, schedule: Schedule | str | None = None) -> str:
-    """How an einsum or an applied model is computed: formats, schedule, notation, loops and generated C++.
+    """How an einsum or an applied model is computed, as text: formats, schedule, notation, loops and C++.
 
     Args:
-        subject: subscripts with their operands, or a `SparseModule`.
+        subject: subscripts with their operands, or what `apply` returned.
+        schedule: of an einsum, instead of the chosen one.
+
+    Raises:
+        SparsifyError: the subject is neither.
     """
     if isinstance(subject, str):
         kernel, _ = _einsum_kernel(subject, operands, None, schedule)
         return printed(explain_kernel(kernel))
-    return str(subject.report)
+    if isinstance(subject, SparseModule):
+        return str(explain_model(subject))
+    raise SparsifyError(
+        f"explain was given {_a_kind(subject)}",
+        'give subscripts with operands, explain("ij,jk->ik", A, B), or what sparsify.apply returned',
+    )
+
+
+def _a_kind(subject: Any) -> str:
+    """What an object is, for messages: `a Linear`."""
+    name = type(subject).__name__
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 def _einsum_kernel(

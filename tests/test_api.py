@@ -140,7 +140,7 @@ def test_explain_shows_every_stage():
     text = sparsify.explain(
         "ij,jk->ik", sparsify.tensor(sparse_matrix(3, 4, torch.float32)), dense(4, 8).float()
     )
-    for stage in ("einsum", "schedule", "notation", "loops", "C++", "parallel i"):
+    for stage in ("einsum", "schedule", "notation", "loops", "cpp", "parallel i"):
         assert stage in text
 
 

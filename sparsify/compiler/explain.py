@@ -10,6 +10,7 @@ from itertools import groupby, islice
 from typing import Any, Final
 
 from sparsify.compiler.cpp import target
+from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.einsum import printer as einsum
 from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.compiler.generated import GeneratedStep
@@ -33,8 +34,8 @@ class Section:
     inner: tuple["Section", ...] = ()
 
     def __str__(self) -> str:
-        parts = [self.title, indent(self.text), *(indent(str(section)) for section in self.inner)]
-        return "\n".join(part for part in parts if part)
+        head = "\n".join(part for part in (self.title, indent(self.text)) if part)
+        return "\n\n".join([head, *(indent(str(section)) for section in self.inner)])
 
     def to_dict(self) -> dict[str, Any]:
         """The section as plain data."""
@@ -57,10 +58,17 @@ class Explained:
 def explain_kernel(kernel: Kernel, **facts: Any) -> tuple[Section, ...]:
     """The sections of a compiled program; `facts` as for `explain_plan`."""
     plan = [
-        Explained(step.stages, str(step.library)) if isinstance(step, GeneratedStep) else Explained(step)
+        Explained(step.stages, found(step.library)) if isinstance(step, GeneratedStep) else Explained(step)
         for step in kernel.steps
     ]
     return explain_plan(kernel.program, plan, **facts)
+
+
+def found(library: Library) -> str:
+    """Whether a kernel was found or built, and its key."""
+    if library.origin == "compiled":
+        return f"miss, built in {library.compile_seconds * 1e3:.0f} ms, key {library.key[:12]}"
+    return f"hit, found {'on disk' if library.origin == 'disk' else 'in memory'}, key {library.key[:12]}"
 
 
 def explain_program(
@@ -87,19 +95,19 @@ def explain_plan(
         sources: where operands come from, by name.
         cost: what it is expected to cost.
     """
-    found = [
+    sections = [
         Section("einsum", "\n".join(map(str, program.statements))),
         Section("formats", formats_text(program, sources or {})),
     ]
     if cost:
-        found.append(Section("cost", cost))
+        sections.append(Section("cost", cost))
     for number, explained in enumerate(plan, 1):
         inner = () if isinstance(explained.step, DenseProduct) else stage_sections(program, explained)
         if len(plan) == 1 and inner:
-            return (*found, *inner)
+            return (*sections, *inner)
         what = str(explained.step) if not inner else f"{results(explained.step)} by a generated kernel"
-        found.append(Section(f"step {number} of {len(plan)}: {what}", inner=inner))
-    return tuple(found)
+        sections.append(Section(f"step {number} of {len(plan)}: {what}", inner=inner))
+    return tuple(sections)
 
 
 def results(step: DenseProduct | Stages) -> str:
@@ -118,15 +126,15 @@ def stage_sections(whole: Program, explained: Explained) -> tuple[Section, ...]:
     ]
     schedule = [str(stages.schedule) or "no directives", "", directives_text(stages.schedule), ""]
     schedule += [printer.indented(stages.notation.body), *runners_up(stages)]
-    found = [
+    sections = [
         Section("notation", "\n".join([*turned, printer.folded(stages.plain.body)])),
         Section("schedule", "\n".join(schedule)),
         Section("loops", abridged(str(replace(stages.loops, comment="")))),
         Section("cpp", stages.cpp.rstrip()),
     ]
     if explained.kernel:
-        found.append(Section("kernel", explained.kernel))
-    return tuple(found)
+        sections.append(Section("kernel", explained.kernel))
+    return tuple(sections)
 
 
 def runners_up(stages: Stages) -> list[str]:
@@ -201,12 +209,12 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 def only(sections: Iterable[Section], names: Collection[str]) -> tuple[Section, ...]:
     """The sections with these names, and those that hold some of them."""
-    found = []
+    kept = []
     for section in sections:
         inner = only(section.inner, names)
         if section.title in names or inner:
-            found.append(replace(section, inner=inner))
-    return tuple(found)
+            kept.append(replace(section, inner=inner))
+    return tuple(kept)
 
 
 def printed(sections: Iterable[Section]) -> str:

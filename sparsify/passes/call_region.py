@@ -21,6 +21,7 @@ from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import compile_program
 from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
+from sparsify.passes.origin import Origin
 from sparsify.passes.structure import Aligned, Structure
 from sparsify.storage.tensor import SparseTensor
 
@@ -85,6 +86,7 @@ class RegionCall:
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
         self.handle = next(_handles)
         self.kernel: Any = None
+        self.origin: Origin | None = None
         _calls[self.handle] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RegionCall":

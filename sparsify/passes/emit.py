@@ -20,6 +20,7 @@ from sparsify.passes.base import Draft
 from sparsify.passes.call_region import Operand, RegionCall, SizeAt, call_region
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import operator_name, scope, tensor_value
+from sparsify.passes.origin import origin
 from sparsify.passes.region import Region
 from sparsify.passes.structure import MatrixOutput, Structure
 from sparsify.report import ConversionEntry, RegionEntry
@@ -260,14 +261,16 @@ def replace_nodes(
     node = region.output
     shape = output_shape(node, at)
     assert region.program is not None, "fuse finishes programs"
-    name = f"region_{len(replaced)}"
+    name = f"region_{len(replaced) + 1}"
     dense = extract(draft, arguments, [node])
     call = RegionCall(name, region.program, operands, shape, dense, draft.options)
     entry = describe(draft, region, call)
+    leaves = {binding.name: binding.plan.leaves for binding in bindings if binding.plan is not None}
+    call.origin = origin(draft.graph, region, leaves)
     call.compile(example_arguments(draft, arguments))
     entry.kernel, entry.cache, entry.estimated_us = call.kernel_facts()
     with draft.graph.inserting_before(node):
-        new = draft.graph.call_function(call_region, (call.handle, *arguments))
+        new = draft.graph.create_node("call_function", call_region, (call.handle, *arguments), name=name)
     new.meta.update({key: node.meta[key] for key in ("val", "nn_module_stack") if key in node.meta})
     new.meta["region"] = call
     node.replace_all_uses_with(new)

@@ -335,6 +335,6 @@ def test_stages_are_dumped(tmp_path):
     assert "# adjacency" in texts["marked"]
     assert "sum(i" in texts["lifted"]
     assert "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])" in texts["fused"]
-    assert "region_0(" in texts["emitted"]
+    assert "region_1(" in texts["emitted"]
     kernels = [path for path in tmp_path.iterdir() if path != folder]
     assert all((path / "12-cpp.txt").exists() for path in kernels)

@@ -1,0 +1,76 @@
+"""How an applied model is computed: what became of its graph, and every region stage by stage.
+
+In: a `SparseModule`. Out: `Section`s: the model, then a section for each region.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sparsify.compiler.explain import SECTIONS, Section, explain_kernel
+from sparsify.passes.call_region import RegionCall
+from sparsify.passes.printer import aligned
+from sparsify.passes.sparse_module import SparseModule
+from sparsify.report import RegionEntry
+
+STAGES: Final = ("graph", "marked", *SECTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The sections of a model.
+
+    Attributes:
+        model: what became of it as a whole.
+        regions: a section for each region, in the order of the graph.
+    """
+
+    model: Section
+    regions: tuple[Section, ...]
+
+    def __str__(self) -> str:
+        return "\n\n\n".join(map(str, (self.model, *self.regions)))
+
+
+def explain_model(module: SparseModule) -> Explanation:
+    """The explanation of the variants that were captured so far; the first call or example inputs make one."""
+    sections = []
+    for variant in module.variants:
+        calls = {region.name: region for region in variant.regions}
+        sections += [region_section(calls[entry.name], entry) for entry in variant.report.regions]
+    return Explanation(model_section(module), tuple(sections))
+
+
+def region_section(region: RegionCall, entry: RegionEntry) -> Section:
+    """The section of a region."""
+    scopes = ", ".join(dict.fromkeys(scope.split(".")[0] for scope in entry.scopes))
+    found = []
+    if region.origin is not None:
+        found = [Section("graph", region.origin.graph), Section("marked", region.origin.marked)]
+    sources = region.origin.sources if region.origin is not None else {}
+    found += explain_kernel(region.kernel, sources=sources, cost="\n".join(cost_lines(entry)))
+    return Section(f"{entry.name} of {scopes or 'the model itself'}", inner=tuple(found))
+
+
+def cost_lines(entry: RegionEntry) -> Iterator[str]:
+    """What a region is expected to take, what it took, and what was decided."""
+    if entry.estimated_us is not None:
+        yield f"estimated {entry.estimated_us:.0f} us a call"
+    if entry.measured_us is not None:
+        yield f"measured {entry.measured_us:.0f} us a call"
+    yield from entry.notes
+
+
+def model_section(module: SparseModule) -> Section:
+    """What became of the model as a whole: rules, regions, what stayed dense and why."""
+    report = module.report
+    rules = [(rule.rule, rule.where, ", ".join(rule.matched), rule.note) for rule in report.rules]
+    regions = [(entry.name, entry.einsum) for entry in report.regions]
+    dense = [(f"%{entry.node}", entry.op, entry.scope, entry.reason) for entry in report.dense]
+    lines = list(report.lines())
+    if not module.variants:
+        lines.append("nothing is captured yet: call the model once, or give apply example inputs")
+    found = [Section("rules", aligned(rules)), Section("regions", aligned(regions))]
+    if module.variants:
+        found.append(Section("left dense", aligned(dense) if dense else "nothing that a rule reached"))
+    return Section("\n".join(lines), inner=tuple(section for section in found if section.text))

@@ -1,0 +1,69 @@
+"""Where a region comes from: the nodes that it replaces, the marks of its operands, the tensors behind their names.
+
+In: a region before its nodes are replaced. Out: an `Origin`, whose texts `explain` shows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from sparsify.compiler.einsum.printer import declaration_parts
+from sparsify.passes.lift.matrix import Matrix
+from sparsify.passes.operators import operator_name
+from sparsify.passes.printer import aligned, graph_text, in_order, value_text
+
+if TYPE_CHECKING:
+    from sparsify.passes.region import Region
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What `explain` says of a region besides its program.
+
+    Attributes:
+        graph: the nodes that it replaces, a line each.
+        marked: its sparse operands, and the rules that make them so.
+        sources: the tensor behind each operand, by the operand's name in the program.
+    """
+
+    graph: str
+    marked: str
+    sources: Mapping[str, str]
+
+
+def origin(graph: fx.Graph, region: "Region", leaves: Mapping[str, Sequence[fx.Node]]) -> Origin:
+    """The origin of a region; `leaves` are the nodes from which operands are computed once, by name."""
+    marks = []
+    sources = {}
+    for name, operand in region.operands.items():
+        short = region.names[name]
+        sources[short] = source(operand, leaves.get(short))
+        if isinstance(operand, Matrix):
+            mark = operand.mark
+            assert region.program is not None, "fuse finishes programs"
+            name, _, levels = declaration_parts(region.program.declaration(short))
+            marks.append((f"{name}: {mark.role}, {levels}", f"rule {mark.rule}, {mark.where}"))
+    return Origin(graph_text(graph, in_order(graph, region.covered)), aligned(marks), sources)
+
+
+def source(operand: fx.Node | Matrix, leaves: Sequence[fx.Node] | None) -> str:
+    """The tensor behind an operand, in words."""
+    if isinstance(operand, Matrix) and operand.dense is not None:
+        return f"{plain(operand.dense)}{', transposed' if operand.transposed else ''}, converted once"
+    if leaves is None:
+        assert isinstance(operand, fx.Node), "matrices follow from leaves"
+        return plain(operand)
+    tensors = [leaf for leaf in leaves if operator_name(leaf) not in ("sym_size", "size")]
+    names = ", ".join(map(plain, tensors))
+    if tensors and all(leaf.op == "get_attr" for leaf in tensors):
+        return f"{names}, turned once"
+    values = getattr(operand, "values", None)
+    weighted = f", values %{values.name}" if isinstance(values, fx.Node) else ""
+    return f"from {names}{weighted}, once per graph"
+
+
+def plain(node: fx.Node) -> str:
+    """An input or parameter under its own name, another node as graphs print it."""
+    return node.name if node.op == "placeholder" else value_text(node)
