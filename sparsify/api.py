@@ -105,7 +105,8 @@ def evaluate(
         found = (compile_program(program, schedule, options), options)
         _remember(_evaluations, tuple(key), found)
     kernel, _ = found
-    return kernel(*[operands[name] for name in kernel.program.inputs])
+    used: list[Any] = [operands[name] for name in kernel.program.inputs]
+    return kernel(*used)
 
 
 def explain(subject: Any, *operands: torch.Tensor, schedule: Schedule | str | None = None) -> str:
