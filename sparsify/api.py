@@ -249,7 +249,7 @@ def _program(
     names = (outputs,) if isinstance(outputs, str) else outputs or ()
     described = {name: _describe(value) for name, value in tensors.items()}
     program = declare(statements, described, names, formats=_formats(statements, format), sizes=sizes)
-    bind_extents(program.statements, {name: tensors[name].shape for name in program.inputs}, sizes)
+    bind_extents(statements, {name: tensors[name].shape for name in program.inputs}, sizes)
     return program
 
 

@@ -20,6 +20,11 @@ def sparse_matrix(
     return torch.where(torch.rand(rows, columns, generator=generator) < density, values, 0)
 
 
+def as_dense(found):
+    """A result without its format."""
+    return found.to_dense() if isinstance(found, sparsify.SparseTensor) else found
+
+
 def dense(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> torch.Tensor:
     """A random tensor."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
@@ -180,3 +185,25 @@ def test_named_formats_take_the_rank_of_the_result():
     assert sparsify.evaluate("Y[i,j] = A[i,j] * A[i,j]", A=A, format={"Y": "csr"}).format == sparsify.Format(
         "csr"
     )
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr"])
+def test_diagonals_and_transposes_of_one_operand(format):
+    D = torch.rand(5, 5) * (torch.rand(5, 5) < 0.6)
+    D[2] = 0
+    S = sparsify.tensor(D, format)
+    torch.testing.assert_close(as_dense(sparsify.einsum("ii->", S)), D.trace())
+    torch.testing.assert_close(as_dense(sparsify.einsum("ii->i", S)), D.diagonal())
+    torch.testing.assert_close(as_dense(sparsify.evaluate("Y[i,j] = S[i,j] - S[j,i]", S=S)), D - D.t())
+    with pytest.raises(sparsify.errors.ShapeError, match="i has extent"):
+        sparsify.einsum("ii->i", sparsify.tensor(torch.ones(2, 3), format))
+
+
+def test_gradient_of_a_diagonal():
+    values = torch.rand(5, dtype=torch.float64, requires_grad=True)
+    coordinates = torch.tensor([[0, 0, 1, 2, 2], [0, 2, 0, 1, 2]])
+
+    def trace(values):
+        return as_dense(sparsify.einsum("ii->i", sparsify.tensor((coordinates, values, (3, 3)), "csr")))
+
+    assert torch.autograd.gradcheck(trace, values)

@@ -102,7 +102,7 @@ def explain_plan(
     if cost:
         sections.append(Section("cost", cost))
     for number, explained in enumerate(plan, 1):
-        inner = () if isinstance(explained.step, DenseProduct) else stage_sections(program, explained)
+        inner = () if isinstance(explained.step, DenseProduct) else stage_sections(explained)
         if len(plan) == 1 and inner:
             return (*sections, *inner)
         what = str(explained.step) if not inner else f"{results(explained.step)} by a generated kernel"
@@ -115,14 +115,13 @@ def results(step: DenseProduct | Stages) -> str:
     return step.result if isinstance(step, DenseProduct) else ", ".join(step.program.outputs)
 
 
-def stage_sections(whole: Program, explained: Explained) -> tuple[Section, ...]:
+def stage_sections(explained: Explained) -> tuple[Section, ...]:
     """The sections of a generated step, in the order of the compiler's stages."""
     stages = explained.step
     assert isinstance(stages, Stages), "products of torch have no stages"
     turned = [
-        f"{name} is read as {stages.program.declaration(name).format.letters}: it is turned around once"
-        for name in stages.program.inputs
-        if name in whole.inputs and stages.program.declaration(name).format != whole.declaration(name).format
+        f"{twin.name} is {twin.source} stored {twin.format.letters}: it is turned around once"
+        for twin in stages.twins
     ]
     schedule = [str(stages.schedule) or "no directives", "", directives_text(stages.schedule), ""]
     schedule += [printer.indented(stages.notation.body), *runners_up(stages)]

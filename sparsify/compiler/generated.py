@@ -133,7 +133,8 @@ class GeneratedStep:
     def __init__(self, step: Step, stages: Any, library: Library, options: Options) -> None:
         self.step, self.stages, self.library, self.options = step, stages, library, options
         self.program, self.result = step.program, step.result
-        self.twins = dict(step.twins)
+        self.twins = {twin.name: twin.source for twin in step.twins}
+        self.operands = tuple(self.twins.get(name, name) for name in self.program.inputs)
         self.results = self.program.outputs
         self.output = self.program.declaration(self.result)
         self._declared = tuple(self.program.declaration(name) for name in self.program.inputs)
@@ -153,10 +154,10 @@ class GeneratedStep:
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> Any:
         """The result for operands, and temporaries, by name; several results in a tuple."""
-        return self.compute([values[name] for name in self.program.inputs])
+        return self.compute([values[name] for name in self.operands])
 
     def compute(self, operands: Sequence[torch.Tensor]) -> Any:
-        """The result for operands in the order of `program.inputs`; several results in a tuple.
+        """The result for operands in the order of `operands`; several results in a tuple.
 
         Raises:
             ShapeError, DtypeError, FormatError: an operand that does not fit the program.

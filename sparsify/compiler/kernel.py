@@ -41,7 +41,7 @@ class Kernel:
         self._names, self._results = program.inputs, program.outputs
         step = plan[0] if len(plan) == 1 else None
         # The one step that is the whole program and reads the operands in their order.
-        self._whole = step if isinstance(step, GeneratedStep) and step.program.inputs == self._names else None
+        self._whole = step if isinstance(step, GeneratedStep) and step.operands == self._names else None
         generated = [step for step in plan if isinstance(step, GeneratedStep)]
         self.key = "+".join(step.library.key[:12] for step in generated) or "torch"
         self.cache = "miss" if any(step.library.origin == "compiled" for step in generated) else "hit"

@@ -21,7 +21,7 @@ from sparsify.compiler.loops import verify as loops
 from sparsify.compiler.notation import concretize, printer
 from sparsify.compiler.notation import verify as notation
 from sparsify.compiler.notation.nodes import Notation
-from sparsify.compiler.plan import Step
+from sparsify.compiler.plan import Step, Twin
 from sparsify.compiler.schedule import apply
 from sparsify.compiler.schedule.choose import candidates
 from sparsify.compiler.schedule.directives import Schedule
@@ -140,6 +140,7 @@ class Stages:
         loops: simplified loop IR.
         cpp: the translation unit.
         refused: the schedules that were better but do not lower, and why.
+        twins: the operands that it reads in another mode ordering.
     """
 
     program: Program
@@ -149,6 +150,7 @@ class Stages:
     loops: loop_nodes.Function
     cpp: str
     refused: tuple[tuple[Schedule, str], ...] = ()
+    twins: tuple[Twin, ...] = ()
 
 
 def compile_stages(
@@ -174,7 +176,7 @@ def compile_stages(
                 raise
             refused.append((candidate, str(error)))
             continue
-        return Stages(program, plain, candidate, tree, short, text, tuple(refused))
+        return Stages(program, plain, candidate, tree, short, text, tuple(refused), step.twins)
     raise UnsupportedProgramError(f"no loop order computes `{step.program.statements[0]}`: {refused[0][1]}")
 
 

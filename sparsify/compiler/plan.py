@@ -6,11 +6,12 @@ Out: `T = torch.mm(X, W.t())`, then one generated kernel for `Y`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Index, Program, Reduce
-from sparsify.compiler.node import walk
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Reduce
+from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.storage.format import Format, StoredLevel
 
@@ -37,11 +38,23 @@ class DenseProduct:
 
 
 @dataclass(frozen=True, slots=True)
+class Twin:
+    """The operand `source` in another mode ordering, which a step reads under the name `name`."""
+
+    name: str
+    source: str
+    format: Format
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.source} as {self.format}"
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """What one kernel computes, mostly one statement; `twins` are operands to be read in another mode ordering."""
+    """What one kernel computes, mostly one statement, and the operands that it reads in another mode ordering."""
 
     program: Program
-    twins: tuple[tuple[str, Format], ...] = ()
+    twins: tuple[Twin, ...] = ()
 
     @property
     def result(self) -> str:
@@ -113,59 +126,70 @@ def _step(program: Program, statement: Assign) -> Step:
     reads = {n.tensor for n in walk(statement.value) if isinstance(n, Access)}
     # A result of an earlier step brings the pattern that it shares; operands are what the caller gives.
     roots = {program.declaration(name).pattern_of for name in reads - set(program.inputs)}
-    reads |= {root for root in roots if root is not None}
-    target = statement.target.tensor
-    names = [name for name in dict.fromkeys((*program.inputs, *_results(program))) if name in reads]
-    output = program.declaration(target)
-    if output.pattern_of is not None and output.pattern_of not in names:
-        names.append(output.pattern_of)
-    twins = {name: twin for name in names if (twin := _twin(program, statement, name)) is not None}
-    if output.pattern_of in twins:
-        del twins[output.pattern_of]
-    read = [_twinned(program.declaration(name), twins.get(name)) for name in names]
+    output = program.declaration(statement.target.tensor)
+    needed = reads | {root for root in (*roots, output.pattern_of) if root is not None}
+    twins = _twins(program, statement)
+    statement = replace(statement, value=_with_twins(statement.value, twins))
+    replaced = {n.tensor for n in walk(statement.value) if isinstance(n, Access)}
+    turned = {twin.source for twin in twins.values()} - replaced - {output.pattern_of}
+    read = [d for d in program.declarations if d.name in needed - turned and d.name != output.name]
     read = [replace(d, pattern_of=None) if d.name in program.inputs or twins else d for d in read]
-    declarations = (*read, output)
-    alone = Program((statement,), declarations, tuple(names), (target,), program.extents)
-    return Step(alone, tuple(twins.items()))
+    for twin in twins.values():
+        source = program.declaration(twin.source)
+        read.append(replace(source, name=twin.name, format=twin.format, pattern_of=None))
+    names = tuple(d.name for d in read)
+    alone = Program((statement,), (*read, output), names, (output.name,), program.extents)
+    return Step(alone, tuple(twins.values()))
 
 
-def _results(program: Program) -> list[str]:
-    return [statement.target.tensor for statement in program.statements]
-
-
-def _twin(program: Program, statement: Assign, name: str) -> Format | None:
-    """The format of an input that is stored with a summed mode outside a mode of the result, turned around."""
-    declared = program.declaration(name)
-    format_ = declared.format
-    if name not in program.inputs or format_.is_dense or _is_blocked(format_):
-        return None
-    accesses = [n for n in walk(statement.value) if isinstance(n, Access) and n.tensor == name]
+def _twins(program: Program, statement: Assign) -> dict[Access, Twin]:
+    """For each access of an input whose levels lie in an order opposite to the result's: the operand turned."""
     # A sparse result is written in the order of its levels, a dense one in the order of its modes.
     modes = index_names(statement.target)
     stored = program.declaration(statement.target.tensor).format.ordering
     target = [modes[mode] for mode in stored] if len(stored) == len(modes) else list(modes)
-    wanted: set[tuple[int, ...]] = set()
-    for access in accesses:
-        if not all(isinstance(index, Index) for index in access.indices):
-            return None
-        names = [index_names(index)[0] for index in access.indices]
-        place = {n: (target.index(n) if n in target else len(target)) for n in names}
-        wanted.add(
-            tuple(
-                sorted(range(len(names)), key=lambda mode: (place[names[mode]], format_.ordering.index(mode)))
-            )
-        )
-    if len(wanted) != 1 or (ordering := wanted.pop()) == format_.ordering:
+    taken = {declared.name for declared in program.declarations}
+    found: dict[Access, Twin] = {}
+    for access in walk(statement.value):
+        if not isinstance(access, Access) or access in found or access.tensor not in program.inputs:
+            continue
+        format = program.declaration(access.tensor).format
+        if format.is_dense or _is_blocked(format):
+            continue
+        ordering = _concordant(access, format, target)
+        if ordering is None or ordering == format.ordering:
+            continue
+        name = f"{access.tensor}_{''.join(map(str, ordering))}"
+        while name in taken:
+            name += "_"
+        found[access] = Twin(name, access.tensor, _reordered(format, ordering))
+    return found
+
+
+def _concordant(access: Access, format: Format, target: list[str]) -> tuple[int, ...] | None:
+    """The modes of an access in the order of the result's index variables, summed ones last as they are stored."""
+    if not all(isinstance(index, Index) for index in access.indices):
         return None
-    levels = tuple(
-        StoredLevel(replace(level.expression, mode=mode), level.level)
-        for level, mode in zip(format_.levels, ordering, strict=True)
-    )
-    return Format(levels)
+    names = index_names(access)
+    place = [target.index(n) if n in target else len(target) for n in names]
+    return tuple(sorted(range(len(names)), key=lambda mode: (place[mode], format.ordering.index(mode))))
 
 
-def _twinned(declared: Declaration, format_: Format | None) -> Declaration:
-    return declared if format_ is None else replace(declared, format=format_)
+def _reordered(format: Format, ordering: tuple[int, ...]) -> Format:
+    """The levels of a format over the modes in another order."""
+    levels = zip(format.levels, ordering, strict=True)
+    return Format(tuple(StoredLevel(replace(s.expression, mode=mode), s.level) for s, mode in levels))
+
+
+def _with_twins(value: Expr, twins: Mapping[Access, Twin]) -> Expr:
+    """`value` reading twins in the place of the operands."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Access) and node in twins:
+            return Access(twins[node].name, node.indices)
+        return map_children(node, visit)
+
+    return cast(Expr, visit(value))
 
 
 def _is_blocked(format_: Format) -> bool:

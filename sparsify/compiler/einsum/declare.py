@@ -7,6 +7,7 @@ name the extents, with the format of y inferred.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sparsify.compiler.einsum.diagonal import search_diagonals
 from sparsify.compiler.einsum.extents import mode_extents
 from sparsify.compiler.einsum.infer_format import infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Program
@@ -61,6 +62,7 @@ def declare(
     )
     for name, format in (formats or {}).items():
         program = _fix_format(program, name, format)
+    program = search_diagonals(program)
     verify(program)
     return program
 

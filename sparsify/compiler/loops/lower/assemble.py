@@ -17,7 +17,9 @@ from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.levels import level_variable
 from sparsify.compiler.node import walk
-from sparsify.errors import UnsupportedProgramError
+from sparsify.compiler.notation.nodes import Forall
+from sparsify.compiler.notation.provenance import Provenance
+from sparsify.errors import ScheduleError, UnsupportedProgramError
 from sparsify.storage.levels import Compressed, Dense, Singleton
 
 if TYPE_CHECKING:
@@ -65,7 +67,8 @@ class Assembly:
             n.target for n in walk(low.program.body) if isinstance(n, Assign) and n.target.tensor == name
         )
         self.variables = [level_variable(low, self.target, stored) for stored in self.levels]
-        self.by_rows = kinds[-1] is Compressed and all(kind is Dense for kind in kinds[:-1])
+        above = kinds[:-1]
+        self.by_rows = kinds[-1] is Compressed and bool(above) and all(kind is Dense for kind in above)
         self.repeating = kinds[0] is Compressed and len(kinds) > 1 and all(k is Singleton for k in kinds[1:])
         appended = all(kind is Compressed for kind in kinds)
         if not self.by_rows and not self.repeating and not appended:
@@ -176,6 +179,20 @@ class Assembly:
         coordinates = [env.coordinates[self.variables[level]].start for level in levels]
         puts = [self._put(level, "crd", counter, c) for level, c in zip(levels, coordinates, strict=True)]
         return [*puts, loops.Store(f"{self.name}_vals", counter, value), step]
+
+    def check_parallel(self, loop: Forall) -> None:
+        """Refuses threads that would append to the same level: only rows that dense levels make are apart."""
+        rows = {
+            leaf
+            for name in self.variables[:-1]
+            for leaf in Provenance(self.low.program.relations).leaves(name)
+        }
+        if not self.by_rows or loop.index not in rows:
+            raise ScheduleError(
+                f"`parallel {loop.index}`: the entries of {self.name}, stored {self.declaration.format}, are "
+                "appended in order",
+                "a serial loop, or a dense level above the compressed one",
+            )
 
     def around(self, index: str, body: Lowered, env: Environment) -> Lowered:
         """What happens before and after the entries below one coordinate of `index`."""

@@ -44,6 +44,8 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
     alone = replace(loop, kind=notation.Serial())
     if env.in_parallel:
         return iterate.forall(low, alone, env)
+    if low.assembly is not None:
+        low.assembly.check_parallel(loop)
     begin = loops.Var(low.fresh(f"{loop.index}_begin"), loops.INT)
     end = loops.Var(low.fresh(f"{loop.index}_end"), loops.INT)
     low.setups.append([])

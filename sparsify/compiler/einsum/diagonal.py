@@ -1,0 +1,79 @@
+"""Repeated indices of sparse operands, spelled out.
+
+In: `y[i] = A[i,i] * x[i]`, A sparse. Out: `y[i] = sum(i1, where(i == i1, A[i,i1], 0)) * x[i]`.
+
+Where levels can be indexed, `A[i,i]` is one access; stored coordinates have to be searched, and a loop over them
+with a condition is that search. One term of the sum is not 0, so it is exact.
+"""
+
+from dataclasses import replace
+from typing import cast
+
+from sparsify.compiler.einsum.extents import mode_extents
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.einsum.rename import all_indices, fresh
+from sparsify.compiler.node import Node, map_children
+
+
+def search_diagonals(program: Program) -> Program:
+    """`program` without repeated indices on sparse operands."""
+    sparse = {d.name for d in program.declarations if not d.format.is_dense}
+    statements = tuple(_statement(statement, sparse) for statement in program.statements)
+    if statements == program.statements:
+        return program
+    extents = mode_extents(statements, {d.name: d.format.rank for d in program.declarations})
+    declarations = tuple(replace(d, extents=extents[d.name]) for d in program.declarations)
+    return replace(program, statements=statements, declarations=declarations)
+
+
+def _statement(statement: Assign, sparse: set[str]) -> Assign:
+    taken = set(all_indices((statement,)))
+
+    def visit(node: Node) -> Node:
+        match node:
+            case Stored(access) if _is_repeated(access, sparse):
+                found, distinct = spread(access, taken)
+                return Reduce("or", distinct, _and(found, access, Stored(found)))
+            case Access() if _is_repeated(node, sparse):
+                found, distinct = spread(node, taken)
+                return Reduce("sum", distinct, Call("where", (_equal(found, node), found, Const(0))))
+        return map_children(node, visit)
+
+    value = cast(Expr, visit(statement.value))
+    return statement if value is statement.value else Assign(statement.target, statement.monoid, value)
+
+
+def _is_repeated(access: Access, sparse: set[str]) -> bool:
+    names = [index.name for index in access.indices if isinstance(index, Index)]
+    return access.tensor in sparse and len(set(names)) < len(names)
+
+
+def spread(access: Access, taken: set[str]) -> tuple[Access, tuple[str, ...]]:
+    """The access with an index variable of its own for each repetition, and these variables."""
+    seen: set[str] = set()
+    indices: list[Expr] = []
+    added: list[str] = []
+    for index in access.indices:
+        if isinstance(index, Index) and index.name in seen:
+            added.append(fresh(index.name, taken))
+            taken.add(added[-1])
+            index = Index(added[-1])
+        elif isinstance(index, Index):
+            seen.add(index.name)
+        indices.append(index)
+    return Access(access.tensor, tuple(indices)), tuple(added)
+
+
+def _equal(found: Access, access: Access) -> Expr:
+    """`i == i1`, and so for each repetition."""
+    pairs = [
+        Call("eq", (old, new)) for old, new in zip(access.indices, found.indices, strict=True) if old != new
+    ]
+    condition: Expr = pairs[0]
+    for pair in pairs[1:]:
+        condition = Call("logical_and", (condition, pair))
+    return condition
+
+
+def _and(found: Access, access: Access, value: Expr) -> Expr:
+    return Call("logical_and", (_equal(found, access), value))
