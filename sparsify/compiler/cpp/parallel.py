@@ -77,7 +77,7 @@ def _declared(region: nodes.Stmt) -> set[str]:
         match node:
             case nodes.Declare(var=var) | nodes.For(var=var):
                 found.add(var.name)
-            case nodes.Transpose(outputs=outputs):
+            case nodes.Transpose(outputs=outputs) | nodes.HorizontalTogether(outputs=outputs):
                 found |= {output.name for output in outputs}
             case nodes.Allocate(buffer=buffer):
                 found.add(buffer)

@@ -84,8 +84,60 @@ def _transpose(unit: Unit, dtype: str, lanes: int) -> str:
     return "\n".join([*lines, "}"])
 
 
+def reduction_of(function: str, count: int) -> Template:
+    """The template that combines all lanes of each of `count` vectors, to one vector with a lane for each.
+
+    Pairs of vectors exchange lanes until each group of `count` lanes holds a part of every sum; then the halves
+    are combined.
+    """
+
+    def template(unit: Unit, dtype: str, lanes: int) -> str:
+        vector = unit.type(dtype, lanes)
+        narrow = max(count, REGISTER_BYTES // types.BYTES[dtype])
+        result = unit.type(dtype, min(narrow, lanes))
+        names = [f"value_{n}" for n in range(count)]
+        arguments = ", ".join(f"{vector} {name}" for name in names)
+        lines = [f"{INLINE}{result} reduce_{function}_of_{count}_{vector}({arguments}) {{"]
+        distance = 1
+        while len(names) > 1:
+            groups = range(0, lanes, 2 * distance)
+            first = [base + n for g in groups for base in (g, g + lanes) for n in range(distance)]
+            second = [lane + distance for lane in first]
+            pairs = [(names[n], names[n + 1]) for n in range(0, len(names), 2)]
+            new = [f"pair_{distance}_{n}" for n in range(len(pairs))]
+            for name, pair in zip(new, pairs, strict=True):
+                parts = _shuffle(*pair, first), _shuffle(*pair, second)
+                lines.append(f"  const {vector} {name} = {combine(unit, function, dtype, lanes, *parts)};")
+            names, distance = new, 2 * distance
+        value, width = names[0], lanes
+        while width > min(narrow, lanes):
+            half = width // 2
+            parts = (
+                _shuffle(value, value, list(range(half))),
+                _shuffle(value, value, list(range(half, width))),
+            )
+            kind = unit.type(dtype, half)
+            lines.append(f"  const {kind} half_{half} = {combine(unit, function, dtype, half, *parts)};")
+            value, width = f"half_{half}", half
+        step = width // 2
+        while step >= count:
+            other = _shuffle(value, value, [(lane + step) % width for lane in range(width)])
+            lines.append(
+                f"  const {result} low_{step} = {combine(unit, function, dtype, width, value, other)};"
+            )
+            value, step = f"low_{step}", step // 2
+        return "\n".join([*lines, f"  return {value};", "}"])
+
+    return template
+
+
 TEMPLATES: Final[dict[str, Template]] = {
     "broadcast": _broadcast,
     "transpose": _transpose,
     **{f"reduce_{function}": reduction(function) for function in ("add", "mul", "min", "max", "or")},
+    **{
+        f"reduce_{function}_of_{count}": reduction_of(function, count)
+        for function in ("add", "mul", "min", "max")
+        for count in (2, 4, 8, 16)
+    },
 }

@@ -53,6 +53,8 @@ class Statements:
                 return [self._scatter(stmt)]
             case nodes.Transpose(outputs, inputs):
                 return self._transpose(outputs, inputs)
+            case nodes.HorizontalTogether(outputs, function, inputs):
+                return self._together(outputs, function, inputs)
             case nodes.For():
                 return self._for(stmt)
             case nodes.While(condition, body):
@@ -150,6 +152,18 @@ class Statements:
             return lines
         rows = ", ".join(e.name(output.name) for output in outputs)
         return [*lines, f"{self.unit.use('transpose', kind.dtype, kind.lanes)}({rows});"]
+
+    def _together(
+        self, outputs: tuple[nodes.Var, ...], function: str, inputs: tuple[nodes.Expr, ...]
+    ) -> list[str]:
+        e, kind = self.expressions, nodes.type_of(inputs[0])
+        self.variables |= {output.name: output.type for output in outputs}
+        helper = self.unit.use(f"reduce_{function}_of_{len(outputs)}", kind.dtype, kind.lanes)
+        whole = f"{e.name(outputs[0].name)}_together"
+        lines = [f"const auto {whole} = {helper}({', '.join(e.text(value) for value in inputs)});"]
+        for lane, output in enumerate(outputs):
+            lines.append(f"const {e.type(output.type)} {e.name(output.name)} = {whole}[{lane}];")
+        return lines
 
     def _for(self, stmt: nodes.For) -> list[str]:
         e = self.expressions

@@ -177,6 +177,9 @@ class Machine:
                 tile = np.stack([self.value(row, variables) for row in inputs])
                 for output, lanes in zip(outputs, tile.T, strict=True):
                     variables[output.name] = lanes.copy()
+            case nodes.HorizontalTogether(outputs, function, inputs):
+                for output, value in zip(outputs, inputs, strict=True):
+                    variables[output.name] = np.array([_reduce(function, self.value(value, variables))])
             case nodes.For() | nodes.While() | nodes.If() | nodes.ParallelFor():
                 self._control(stmt, variables)
             case nodes.Allocate() | nodes.AllocateOutput() | nodes.Fill():

@@ -200,6 +200,15 @@ class Transpose(Stmt):
 
 
 @dataclass(frozen=True, slots=True)
+class HorizontalTogether(Stmt):
+    """`outputs[n]` = all lanes of `inputs[n]` combined, as `Horizontal`, in one tree; the outputs are new variables."""
+
+    outputs: tuple[Var, ...]
+    function: str
+    inputs: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class For(Stmt):
     """`for var in begin..end step step: body`."""
 

@@ -142,6 +142,9 @@ def _line(stmt: "nodes.Stmt") -> str:
         case nodes.Transpose(outputs, inputs):
             names = ", ".join(output.name for output in outputs)
             return f"{names} = transpose({', '.join(map(expression, inputs))})"
+        case nodes.HorizontalTogether(outputs, function, inputs):
+            names = ", ".join(output.name for output in outputs)
+            return f"{names} = horizontal {function}({', '.join(map(expression, inputs))})"
         case nodes.Allocate(buffer, dtype, count, fill):
             initial = "" if fill is None else f" = {fill}"
             return f"scratch {buffer}: {dtype}[{expression(count)}]{initial}"

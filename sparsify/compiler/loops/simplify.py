@@ -240,7 +240,7 @@ def _definitions(stmt: Node) -> list[str]:
         match node:
             case Declare(var=var) | For(var=var):
                 found.append(var.name)
-            case nodes.Transpose(outputs=outputs):
+            case nodes.Transpose(outputs=outputs) | nodes.HorizontalTogether(outputs=outputs):
                 found += [output.name for output in outputs]
             case nodes.Allocate(buffer=buffer):
                 found.append(buffer)

@@ -168,6 +168,16 @@ class Scope:
                 assert var.name in self.mutable, f"{stmt} sets a variable that is not mutable here"
             case nodes.Transpose(outputs, inputs):
                 self._transpose(stmt, outputs, inputs)
+            case nodes.HorizontalTogether(outputs, _, inputs):
+                kinds = {self.type(value) for value in inputs}
+                kind, count = kinds.pop(), len(outputs)
+                fits = not kinds and count == len(inputs) <= kind.lanes and count & (count - 1) == 0
+                assert fits, (
+                    f"{stmt} needs as many vectors of one type as outputs, a power of two up to the lanes"
+                )
+                for output in outputs:
+                    assert output.type == nodes.Type(kind.dtype), f"{stmt} makes scalars of {kind.dtype}"
+                    self.define(output, stmt)
             case nodes.For() | nodes.While() | nodes.If() | nodes.ParallelFor():
                 self._control(stmt)
             case nodes.Return():

@@ -74,7 +74,7 @@ class Sampled:
             *steps,
             d.Split(position, outer, inner, TOGETHER, (2, 1)),
             d.Precompute(self.temporary, "register", at=outer),
-            d.Split(lane, step, within, lanes),
+            d.Split(lane, step, within, 2 * lanes, (lanes,)),
             d.Order((*self.sums[:-1], step, inner, within), self.temporary),
             d.Precompute(self.name("lanes"), "register", source=self.temporary, over=within),
             d.Unroll(inner),

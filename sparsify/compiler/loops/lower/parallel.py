@@ -153,6 +153,8 @@ def _balance(low: Lowering, loop: notation.Forall) -> str | None:
 
 def work(low: Lowering, loop: notation.Forall) -> loops.Expr:
     """About how many scalar operations the loop does: entries of its sparse operands times the dense extents."""
+    reads = [low.root_of(n) for n in walk(loop) if isinstance(n, Access)]
+    sparse_reads = {a: set(index_names(a)) for a in reads if _is_sparse_input(low, a.tensor)}
     total: loops.Expr = ZERO
     counted: set[tuple[str, ...]] = set()
     for assign in (n for n in walk(loop) if isinstance(n, Assign)):
@@ -161,18 +163,17 @@ def work(low: Lowering, loop: notation.Forall) -> loops.Expr:
             continue
         counted.add(names)
         factors = [low.extent(name) for name in names]
-        for access in (
-            low.root_of(n) for n in walk(assign.value) if isinstance(n, Access) and n.tensor in low.dtypes
-        ):
-            if access.tensor not in low.declarations:
-                continue
-            if not low.declaration(access.tensor).format.is_dense and access.tensor in low.program.inputs:
-                inside = set(index_names(access))
+        for access, inside in sparse_reads.items():
+            if inside and inside <= set(names):
                 factors = [low.extent(name) for name in names if name not in inside]
                 factors.append(loops.Var(f"{access.tensor}_nnz", loops.INT))
                 break
         total = plus(total, product(factors))
     return total
+
+
+def _is_sparse_input(low: Lowering, name: str) -> bool:
+    return name in low.program.inputs and not low.declaration(name).format.is_dense
 
 
 def _root(low: Lowering, index: str) -> str:

@@ -54,6 +54,7 @@ def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
     """One prefetch for each cache line of the tile that `access` reads in this iteration."""
     inner = [i.name for i in access.indices if isinstance(i, Index) and i.name not in env.coordinates]
     reach = 1
+    inside = any(isinstance(i, Index) and _is_inside(low, i.name, env) for i in access.indices)
     for name in inner:
         split = low.splits.get(name)
         if split is None or split.index not in env.bases:
@@ -62,7 +63,7 @@ def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
         bound = known.bound if known is not None else None
         reach *= split.size if bound is None else bound
         env = env.with_coordinate(name, scalar(env.bases[name]))
-    if reach * low.item_bytes(access.tensor) < SHORT_BYTES:
+    if reach * low.item_bytes(access.tensor) < (LINE_BYTES if inside else SHORT_BYTES):
         return []
     place = place_of(low, access, env)
     step = LINE_BYTES // low.item_bytes(access.tensor)
@@ -71,3 +72,10 @@ def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
         loops.Prefetch(f"{access.tensor}_vals", plus(start, integer(offset)))
         for offset in range(0, reach, step)
     ]
+
+
+def _is_inside(low: Lowering, name: str, env: Environment) -> bool:
+    """Whether tiles of `name` are walked inside tiles of positions: each asks for its part of a longer row."""
+    order = list(env.bases)
+    positions = [p for p in env.bases if p in low.positions]
+    return name in order and bool(positions) and order.index(name) > order.index(positions[-1])

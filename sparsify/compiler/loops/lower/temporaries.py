@@ -34,6 +34,11 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
         if temporary.scope == "register":
             registers, env = _register(low, node, temporary, starts[temporary.name], env)
             declared += registers
+        elif env.lane is not None:
+            raise ScheduleError(
+                f"{temporary} lies in the vector loop over {env.lane.index}, whose lanes would share it",
+                f"precompute {temporary.name} at {env.lane.index} in register",
+            )
         else:
             _allocate(low, temporary)
     around = low.prefilled - set(starts)
