@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from sparsify import __version__
-from sparsify.cli import cache, doctor, env, recipes, run
+from sparsify.cli import cache, doctor, env, explain, recipes, run
 from sparsify.cli.printing import PLAIN
 from sparsify.errors import FINE, SparsifyError, exit_status
 from sparsify.providers import require_sole_provider
@@ -35,6 +35,7 @@ def options(
 
 
 app.command()(run.run)
+app.command()(explain.explain)
 app.add_typer(recipes.app)
 app.command()(env.env)
 app.command()(doctor.doctor)

@@ -265,8 +265,8 @@ def replace_nodes(
     dense = extract(draft, arguments, [node])
     call = RegionCall(name, region.program, operands, shape, dense, draft.options)
     entry = describe(draft, region, call)
-    leaves = {binding.name: binding.plan.leaves for binding in bindings if binding.plan is not None}
-    call.origin = origin(draft.graph, region, leaves)
+    once = {binding.name: binding.plan.leaves for binding in bindings if binding.plan is not None}
+    call.origin = origin(draft.graph, region, once, replaced)
     call.compile(example_arguments(draft, arguments))
     entry.kernel, entry.cache, entry.estimated_us = call.kernel_facts()
     with draft.graph.inserting_before(node):

@@ -73,4 +73,4 @@ def model_section(module: SparseModule) -> Section:
     found = [Section("rules", aligned(rules)), Section("regions", aligned(regions))]
     if module.variants:
         found.append(Section("left dense", aligned(dense) if dense else "nothing that a rule reached"))
-    return Section("\n".join(lines), inner=tuple(section for section in found if section.text))
+    return Section("model", "\n".join(lines), inner=tuple(section for section in found if section.text))

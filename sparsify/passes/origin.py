@@ -33,13 +33,26 @@ class Origin:
     sources: Mapping[str, str]
 
 
-def origin(graph: fx.Graph, region: "Region", leaves: Mapping[str, Sequence[fx.Node]]) -> Origin:
-    """The origin of a region; `leaves` are the nodes from which operands are computed once, by name."""
+def origin(
+    graph: fx.Graph,
+    region: "Region",
+    leaves: Mapping[str, Sequence[fx.Node]],
+    replaced: Mapping[fx.Node, fx.Node],
+) -> Origin:
+    """The origin of a region.
+
+    Args:
+        graph: that the region is in.
+        region: with its program.
+        leaves: the nodes from which operands are computed once, by name.
+        replaced: the calls of earlier regions, by the nodes whose place they took.
+    """
     marks = []
     sources = {}
     for name, operand in region.operands.items():
         short = region.names[name]
-        sources[short] = source(operand, leaves.get(short))
+        now = replaced.get(operand, operand) if isinstance(operand, fx.Node) else operand
+        sources[short] = source(now, leaves.get(short))
         if isinstance(operand, Matrix):
             mark = operand.mark
             assert region.program is not None, "fuse finishes programs"

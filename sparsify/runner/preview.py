@@ -84,12 +84,18 @@ def preview(request: Request) -> Preview:
 
 def drafted(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> Draft:
     """The model's graph after all passes before `emit`."""
+    return base.run(
+        list(takewhile(lambda step: step.name != "emitted", PASSES)), captured(model, example, request)
+    )
+
+
+def captured(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> Draft:
+    """The model's graph before all passes."""
     call = calls.flatten(calls.signature(model), example, {})
-    captured = capture(model, call)
+    graph = capture(model, call)
     examples = dict(zip(call.shape.tensor_names(), example_tensors(call), strict=True))
     report = Report(type(model).__name__, request.recipe.name)
-    draft = Draft(captured, model, request.recipe, report, options.current(), examples)
-    return base.run(list(takewhile(lambda step: step.name != "emitted", PASSES)), draft)
+    return Draft(graph, model, request.recipe, report, options.current(), examples)
 
 
 def row(draft: Draft, graph: Graph, node: fx.Node, found: Mark) -> Row:

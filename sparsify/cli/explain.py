@@ -1,0 +1,138 @@
+"""`sparsify explain SUBJECT`: how a model or an expression is computed, stage by stage."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparsify.cli.printing import Json, print_json, print_rows
+from sparsify.errors import SparsifyError
+
+if TYPE_CHECKING:
+    from sparsify.runner.explain import Shown
+    from sparsify.runner.request import Request
+
+STAGES = "graph, marked, einsum, formats, cost, notation, schedule, loops, cpp, kernel"
+
+
+def explain(
+    subject: Annotated[
+        str, typer.Argument(help="A registered model, a recipe file, subscripts ij,jk->ik or index notation.")
+    ],
+    rest: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FORMAT|NAME=FORMAT|KEY=VALUE]...",
+            help="A format for each operand of subscripts, A=csr for those of index notation; for a model, "
+            "arguments of recipe or model: hidden=64.",
+        ),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="A recipe: built-in name or file.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="What the model runs on.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="The folder of real data; only read.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of data and weights.")] = None,
+    region: Annotated[str | None, typer.Option(help="The number of a region, or all.  [default: 1]")] = None,
+    stage: Annotated[list[str] | None, typer.Option(help=f"Only these: {STAGES}.")] = None,
+    sizes: Annotated[
+        list[str] | None, typer.Option(metavar="i=1000,j=64", help="Extents known in advance.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of all operands: float32 (default) or float64.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Instead of the chosen one.")] = None,
+    ops: Annotated[bool, typer.Option("--ops", help="List the operators that rules may name.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show graph, einsum, formats, notation, schedule, loops and C++ of a model's region or of an expression.
+
+    The model's weights are not trained, and nothing is measured.
+    """
+    of_model = {"recipe": recipe, "dataset": dataset, "data_root": data_root, "seed": seed}
+    of_expression = {"sizes": sizes, "dtype": dtype, "schedule": schedule}
+    if is_expression(subject):
+        refuse({**of_model, "region": region, "ops": ops or None}, "a model", subject)
+        show(expression(subject, rest or [], of_expression, stage or []), as_json)
+        return
+    refuse(of_expression, "an expression", subject)
+    request = resolved(subject, rest or [], of_model)
+    if ops:
+        show_operators(request, as_json)
+        return
+    from sparsify.runner.explain import explain_model_request
+
+    show(explain_model_request(request, region=region or "1", stages=stage or []), as_json)
+
+
+def is_expression(subject: str) -> bool:
+    """Whether a subject is subscripts or index notation; models and files have neither arrows nor brackets."""
+    return any(sign in subject for sign in ("->", ",", "["))
+
+
+def refuse(given: dict[str, Any], whose: str, subject: str) -> None:
+    """Raises for the first option that is about something else."""
+    for name, value in given.items():
+        if value is not None:
+            raise SparsifyError(f"--{name.replace('_', '-')} is for {whose}, and {subject} is none")
+
+
+def resolved(subject: str, pairs: list[str], given: dict[str, Any]) -> "Request":
+    """The request for a model, or for that of a recipe file."""
+    from sparsify import recipe as recipes
+    from sparsify.runner.request import resolve, split_pairs
+
+    model = subject
+    if subject.endswith((".yaml", ".yml")):
+        if given["recipe"] is not None:
+            raise SparsifyError(
+                f"{subject} and --recipe {given['recipe']} are two recipes", "give one of them"
+            )
+        found = recipes.load(subject).model
+        if found is None:
+            raise SparsifyError(
+                f"{subject} names no model",
+                f"write model: {{factory: gcn}} into it, or explain MODEL --recipe {subject}",
+            )
+        model, given = found.factory, {**given, "recipe": subject}
+    return resolve(model, overrides=split_pairs(pairs), **given)
+
+
+def expression(subject: str, formats: list[str], given: dict[str, Any], stages: list[str]) -> "Shown":
+    """The explanation of an expression."""
+    from sparsify.runner.explain import explain_expression
+    from sparsify.runner.request import split_pairs
+
+    parts = [part for text in given["sizes"] or [] for part in text.split(",")]
+    return explain_expression(
+        subject,
+        formats,
+        sizes=extents(split_pairs(parts)),
+        dtype=given["dtype"] or "float32",
+        schedule=given["schedule"],
+        stages=stages,
+    )
+
+
+def extents(pairs: dict[str, str]) -> dict[str, int]:
+    """`{"i": "1000"}` as numbers."""
+    for name, text in pairs.items():
+        if not text.isdigit() or int(text) < 1:
+            raise SparsifyError(f"--sizes {name}={text} is no extent", f"a whole number, as in {name}=1000")
+    return {name: int(text) for name, text in pairs.items()}
+
+
+def show(found: "Shown", as_json: bool) -> None:
+    """Prints an explanation."""
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        typer.echo(str(found))
+
+
+def show_operators(request: "Request", as_json: bool) -> None:
+    """Prints the operators of a model."""
+    from sparsify.runner.explain import operators_of
+
+    found = operators_of(request)
+    if as_json:
+        rows = [{"operator": name, "times": times, "modules": modules} for name, times, modules in found]
+        print_json({"subject": request.entry.name, "operators": rows})
+    else:
+        print_rows((f"op:{name}", str(times), " ".join(modules)) for name, times, modules in found)

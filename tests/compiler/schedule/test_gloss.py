@@ -1,0 +1,48 @@
+"""Directives in words: every directive has some, and they name what it names."""
+
+import pytest
+
+from sparsify.compiler.schedule import directives
+from sparsify.compiler.schedule.directives import Directive, Schedule
+from sparsify.compiler.schedule.gloss import gloss
+
+TEXTS = {
+    "order i, j": "the loops from outside to inside",
+    "order w: i, j": "the loops of w from outside to inside",
+    "split k ko ki 64": "k = 64 ko + ki",
+    "split k ko ki 64 tail 32 8": "k = 64 ko + ki; the last tile in pieces of 32, 8, the rest masked",
+    "fuse h i hi": "hi runs over all pairs of h and i",
+    "pos j p A": "p runs over the stored positions of A, j is read from them",
+    "precompute w at ko in register": "inside ko, w is computed right before it is read, in registers",
+    "precompute a = Y at root in memory": "before all loops, a collects what is added to Y, in memory",
+    "precompute a = w over p in register": "each iteration of p has a w of its own, a, combined at the end",
+    "pack P = B[j, k] at ko in thread": (
+        "inside ko, B is copied to P, stored by j, k, in memory of its own for each thread"
+    ),
+    "vector k": "the iterations of k are the lanes of vector registers",
+    "vector k in w": "the iterations of k of w are the lanes of vector registers",
+    "unroll i": "the iterations of i are written out",
+    "parallel i": "threads take equal ranges of its iterations",
+    "parallel i balanced A": "threads take ranges with equally many stored positions of A",
+    "parallel i dynamic A": (
+        "threads take one chunk after the other, each with equally many stored positions of A"
+    ),
+    "prefetch T 16": "what is gathered from T 16 stored positions later is asked for now",
+    "transpose i k in w": "square tiles of i and k that w reads are transposed in registers",
+    "cut T": "T is computed by a kernel or library call of its own",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), TEXTS.items(), ids=list(TEXTS))
+def test_gloss(text: str, words: str) -> None:
+    (directive,) = Schedule.parse(text).directives
+    assert gloss(directive) == words
+
+
+def test_every_directive_has_words() -> None:
+    kinds = {
+        kind
+        for kind in vars(directives).values()
+        if isinstance(kind, type) and issubclass(kind, Directive) and kind is not Directive
+    }
+    assert kinds == {type(Schedule.parse(text).directives[0]) for text in TEXTS}

@@ -1,0 +1,144 @@
+"""The text of kernels: all stages, in order, and what is cut short or left out."""
+
+from collections.abc import Callable
+
+import pytest
+
+from sparsify import options
+from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.explain import (
+    Section,
+    abridged,
+    explain_kernel,
+    explain_program,
+    only,
+    printed,
+)
+from sparsify.compiler.kernel import compile_program
+from sparsify.compiler.schedule.directives import Schedule
+from sparsify.options import Options
+from sparsify.storage.format import Format
+
+SCALAR = Options(vector_bytes=0)
+
+
+def program(text: str, **formats: str) -> Program:
+    operands = {}
+    for name, spelled in formats.items():
+        form = Format(spelled)
+        indices = tuple(("", "") if level == "dense" else ("int32", "int32") for level in spelled.split(", "))
+        operands[name] = Operand(form, "float32", index_dtypes=() if form.is_dense else indices)
+    return declare(parse(text), operands)
+
+
+SPMV = program("y[i] = A[i,j] * x[j]", A="dense, compressed", x="dense")
+
+
+def titles(sections: tuple[Section, ...]) -> list[str]:
+    return [section.title for section in sections]
+
+
+def test_one_step() -> None:
+    sections = explain_program(SPMV, options=SCALAR)
+    assert titles(sections) == ["einsum", "formats", "notation", "schedule", "loops", "cpp"]
+    texts = {section.title: section.text for section in sections}
+    assert texts["einsum"] == "y[i] = sum(j, A[i,j] * x[j])"
+    assert texts["formats"].splitlines()[0].split() == [
+        *("A[i,j]", "float32", "dense(i)", "compressed(j)", "d0s1"),
+        *("operand;", "int32", "coordinates"),
+    ]
+    assert texts["formats"].endswith("i, j at run time")
+    assert texts["notation"] == "forall i: forall j: y[i] += A[i,j] * x[j]"
+    assert "order i, j" in texts["schedule"]
+    assert "for pA2 in int64(A2_pos[i])..int64(A2_pos[i + 1]):" in texts["loops"]
+    assert 'extern "C"' in texts["cpp"]
+
+
+def test_the_schedule_can_be_given_back() -> None:
+    chosen = next(s for s in explain_program(SPMV, options=SCALAR) if s.title == "schedule")
+    first = chosen.text.splitlines()[0]
+    again = explain_program(SPMV, Schedule.parse(first), SCALAR)
+    assert next(s for s in again if s.title == "schedule").text.splitlines()[0] == first
+
+
+def test_products_of_torch_are_steps_of_their_own() -> None:
+    text = "T[j,k] = X[j,f] * W[f,k]\nY[i,k] = A[i,j] * T[j,k]"
+    dense = "dense, dense"
+    whole = program(text, A="dense, compressed", X=dense, W=dense)
+    sections = explain_program(whole, options=SCALAR)
+    assert titles(sections) == [
+        "einsum",
+        "formats",
+        "step 1 of 2: T = torch.mm(X, W)",
+        "step 2 of 2: Y by a generated kernel",
+    ]
+    assert not sections[2].inner
+    assert titles(sections[3].inner) == ["notation", "schedule", "loops", "cpp"]
+
+
+def test_sources_and_cost() -> None:
+    sections = explain_program(SPMV, options=SCALAR, sources={"A": "from edge_index"}, cost="4 us")
+    assert "from edge_index; int32 coordinates" in sections[1].text
+    assert sections[2] == Section("cost", "4 us")
+
+
+def test_refused_schedules_are_among_the_runners_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparsify.compiler import pipeline
+
+    texts = ("parallel j", "order i, j")
+    monkeypatch.setattr(pipeline, "candidates", lambda *_: map(Schedule.parse, texts))
+    schedule = next(s for s in explain_program(SPMV, options=SCALAR) if s.title == "schedule").text
+    assert schedule.splitlines()[0] == "order i, j"
+    assert "runners-up\n  parallel j static\n    refused: " in schedule
+
+
+def test_operands_that_are_turned_around_are_named() -> None:
+    turned = program("y[j] = A[i,j] * x[i]", A="dense, compressed", x="dense")
+    notation = next(s for s in explain_program(turned, options=SCALAR) if s.title == "notation").text
+    assert notation.startswith("A is read as d1s0: it is turned around once\nforall j: forall i:")
+
+
+def test_a_kernel_says_whether_it_was_found() -> None:
+    with options.override(vector_bytes=0):
+        kernel = compile_program(SPMV)
+    (section,) = only(explain_kernel(kernel), ["kernel"])
+    assert kernel.key in section.text
+    assert section.text.startswith(("hit, found ", "miss, built in "))
+
+
+def test_only_keeps_what_holds_a_section() -> None:
+    sections = (Section("a"), Section("step", inner=(Section("a", "x"), Section("b"))))
+    assert only(sections, ["a"]) == (Section("a"), Section("step", inner=(Section("a", "x"),)))
+    assert only(sections, ["c"]) == ()
+
+
+def test_sections_print_and_become_data() -> None:
+    section = Section("step", "text", (Section("loops", "for i\n  y"),))
+    assert str(section) == "step\n  text\n\n  loops\n    for i\n      y"
+    assert section.to_dict() == {
+        "title": "step",
+        "text": "text",
+        "sections": [{"title": "loops", "text": "for i\n  y"}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("a 1\na 2\na 3\na 4\na 5\nb", "a 1\n... 3 lines alike\na 5\nb"),
+        ("  x_0 = 0\n" * 6, "  x_0 = 0\n  ... 4 lines alike\n  x_0 = 0"),
+        ("a 1\na 2\na 3\na 4\nb", "a 1\na 2\na 3\na 4\nb"),  # unchanged
+        ("", ""),
+    ],
+)
+def test_abridged(before: str, after: str) -> None:
+    assert abridged(before) == after
+
+
+def test_golden(golden: Callable[[str, str], None]) -> None:
+    chain = program(
+        "Y[i,k] = relu(A[i,j] * T[j,k] + b[k])", A="dense, compressed", T="dense, dense", b="dense"
+    )
+    golden("explain/spmm.txt", printed(explain_program(chain, options=Options(vector_bytes=32))))
