@@ -97,7 +97,7 @@ def test_refused_schedules_are_among_the_runners_up(monkeypatch: pytest.MonkeyPa
 def test_operands_that_are_turned_around_are_named() -> None:
     turned = program("y[j] = A[i,j] * x[i]", A="dense, compressed", x="dense")
     notation = next(s for s in explain_program(turned, options=SCALAR) if s.title == "notation").text
-    assert notation.startswith("A is read as d1s0: it is turned around once\nforall j: forall i:")
+    assert notation.startswith("A_10 is A stored d1s0: it is turned around once\nforall j: forall i:")
 
 
 def test_a_kernel_says_whether_it_was_found() -> None:

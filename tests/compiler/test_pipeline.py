@@ -66,8 +66,8 @@ def test_dump_to_standard_error(step: Step, capsys: pytest.CaptureFixture[str]) 
     assert said.out == ""
     heads = [line.split()[1] for line in said.err.splitlines() if line.startswith("--- ")]
     assert heads == ["notation", "schedule"]
-    assert "forall i\n" in said.err.replace(":\n", "\n")
-    assert "y[i] += A[i,j] * x[j]" in said.err
+    assert "forall i: forall j: y[i] += A[i,j] * x[j]\n" in said.err
+    assert "the loops from outside to inside\n" in said.err
 
 
 def test_dump_of_other_programs_is_kept_apart(step: Step, tmp_path: Path) -> None:
