@@ -19,6 +19,7 @@ from sparsify.compiler.einsum.rename import substitute_scalars
 from sparsify.compiler.explain import explain_kernel, printed
 from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
 from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.errors import DtypeError, EinsumError, SparsifyError
 from sparsify.options import Options, current
 from sparsify.passes.apply import apply
@@ -102,7 +103,8 @@ def evaluate(
     found = _evaluations.get(tuple(key))
     if found is None:
         program = _program(text, names, format, sizes, operands)
-        found = (compile_program(program, schedule, options), options)
+        used = [operands[name] for name in program.inputs]
+        found = (compile_program(program, schedule, options, sizes_of(program, used)), options)
         _remember(_evaluations, tuple(key), found)
     kernel, _ = found
     used: list[Any] = [operands[name] for name in kernel.program.inputs]
@@ -152,7 +154,8 @@ def _einsum_kernel(
         described = tuple(_describe(operand) for operand in operands)
         shapes = tuple(tuple(operand.shape) for operand in operands)
         program, order = _einsum_program(subscripts, described, shapes, format)
-        found = (compile_program(program, schedule, options), order, options)
+        sizes = sizes_of(program, [operands[n] for n in order])
+        found = (compile_program(program, schedule, options, sizes), order, options)
         _remember(_kernels, tuple(key), found)
     kernel, order, _ = found
     return kernel, tuple([operands[n] for n in order])

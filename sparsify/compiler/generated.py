@@ -17,7 +17,10 @@ from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.lower.assemble import is_assembled
+from sparsify.compiler.pipeline import Stages
 from sparsify.compiler.plan import Step
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
+from sparsify.compiler.variants import Variant, Variants
 from sparsify.errors import DtypeError, FormatError, ShapeError
 from sparsify.options import Options
 from sparsify.runtime.buffers import POOL, Slots
@@ -39,11 +42,13 @@ class Frame:
         sizes: of the kernel, numbers of stored entries still 0.
         shape: of the result.
         empty: makes a dense result.
+        call: runs the kernel that was chosen.
     """
 
     sizes: tuple[int, ...]
     shape: Shape
     empty: Callable[[], torch.Tensor]
+    call: native.Call
 
 
 class DenseInput:
@@ -121,36 +126,74 @@ class SparseInput:
 
 
 class GeneratedStep:
-    """A statement as a generated kernel.
+    """A statement as generated kernels, of which one is chosen when shapes are met for the first time.
 
     Args:
         step: the statement, and operands that it reads in another mode ordering.
-        stages: how it became C++.
-        library: the kernel.
+        variants: its kernels.
         options: threads and the threshold below which a kernel is serial.
+
+    Attributes:
+        current: the kernel that was asked for last.
     """
 
-    def __init__(self, step: Step, stages: Any, library: Library, options: Options) -> None:
-        self.step, self.stages, self.library, self.options = step, stages, library, options
+    def __init__(self, step: Step, variants: Variants, options: Options) -> None:
+        self.step, self.variants, self.options = step, variants, options
         self.program, self.result = step.program, step.result
         self.twins = {twin.name: twin.source for twin in step.twins}
         self.operands = tuple(self.twins.get(name, name) for name in self.program.inputs)
         self.results = self.program.outputs
         self.output = self.program.declaration(self.result)
         self._declared = tuple(self.program.declaration(name) for name in self.program.inputs)
-        self._arguments: tuple[loops.Buffer, ...] = stages.loops.buffers
-        self._sizes: tuple[str, ...] = stages.loops.sizes
-        self._inputs = tuple(
-            DenseInput(d) if d.format.is_dense else SparseInput(d, d.name in self.twins, self._sizes)
-            for d in self._declared
-        )
         self._dtype = getattr(torch, self.output.dtype)
         self._is_assembled = is_assembled(self.output)
         self._outputs = tuple(self.program.declaration(name) for name in self.results)
         root = self.output.pattern_of
         self._root = None if root is None else self.program.inputs.index(root)
         self._frames: dict[tuple[Shape, ...], Frame] = {}
-        self._call = native.bind(library)
+        self._current: Variant | None = None
+        self._inputs: tuple[DenseInput | SparseInput, ...] = ()
+        self._signature: tuple[tuple[str, ...], tuple[loops.Buffer, ...]] = ((), ())
+
+    def prepare(self, sizes: Sizes) -> bool:
+        """Compiles the kernel for operands of these sizes; whether it had to be built.
+
+        Raises:
+            ScheduleError, UnsupportedProgramError: the schedule does not fit, or none does.
+            CompilerError: there is no compiler, or it failed.
+        """
+        if sizes is UNKNOWN and self._current is not None:
+            return False
+        before = self.variants.built
+        found = self.variants.best(sizes.also(self.twins))
+        signature = (found.stages.loops.sizes, found.stages.loops.buffers)
+        if self._current is None:
+            self._signature = signature
+            self._inputs = tuple(
+                DenseInput(d) if d.format.is_dense else SparseInput(d, d.name in self.twins, signature[0])
+                for d in self._declared
+            )
+        assert signature == self._signature, "all kernels of a statement take the same arguments"
+        self._current = found
+        return self.variants.built > before
+
+    @property
+    def current(self) -> Variant:
+        """The kernel that was asked for last."""
+        if self._current is None:
+            self.prepare(UNKNOWN)
+        assert self._current is not None, "preparing sets it"
+        return self._current
+
+    @property
+    def stages(self) -> Stages:
+        """How the statement became C++."""
+        return self.current.stages
+
+    @property
+    def library(self) -> Library:
+        """The kernel on disk."""
+        return self.current.library
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> Any:
         """The result for operands, and temporaries, by name; several results in a tuple."""
@@ -163,43 +206,48 @@ class GeneratedStep:
             ShapeError, DtypeError, FormatError: an operand that does not fit the program.
         """
         shapes = tuple([operand.shape for operand in operands])
-        frame = self._frames.get(shapes) or self._frame(shapes)
+        frame = self._frames.get(shapes) or self._frame(shapes, operands)
         sizes = list(frame.sizes)
         buffers: list[torch.Tensor | None] = []
         for operand, declared in zip(operands, self._inputs):
             declared.read(operand, sizes, buffers)
         if len(self._outputs) > 1:
-            return self._several(operands, sizes, buffers)
+            return self._several(operands, sizes, buffers, frame)
         if self._is_assembled:
-            return self._assembled(sizes, buffers, frame.shape)
+            return self._assembled(sizes, buffers, frame)
         if self._root is None:
             result = frame.empty()
             buffers.append(result)
-            self._call(tuple(sizes), tuple(buffers), count(self.options), None)
+            frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
             return result
         pattern = operands[self._root]._pattern  # type: ignore[attr-defined]
         stored = pattern.cached((POOL, self._dtype), lambda: POOL.maker((pattern.nnz,), self._dtype))()
         buffers.append(stored)
-        self._call(tuple(sizes), tuple(buffers), count(self.options), None)
+        frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
         return wrap(pattern, stored, self.output.fill)
 
-    def _frame(self, shapes: tuple[Shape, ...]) -> Frame:
-        """Checks shapes and learns the extents from them."""
+    def _frame(self, shapes: tuple[Shape, ...], operands: Sequence[torch.Tensor]) -> Frame:
+        """Checks shapes, learns the extents from them and finds the kernel for such operands."""
         extents: dict[str, int] = dict(self.program.extents)
         for declared, shape in zip(self._declared, shapes, strict=True):
             _match(declared, shape, extents)
+        self.prepare(sizes_of(self.program, operands))
         known = {f"{name}_extent": extent for name, extent in extents.items()}
         known["serial_threshold"] = self.options.serial_threshold
-        sizes = tuple(0 if name.endswith("_nnz") else known[name] for name in self._sizes)
+        sizes = tuple(0 if name.endswith("_nnz") else known[name] for name in self._signature[0])
         shape = tuple(extents[name] for name in self.output.extents)
-        frame = Frame(sizes, shape, POOL.maker(shape, self._dtype))
+        frame = Frame(sizes, shape, POOL.maker(shape, self._dtype), self.current.call)
         if len(self._frames) >= REMEMBERED:
             self._frames.clear()
         self._frames[shapes] = frame
         return frame
 
     def _several(
-        self, operands: Sequence[torch.Tensor], sizes: list[int], buffers: list[torch.Tensor | None]
+        self,
+        operands: Sequence[torch.Tensor],
+        sizes: list[int],
+        buffers: list[torch.Tensor | None],
+        frame: Frame,
     ) -> tuple[torch.Tensor, ...]:
         """All results of a kernel with more than one."""
         extents = {
@@ -217,19 +265,20 @@ class GeneratedStep:
             pattern = operands[self.program.inputs.index(output.pattern_of)]._pattern  # type: ignore[attr-defined]
             results.append(wrap(pattern, torch.empty(pattern.nnz, dtype=dtype), output.fill))
             buffers.append(results[-1]._vals)  # type: ignore[attr-defined]
-        self._call(tuple(sizes), tuple(buffers), count(self.options), None)
+        frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
         return tuple(results)
 
-    def _assembled(self, sizes: list[int], buffers: list[torch.Tensor | None], shape: Shape) -> torch.Tensor:
+    def _assembled(self, sizes: list[int], buffers: list[torch.Tensor | None], frame: Frame) -> torch.Tensor:
         """A result whose pattern the kernel finds."""
-        slots = Slots({slot: getattr(torch, argument.dtype) for slot, argument in enumerate(self._arguments)})
-        missing = (None,) * (len(self._arguments) - len(buffers))
-        self._call(tuple(sizes), (*buffers, *missing), count(self.options), slots)
-        made = {self._arguments[slot].name: array for slot, array in slots.tensors.items()}
+        arguments = self._signature[1]
+        slots = Slots({slot: getattr(torch, argument.dtype) for slot, argument in enumerate(arguments)})
+        missing = (None,) * (len(arguments) - len(buffers))
+        frame.call(tuple(sizes), (*buffers, *missing), count(self.options), slots)
+        made = {arguments[slot].name: array for slot, array in slots.tensors.items()}
         levels = range(1, len(self.output.format.levels) + 1)
         pos = [made.get(f"{self.result}{number}_pos") for number in levels]
         crd = [made.get(f"{self.result}{number}_crd") for number in levels]
-        pattern = Pattern(self.output.format, shape, pos, crd)
+        pattern = Pattern(self.output.format, frame.shape, pos, crd)
         return wrap(pattern, made[f"{self.result}_vals"], self.output.fill)
 
 

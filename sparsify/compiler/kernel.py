@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from sparsify.compiler.cpp import cache as kernels
 from sparsify.compiler.cpp import target
 from sparsify.compiler.differentiate import Differentiable
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.plan import DenseProduct, steps
 from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.variants import Variants
 from sparsify.errors import ShapeError
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
@@ -32,8 +32,7 @@ class Kernel:
     Attributes:
         program: what it computes.
         steps: its steps in order, generated kernels and products of torch.
-        key: of the generated kernels in the cache, shortened.
-        cache: `hit` when all kernels were found, `miss` when one was built.
+        cache: `hit` when all kernels were found, `miss` when the last request built one.
     """
 
     def __init__(self, program: Program, plan: tuple["DenseProduct | GeneratedStep", ...]) -> None:
@@ -42,11 +41,20 @@ class Kernel:
         step = plan[0] if len(plan) == 1 else None
         # The one step that is the whole program and reads the operands in their order.
         self._whole = step if isinstance(step, GeneratedStep) and step.operands == self._names else None
-        generated = [step for step in plan if isinstance(step, GeneratedStep)]
-        self.key = "+".join(step.library.key[:12] for step in generated) or "torch"
-        self.cache = "miss" if any(step.library.origin == "compiled" for step in generated) else "hit"
+        self._generated = [step for step in plan if isinstance(step, GeneratedStep)]
+        self.cache = "hit"
         self.estimated_us: float | None = None
         self._adjoints: dict[tuple[str, ...], Kernel] = {}
+
+    @property
+    def key(self) -> str:
+        """Of the generated kernels in the cache, shortened."""
+        return "+".join(step.library.key[:12] for step in self._generated) or "torch"
+
+    def prepare(self, sizes: Sizes) -> None:
+        """Compiles what operands of these sizes need."""
+        built = [step.prepare(sizes) for step in self._generated]
+        self.cache = "miss" if any(built) else "hit"
 
     def __call__(self, *operands: Operand) -> Any:
         """The results for operands in the order of `program.inputs`; one result is not in a tuple.
@@ -71,11 +79,13 @@ class Kernel:
     def adjoint(self, wrt: tuple[str, ...]) -> "Kernel":
         """The kernel of the adjoint program: gradients of the inputs `wrt` from `g_` and the results' names.
 
-        It is compiled when it is first asked for.
+        It is compiled when it is first called.
         """
         if wrt not in self._adjoints:
             gradients = {name: f"g_{name}" for name in self.program.outputs}
-            self._adjoints[wrt] = compile_program(adjoint(self.program, wrt, gradients))
+            options = current()
+            program = adjoint(self.program, wrt, gradients)
+            self._adjoints[wrt] = _plan(program, None, options, target.vector_bytes(options))
         return self._adjoints[wrt]
 
     def run(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
@@ -92,7 +102,10 @@ class Kernel:
 
 
 def compile_program(
-    program: Program, schedule: Schedule | str | None = None, options: Options | None = None
+    program: Program,
+    schedule: Schedule | str | None = None,
+    options: Options | None = None,
+    sizes: Sizes = UNKNOWN,
 ) -> Kernel:
     """The kernel of a program; kernels that exist are found in memory or on disk.
 
@@ -100,6 +113,7 @@ def compile_program(
         program: as `einsum.declare.declare` makes it.
         schedule: for the whole program, which becomes one kernel; without it each statement gets its own.
         options: by default those in force.
+        sizes: of the operands that will come, for the choice of a schedule; others may come too.
 
     Raises:
         ScheduleError: the schedule does not fit.
@@ -108,24 +122,23 @@ def compile_program(
     """
     text = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
     options = options or current()
-    asked = _compile.cache_info().misses
-    kernel = _compile(program, text, options, target.vector_bytes(options))
-    if _compile.cache_info().misses == asked:
-        kernel.cache = "hit"  # an earlier request built it
+    kernel = _plan(program, text, options, target.vector_bytes(options))
+    kernel.prepare(sizes)
     return kernel
 
 
 @cache
-def _compile(program: Program, schedule: Schedule | None, options: Options, vector_bytes: int) -> Kernel:
-    plan: list[DenseProduct | GeneratedStep] = []
-    for step in steps(program, scheduled=schedule is not None):
-        if isinstance(step, DenseProduct):
-            plan.append(step)
-            continue
-        stages = compile_stages(step, schedule, vector_bytes, options)
-        parts = {"schedule": str(stages.schedule)}
-        plan.append(GeneratedStep(step, stages, kernels.library(stages.cpp, parts, options), options))
-    return Kernel(program, tuple(plan))
+def _plan(program: Program, schedule: Schedule | None, options: Options, vector_bytes: int) -> Kernel:
+    """The kernel of a program before anything is compiled."""
+    return Kernel(
+        program,
+        tuple(
+            step
+            if isinstance(step, DenseProduct)
+            else GeneratedStep(step, Variants(step, schedule, vector_bytes, options), options)
+            for step in steps(program, scheduled=schedule is not None)
+        ),
+    )
 
 
 def index_dtypes(pattern: Pattern) -> tuple[tuple[str, str], ...]:

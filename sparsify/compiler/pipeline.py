@@ -6,6 +6,7 @@ In: the step `Y[i,k] = sum(j, A[i,j] * T[j,k])` of a plan. Out: its `Stages`: pr
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -26,6 +27,7 @@ from sparsify.compiler.schedule import apply
 from sparsify.compiler.schedule.choose import candidates
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.gloss import gloss
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.dump import Dump
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.options import Options, current
@@ -154,9 +156,20 @@ class Stages:
 
 
 def compile_stages(
-    step: Step, schedule: Schedule | None, vector_bytes: int, options: Options | None = None
+    step: Step,
+    schedule: Schedule | None,
+    vector_bytes: int,
+    options: Options | None = None,
+    sizes: Sizes = UNKNOWN,
 ) -> Stages:
     """The step through all stages up to C++: with the given schedule, or the first candidate that lowers.
+
+    Args:
+        step: a statement of a plan.
+        schedule: `None` for one that is chosen.
+        vector_bytes: of the vectors in the code.
+        options: dumps and checks; by default those in force.
+        sizes: of the operands, for the choice.
 
     Raises:
         ScheduleError, DiscordantError: the given schedule does not fit.
@@ -167,7 +180,7 @@ def compile_stages(
     dump = Dump(options, f"{step.result}-{hashlib.sha256(key.encode()).hexdigest()[:12]}")
     program, plain = run(STAGES[:UNSCHEDULED], step.program, Given(Schedule(), vector_bytes), options, dump)
     refused: list[tuple[Schedule, str]] = []
-    for candidate in (schedule,) if schedule is not None else schedules(program, plain, vector_bytes):
+    for candidate in (schedule,) if schedule is not None else schedules(program, plain, vector_bytes, sizes):
         given = Given(candidate, vector_bytes)
         try:
             tree, _, short, text = run(STAGES[UNSCHEDULED:], plain, given, options, dump)
@@ -194,7 +207,20 @@ def run(stages: tuple[Stage, ...], start: Any, given: Given, options: Options, d
     return results
 
 
-def schedules(program: Program, plain: Notation, vector_bytes: int) -> Iterator[Schedule]:
+def chosen(step: Step, vector_bytes: int, sizes: Sizes) -> Schedule:
+    """The schedule that is tried first for operands of these sizes."""
+    return next(schedules(step.program, _plain(step), vector_bytes, sizes))
+
+
+@lru_cache(maxsize=256)
+def _plain(step: Step) -> Notation:
+    """The notation of a step before its schedule."""
+    return concretize.concretize(infer_format.infer_format(step.program))
+
+
+def schedules(
+    program: Program, plain: Notation, vector_bytes: int, sizes: Sizes = UNKNOWN
+) -> Iterator[Schedule]:
     """The schedules to try, the best first."""
     item_bytes = getattr(torch, program.declaration(program.outputs[0]).dtype).itemsize
-    return candidates(plain, max(1, vector_bytes // item_bytes), item_bytes)
+    return candidates(plain, max(1, vector_bytes // item_bytes), item_bytes, sizes)

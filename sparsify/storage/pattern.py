@@ -17,6 +17,8 @@ from sparsify.storage.format import Format
 from sparsify.storage.levels import Compressed, Dense, Singleton
 
 T = TypeVar("T")
+# How many pairs of entries `reach` looks at.
+SAMPLES = 4096
 Arrays = Sequence[Tensor | None]
 _MISSING: Final = object()
 
@@ -170,6 +172,14 @@ class Pattern:
         """The sizes of each level."""
         return self.cached("statistics", lambda: _statistics(self))
 
+    def reach(self) -> int:
+        """How far apart two entries of the last level lie that are read one parent apart, in coordinates.
+
+        The median of a few thousand pairs spread over the pattern: small for bands, a third of the extent where
+        entries lie anywhere.
+        """
+        return self.cached("reach", lambda: _reach(self))
+
 
 _known: "WeakValueDictionary[tuple[Any, ...], Pattern]" = WeakValueDictionary()
 
@@ -247,3 +257,16 @@ def _statistics(pattern: Pattern) -> tuple[LevelStatistics, ...]:
         largest = round(mean) if pos is None else int(pos.diff().max()) if parents else 0
         found.append(LevelStatistics(parents, positions, largest, mean))
     return tuple(found)
+
+
+def _reach(pattern: Pattern) -> int:
+    """The median distance of entries that are as many positions apart as a parent has children."""
+    crd = pattern.crd[-1] if pattern.crd else None
+    if crd is None or len(crd) < 2:
+        return 0
+    apart = min(
+        max(1, round(len(crd) / max(1, pattern.positions(len(pattern.format.levels) - 1)))), len(crd) - 1
+    )
+    step = max(1, (len(crd) - apart) // SAMPLES)
+    first, second = crd[: len(crd) - apart : step], crd[apart::step]
+    return int((first - second).abs().median())

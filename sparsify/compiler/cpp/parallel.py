@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 OPENMP: Final = (
     'extern "C" int omp_get_thread_num() noexcept;\nextern "C" int omp_get_num_threads() noexcept;'
 )
+# Work is handed out in few chunks a thread below so many times the work that is worth a second thread: finding
+# where chunks begin costs more than threads that end at different times.
+LARGE: Final = 64
+FEW_CHUNKS: Final = 4
 
 
 def outline(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:
@@ -35,14 +39,18 @@ def outline(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:
 
     lines = []
     arguments = [e.name(variable) for variable in captured]
+    work, one, many = e.fresh(f"work_{number}"), ["0", "1"], ["omp_get_thread_num()", "omp_get_num_threads()"]
+    lines.append(f"const int64_t {work} = {e.index(stmt.work)};")
     if stmt.dynamic:
-        counter = e.fresh(f"next_{number}")
+        counter, chunks = e.fresh(f"next_{number}"), e.fresh(f"chunks_{number}")
+        few, most = min(FEW_CHUNKS, stmt.chunks_per_thread), stmt.chunks_per_thread
+        share = f"{work} < {LARGE} * serial_threshold ? {few} : {most}"
         lines.append(f"int64_t {counter} = 0;")
-        arguments.insert(0, f"&{counter}")
-    work = e.text(nodes.Op("lt", (stmt.work, nodes.Var("serial_threshold", nodes.INT)), nodes.BOOL))
-    serial = f"{name}({', '.join(['0', '1', *arguments])})"
-    spread = f"{name}({', '.join(['omp_get_thread_num()', 'omp_get_num_threads()', *arguments])})"
-    test = f"if ({work} || context->threads == 1) {{"
+        lines.append(f"const int64_t {chunks} = context->threads * ({share});")
+        one, many = [*one, f"&{counter}", "1"], [*many, f"&{counter}", chunks]
+    serial = f"{name}({', '.join([*one, *arguments])})"
+    spread = f"{name}({', '.join([*many, *arguments])})"
+    test = f"if ({work} < serial_threshold || context->threads == 1) {{"
     pragma = "#pragma omp parallel num_threads((int)context->threads)"
     if not may_fail:
         return [*lines, test, f"  {serial};", "} else {", pragma, f"  {spread};", "}"]
@@ -90,7 +98,7 @@ def _region(
     e = statements.expressions
     parameters = ["int64_t thread", "int64_t threads"]
     if stmt.dynamic:
-        parameters.append("int64_t *next")
+        parameters += ["int64_t *next", "int64_t chunks"]
     parameters += [_parameter(statements, variable) for variable in captured]
     result = "int64_t" if may_fail else "void"
     inner = replace(statements, mutable=set())
@@ -107,7 +115,8 @@ def _region(
     if simple:
         lines += body
     else:
-        lines.append(f"const int64_t chunks = threads * {stmt.chunks_per_thread};")
+        if not stmt.dynamic:
+            lines.append(f"const int64_t chunks = threads * {stmt.chunks_per_thread};")
         lines += [_loop(stmt.dynamic), *indent(body), "}"]
     if may_fail:
         lines.append("return 0;")

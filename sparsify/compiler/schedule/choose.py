@@ -1,44 +1,57 @@
-"""The choice of a schedule for one statement, by the shape of its loops.
+"""The choice of a schedule for one statement, by the shape of its loops and the sizes of its operands.
 
-In: `Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`, A compressed by row, 8 lanes.
-Out: `split k ko ki 64 tail 32 16 8; order i, ko, j, ki; precompute w at ko in register; vector ki;
-      parallel i dynamic A`
+In: `Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`, A compressed by row, 8 lanes, 128 columns.
+Out: `split k ko ki 128; order i, ko, j, ki; precompute w at ko in register; vector ki; parallel i dynamic A`
+
+Sizes only choose among schedules: every kernel is right for operands of all sizes.
 """
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loop_chain
 from sparsify.compiler.schedule.sampled import sampled
-from sparsify.storage.levels import Dense
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.storage.levels import Compressed, Dense
 
 # What accumulators in registers cover of a row: 16 AVX2 or 8 AVX-512 registers, enough independent chains to hide
 # the latency of an fma, and one pass over the positions of a row for up to 128 columns of float32.
 TILE_BYTES = 512
 # How many stored positions ahead gathered rows are asked for; 16 covers the latency of memory.
 AHEAD = 16
+# Rows of two cache lines or more, from more memory than the nearer caches hold, are asked for.
+AHEAD_BYTES = 128
+NEAR_BYTES = 1 << 20
+FAR_BYTES = 8 << 20
+# Registers that hold sums at least, where rows are long enough: fewer wait for the latency of an fma.
+CHAINS = 4
+LONG_ROW = 8
 
 
-def candidates(program: Notation, lanes: int, item_bytes: int) -> Iterator[d.Schedule]:
+def candidates(
+    program: Notation, lanes: int, item_bytes: int, sizes: Sizes = UNKNOWN
+) -> Iterator[d.Schedule]:
     """Schedules that may suit `program`, the best first; the last ones always lower.
 
     Args:
         lanes: elements of the result's dtype in a vector register.
         item_bytes: the size of such an element.
+        sizes: of the operands, as far as they are known.
     """
     if (found := sampled(program)) is not None:
         yield from found.schedules(lanes)
         return
     nests = _nests(program)
     if len(nests) <= 2:
-        shape = _Shape(program, nests, lanes, item_bytes)
+        shape = _Shape(program, nests, lanes, item_bytes, sizes)
         yield shape.schedule(parallel=True)
+        yield shape.schedule(parallel=True, sets=False)
         yield shape.schedule(parallel=False)
         yield shape.schedule(parallel=False, vector=False)
         yield d.Schedule((d.Order(tuple(shape.order)),)) if len(shape.order) > 1 else d.Schedule()
@@ -71,6 +84,7 @@ class _Shape:
     nests: list[tuple[list[Forall], Assign]]
     lanes: int
     item_bytes: int
+    sizes: Sizes
 
     def __post_init__(self) -> None:
         self.chain, self.assign = next((n for n in self.nests if n[1].monoid), self.nests[-1])
@@ -154,8 +168,8 @@ class _Shape:
             text += "_"
         return text
 
-    def schedule(self, *, parallel: bool, vector: bool = True) -> d.Schedule:
-        """The schedule for this shape."""
+    def schedule(self, *, parallel: bool, vector: bool = True, sets: bool = True) -> d.Schedule:
+        """The schedule for this shape, without threads, lanes or several sets of accumulators when not wanted."""
         lane = self.lane if vector and self.lanes > 1 else None
         outer = [name for name in self.order if name != lane]
         sums = [name for name in outer if name not in self.target]
@@ -164,7 +178,7 @@ class _Shape:
         if lane is None:
             return self._scalar(outer, leading, ordered, parallel)
         if lane in self.target:
-            return self._free_lanes(lane, leading, sums, outer, ordered, parallel)
+            return self._free_lanes(lane, leading, sums, outer, ordered, parallel, sets)
         return self._summed_lanes(lane, leading, sums, outer, ordered, parallel)
 
     def _scalar(self, order: list[str], leading: list[str], ordered: bool, parallel: bool) -> d.Schedule:
@@ -175,34 +189,98 @@ class _Shape:
         return d.Schedule((*steps, *self._parallel(order, parallel)))
 
     def _free_lanes(
-        self, lane: str, leading: list[str], sums: list[str], outer: list[str], ordered: bool, parallel: bool
+        self,
+        lane: str,
+        leading: list[str],
+        sums: list[str],
+        outer: list[str],
+        ordered: bool,
+        parallel: bool,
+        sets: bool,
     ) -> d.Schedule:
         """Lanes along the result: accumulators for a tile of it when its loops are outside the sums."""
         if not self.assign.monoid:
             return d.Schedule(
                 (*self._reorder([*outer, lane]), d.Vector(lane), *self._parallel(outer, parallel))
             )
-        size = max(TILE_BYTES // self.item_bytes, self.lanes)
         tile, inner = self._name(f"{lane}o"), self._name(f"{lane}i")
-        tail = tuple(size >> n for n in range(1, 10) if size >> n >= self.lanes)
+        size, tail = self._tile(lane)
         split = d.Split(lane, tile, inner, size, tail)
         if not ordered:
             order = [tile, *outer, inner]
             return d.Schedule(
                 (split, *self._reorder(order), d.Vector(inner), *self._parallel(order, parallel))
             )
+        collect = self._collect(tile)
+        steps: list[d.Directive] = [split]
+        after: list[d.Directive] = []
+        if sets and (count := self._sets(size, sums)) > 1:
+            sums, steps, after = self._positions(sums, count, collect.temporary, steps)
         order = [*leading, tile, *sums, inner]
-        steps = [split, *self._reorder(order), self._collect(tile), d.Vector(inner)]
-        ahead = [d.Prefetch(name, AHEAD) for name in self._gathered(lane, sums)]
+        steps += [*self._reorder(order), collect, *after, d.Vector(inner)]
+        ahead = [d.Prefetch(name, AHEAD) for name in self._gathered(lane, size)]
         return d.Schedule((*steps, *self._parallel(order, parallel), *ahead))
 
-    def _gathered(self, lane: str, sums: list[str]) -> list[str]:
-        """The dense operands whose rows are read at stored coordinates of the innermost sum."""
-        if not sums or sums[-1] not in self.stored:
+    def _tile(self, lane: str) -> tuple[int, tuple[int, ...]]:
+        """How many iterations of the lanes' loop have accumulators at a time, and the pieces of the last tile."""
+        most = max(TILE_BYTES // self.item_bytes, self.lanes)
+        extent = self.sizes.extents.get(lane)
+        if not extent:
+            return most, tuple(most >> n for n in range(1, 10) if most >> n >= self.lanes)
+        tiles = -(-extent // most)
+        size = -(-extent // (tiles * self.lanes)) * self.lanes
+        last = extent - (tiles - 1) * size
+        return size, (last,) if 0 < last < size and last % self.lanes == 0 else ()
+
+    def _sets(self, size: int, sums: list[str]) -> int:
+        """How many stored entries at a time have accumulators of their own."""
+        driver = self._driver(sums)
+        mean = None if driver is None else self.sizes.mean_below(driver)
+        count = -(-CHAINS // (size // self.lanes))
+        return count if mean is not None and mean >= LONG_ROW * count else 1
+
+    def _driver(self, sums: list[str]) -> Declaration | None:
+        """The one operand whose stored entries the innermost sum runs over; `None` for several."""
+        reads = [a for a in self._sparse() if sums and sums[-1] in [name for name, _ in self._levels(a)]]
+        if len(reads) != 1 or self._levels(reads[0])[-1][0] != sums[-1]:
+            return None
+        declared = next(dec for dec in self.program.declarations if dec.name == reads[0].tensor)
+        return declared if isinstance(declared.format.levels[-1].level, Compressed) else None
+
+    def _positions(
+        self, sums: list[str], count: int, collected: str, steps: list[d.Directive]
+    ) -> tuple[list[str], list[d.Directive], list[d.Directive]]:
+        """The sums with `count` stored entries at a time; what comes before the order and after the temporary."""
+        driver = self._driver(sums)
+        assert driver is not None, "only stored entries are taken several at a time"
+        place = self._name("p")
+        group, member = self._name(f"{place}o"), self._name(f"{place}i")
+        before = [*steps, d.Pos(sums[-1], place, driver.name), d.Split(place, group, member, count)]
+        apart = d.Precompute(self._name("sums"), "register", source=collected, over=member)
+        return [*sums[:-1], group, member], before, [apart, d.Unroll(member)]
+
+    def _gathered(self, lane: str, size: int) -> list[str]:
+        """The dense operands whose rows are read at stored coordinates, from memory too large to be near."""
+        sums = [name for name in self.order if name not in self.target]
+        if not sums or sums[-1] not in self.stored or size * self.item_bytes < AHEAD_BYTES:
             return []
         sparse = {access.tensor for access in self._sparse()}
         reads = [n for n in walk(self.assign.value) if isinstance(n, Access) and n.tensor not in sparse]
-        return list(dict.fromkeys(a.tensor for a in reads if index_names(a) == (sums[-1], lane)))
+        found = list(dict.fromkeys(a.tensor for a in reads if index_names(a) == (sums[-1], lane)))
+        return found if self._is_far(lane, sums) else []
+
+    def _is_far(self, lane: str, sums: list[str]) -> bool:
+        """Whether rows at stored coordinates come from far away; unknown sizes count as large."""
+        rows, columns = self.sizes.extents.get(sums[-1]), self.sizes.extents.get(lane)
+        if rows is None or columns is None:
+            return True
+        row_bytes = columns * self.item_bytes
+        driver = self._driver(sums)
+        limit = NEAR_BYTES if row_bytes > 2 * AHEAD_BYTES else FAR_BYTES
+        if rows * row_bytes <= limit:
+            return False
+        reach = None if driver is None else self.sizes.reach(driver.name)
+        return reach is None or 2 * reach * row_bytes > limit
 
     def _summed_lanes(
         self, lane: str, leading: list[str], sums: list[str], outer: list[str], ordered: bool, parallel: bool

@@ -94,6 +94,7 @@ static __attribute__((noinline)) void region_1(
     int64_t thread,
     int64_t threads,
     int64_t *next,
+    int64_t chunks,
     const int32_t *__restrict A2_pos,
     const int64_t i_extent,
     const int64_t k_extent,
@@ -102,7 +103,6 @@ static __attribute__((noinline)) void region_1(
     const float *__restrict T_vals,
     float *__restrict Y_vals) {
   const int64_t extent = i_extent;
-  const int64_t chunks = threads * 8;
   for (int64_t chunk; (chunk = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < chunks;) {
     const int64_t i_begin = split_positions_int32(chunk, chunks, extent, A2_pos, 4);
     const int64_t i_end = split_positions_int32(chunk + 1, chunks, extent, A2_pos, 4);
@@ -145,12 +145,14 @@ int64_t sparsify_kernel(const int64_t *sizes, void *const *buffers, const Contex
   const float *__restrict A_vals = (const float *)buffers[2];
   const float *__restrict T_vals = (const float *)buffers[3];
   float *__restrict Y_vals = (float *)buffers[4];
+  const int64_t work_1 = (int64_t)A2_pos[i_extent] * k_extent;
   int64_t next_1 = 0;
-  if ((int64_t)A2_pos[i_extent] * k_extent < serial_threshold || context->threads == 1) {
-    region_1(0, 1, &next_1, A2_pos, i_extent, k_extent, A2_crd, A_vals, T_vals, Y_vals);
+  const int64_t chunks_1 = context->threads * (work_1 < 64 * serial_threshold ? 4 : 8);
+  if (work_1 < serial_threshold || context->threads == 1) {
+    region_1(0, 1, &next_1, 1, A2_pos, i_extent, k_extent, A2_crd, A_vals, T_vals, Y_vals);
   } else {
 #pragma omp parallel num_threads((int)context->threads)
-    region_1(omp_get_thread_num(), omp_get_num_threads(), &next_1, A2_pos, i_extent, k_extent, A2_crd, A_vals, T_vals, Y_vals);
+    region_1(omp_get_thread_num(), omp_get_num_threads(), &next_1, chunks_1, A2_pos, i_extent, k_extent, A2_crd, A_vals, T_vals, Y_vals);
   }
   return 0;
 }

@@ -1,0 +1,66 @@
+"""What is known of the operands when a schedule is chosen: extents, stored entries, where they lie.
+
+In: `Sizes({"i": 2708, "j": 2708, "k": 16}, {"A": 13264})`. Out: answers for the choice, `None` where unknown.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Final
+
+from sparsify.compiler.einsum.nodes import Declaration, Program
+from sparsify.storage.pattern import Pattern
+from sparsify.storage.tensor import SparseTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of the operands that a kernel is compiled for; it is right for all others too.
+
+    Attributes:
+        extents: of index variables.
+        stored: entries of sparse operands.
+        patterns: of sparse operands that are at hand and stored as they are read.
+    """
+
+    extents: Mapping[str, int] = field(default_factory=dict)
+    stored: Mapping[str, int] = field(default_factory=dict)
+    patterns: Mapping[str, Pattern] = field(default_factory=dict)
+
+    def mean_below(self, declared: Declaration) -> float | None:
+        """The mean number of entries in the last level of an operand below each of its parents, at least."""
+        stored = self.stored.get(declared.name)
+        above = [declared.extents[level.expression.mode] for level in declared.format.levels[:-1]]
+        if stored is None or any(name not in self.extents for name in above):
+            return None
+        return stored / max(1, prod(self.extents[name] for name in above))
+
+    def also(self, sources: Mapping[str, str]) -> "Sizes":
+        """These sizes, with the numbers of stored entries under more names, each with the one it stands for."""
+        more = {name: self.stored[source] for name, source in sources.items() if source in self.stored}
+        return replace(self, stored={**more, **self.stored}) if more else self
+
+    def reach(self, name: str) -> int | None:
+        """How far apart neighbouring rows of an operand read, as `Pattern.reach` says."""
+        pattern = self.patterns.get(name)
+        return None if pattern is None else pattern.reach()
+
+
+UNKNOWN: Final = Sizes()
+
+
+def sizes_of(program: Program, operands: Sequence[object]) -> Sizes:
+    """The sizes of operands in the order of `program.inputs`; operands that do not fit say nothing."""
+    extents: dict[str, int] = dict(program.extents)
+    stored: dict[str, int] = {}
+    patterns: dict[str, Pattern] = {}
+    for name, operand in zip(program.inputs, operands, strict=False):
+        declared = program.declaration(name)
+        shape = tuple(getattr(operand, "shape", ()))
+        if len(shape) == len(declared.extents):
+            extents.update(zip(declared.extents, shape, strict=True))
+        if isinstance(operand, SparseTensor):
+            stored[name] = operand._pattern.nnz
+            if operand._pattern.format == declared.format:
+                patterns[name] = operand._pattern
+    return Sizes(extents, stored, patterns)
