@@ -103,8 +103,8 @@ def evaluate(
     found = _evaluations.get(tuple(key))
     if found is None:
         program = _program(text, names, format, sizes, operands)
-        used = [operands[name] for name in program.inputs]
-        found = (compile_program(program, schedule, options, sizes_of(program, used)), options)
+        met = sizes_of(program, [operands[name] for name in program.inputs])
+        found = (compile_program(program, schedule, options, met), options)
         _remember(_evaluations, tuple(key), found)
     kernel, _ = found
     used: list[Any] = [operands[name] for name in kernel.program.inputs]
