@@ -4,6 +4,7 @@ In: a kernel and operands that require gradients. Out: results whose backward ru
 differentiable in their turn.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,23 +26,38 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        kernel = ctx.kernel
-        program = kernel.program
+        program = ctx.kernel.program
         wrt = tuple(
             [name for name, need in zip(program.inputs, ctx.needs_input_grad[1:], strict=True) if need]
         )
         values = dict(zip((*program.inputs, *program.outputs), ctx.saved_tensors, strict=True))
-        for name, gradient in zip(program.outputs, gradients, strict=True):
-            values[f"g_{name}"] = _laid_out(gradient, values[name])
-        backward = kernel.adjoint(wrt)
-        missing = [name for name in backward.program.inputs if name not in values]
-        if missing:
-            # Temporaries of the plan are computed again: keeping them would hold memory between the passes.
-            again = kernel.run(tuple([values[name] for name in program.inputs]))
-            values.update((name, again[name]) for name in missing)
-        found = backward(*[values[name] for name in backward.program.inputs])
-        by_name = dict(zip(wrt, found if isinstance(found, tuple) else (found,), strict=True))
+        by_name = pull_back(ctx.kernel, values, gradients, wrt)
         return None, *[by_name.get(name) for name in program.inputs]
+
+
+def pull_back(
+    kernel: Any, values: dict[str, torch.Tensor], gradients: Sequence[torch.Tensor | None], wrt: tuple[str, ...]
+) -> dict[str, torch.Tensor]:
+    """The gradients of the operands `wrt`, from those of the results.
+
+    Args:
+        kernel: the forward kernel.
+        values: its operands and results by name.
+        gradients: of its results, None for zeros.
+        wrt: names of operands.
+    """
+    program = kernel.program
+    values = dict(values)
+    for name, gradient in zip(program.outputs, gradients, strict=True):
+        values[f"g_{name}"] = _laid_out(gradient, values[name])
+    backward = kernel.adjoint(wrt)
+    missing = [name for name in backward.program.inputs if name not in values]
+    if missing:
+        # Temporaries of the plan are computed again: keeping them would hold memory between the passes.
+        again = kernel.run(tuple([values[name] for name in program.inputs]))
+        values.update((name, again[name]) for name in missing)
+    found = backward(*[values[name] for name in backward.program.inputs])
+    return dict(zip(wrt, found if isinstance(found, tuple) else (found,), strict=True))
 
 
 def _laid_out(gradient: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:

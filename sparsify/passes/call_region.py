@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.differentiate import pull_back
 from sparsify.compiler.kernel import compile_program
 from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
@@ -129,6 +130,39 @@ class RegionCall:
         fallback: torch.Tensor = self.dense(*arguments)[0]
         return fallback
 
+    def gradients(
+        self, arguments: Sequence[Any], needed: Sequence[int], result: torch.Tensor, gradient: torch.Tensor
+    ) -> list[torch.Tensor | None]:
+        """The gradients of the arguments at the positions `needed`, from the result and its gradient."""
+        inputs = list(arguments)
+        for position in needed:
+            inputs[position] = inputs[position].detach().requires_grad_()
+        wanted = [inputs[position] for position in needed]
+        with torch.enable_grad():
+            if self.failure is not None or self.needs_full_gradient(inputs):
+                outputs, found = [self.dense(*inputs)[0]], [gradient]
+            else:
+                outputs, found = self.pull_back(self.values(inputs), result, gradient)
+        return list(torch.autograd.grad(outputs, wanted, found, allow_unused=True))
+
+    def pull_back(
+        self, operands: Sequence[torch.Tensor], result: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The operands that require gradients, and their gradients."""
+        program = self.program
+        wrt = [operand.requires_grad for operand in operands]
+        values = dict(zip(program.inputs, (operand.detach() for operand in operands), strict=True))
+        values[program.outputs[0]] = result
+        names = tuple(name for name, wants in zip(program.inputs, wrt, strict=True) if wants)
+        with torch.no_grad():
+            found = pull_back(self.kernel, values, (gradient.contiguous(),), names)
+        pairs = [
+            (entries(operand), entries(found[name]))
+            for name, operand in zip(program.inputs, operands, strict=True)
+            if name in found
+        ]
+        return [operand for operand, _ in pairs], [value for _, value in pairs]
+
     def needs_full_gradient(self, arguments: Sequence[Any]) -> bool:
         """Whether an input needs its gradient at the zeros too, which a sparse operand leaves out."""
         return torch.is_grad_enabled() and any(arguments[position].requires_grad for position in self.full)
@@ -143,6 +177,11 @@ class RegionCall:
     def result_shape(self, arguments: Sequence[Any]) -> list[Any]:
         """The shape of the result for these arguments."""
         return [e if isinstance(e, int) else arguments[e.argument] for e in self.shape]
+
+
+def entries(value: torch.Tensor) -> torch.Tensor:
+    """The values of a sparse tensor, a dense one itself."""
+    return value.values() if isinstance(value, SparseTensor) else value
 
 
 def call_region(handle: int, *arguments: Any) -> torch.Tensor:
@@ -179,21 +218,22 @@ def shape_only(handle: int, tensors: list[torch.Tensor], sizes: list[int], place
 
 
 def run_backward(
-    handle: int, gradient: torch.Tensor, tensors: list[torch.Tensor], sizes: list[int], places: list[int],
-    needed: list[int],
+    handle: int, gradient: torch.Tensor, result: torch.Tensor, tensors: list[torch.Tensor], sizes: list[int],
+    places: list[int], needed: list[int],
 ) -> list[torch.Tensor]:  # fmt: skip
-    """The gradients of the tensors at the positions `needed`; the forward pass is computed again."""
-    with torch.enable_grad():
-        inputs = [t.detach().requires_grad_(position in needed) for position, t in enumerate(tensors)]
-        result = _calls[handle](*merged(inputs, sizes, places))
-        wanted = [inputs[position] for position in needed]
-        found = torch.autograd.grad(result, wanted, gradient, allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g.contiguous() for g, t in zip(found, wanted, strict=True)]
+    """The gradients of the tensors at the positions `needed`."""
+    arguments = merged(tensors, sizes, places)
+    positions = [position for position in range(len(arguments)) if position not in places]
+    found = _calls[handle].gradients(arguments, [positions[at] for at in needed], result, gradient)
+    return [
+        torch.zeros_like(tensors[at]) if value is None else value.contiguous()
+        for at, value in zip(needed, found, strict=True)
+    ]
 
 
 def backward_shapes(
-    handle: int, gradient: torch.Tensor, tensors: list[torch.Tensor], sizes: list[int], places: list[int],
-    needed: list[int],
+    handle: int, gradient: torch.Tensor, result: torch.Tensor, tensors: list[torch.Tensor], sizes: list[int],
+    places: list[int], needed: list[int],
 ) -> list[torch.Tensor]:  # fmt: skip
     """The gradients on fake tensors."""
     return [torch.empty_like(tensors[position], memory_format=torch.contiguous_format) for position in needed]
@@ -204,14 +244,14 @@ def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     handle, tensors, sizes, places = inputs
     ctx.handle, ctx.sizes, ctx.places = handle, sizes, places
     ctx.needed = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(output, *tensors)
 
 
 def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, list[torch.Tensor | None], Any, Any]:
     """The gradients of all arguments."""
-    tensors = list(ctx.saved_tensors)
+    result, *tensors = ctx.saved_tensors
     found = torch.ops.sparsify.region_backward(
-        ctx.handle, gradient, tensors, ctx.sizes, ctx.places, ctx.needed
+        ctx.handle, gradient, result, tensors, ctx.sizes, ctx.places, ctx.needed
     )
     gradients: list[torch.Tensor | None] = [None] * len(tensors)
     for position, value in zip(ctx.needed, found, strict=True):
@@ -222,8 +262,8 @@ def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, list[torch.Tensor 
 
 SCHEMAS = (
     "region(int handle, Tensor[] tensors, SymInt[] sizes, int[] places) -> Tensor",
-    "region_backward(int handle, Tensor gradient, Tensor[] tensors, SymInt[] sizes, int[] places, int[] needed) "
-    "-> Tensor[]",
+    "region_backward(int handle, Tensor gradient, Tensor result, Tensor[] tensors, SymInt[] sizes, int[] places, "
+    "int[] needed) -> Tensor[]",
 )
 
 

@@ -34,7 +34,7 @@ class Memory:
         for reference, version, parts in self.entries:
             if reference() is matrix and values._version == version:
                 return parts
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # what is kept may be asked for in any mode later
             parts = self.parts(matrix)
         self.entries = [(weakref.ref(matrix), values._version, parts), *self.entries[: REMEMBERED - 1]]
         return parts

@@ -3,14 +3,16 @@
 In: `edge_index`, `edge_weight`, the number of nodes. Out: the normalised adjacency as a `SparseTensor`,
 from memory when the same tensors come again unchanged.
 
-An entry is found by weak reference, data pointer, version and shape of each input. When an input requires a
-gradient the values are computed anew, differentiably, and only the pattern is remembered.
+An entry is found by weak reference, data pointer, version and shape of each input; writes that torch does not
+count, through `.data` or a numpy array, are not seen. When an input requires a gradient the values are
+computed anew, differentiably, and only the pattern is remembered.
 """
 
 import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -62,14 +64,62 @@ class Aligned:
         return slots.index_add(0, self.positions, edges)
 
 
+@dataclass(frozen=True)
+class Seen:
+    """A tensor as it was: while it lives and its version is the same, so are its values."""
+
+    reference: "weakref.ref[torch.Tensor]"
+    version: int
+    address: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+    def is_same(self, leaf: Any) -> bool:
+        """Whether `leaf` is that tensor, or another view of exactly its memory, unchanged."""
+        known = self.reference()
+        if known is None or known._version != self.version:
+            return False
+        if known is leaf:
+            return bool(leaf.data_ptr() == self.address and leaf.shape == self.shape)
+        return (
+            isinstance(leaf, torch.Tensor)
+            and leaf._version == self.version
+            and leaf.data_ptr() == known.data_ptr() == self.address
+            and leaf.dtype == known.dtype
+            and (leaf.shape, leaf.stride()) == (self.shape, self.strides)
+        )
+
+    def is_stale(self) -> bool:
+        """Whether no tensor can be it any more."""
+        known = self.reference()
+        return known is None or known._version != self.version
+
+
+def see(leaf: Any) -> Any:
+    """A tensor as it is now; a size is itself."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return Seen(weakref.ref(leaf), leaf._version, leaf.data_ptr(), leaf.shape, leaf.stride())
+
+
 @dataclass
 class Remembered:
     """The results for one set of inputs."""
 
-    references: tuple[Any, ...]
-    stamps: tuple[Any, ...]
+    leaves: tuple[Any, ...]
     aligned: list[Aligned | None]
     results: list[Any]
+
+    def is_for(self, leaves: tuple[Any, ...]) -> bool:
+        """Whether these leaves are the ones that the results were computed from."""
+        return all(
+            known.is_same(leaf) if isinstance(known, Seen) else known == leaf
+            for known, leaf in zip(self.leaves, leaves, strict=True)
+        )
+
+    def is_stale(self) -> bool:
+        """Whether its leaves cannot come again."""
+        return any(isinstance(known, Seen) and known.is_stale() for known in self.leaves)
 
 
 class Structure:
@@ -85,6 +135,7 @@ class Structure:
         self, module: fx.GraphModule, outputs: Sequence[int | MatrixOutput], entry: ConversionEntry
     ) -> None:
         self.module, self.outputs, self.entry = module, tuple(outputs), entry
+        self.has_matrices = any(isinstance(spec, MatrixOutput) for spec in self.outputs)
         self.memory: list[Remembered] = []
 
     def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:
@@ -92,28 +143,19 @@ class Structure:
         needs_gradient = torch.is_grad_enabled() and any(
             isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves
         )
-        found = self.recall(leaves)
-        if found is None:
-            found = self.compute(leaves)
-        return self.differentiable(leaves, found) if needs_gradient else found.results
+        if not needs_gradient:
+            return self.remembered(leaves).results
+        if not self.has_matrices:
+            return self.differentiable(leaves, [])
+        return self.differentiable(leaves, self.remembered(leaves).aligned)
 
-    def recall(self, leaves: tuple[Any, ...]) -> Remembered | None:
-        """What is remembered for exactly these leaves."""
+    def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
+        """What is remembered for exactly these leaves, computed now when nothing is."""
         for entry in self.memory:
-            for reference, stamp, leaf in zip(entry.references, entry.stamps, leaves, strict=True):
-                if reference is None:
-                    if leaf != stamp:
-                        break
-                elif (
-                    reference() is not leaf
-                    or leaf.data_ptr() != stamp[0]
-                    or leaf._version != stamp[1]
-                    or leaf.shape != stamp[2]
-                ):
-                    break
-            else:
+            if entry.is_for(leaves):
                 return entry
-        return None
+        with torch.inference_mode(False):  # what is remembered may be asked for in any mode later
+            return self.compute(leaves)
 
     def compute(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results, remembered when every leaf can tell whether it changed."""
@@ -127,21 +169,19 @@ class Structure:
         self.entry.count += 1
         self.entry.total_us += (time.perf_counter() - started) * 1e6
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        references = tuple(weakref.ref(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
         if any(leaf.is_inference() for leaf in tensors):  # inference tensors do not count their versions
-            return Remembered(references, (), aligned, results)
-        stamps = tuple(
-            (leaf.data_ptr(), leaf._version, leaf.shape) if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in leaves
-        )
-        entry = Remembered(references, stamps, aligned, results)
-        self.memory = [entry, *self.memory[: REMEMBERED - 1]]
+            return Remembered((), aligned, results)
+        entry = Remembered(tuple(see(leaf) for leaf in leaves), aligned, results)
+        kept = [known for known in self.memory if not known.is_stale()]
+        self.memory = [entry, *kept[: REMEMBERED - 1]]
         return entry
 
-    def differentiable(self, leaves: tuple[Any, ...], found: Remembered) -> list[Any]:
-        """The results with values computed anew under autograd, on the remembered patterns."""
+    def differentiable(self, leaves: tuple[Any, ...], aligned: Sequence[Aligned | None]) -> list[Any]:
+        """The results with values computed anew under autograd, on patterns that are known."""
         raw = self.module(*leaves)
-        return [self.result(spec, raw, at) for spec, at in zip(self.outputs, found.aligned, strict=True)]
+        return [
+            self.result(spec, raw, at) for spec, at in zip_longest(self.outputs, aligned, fillvalue=None)
+        ]
 
     def align(self, spec: MatrixOutput, raw: Sequence[Any]) -> Aligned:
         """The pattern of a matrix and the slots of its edges."""
