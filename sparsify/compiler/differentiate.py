@@ -36,7 +36,10 @@ class Differentiable(torch.autograd.Function):
 
 
 def pull_back(
-    kernel: Any, values: dict[str, torch.Tensor], gradients: Sequence[torch.Tensor | None], wrt: tuple[str, ...]
+    kernel: Any,
+    values: dict[str, torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+    wrt: tuple[str, ...],
 ) -> dict[str, torch.Tensor]:
     """The gradients of the operands `wrt`, from those of the results.
 

@@ -64,6 +64,18 @@ class Draft:
         """The graph as it is now."""
         return self.captured.graph
 
+    def known_tensor(self, node: fx.Node) -> torch.Tensor | None:
+        """The example input, the parameter or the captured constant behind a node."""
+        if node.op == "placeholder":
+            return self.examples.get(str(node.meta.get("input", node.target)))
+        if node.op != "get_attr":
+            return None
+        if node.target in self.captured.constants:
+            return self.captured.constants[str(node.target)]
+        owner, _, name = str(node.target).rpartition(".")
+        found = getattr(self.model.get_submodule(owner), name, None)
+        return found if isinstance(found, torch.Tensor) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.differentiate import pull_back
+from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import compile_program
 from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
@@ -93,13 +93,9 @@ class RegionCall:
     def __deepcopy__(self, memo: dict[int, Any]) -> "RegionCall":
         return self  # kernels and memories are shared: they hold no parameters
 
-    def compile(self, arguments: Sequence[Any]) -> None:
-        """Makes the kernel, for operands like those of the example arguments."""
+    def compile(self) -> None:
+        """Makes the kernel."""
         self.kernel = compile_program(self.program, options=self.options)
-
-    def kernel_facts(self) -> tuple[str, str, float | None]:
-        """Key of the kernel, whether it was found or built, and its estimated time in microseconds."""
-        return self.kernel.key, self.kernel.cache, self.kernel.estimated_us
 
     def values(self, arguments: Sequence[Any]) -> list[Any]:
         """The operands in the order of the program."""

@@ -18,6 +18,7 @@ from sparsify.errors import SparsifyError
 from sparsify.passes import canonicalize, operators
 from sparsify.passes.base import Draft
 from sparsify.passes.call_region import Operand, RegionCall, SizeAt, call_region
+from sparsify.passes.estimate import estimated_us
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
@@ -267,8 +268,9 @@ def replace_nodes(
     entry = describe(draft, region, call)
     once = {binding.name: binding.plan.leaves for binding in bindings if binding.plan is not None}
     call.origin = origin(draft.graph, region, once, replaced)
-    call.compile(example_arguments(draft, arguments))
-    entry.kernel, entry.cache, entry.estimated_us = call.kernel_facts()
+    call.compile()
+    entry.kernel, entry.cache = call.kernel.key, call.kernel.cache
+    entry.estimated_us = estimated_us(draft, region)
     with draft.graph.inserting_before(node):
         new = draft.graph.create_node("call_function", call_region, (call.handle, *arguments), name=name)
     new.meta.update({key: node.meta[key] for key in ("val", "nn_module_stack") if key in node.meta})
@@ -308,32 +310,3 @@ def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
     return RegionEntry(
         call.name, [node.name for node in region.covered], scopes, einsum, formats, notes=region.notes
     )
-
-
-def example_arguments(draft: Draft, arguments: list[fx.Node]) -> list[Any]:
-    """The arguments of a region for the example inputs, when they are inputs, sizes or attributes.
-
-    Else None each.
-    """
-    values: list[Any] = []
-    for node in arguments:
-        if node.op == "placeholder":
-            values.append(draft.examples.get(str(node.meta.get("input", node.target))))
-        elif node.op == "get_attr":
-            values.append(attribute(draft, str(node.target)))
-        elif operator_name(node) in ("sym_size", "size") and node.all_input_nodes[0].op == "placeholder":
-            source = draft.examples.get(str(node.all_input_nodes[0].meta.get("input")))
-            values.append(None if source is None else source.shape[node.args[1]])  # type: ignore[index]
-        else:
-            values.append(None)
-    return values
-
-
-def attribute(draft: Draft, name: str) -> torch.Tensor:
-    """A parameter, buffer or captured constant by its qualified name."""
-    if name in draft.captured.constants:
-        return draft.captured.constants[name]
-    owner, _, last = name.rpartition(".")
-    found = getattr(draft.model.get_submodule(owner), last)
-    assert isinstance(found, torch.Tensor), f"{name} is a tensor"
-    return found

@@ -4,21 +4,19 @@ In: fragments of `linear`, `index_add`, `add`, `relu`.
 Out: one region, `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`.
 
 A region starts at a product with a sparse operand, takes in the dense product in front of it when nothing
-else reads that, and the pointwise operators behind it as long as each result has one reader. `A(XW)`
-against `(AX)W` is decided
-by the widths: the sparse product runs on the narrower side.
+else reads that, and the pointwise operators behind it as long as each result has one reader. `order` then
+decides between `A(XW)` and `(AX)W`.
 """
 
 from torch import fx
 
-from sparsify.compiler.einsum.nodes import Access, Call, Expr, Index, Reduce
-from sparsify.compiler.einsum.rename import replace
+from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.node import walk
 from sparsify.passes import region as regions
 from sparsify.passes.base import Draft
-from sparsify.passes.lift.fragment import Fragment, access, turned
-from sparsify.passes.lift.matrix import declared_sparse
-from sparsify.passes.operators import argument, operator_name, parameter_behind, scope, tensor_value
+from sparsify.passes.lift.fragment import Fragment
+from sparsify.passes.operators import operator_name, parameter_behind, scope
+from sparsify.passes.order import sparse_first, take_linear
 from sparsify.passes.region import Region
 
 
@@ -35,6 +33,8 @@ def fuse(draft: Draft) -> Draft:
         if draft.recipe.fuse.enabled:
             join_producer(draft, region, found, limit)
             join_consumers(draft, region, taken, limit)
+            if len(region.statements) < limit:
+                region = sparse_first(draft, region)
         taken.update(region.covered)
         found.append(region)
     for region in found:
@@ -77,7 +77,6 @@ def join_producer(draft: Draft, region: Region, found: list[Region], limit: int)
             and reads_once(region, operand)
         ):
             regions.prepend(region, regions.of_fragment(fragment))
-            region.notes.append("A(XW)")
 
 
 def is_weighted(fragment: Fragment) -> bool:
@@ -112,7 +111,7 @@ def join_consumers(draft: Draft, region: Region, taken: set[fx.Node], limit: int
             if not fits(region, fragment):
                 return
             regions.absorb(region, fragment)
-        elif len(region.statements) >= limit or not narrow_first(region, fragment):
+        elif len(region.statements) >= limit or not take_linear(draft, region, fragment):
             return
 
 
@@ -127,76 +126,3 @@ def fits(region: Region, consumer: Fragment) -> bool:
     return access.indices == tuple(Index(index) for index in consumer.indices) and len(indices) == len(
         access.indices
     )
-
-
-def narrow_first(region: Region, fragment: Fragment) -> bool:
-    """`(A X) W -> A (X W)` when `W` narrows X; true when it was done.
-
-    The sparse product then runs on fewer columns. Between both there may only be factors per row.
-    """
-    node = fragment.node
-    if operator_name(node) != "linear" or fragment.matrices or len(region.statements) != 1:
-        return False
-    weight, bias = node.args[1], argument(node, 2, "bias")
-    width = tensor_value(weight).shape  # type: ignore[union-attr]
-    if not all(isinstance(extent, int) for extent in width) or width[0] >= width[1]:
-        return False
-    _, (row, column), value = region.statements[-1]
-    reduced, features = sparse_sum(value, row, column, region)
-    if reduced is None or features is None or node.args[0] is not region.output:
-        return False
-    temporary = product_in_front(region, fragment, features)
-    assert isinstance(reduced.body, Call)
-    narrowed = Call("mul", (reduced.body.args[0], Access(region.output.name, features.indices)))
-    value = replace(value, reduced, Reduce("sum", reduced.indices, narrowed))
-    if isinstance(bias, fx.Node):
-        value = Call("add", (value, Access(bias.name, (Index(column),))))
-        region.operands[bias.name] = bias
-    region.statements = [temporary, (node, (row, column), value)]
-    region.covered += [node]
-    region.notes.append("A(XW) instead of (AX)W")
-    return True
-
-
-def sparse_sum(value: Expr, row: str, column: str, region: Region) -> tuple[Reduce | None, Access | None]:
-    """The sum `sum(j, A[i,j] * x[j,k])` inside `value` when everything around it is a factor per row."""
-    match value:
-        case Reduce(
-            "sum", (_,), Call("mul", (Access(a, (Index(i), _)), Access(x, (_, Index(k))) as features))
-        ):
-            is_sparse = any(matrix.name == a for matrix in region.matrices)
-            dense = isinstance(region.operands.get(x), fx.Node)
-            return (value, features) if is_sparse and dense and (i, k) == (row, column) else (None, None)
-        case Call("div" | "mul", (inner, factor)) if is_row_factor(factor, column):
-            return sparse_sum(inner, row, column, region)
-        case Call("mul", (factor, inner)) if is_row_factor(factor, column):
-            return sparse_sum(inner, row, column, region)
-    return None, None
-
-
-def is_row_factor(factor: Expr, column: str) -> bool:
-    """Whether a factor is the same in all columns."""
-    return not any(isinstance(part, Index) and part.name == column for part in walk(factor))
-
-
-Statement = tuple[fx.Node, tuple[str, ...], Expr]
-
-
-def product_in_front(region: Region, fragment: Fragment, features: Access) -> Statement:
-    """The statement `T = X W`, under the name of the sparse product that nobody reads any more."""
-    node, old = fragment.node, region.output
-    row, column = fragment.indices
-    product = fragment.value.args[0] if isinstance(fragment.value, Call) else fragment.value
-    assert isinstance(product, Reduce), "a linear layer is a sum, with a bias or without"
-    dense, weight = region.operands.pop(features.tensor), node.args[1]
-    matrix = declared_sparse(dense)
-    assert isinstance(weight, fx.Node)
-    assert isinstance(dense, fx.Node)
-    if matrix is None:
-        region.operands |= {dense.name: dense, weight.name: weight}
-        return old, (row, column), regions.renamed(product, old.name, dense.name)
-    weight = turned(weight, node)
-    region.operands |= {matrix.name: matrix, weight.name: weight}
-    summed = product.indices[0]
-    body = Call("mul", (access(matrix.name, row, summed), access(weight.name, summed, column)))
-    return old, (row, column), Reduce("sum", (summed,), body)

@@ -194,7 +194,7 @@ def within_limits(draft: Draft, rule: Rule, selected: list[Candidate]) -> tuple[
 
 def outside(draft: Draft, rule: Rule, candidate: Candidate) -> str | None:
     """Why a tensor is outside the limits of a rule, None when it is inside."""
-    tensor = known_tensor(draft, candidate.node)
+    tensor = draft.known_tensor(candidate.node)
     when = rule.when
     if tensor is None or when is None:
         return None
@@ -213,16 +213,6 @@ def entries(draft: Draft, node: fx.Node, tensor: torch.Tensor) -> int:
     name = str(node.meta.get("input", ""))
     carrier = draft.examples.get(name.removesuffix("values") + "extent") if name.endswith(".values") else None
     return tensor.numel() if carrier is None else carrier.shape[0] * carrier.shape[1]
-
-
-def known_tensor(draft: Draft, node: fx.Node) -> torch.Tensor | None:
-    """The example input or the parameter behind a node."""
-    if node.op == "placeholder":
-        return draft.examples.get(str(node.meta.get("input", node.target)))
-    if node.op != "get_attr":
-        return None
-    owner, _, name = str(node.target).rpartition(".")
-    return getattr(draft.model.get_submodule(owner), name, None)
 
 
 def put(recipe: Recipe, rule: Rule, label: str, candidate: Candidate) -> None:

@@ -205,3 +205,15 @@ def tensor_value(node: Any) -> torch.Tensor | None:
     """The fake tensor that `node` computes, None when it computes none."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def sources(nodes: list[fx.Node]) -> list[fx.Node]:
+    """The inputs and attributes from which `nodes` are computed."""
+    seen: dict[fx.Node, None] = {}
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen[node] = None
+            waiting.extend(node.all_input_nodes)
+    return [node for node in seen if node.op in ("placeholder", "get_attr")]

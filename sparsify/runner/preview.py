@@ -16,7 +16,6 @@ from sparsify.models.data import Graph
 from sparsify.passes import PASSES, base, calls
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.capture import capture, example_tensors
-from sparsify.passes.mark import known_tensor
 from sparsify.report import Report
 from sparsify.runner.request import Request
 
@@ -114,7 +113,7 @@ def operand(draft: Draft, graph: Graph, node: fx.Node, form: str) -> tuple[Any, 
     """The tensor behind a node as it would be stored, and its bytes now; None where only a run can tell."""
     from sparsify.api import tensor as sparse_tensor
 
-    known = known_tensor(draft, node)
+    known = draft.known_tensor(node)
     if known is None and node.op not in (
         "placeholder",
         "get_attr",

@@ -10,7 +10,7 @@ from sparsify.passes.base import Draft, Mark
 from sparsify.passes.lift import gather_scatter
 from sparsify.passes.lift.fragment import DTYPES, PRODUCTS, Fragment, Lifter
 from sparsify.passes.lift.matrix import declared_sparse
-from sparsify.passes.operators import module_type, operator_name, tensor_value
+from sparsify.passes.operators import module_type, operator_name, sources, tensor_value
 
 __all__ = ["Fragment", "lift"]
 
@@ -43,18 +43,6 @@ def adjacency_mark(node: fx.Node) -> Mark | None:
         if isinstance(mark, Mark):
             return mark
     return None
-
-
-def sources(nodes: list[fx.Node]) -> list[fx.Node]:
-    """The inputs and attributes from which `nodes` are computed."""
-    seen: dict[fx.Node, None] = {}
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen[node] = None
-            waiting.extend(node.all_input_nodes)
-    return [node for node in seen if node.op in ("placeholder", "get_attr")]
 
 
 def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) -> str:
