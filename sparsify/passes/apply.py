@@ -14,6 +14,7 @@ from torch import nn
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError
 from sparsify.passes import calls
+from sparsify.passes.base import Asked
 from sparsify.passes.capture import Dynamic
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
@@ -26,29 +27,35 @@ def apply(
     recipe: Given,
     example_inputs: Any = None,
     *,
+    trainable: bool | None = None,
     dynamic: Dynamic = None,
     strict: bool = False,
     verify: bool = True,
+    inplace: bool = False,
 ) -> SparseModule:
     """The model with its sparse parts as kernels.
 
     Args:
-        model: any module; it stays as it is, and the result shares its parameters.
+        model: any module; it stays as it is unless `inplace`, and the result shares its parameters.
         recipe: a path, a built-in name, a mapping or a `Recipe`.
         example_inputs: a tensor, a tuple of positional or a mapping of keyword arguments; without them the
             capture happens at the first call.
+        trainable: whether parameters that a rule makes sparse get gradients, on their patterns; None as
+            `model.training` says. Parameters that stay dense are those of `model` either way.
         dynamic: None for all input dimensions where export allows, `()` for none, or a mapping of names to
             dimensions.
         strict: raise where something would stay dense.
         verify: compare the outputs for the example inputs with those of the dense model.
+        inplace: `model` may change: it follows the modes of the result.
 
     Raises:
         RecipeError: the recipe is wrong, or one of its rules matches nothing.
         CaptureError: with `strict`, the model cannot be captured.
+        CompilerError: with `strict`, a kernel cannot be built.
         VerificationError: the results differ from the dense model's beyond the recipe's limits.
     """
     loaded = recipes.load(recipe)
-    module = SparseModule(model, loaded, dynamic=dynamic, strict=strict, verify=verify)
+    module = SparseModule(model, Asked(loaded, dynamic, strict, verify, trainable, inplace))
     if example_inputs is None:
         return module
     args, kwargs = as_call(example_inputs)

@@ -5,7 +5,9 @@ and dumped.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import fx
 
 from sparsify.dump import Dump
 from sparsify.options import Options
-from sparsify.passes.capture import Captured
+from sparsify.passes.capture import Captured, Dynamic
 from sparsify.recipe import Recipe
 from sparsify.report import Report
 
@@ -35,6 +37,41 @@ class Mark:
         return f"{self.role}, {self.format}{how} ({self.where})"
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What `apply` was asked for.
+
+    Attributes:
+        recipe: what is sparse.
+        dynamic: which dimensions of the inputs may vary.
+        strict: whether what must stay dense is an error.
+        verify: whether every variant is compared with the dense model.
+        trainable: whether sparse parameters get gradients; None as the model's mode says.
+        inplace: whether the source model may change.
+    """
+
+    recipe: Recipe
+    dynamic: Dynamic = None
+    strict: bool = False
+    verify: bool = True
+    trainable: bool | None = None
+    inplace: bool = False
+
+
+class Notices:
+    """The warnings about one model, each text once."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.said: set[str] = set()
+
+    def warn(self, text: str) -> None:
+        """Warns, unless it was said before."""
+        if text not in self.said:
+            self.said.add(text)
+            warnings.warn(f"{self.model}: {text}", RuntimeWarning, stacklevel=3)
+
+
 @dataclass
 class Draft:
     """The graph of one variant of a model on its way through the passes.
@@ -42,27 +79,42 @@ class Draft:
     Attributes:
         captured: the graph and how calls map to it.
         model: the source model; its parameters are those of the graph.
-        recipe: what is sparse.
+        asked: what `apply` was asked for.
         report: what the passes did.
         options: settings.
         examples: the example tensors by input name.
-        strict: whether a node that must stay dense is an error.
         regions: what `lift` found and `fuse` joined, for `emit`.
+        notices: where warnings go.
     """
 
     captured: Captured
     model: torch.nn.Module
-    recipe: Recipe
+    asked: Asked
     report: Report
     options: Options
     examples: dict[str, torch.Tensor] = field(default_factory=dict)
-    strict: bool = False
     regions: list[Any] = field(default_factory=list)
+    notices: Notices = field(default_factory=lambda: Notices("model"))
 
     @property
     def graph(self) -> fx.Graph:
         """The graph as it is now."""
         return self.captured.graph
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is sparse."""
+        return self.asked.recipe
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether what must stay dense is an error."""
+        return self.asked.strict or self.options.strict or self.recipe.compile.fallback == "error"
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether sparse parameters get gradients."""
+        return self.captured.training if self.asked.trainable is None else self.asked.trainable
 
     def known_tensor(self, node: fx.Node) -> torch.Tensor | None:
         """The example input, the parameter or the captured constant behind a node."""
@@ -110,6 +162,19 @@ def fingerprint(draft: Draft) -> str:
     """Tells the graphs of a model apart: one for each mode, structure and shape of the inputs."""
     parts = (draft.recipe.name, draft.captured.training, draft.captured.extents, str(draft.graph))
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+@contextmanager
+def kept_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Afterwards the buffers of `model` are as they were before."""
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 def verify(draft: Draft, stage: str) -> None:

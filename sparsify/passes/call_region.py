@@ -6,9 +6,8 @@ Eager calls go straight to the kernel. While tracing, compiling or exporting the
 `torch.ops.sparsify.region(handle, tensors, sizes)`, whose shapes are ordinary: conversions stay inside of it.
 """
 
-import itertools
+import secrets
 import time
-import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import compile_program
 from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
+from sparsify.passes.base import Notices
 from sparsify.passes.origin import Origin
 from sparsify.passes.structure import Aligned, Structure
 from sparsify.storage.tensor import SparseTensor
@@ -56,8 +56,9 @@ class Operand:
     is_full: bool = False
 
 
-_handles = itertools.count(1)
+# Handles are drawn at random: one that a program exported elsewhere brings along belongs to no region here.
 _calls: "weakref.WeakValueDictionary[int, RegionCall]" = weakref.WeakValueDictionary()
+_exported: dict[int, "RegionCall"] = {}
 
 
 class RegionCall:
@@ -68,6 +69,9 @@ class RegionCall:
         program: the einsum program; its inputs are in the order of `operands`.
         shape: per mode of the result its extent, or the argument that is its extent.
         dense: the nodes that the region replaces, for when the kernel cannot be built or fails.
+        options: settings.
+        notices: where the warning about a failure goes.
+        is_training: whether backward is expected: its kernels are made when forward runs.
     """
 
     def __init__(
@@ -78,14 +82,17 @@ class RegionCall:
         shape: tuple[int | SizeAt, ...],
         dense: fx.GraphModule,
         options: Options,
+        notices: Notices,
+        is_training: bool = False,
     ) -> None:
         self.name, self.program, self.operands = name, program, tuple(operands)
-        self.shape, self.dense, self.options = shape, dense, options
+        self.shape, self.dense, self.options, self.notices = shape, dense, options, notices
         self.dtype = getattr(torch, program.declaration(program.outputs[0]).dtype)
+        self.is_training = is_training
         self.failure: SparsifyError | None = None
         self.times_us: list[float] | None = None
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
-        self.handle = next(_handles)
+        self.handle = secrets.randbits(62)
         self.kernel: Any = None
         self.origin: Origin | None = None
         _calls[self.handle] = self
@@ -114,15 +121,15 @@ class RegionCall:
     def __call__(self, *arguments: Any) -> torch.Tensor:
         """The result of the region, by the dense nodes once the kernel has failed, and for full gradients."""
         if self.failure is None and not self.needs_full_gradient(arguments):
-            started = time.perf_counter() if self.times_us is not None else 0.0
             try:
-                result: torch.Tensor = self.kernel(*self.values(arguments))
+                operands = self.values(arguments)
+                if self.is_training and torch.is_grad_enabled():
+                    self.prepare_gradients(operands)
+                if self.times_us is None:
+                    return self.kernel(*operands)  # type: ignore[no-any-return]
+                return self.timed(operands, self.times_us)
             except (CompilerError, KernelError, UnsupportedProgramError) as error:
                 self.fail(error)
-            else:
-                if self.times_us is not None:
-                    self.times_us.append((time.perf_counter() - started) * 1e6)
-                return result
         fallback: torch.Tensor = self.dense(*arguments)[0]
         return fallback
 
@@ -135,13 +142,21 @@ class RegionCall:
             inputs[position] = inputs[position].detach().requires_grad_()
         wanted = [inputs[position] for position in needed]
         with torch.enable_grad():
-            if self.failure is not None or self.needs_full_gradient(inputs):
-                outputs, found = [self.dense(*inputs)[0]], [gradient]
-            else:
-                outputs, found = self.pull_back(self.values(inputs), result, gradient)
+            outputs, found = self.pulled_back(inputs, result, gradient)
         return list(torch.autograd.grad(outputs, wanted, found, allow_unused=True))
 
-    def pull_back(
+    def pulled_back(
+        self, inputs: Sequence[Any], result: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Tensors computed from the inputs, and their gradients; those of the dense nodes when the kernel fails."""
+        if self.failure is None and not self.needs_full_gradient(inputs):
+            try:
+                return self.operand_gradients(self.values(inputs), result, gradient)
+            except (CompilerError, KernelError, UnsupportedProgramError) as error:
+                self.fail(error)
+        return [self.dense(*inputs)[0]], [gradient]
+
+    def operand_gradients(
         self, operands: Sequence[torch.Tensor], result: torch.Tensor, gradient: torch.Tensor
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The operands that require gradients, and their gradients."""
@@ -159,6 +174,20 @@ class RegionCall:
         ]
         return [operand for operand, _ in pairs], [value for _, value in pairs]
 
+    def prepare_gradients(self, operands: Sequence[torch.Tensor]) -> None:
+        """Makes the kernel of the gradients: one that cannot be made is known before backward needs it."""
+        names = zip(self.program.inputs, operands, strict=True)
+        wrt = tuple(name for name, operand in names if operand.requires_grad)
+        if wrt:
+            self.kernel.adjoint(wrt)
+
+    def timed(self, operands: Sequence[torch.Tensor], times_us: list[float]) -> torch.Tensor:
+        """The kernel's result; how long it took goes into `times_us`."""
+        started = time.perf_counter()
+        result: torch.Tensor = self.kernel(*operands)
+        times_us.append((time.perf_counter() - started) * 1e6)
+        return result
+
     def needs_full_gradient(self, arguments: Sequence[Any]) -> bool:
         """Whether an input needs its gradient at the zeros too, which a sparse operand leaves out."""
         return torch.is_grad_enabled() and any(arguments[position].requires_grad for position in self.full)
@@ -168,7 +197,7 @@ class RegionCall:
         if self.options.strict:
             raise error
         self.failure = error
-        warnings.warn(f"{self.name} runs densely from now on: {error}", RuntimeWarning, stacklevel=4)
+        self.notices.warn(f"sparse regions run densely from now on: {error}")
 
     def result_shape(self, arguments: Sequence[Any]) -> list[Any]:
         """The shape of the result for these arguments."""
@@ -180,6 +209,21 @@ def entries(value: torch.Tensor) -> torch.Tensor:
     return value.values() if isinstance(value, SparseTensor) else value
 
 
+def find(handle: int) -> RegionCall:
+    """The region with this handle.
+
+    Raises:
+        SparsifyError: it is gone, or was never in this process.
+    """
+    call = _calls.get(handle)
+    if call is None:
+        raise SparsifyError(
+            "this program calls a kernel of a sparse model that this process does not have",
+            "keep the result of sparsify.apply alive; a program exported elsewhere is made again by apply and export",
+        )
+    return call
+
+
 def call_region(handle: int, *arguments: Any) -> torch.Tensor:
     """The result of the region `handle` for its arguments, tensors and sizes."""
     if torch.compiler.is_compiling():
@@ -188,9 +232,11 @@ def call_region(handle: int, *arguments: Any) -> torch.Tensor:
         places = [
             position for position, argument in enumerate(arguments) if not isinstance(argument, torch.Tensor)
         ]
+        if torch.compiler.is_exporting():
+            _exported[handle] = find(handle)  # lives as long as exported programs may
         traced: torch.Tensor = torch.ops.sparsify.region(handle, tensors, sizes, places)
         return traced
-    return _calls[handle](*arguments)
+    return find(handle)(*arguments)
 
 
 def merged(tensors: Sequence[torch.Tensor], sizes: Sequence[Any], places: Sequence[int]) -> list[Any]:
@@ -203,12 +249,12 @@ def merged(tensors: Sequence[torch.Tensor], sizes: Sequence[Any], places: Sequen
 
 def run(handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int]) -> torch.Tensor:
     """The operator's computation."""
-    return _calls[handle](*merged(tensors, sizes, places))
+    return find(handle)(*merged(tensors, sizes, places))
 
 
 def shape_only(handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int]) -> torch.Tensor:
     """The operator on fake tensors."""
-    call = _calls[handle]
+    call = find(handle)
     arguments = merged(tensors, sizes, places)
     return tensors[0].new_empty(call.result_shape(arguments), dtype=call.dtype)
 
@@ -220,11 +266,16 @@ def run_backward(
     """The gradients of the tensors at the positions `needed`."""
     arguments = merged(tensors, sizes, places)
     positions = [position for position in range(len(arguments)) if position not in places]
-    found = _calls[handle].gradients(arguments, [positions[at] for at in needed], result, gradient)
-    return [
-        torch.zeros_like(tensors[at]) if value is None else value.contiguous()
-        for at, value in zip(needed, found, strict=True)
-    ]
+    found = find(handle).gradients(arguments, [positions[at] for at in needed], result, gradient)
+    taken = {tensor.untyped_storage().data_ptr() for tensor in (gradient, result, *tensors)}
+    gradients = []
+    for at, value in zip(needed, found, strict=True):
+        own = torch.zeros_like(tensors[at]) if value is None else value.contiguous()
+        if own.untyped_storage().data_ptr() in taken:
+            own = own.clone()  # an operator's results share no memory with its operands or each other
+        taken.add(own.untyped_storage().data_ptr())
+        gradients.append(own)
+    return gradients
 
 
 def backward_shapes(

@@ -6,7 +6,7 @@ In: `model(x, adj=A)` with A a sparse tensor. Out: leaves `x`, `adj.rows`, `adj.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,6 +103,23 @@ def flatten(model_signature: inspect.Signature, args: Sequence[Any], kwargs: Map
 def is_tensor(value: Any) -> bool:
     """Whether `value` is a tensor, sparse ones included, which are leaves although they have parts."""
     return isinstance(value, torch.Tensor)
+
+
+def with_tensors(call: Call, tensors: Sequence[Any]) -> Call:
+    """The call with other values in place of its tensors, in order."""
+    rest = iter(tensors)
+    return replace(
+        call,
+        values=[
+            value if leaf.kind == "constant" else next(rest)
+            for value, leaf in zip(call.values, call.shape.leaves, strict=True)
+        ],
+    )
+
+
+def is_ours(value: Any) -> bool:
+    """Whether `value` is a sparse tensor of this package."""
+    return isinstance(value, SparseTensor)
 
 
 def is_sparse(value: Any) -> bool:

@@ -71,7 +71,7 @@ def emit(draft: Draft) -> Draft:
     plans: dict[frozenset[fx.Node], Plan] = {}
     for region in draft.regions:  # all structures are known before an operand may join one
         for matrix in region.matrices:
-            bind_matrix(matrix, region.names[matrix.name], plans)
+            bind_matrix(draft, matrix, region.names[matrix.name], plans)
     bound = [(region, bind(draft, region, plans)) for region in draft.regions]
     for plan in plans.values():
         cut_out(draft, plan)
@@ -81,7 +81,7 @@ def emit(draft: Draft) -> Draft:
         try:
             call, new = replace_nodes(draft, region, bindings, replaced)
         except SparsifyError as error:
-            if draft.strict or draft.options.strict:
+            if draft.is_strict:
                 raise
             keep_dense(draft, region, error)
         else:
@@ -98,7 +98,7 @@ def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:
     node = region.output
     reason = f"no kernel: {error}".splitlines()[0]
     draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
-    draft.report.warnings.append(f"{node.name} stays dense, {reason}")
+    draft.report.warnings.append(f"sparse regions stay dense, {reason}")
 
 
 def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) -> list[Binding]:
@@ -107,7 +107,7 @@ def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) ->
     for name, operand in region.operands.items():
         short = region.names[name]
         if isinstance(operand, Matrix):
-            bindings.append(bind_matrix(operand, short, plans))
+            bindings.append(bind_matrix(draft, operand, short, plans))
             continue
         leaves = once_leaves(operand, plans)
         if leaves is None:
@@ -118,7 +118,7 @@ def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) ->
     return bindings
 
 
-def bind_matrix(matrix: Matrix, name: str, plans: dict[frozenset[fx.Node], Plan]) -> Binding:
+def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[fx.Node], Plan]) -> Binding:
     """The binding of a sparse operand.
 
     Its values are an argument when they follow from more than structure.
@@ -126,8 +126,14 @@ def bind_matrix(matrix: Matrix, name: str, plans: dict[frozenset[fx.Node], Plan]
     form = Format("csr" if matrix.mark.format == "auto" else matrix.mark.format)
     if matrix.dense is not None:
         plan = plans.setdefault(frozenset([matrix.dense]), Plan([matrix.dense]))
-        spec = MatrixOutput(form, matrix.dtype, dense=plan.output(matrix.dense), transposed=matrix.transposed)
         is_full = operators.parameter_behind(matrix.dense) is None
+        spec = MatrixOutput(
+            form,
+            matrix.dtype,
+            dense=plan.output(matrix.dense),
+            transposed=matrix.transposed,
+            is_frozen=not is_full and not draft.is_trainable,
+        )
         return Binding(name, plan=plan, result=plan.result(spec, name), is_full=is_full)
     assert matrix.rows is not None
     assert matrix.columns is not None
@@ -264,7 +270,8 @@ def replace_nodes(
     assert region.program is not None, "fuse finishes programs"
     name = f"region_{len(replaced) + 1}"
     dense = extract(draft, arguments, [node])
-    call = RegionCall(name, region.program, operands, shape, dense, draft.options)
+    settings = (draft.options, draft.notices, draft.captured.training)
+    call = RegionCall(name, region.program, operands, shape, dense, *settings)
     entry = describe(draft, region, call)
     once = {binding.name: binding.plan.leaves for binding in bindings if binding.plan is not None}
     call.origin = origin(draft.graph, region, once, replaced)

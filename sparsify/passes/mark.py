@@ -50,7 +50,7 @@ def mark(draft: Draft) -> Draft:
         selected = select(draft, rule, label, candidates)
         kept, notes = within_limits(draft, rule, selected)
         for candidate in kept:
-            put(draft.recipe, rule, label, candidate)
+            put(draft, rule, label, candidate)
         draft.report.rules.append(
             RuleEntry(label, where(draft.recipe, rule), [str(c) for c in kept], "; ".join(notes))
         )
@@ -215,9 +215,14 @@ def entries(draft: Draft, node: fx.Node, tensor: torch.Tensor) -> int:
     return tensor.numel() if carrier is None else carrier.shape[0] * carrier.shape[1]
 
 
-def put(recipe: Recipe, rule: Rule, label: str, candidate: Candidate) -> None:
+def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
     """Writes the mark of a rule on a node."""
-    place = where(recipe, rule)
+    place = where(draft.recipe, rule)
+    recipe = draft.recipe
+    if candidate.kind == "param" and draft.asked.inplace:
+        raise rule_error(
+            recipe, rule, f"inplace=True cannot free the dense storage of {candidate.name} yet; leave it out"
+        )
     earlier = candidate.node.meta.get("sparse")
     if earlier is not None:
         raise rule_error(recipe, rule, f"{candidate} is selected by {earlier.rule} already ({earlier.where})")

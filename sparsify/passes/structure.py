@@ -37,6 +37,7 @@ class MatrixOutput:
         extents: positions of the extents.
         dense: position of a dense tensor whose zeros are left out; the other positions are then unused.
         transposed: whether the operand is its transpose.
+        is_frozen: whether its values get no gradient.
     """
 
     format: Format
@@ -47,6 +48,7 @@ class MatrixOutput:
     extents: tuple[int, int] = (0, 0)
     dense: int | None = None
     transposed: bool = False
+    is_frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,8 @@ class Structure:
         if spec.dense is not None:
             dense: torch.Tensor = raw[spec.dense].t() if spec.transposed else raw[spec.dense]
             rows, columns = aligned.pattern.coordinates()
-            return SparseTensor(aligned.pattern, dense[rows, columns])
+            values = dense[rows, columns]
+            return SparseTensor(aligned.pattern, values.detach() if spec.is_frozen else values)
         if spec.values is None:
             edges = torch.ones(len(raw[spec.rows]), dtype=spec.dtype, device=raw[spec.rows].device)
         else:

@@ -94,7 +94,7 @@ def captured(model: nn.Module, example: tuple[Tensor, ...], request: Request) ->
     graph = capture(model, call)
     examples = dict(zip(call.shape.tensor_names(), example_tensors(call), strict=True))
     report = Report(type(model).__name__, request.recipe.name)
-    return Draft(graph, model, request.recipe, report, options.current(), examples)
+    return Draft(graph, model, base.Asked(request.recipe), report, options.current(), examples)
 
 
 def row(draft: Draft, graph: Graph, node: fx.Node, found: Mark) -> Row:

@@ -45,7 +45,7 @@ def fused(model, args, *rules, **sections):
         zip(call.shape.tensor_names(), [v for v in call.values if isinstance(v, torch.Tensor)], strict=True)
     )
     text = {"schema": 1, "name": "own", "sparsify": list(rules), **sections}
-    draft = base.Draft(captured, model, recipe.load(text), Report(), options.current(), examples)
+    draft = base.Draft(captured, model, base.Asked(recipe.load(text)), Report(), options.current(), examples)
     for step in (mark, propagate, lift, fuse):
         draft = step(draft)
         base.verify(draft, step.__name__)

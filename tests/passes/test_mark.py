@@ -21,7 +21,9 @@ def draft(model, args, rules, file=None):
     captured = capture(model, call)
     text = "schema: 1\nname: own\nsparsify:\n" + "".join(f"  - {rule}\n" for rule in rules)
     examples = {leaf.name: value for leaf, value in zip(call.shape.leaves, call.values, strict=True)}
-    return base.Draft(captured, model, recipe.loads(text, "own.yaml"), Report(), options.current(), examples)
+    return base.Draft(
+        captured, model, base.Asked(recipe.loads(text, "own.yaml")), Report(), options.current(), examples
+    )
 
 
 def marked(work):
@@ -149,6 +151,6 @@ def test_propagation_stops_where_zeros_end():
 )
 def test_sections_that_nothing_executes_yet(section, words):
     work = draft(Shared(), (torch.rand(4, 7),), ["{targets: ['input:x']}"])
-    work.recipe = recipe.loads(f"schema: 1\nname: own\n{section}\n", "own.yaml")
+    work.asked = base.Asked(recipe.loads(f"schema: 1\nname: own\n{section}\n", "own.yaml"))
     with pytest.raises(RecipeError, match=words):
         mark(work)

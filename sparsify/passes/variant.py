@@ -1,0 +1,79 @@
+"""One graph of a model: for one mode and one structure of inputs.
+
+In: a captured graph after all passes. Out: `variant.fits(shapes)`, and `variant.run` once it is compiled.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from sparsify.passes.call_region import RegionCall
+from sparsify.passes.capture import Captured
+from sparsify.report import Report
+
+
+@dataclass
+class Variant:
+    """One graph of a model: for one mode and one structure of inputs.
+
+    Attributes:
+        is_plain: whether the graph returns the model's output itself; else the leaves of its output class.
+    """
+
+    captured: Captured
+    report: Report
+    regions: list[RegionCall]
+    is_plain: bool
+    run: Callable[..., Any] | None = None
+    fitting: set[Any] = field(default_factory=set)
+
+    def fits(self, shapes: tuple[Any, ...]) -> bool:
+        """Whether tensors of these shapes fit the captured extents."""
+        if shapes in self.fitting:
+            return True
+        known: dict[str, int] = {}
+        for shape, extents in zip(shapes, self.captured.extents, strict=True):
+            for size, extent in zip(shape, extents, strict=True):
+                if isinstance(extent, int):
+                    if size != extent:
+                        return False
+                elif size < 2 or known.setdefault(extent, size) != size:  # 0 and 1 are special to export
+                    return False
+        self.fitting.add(shapes)
+        return True
+
+    def timed(self, run: Callable[[], Any], repeats: int) -> None:
+        """Writes the median time of every region over `repeats` runs into the report."""
+        for region in self.regions:
+            region.times_us = []
+        try:
+            with torch.no_grad():
+                for _ in range(repeats):
+                    run()
+        finally:
+            taken = {region.name: region.times_us or [] for region in self.regions}
+            for region in self.regions:
+                region.times_us = None
+        for entry in self.report.regions:
+            if times := sorted(taken.get(entry.name, [])):
+                entry.measured_us = times[len(times) // 2]
+
+
+def return_plainly(captured: Captured) -> bool:
+    """Makes the graph return the model's output, not its leaves, where its containers are plain."""
+    kinds = {part.type for part in parts_of(captured.output)} - {None}
+    if not kinds <= {tuple, list, dict}:
+        return False
+    node = captured.graph.output_node()
+    node.args = (pytree.tree_unflatten(list(node.args[0]), captured.output),)  # type: ignore[arg-type]
+    return True
+
+
+def parts_of(spec: pytree.TreeSpec) -> Iterator[pytree.TreeSpec]:
+    """A tree and all trees inside it."""
+    yield spec
+    for child in spec.children():
+        yield from parts_of(child)
