@@ -4,8 +4,11 @@ In: `GCN(...)`, `(x, edge_index)`. Out: placeholders `x`, `edge_index`; `get_att
 own parameter names; one ATen node per operator, in canonical form.
 """
 
+import io
+import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,8 +161,7 @@ def named_dimensions(spec: Any) -> dict[int, Any] | None:
 def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: bool) -> ExportedProgram:
     """The exported program; with `retry` once more with fixed shapes when dynamic ones fail."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quietly():
             return torch.export.export(flat, tensors, dynamic_shapes=(tuple(spec),), strict=False)
     except CaptureError:
         raise
@@ -168,6 +170,19 @@ def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: b
             return export(flat, tensors, [None for _ in tensors], retry=False)
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CaptureError(f"torch.export cannot capture {type(flat.model).__name__}: {first}") from error
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Within this context export keeps its warnings and its listings of failed graphs to itself."""
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    before, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = before
 
 
 def first_names(model: nn.Module) -> dict[str, str]:

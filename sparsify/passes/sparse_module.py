@@ -149,12 +149,7 @@ class SparseModule(fx.GraphModule):
                 tensors = pytree.tree_leaves(list(values.values()))
                 return self.finish(variant, [t for t in tensors if isinstance(t, torch.Tensor)])
             found = found or variant is None
-        if not found:
-            raise CaptureError(
-                "the model has not been captured for this mode and these arguments",
-                "call the result of sparsify.apply once with them before torch.compile or torch.export does",
-            )
-        return self._source(*args, **kwargs)
+        return self._source(*args, **kwargs) if found else run_now(self, args, kwargs)
 
     def variant_for(self, call: calls.Call, tensors: list[torch.Tensor]) -> Variant | None:
         """The variant that fits a call, captured now when there is none.
@@ -302,3 +297,12 @@ class SparseModule(fx.GraphModule):
                 new.show(twin_of)
         memo[id(self)] = new
         return new
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="the sparse model has not been captured for this mode and these arguments; call it once with them, "
+    "not compiled, before torch.compile or torch.export looks at it"
+)
+def run_now(module: SparseModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result outside of the trace, where the model can be captured."""
+    return module.forward(*args, **kwargs)

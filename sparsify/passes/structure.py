@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -81,11 +80,12 @@ class Seen:
         known = self.reference()
         if known is None or known._version != self.version:
             return False
+        if not isinstance(leaf, torch.Tensor) or leaf.is_inference():
+            return False
         if known is leaf:
             return bool(leaf.data_ptr() == self.address and leaf.shape == self.shape)
         return (
-            isinstance(leaf, torch.Tensor)
-            and leaf._version == self.version
+            leaf._version == self.version
             and leaf.data_ptr() == known.data_ptr() == self.address
             and leaf.dtype == known.dtype
             and (leaf.shape, leaf.stride()) == (self.shape, self.strides)

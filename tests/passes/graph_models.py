@@ -1,5 +1,7 @@
 """Small graph models that the pass tests share: PyG layers, hand-written layers, renamed ones."""
 
+from functools import cache
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -67,3 +69,16 @@ def adjacency(nodes=20, density=0.1, seed=0):
     generator = torch.Generator().manual_seed(seed)
     full = torch.rand(nodes, nodes, generator=generator)
     return torch.where(full < density, full * 10, 0.0)
+
+
+MESSAGES = {"schema": 1, "name": "own", "sparsify": [{"targets": ["op:message_passing"], "format": "csr"}]}
+
+
+@cache
+def applied(layer, **sizes):
+    """A model in evaluation mode and its sparse form; tests share both and leave them as they are."""
+    from sparsify.passes.apply import apply
+
+    torch.manual_seed(0)
+    model = TwoLayers(layer, **sizes).eval()
+    return model, apply(model, MESSAGES, graph(features=sizes.get("features", 7)))
