@@ -181,7 +181,8 @@ class Structure:
     def differentiable(self, leaves: tuple[Any, ...], aligned: Sequence[Aligned | None]) -> list[Any]:
         """The results with values computed anew under autograd, on patterns that are known."""
         raw = self.module(*leaves)
-        return [self.result(spec, raw, at) for spec, at in zip_longest(self.outputs, aligned, fillvalue=None)]
+        known = aligned or [None] * len(self.outputs)
+        return [self.result(spec, raw, at) for spec, at in zip(self.outputs, known, strict=True)]
 
     def align(self, spec: MatrixOutput, raw: Sequence[Any]) -> Aligned:
         """The pattern of a matrix and the slots of its edges."""
