@@ -63,13 +63,21 @@ class Entry:
         return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
     def build(self, features: int, classes: int, arguments: Mapping[str, Any], seed: int = 0) -> "nn.Module":
-        """A new model with weights drawn from `seed`; the state of torch's generator stays as it was."""
+        """A new model with weights drawn from `seed`; the state of torch's generator stays as it was.
+
+        Raises:
+            SparsifyError: arguments that the factory refuses.
+        """
         import torch
 
         factory = self.load()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return factory(features, classes, **arguments)
+            try:
+                return factory(features, classes, **arguments)
+            except (RuntimeError, ValueError, TypeError) as error:
+                given = ", ".join(f"{name}={value}" for name, value in arguments.items())
+                raise SparsifyError(f"{self.name} cannot be built with {given}: {error}") from error
 
 
 MODELS: dict[str, Entry] = {}

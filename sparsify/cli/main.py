@@ -4,6 +4,7 @@ In: the arguments of the command line. Out: an exit status: 0 fine, 1 a negative
 """
 
 import sys
+import warnings
 from collections.abc import Sequence
 
 import typer
@@ -42,8 +43,14 @@ app.command()(doctor.doctor)
 app.add_typer(cache.app)
 
 
+def as_message(message: Warning | str, *place: object) -> str:
+    """A warning as people read it: without the place in our code that it came from."""
+    return f"sparsify: warning: {message}\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command line, by default that of this process, and ends the process with its status."""
+    warnings.formatwarning = as_message
     try:
         require_sole_provider()
         app(args=None if arguments is None else list(arguments), prog_name="sparsify")

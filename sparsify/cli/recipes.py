@@ -8,7 +8,7 @@ import typer
 
 from sparsify import recipe
 from sparsify.cli.printing import PLAIN, Json, print_json, print_rows
-from sparsify.errors import NEGATIVE, RecipeError, SparsifyError
+from sparsify.errors import NEGATIVE
 
 app = typer.Typer(
     name="recipes", help="List, show, copy and check recipes.", no_args_is_help=True, rich_markup_mode=PLAIN
@@ -36,7 +36,7 @@ def list_recipes(as_json: Json = False) -> None:
 @app.command()
 def show(name: Name, as_json: Json = False) -> None:
     """Print a recipe."""
-    known(name)
+    recipe.require(name)
     if as_json:
         loaded = recipe.load(name)
         print_json({"recipe": loaded.model_dump(mode="json", by_alias=True, exclude_unset=True)})
@@ -51,7 +51,6 @@ def cp(
     as_json: Json = False,
 ) -> None:
     """Copy a recipe, to change it."""
-    known(name)
     place = recipe.copy(name, target)
     if as_json:
         print_json({"path": place})
@@ -65,34 +64,23 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Check recipes; the exit status is 1 when one is not valid."""
-    complaints: dict[str, str] = {}
-    for file in files:
-        try:
-            recipe.load(file)
-        except RecipeError as error:
-            complaints[file] = str(error)
+    from sparsify.runner.validate import complaints
+
+    found = {file: complaints(file) for file in files}
     if as_json:
-        print_json(
-            {
-                "recipes": [
-                    {"recipe": f, "valid": f not in complaints, "error": complaints.get(f)} for f in files
-                ]
-            }
-        )
+        rows = [{"recipe": file, "valid": not errors, "errors": errors} for file, errors in found.items()]
+        print_json({"recipes": rows})
     else:
-        for file in files:
-            typer.echo(complaints.get(file, f"{file}: valid"))
-    if complaints:
+        for file, errors in found.items():
+            typer.echo("\n".join(errors) or f"{file}: valid")
+    if any(found.values()):
         raise typer.Exit(NEGATIVE)
 
 
 @app.command()
-def schema() -> None:
-    """Print the JSON Schema of recipe files, for editors."""
-    typer.echo(json.dumps(recipe.json_schema(), indent=2))
-
-
-def known(name: str) -> None:
-    """Raises for a name that no built-in recipe has."""
-    if name not in recipe.names():
-        raise SparsifyError(f"no built-in recipe {name!r}", f"there are {', '.join(recipe.names())}")
+def schema(as_json: Json = False) -> None:
+    """Print the JSON Schema of recipe files, for editors; with --json inside an object, as all verbs do."""
+    if as_json:
+        print_json({"json_schema": recipe.json_schema()})
+    else:
+        typer.echo(json.dumps(recipe.json_schema(), indent=2))

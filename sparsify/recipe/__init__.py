@@ -7,7 +7,7 @@ schema are imported when first used: listing the built-in recipes needs neither.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsify.recipe.builtin import copy, description, names, path
+from sparsify.recipe.builtin import copy, description, names, path, require
 
 if TYPE_CHECKING:
     from sparsify.recipe.parse import json_schema, load, loads
@@ -29,6 +29,7 @@ __all__ = [
     "loads",
     "names",
     "path",
+    "require",
 ]
 
 _PARSER = {"json_schema", "load", "loads"}

@@ -4,10 +4,10 @@ In: `"gcn"`. Out: the path of `gcn.yaml` inside `sparsify.recipes`.
 """
 
 import importlib.util
-import shutil
+from difflib import get_close_matches
 from pathlib import Path
 
-from sparsify.errors import RecipeError
+from sparsify.errors import RecipeError, SparsifyError
 
 PACKAGE = "sparsify.recipes"
 
@@ -39,13 +39,32 @@ def description(name: str) -> str:
         return next(found, "")
 
 
+def require(name: str) -> None:
+    """Raises for a name that no built-in recipe has, with the nearest ones."""
+    known = names()
+    if name not in known:
+        near = sorted(get_close_matches(name, known, n=2))
+        guess = f"did you mean {' or '.join(near)}? " if near else ""
+        raise SparsifyError(f"no built-in recipe {name!r}", f"{guess}there are {', '.join(known)}")
+
+
 def copy(name: str, target: str | Path) -> Path:
-    """Copies the built-in recipe `name` to a file or into a folder; an existing file is an error."""
-    if name not in names():
-        raise RecipeError(f"no built-in recipe {name!r}; there are: {', '.join(names())}", name, 0, 0)
+    """Copies the built-in recipe `name` to a file or into a folder.
+
+    Raises:
+        RecipeError: the file exists already.
+        SparsifyError: there is no such recipe, or the file cannot be written.
+    """
+    require(name)
     place = Path(target)
     place = place / f"{name}.yaml" if place.is_dir() else place
-    if place.exists():
-        raise RecipeError("the file exists already; choose another name or remove it", str(place), 0, 0)
-    shutil.copyfile(path(name), place)
+    try:
+        with place.open("xb") as file:
+            file.write(path(name).read_bytes())
+    except FileExistsError:
+        raise RecipeError(
+            "the file exists already; choose another name or remove it", str(place), 0, 0
+        ) from None
+    except OSError as error:
+        raise SparsifyError(f"cannot write {place}: {error.strerror}", "choose another place") from error
     return place

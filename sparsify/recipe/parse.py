@@ -56,6 +56,8 @@ def locate(name: str | PathLike[str]) -> FilePath:
     known = builtin.names()
     if str(name) in known:
         return builtin.path(str(name))
+    if path.is_dir():
+        raise RecipeError("a folder is no recipe", str(name), 0, 0)
     raise RecipeError(
         f"no file and no built-in recipe {str(name)!r}{nearest(str(name), known)}", str(name), 0, 0
     )
@@ -91,8 +93,18 @@ def position_rules(recipe: Recipe, source: Source) -> None:
 
 
 def described(error: ValidationError, source: Source) -> RecipeError:
-    """The first complaint of `error`, in the words and at the position of the file."""
-    complaint = error.errors()[0]
+    """All complaints of `error`, a line each, at the position of the first."""
+    found: dict[tuple[int, int], RecipeError] = {}
+    for complaint in error.errors():
+        one = complained(complaint, source)
+        found.setdefault((one.line, one.column), one)  # a union complains once for each member
+    first, *others = (found[place] for place in sorted(found))
+    message = "\n".join([first.message, *map(str, others)])
+    return RecipeError(message, first.file, first.line, first.column)
+
+
+def complained(complaint: Any, source: Source) -> RecipeError:
+    """One complaint in the words and at the position of the file."""
     path = written(complaint["loc"], source.data)
     name = ".".join(str(part) for part in path)
     message = complaint["msg"].removeprefix("Value error, ")

@@ -4,6 +4,7 @@ In: `explain_model_request(resolve("gcn"))`, or `explain_expression("ij,jk->ik",
 The model's weights are not trained and nothing is measured; an expression is not even built.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,7 +17,7 @@ from sparsify.compiler.explain import Section, explain_program, only, printed
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import walk
 from sparsify.compiler.schedule.directives import Schedule
-from sparsify.errors import EinsumError, FormatError, ParseError, ScheduleError, SparsifyError
+from sparsify.errors import CaptureError, EinsumError, FormatError, ParseError, ScheduleError, SparsifyError
 from sparsify.models import data, inputs
 from sparsify.options import check_stage
 from sparsify.passes.apply import apply
@@ -79,12 +80,18 @@ def explain_model_request(request: Request, *, region: str = "1", stages: Sequen
 
     Raises:
         SparsifyError: there is no such region or stage.
+        CaptureError: the model cannot be captured.
     """
     names = check_stages(stages)
     graph = data.load(request.dataset, request.data_root, request.seed)
     model = request.entry.build(graph.x.shape[1], graph.classes, request.arguments, request.seed).eval()
     example = tuple(inputs.example_inputs(request.entry, graph))
-    found = explain_model(apply(model, request.recipe, example, verify=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are in the report
+        module = apply(model, request.recipe, example, verify=False)
+    if not module.variants:
+        raise CaptureError("; ".join(module.report.warnings), "only what is captured can be explained")
+    found = explain_model(module)
     chosen = chosen_regions(found, region)
     sections = (found.model, *chosen)
     if names:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sparsify import recipe as recipes
 from sparsify.errors import SparsifyError
@@ -80,6 +80,8 @@ def resolve(
     if named not in entry.datasets:
         raise SparsifyError(f"{entry.name} does not run on {named!r}{nearest(named, entry.datasets)}")
     chosen_seed = seed if seed is not None else loaded.seed or 0
+    if not 0 <= chosen_seed < 2**32:
+        raise SparsifyError(f"the seed {chosen_seed}", f"a whole number from 0 to {2**32 - 1}")
     root = None if data_root is None else Path(data_root).expanduser()
     return Request(entry, loaded, named, root, arguments, training, chosen_seed)
 
@@ -112,7 +114,10 @@ def require_types(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
         if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (
             kind is bool
         ):
-            raise SparsifyError(f"{key}={value!r}: a {kind.__name__} is wanted, as in {key}={defaults[key]}")
+            raise SparsifyError(f"{key}={value!r}: {KINDS[kind]} is wanted, as in {key}={defaults[key]}")
+
+
+KINDS: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def require_positive(arguments: Mapping[str, Any], keys: Iterable[str]) -> None:

@@ -118,6 +118,12 @@ def test_unknown_region(cli: Cli, small: None, region: str) -> None:
     assert f"there is no region '{region}'; 1 to 2, or all" in found.err
 
 
+def test_a_model_that_cannot_be_captured(cli: Cli, small: None) -> None:
+    found = cli("explain", "gcn", "dropout=2")
+    assert (found.status, found.out) == (NEGATIVE, "")
+    assert "dropout probability has to be between 0 and 1" in found.err
+
+
 def test_recipes_that_do_not_help(cli: Cli, tmp_path: Path) -> None:
     bare = tmp_path / "bare.yaml"
     bare.write_text("schema: 1\nname: bare\nsparsify:\n  - {targets: ['input:x'], format: csr}\n")

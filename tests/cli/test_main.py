@@ -34,6 +34,7 @@ finally:
         ["recipes", "validate", "gcn"],
         ["cache", "dir"],
         ["run", "--help"],
+        ["explain", "--help"],
     ],
     ids=" ".join,
 )
@@ -56,7 +57,7 @@ def test_version(cli: Cli) -> None:
 def test_help_lists_the_verbs(cli: Cli) -> None:
     found = cli("--help")
     assert found.status == FINE
-    assert all(verb in found.out for verb in ("run", "recipes", "env", "doctor", "cache"))
+    assert all(verb in found.out for verb in ("run", "explain", "recipes", "env", "doctor", "cache"))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_usage_errors(cli: Cli, arguments: list[str]) -> None:
 def test_errors_go_to_standard_error(cli: Cli) -> None:
     found = cli("recipes", "show", "gnc")
     assert (found.status, found.out) == (USAGE, "")
-    assert found.err.startswith("sparsify: no built-in recipe 'gnc'; there are ")
+    assert found.err.startswith("sparsify: no built-in recipe 'gnc'; did you mean gcn or gin? there are ")
 
 
 def test_console_script_and_module_agree(tmp_path: Path) -> None:

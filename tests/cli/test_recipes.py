@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from sparsify import recipe
 from sparsify.errors import FINE, NEGATIVE, USAGE
 
@@ -44,7 +46,14 @@ def test_cp_never_overwrites(cli: Cli, tmp_path: Path) -> None:
     found = cli("recipes", "cp", "gcn", mine)
     assert found.status == NEGATIVE
     assert "exists already" in found.err
+    assert "Traceback" not in found.err
     assert mine.read_text() == "mine"
+
+
+def test_cp_to_a_place_that_cannot_be_written(cli: Cli, tmp_path: Path) -> None:
+    found = cli("recipes", "cp", "gcn", tmp_path / "missing" / "mine.yaml")
+    assert (found.status, found.out) == (USAGE, "")
+    assert found.err.startswith(f"sparsify: cannot write {tmp_path / 'missing' / 'mine.yaml'}: ")
 
 
 def test_cp_of_an_unknown_recipe(cli: Cli, tmp_path: Path) -> None:
@@ -76,3 +85,50 @@ def test_schema_is_the_one_beside_the_recipes(cli: Cli) -> None:
     printed = json.loads(cli("recipes", "schema").out)
     assert printed["title"] == "Recipe"
     assert printed == json.loads(recipe.path("gcn").with_name("schema.json").read_text())
+
+
+def test_validate_lists_all_mistakes(cli: Cli, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(
+        "schema: 1\nname: wrong\nsparsify:\n  - {targets: [x], role: wieght}\n"
+        "  - {targets: [y], prune: {sparsity: 2}}\nfuse: {enabld: true}\n"
+    )
+    found = cli("recipes", "validate", wrong)
+    assert found.status == NEGATIVE
+    lines = found.out.splitlines()
+    assert [line.removeprefix(str(wrong)).split(":")[1] for line in lines] == ["4", "5", "5", "6"]
+    assert "did you mean 'weight'?" in lines[0]
+    assert "did you mean 'enabled'?" in lines[-1]
+
+
+def test_validate_looks_at_formats_and_models(cli: Cli, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(
+        "schema: 1\nname: wrong\nmodel: {factory: gcm}\nsparsify:\n"
+        "  - {targets: [x], format: crs}\n  - {targets: [y], format: {levels: [dense, dense], ordering: [0, 2]}}\n"
+    )
+    found = cli("recipes", "validate", "--json", wrong)
+    assert found.status == NEGATIVE
+    (entry,) = json.loads(found.out)["recipes"]
+    assert not entry["valid"]
+    first, second, third = entry["errors"]
+    assert first.startswith(f"{wrong}:5:5: format: the format 'crs': no level is called 'crs'")
+    assert second.startswith(f"{wrong}:6:5: format: ")
+    assert "there is no model 'gcm'; did you mean gcn?" in third
+
+
+@pytest.mark.parametrize("verb", ["show", "cp"])
+def test_a_wrong_name_gets_a_suggestion(cli: Cli, verb: str) -> None:
+    found = cli("recipes", verb, "gnc")
+    assert (found.status, found.out) == (USAGE, "")
+    assert found.err == "sparsify: no built-in recipe 'gnc'; did you mean gcn or gin? there are gcn, gin, sage\n"
+
+
+def test_a_folder_is_no_recipe(cli: Cli, tmp_path: Path) -> None:
+    assert "a folder is no recipe" in cli("recipes", "validate", tmp_path).out
+
+
+def test_schema_json(cli: Cli) -> None:
+    printed = json.loads(cli("recipes", "schema", "--json").out)
+    assert printed["schema"] == 1
+    assert printed["json_schema"] == recipe.json_schema()

@@ -29,6 +29,8 @@ def small(monkeypatch):
         (("gcnn",), "there is no model 'gcnn'; did you mean gcn?"),
         (("gcn", "hiden=3"), "nothing here has an argument 'hiden'"),
         (("gcn", "hidden"), "'hidden' is no argument; write key=value"),
+        (("gcn", "epochs=many"), "epochs='many': a whole number is wanted"),
+        (("gcn", "--seed", "-1"), "the seed -1; a whole number from 0"),
         (("gcn", "--dataset", "corra"), "did you mean 'cora'?"),
     ],
     ids=str,
@@ -38,6 +40,12 @@ def test_usage(cli, arguments, message):
     assert outcome.status == USAGE
     assert message in outcome.err
     assert outcome.out == ""
+
+
+def test_arguments_that_the_model_refuses(cli, small):
+    outcome = cli("run", "gcn", "hidden=-1")
+    assert outcome.status == USAGE
+    assert "gcn cannot be built with hidden=-1" in outcome.err
 
 
 def test_missing_data(cli, tmp_path, monkeypatch):

@@ -1,0 +1,42 @@
+"""What is wrong with a recipe, as far as its file alone can tell: schema, formats, the model's name.
+
+In: `complaints("mine.yaml")`. Out: `["mine.yaml:5:5: format: no level is called 'crs'; ..."]`, empty when all is well.
+Nothing here imports torch.
+"""
+
+from sparsify import recipe as recipes
+from sparsify.errors import RecipeError, SparsifyError
+from sparsify.models import registry
+from sparsify.recipe import Recipe
+from sparsify.storage.recipe_format import recipe_format
+
+
+def complaints(recipe: str) -> list[str]:
+    """All complaints about a file or built-in recipe, each with its place."""
+    try:
+        loaded = recipes.load(recipe)
+    except RecipeError as error:
+        return str(error).splitlines()
+    return [str(error) for error in [*wrong_formats(loaded), *wrong_model(loaded)]]
+
+
+def wrong_formats(recipe: Recipe) -> list[RecipeError]:
+    """The rules whose format does not exist."""
+    found = []
+    for rule in recipe.rules:
+        try:
+            if rule.format != "auto":
+                recipe_format(rule.format)
+        except SparsifyError as error:
+            found.append(RecipeError(f"format: {error}", recipe.file, rule.line, rule.column))
+    return found
+
+
+def wrong_model(recipe: Recipe) -> list[RecipeError]:
+    """The model that is not registered."""
+    if recipe.model is not None:
+        try:
+            registry.find(recipe.model.factory)
+        except SparsifyError as error:
+            return [RecipeError(f"model: {error}", recipe.file)]
+    return []
