@@ -23,3 +23,15 @@ class Provenance:
                 case notation.Fuse(first=first, second=second, fused=fused) if index in (first, second):
                     return self.leaves(fused)
         return [index]
+
+    def roots(self, loop: str) -> set[str]:
+        """The index variables that a loop variable is a part of, itself when it is one."""
+        for relation in self.relations:
+            match relation:
+                case notation.Split(index=index, outer=outer, inner=inner) if loop in (outer, inner):
+                    return self.roots(index)
+                case notation.Position(index=index, position=position) if position == loop:
+                    return self.roots(index)
+                case notation.Fuse(first=first, second=second, fused=fused) if fused == loop:
+                    return self.roots(first) | self.roots(second)
+        return {loop}

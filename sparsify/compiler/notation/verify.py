@@ -108,12 +108,10 @@ class _Verifier:
         for loop in loops[depth:]:
             if not isinstance(loop.kind, Parallel):
                 continue
-            if temporary is not None and temporary.scope == "thread":
-                continue
             if not self._is_separate(loop.index, targets):
                 raise ScheduleError(
                     f"iterations of the parallel loop over {loop.index} write the same entries in `{assign}`",
-                    f"make a loop over an index of {assign.target} parallel, or give {name} the scope thread",
+                    f"make a loop over an index of {assign.target} parallel, or compute {name} inside the loop",
                 )
         outer = loops[:depth]
         if temporary is not None and temporary.scope == "register" and len(loops) > depth:

@@ -121,6 +121,8 @@ def _split(program: Notation, directive: d.Split) -> Notation:
     )
 
     def change(loop: Forall) -> Forall:
+        if not isinstance(loop.kind, notation.Serial | notation.Parallel):
+            raise ScheduleError(f"`{directive}` comes after another directive on {loop.index}", "split first")
         return Forall(directive.outer, Forall(directive.inner, loop.body), loop.kind)
 
     body = rewrite_loops(program.body, directive.index, change)
@@ -137,8 +139,17 @@ def _fuse(program: Notation, directive: d.Fuse) -> Notation:
             raise ScheduleError(
                 f"`{directive}`: {directive.second} is not right inside {directive.first}", "order them first"
             )
-        return Forall(directive.fused, loop.body.body, loop.kind)
+        if not isinstance(loop.kind, notation.Serial) or not isinstance(loop.body.kind, notation.Serial):
+            raise ScheduleError(f"`{directive}` comes after another directive on its loops", "fuse first")
+        return Forall(directive.fused, loop.body.body)
 
+    derived = {r.inner for r in program.relations if isinstance(r, notation.Split)}
+    derived |= {r.outer for r in program.relations if isinstance(r, notation.Split)}
+    derived |= {r.position for r in program.relations if isinstance(r, notation.Position)}
+    if found := derived & {directive.first, directive.second}:
+        raise ScheduleError(
+            f"`{directive}`: {found.pop()} is a part of another loop", "fuse first, then split"
+        )
     relation = notation.Fuse(directive.first, directive.second, directive.fused)
     body = rewrite_loops(program.body, directive.first, change)
     if body == program.body:

@@ -39,6 +39,17 @@ def loop_chain(node: Body) -> tuple[list[Forall], Body]:
     return chain, node
 
 
+def loops_around(body: Body, inner: Node) -> list[Forall]:
+    """The loops that the node `inner` (that very object) lies in, the outermost first."""
+    if body is inner or isinstance(body, Assign):
+        return []
+    parts = body.statements if isinstance(body, Sequence) else (body.body,)  # type: ignore[attr-defined]
+    found = next((part for part in parts if any(node is inner for node in walk(part))), None)
+    if found is None:
+        return []
+    return [*([body] if isinstance(body, Forall) else []), *loops_around(found, inner)]
+
+
 def close_chain(chain: list[Forall], body: Body) -> Body:
     """`body` inside the loops of `chain`, the first one outermost."""
     for loop in reversed(chain):

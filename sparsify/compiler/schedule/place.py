@@ -6,6 +6,7 @@ Out: `forall i: let w[k] in register: (forall k: forall j: w[k] += ..); forall k
 """
 
 from dataclasses import replace
+from itertools import takewhile
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.node import Node, map_children, walk
@@ -25,8 +26,10 @@ from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import (
     Body,
     accesses,
+    assigns,
     close_chain,
     loop_chain,
+    loops_around,
     replace_accesses,
     rewrite_loops,
     sequence,
@@ -150,13 +153,11 @@ def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
     source = Temporary(directive.temporary, index_names(assign.target), _dtype(program, directive.source))
     shrunk = _shrink(program, source, [loop.index for loop in shared], inside, directive)
     access = _access(shrunk)
-    written = {leaf for name in index_names(assign.target) for leaf in _leaves(program, name)}
-    whole = all(loop.index in written for loop in shared)
+    given = [replace(loop, kind=Serial()) for loop in chain if loop.index in shrunk.indices]
+    around = [*loops_around(program.body, nest), *shared, *given]
+    whole = all(_is_of_target(program, loop, assign.target) for loop in around)
     collect = close_chain(chain, Assign(access, assign.monoid, assign.value))
-    give = close_chain(
-        [replace(loop, kind=Serial()) for loop in chain if loop.index in shrunk.indices],
-        Assign(assign.target, None if whole else assign.monoid, access),
-    )
+    give = close_chain(given, Assign(assign.target, None if whole else assign.monoid, access))
     new = close_chain(shared, Let((shrunk,), Sequence((collect, give))))
     return replace(program, body=_replace(program.body, nest, new))
 
@@ -171,7 +172,6 @@ def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
     chain, assign = loop_chain(nest)
     if not isinstance(assign, Assign) or assign.monoid is None:
         raise ScheduleError(f"`{directive}`: {directive.source} is not a plain sum there", "another place")
-    target = set(index_names(assign.target))
     names = [loop.index for loop in chain]
     if directive.over not in names:
         raise ScheduleError(
@@ -180,13 +180,9 @@ def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
     split = next((r for r in program.relations if isinstance(r, Split) and r.inner == directive.over), None)
     if split is None:
         raise ScheduleError(f"`{directive}`: {directive.over} has no constant extent", "split it first")
-    outer = [
-        loop
-        for loop in chain
-        if loop.index in target and names.index(loop.index) < _first_reduction(chain, target)
-    ]
-    inner = [loop for loop in chain if loop not in outer]
-    kept = [loop.index for loop in inner if loop.index in target]
+    outer = list(takewhile(lambda loop: _is_of_target(program, loop, assign.target), chain))
+    inner = chain[len(outer) :]
+    kept = [loop.index for loop in inner if _is_of_target(program, loop, assign.target)]
     copies = Temporary(
         directive.temporary,
         (directive.over, *kept),
@@ -211,6 +207,8 @@ def pack(program: Notation, directive: d.Pack) -> Notation:
             raise ScheduleError(
                 f"`{directive}`: {directive.tensor} is read in {len(found)} ways there", "exactly one"
             )
+        if assigns(body, directive.tensor):
+            raise ScheduleError(f"`{directive}`: {directive.tensor} is computed there", "another place")
         temporary = Temporary(
             directive.temporary, directive.indices, _dtype(program, directive.tensor), directive.scope
         )
@@ -251,9 +249,10 @@ def _cut_chain(nest: Body, directive: d.Precompute) -> tuple[list[Forall], Body]
     return chain[:cut], close_chain(chain[cut:], body)
 
 
-def _first_reduction(chain: list[Forall], target: set[str]) -> int:
-    """The place of the first loop of `chain` that the target does not name."""
-    return next((n for n, loop in enumerate(chain) if loop.index not in target), len(chain))
+def _is_of_target(program: Notation, loop: Forall, target: Access) -> bool:
+    """Whether each iteration of a loop has entries of its own in the target."""
+    names = set(index_names(target))
+    return loop.index in names or Provenance(program.relations).roots(loop.index) <= names
 
 
 def _nest_of(program: Notation, name: str) -> Body | None:

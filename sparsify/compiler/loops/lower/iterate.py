@@ -54,6 +54,10 @@ def forall(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
     if loop.index not in low.positions and (drivers := sparse.drivers(low, loop, env)):
         return sparse.iterate(low, loop, drivers, env)
     if split is not None:
+        if not isinstance(loop.kind, notation.Serial):
+            raise ScheduleError(
+                f"{loop.index} runs over tiles, which are not written out", f"unroll or vector {split.inner}"
+            )
         return tiles(low, split, loop, env)
     match loop.kind:
         case notation.Vector():
@@ -91,6 +95,8 @@ def bind(
     if (relation := low.positions.get(index)) is not None:
         return positions.bind_position(low, relation, value, body, env)
     if (fuse := low.fused.get(index)) is not None:
+        if not value.is_uniform:
+            raise ScheduleError(f"vector {index}: it is fused of two loops", "vector a loop inside")
         inner = low.bound(fuse.second)
         first = loops.Var(low.fresh(fuse.first), loops.INT)
         second = loops.Var(low.fresh(fuse.second), loops.INT)
@@ -323,6 +329,8 @@ def tile(
     env: Environment,
 ) -> Lowered:
     """The body for the tile of `split.index` that starts at `base`; the rest of a tile keeps its number."""
+    if split.inner in env.coordinates or split.inner in env.bases:
+        raise ScheduleError(f"the loop over {split.inner} is around the one over {split.outer}", "order them")
     reach = env.ranges.get(split.index)
     start = ZERO if reach is None else reach.begin if reach.origin is None else reach.origin
     number = quotient(minus(base, start), integer(split.size))

@@ -11,7 +11,7 @@ from typing import assert_never
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Const, Declaration, Index
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ZERO, integer, lanes_of, minus, plus, product, quotient
+from sparsify.compiler.loops.arithmetic import ZERO, integer, lanes_of, minus, plus, product, quotient, times
 from sparsify.compiler.loops.lower import assemble, iterate, temporaries
 from sparsify.compiler.loops.lower.access import load, position_of, store
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment
@@ -183,6 +183,8 @@ class Lowering:
         if index in self.split_by_outer:
             split = self.split_by_outer[index]
             return quotient(plus(self.bound(split.index), integer(split.size - 1)), integer(split.size))
+        if index in self.fused:
+            return times(self.bound(self.fused[index].first), self.bound(self.fused[index].second))
         if index in self.positions:
             raise ScheduleError(
                 f"a temporary in memory over the positions {index}", "index it by coordinates"

@@ -25,7 +25,7 @@ from sparsify.compiler.loops.arithmetic import (
 from sparsify.compiler.loops.lower import iterate, sparse
 from sparsify.compiler.loops.lower.environment import Environment, Range
 from sparsify.compiler.loops.lower.lattice import statement_points
-from sparsify.compiler.loops.lower.levels import place_of
+from sparsify.compiler.loops.lower.levels import level_variable, place_of
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
@@ -49,8 +49,10 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
     begin = loops.Var(low.fresh(f"{loop.index}_begin"), loops.INT)
     end = loops.Var(low.fresh(f"{loop.index}_end"), loops.INT)
     low.setups.append([])
+    shared = dict(low.memory)
     extent, body = _part(low, alone, begin, end, replace(env, in_parallel=True))
     setup = loops.Block(tuple(low.setups.pop()))
+    low.memory = shared
     dynamic = loop.kind.policy == "dynamic"
     chunks = loop.kind.chunks if loop.kind.chunks > 1 or not dynamic else DYNAMIC_CHUNKS
     if not body:
@@ -146,6 +148,12 @@ def _balance(low: Lowering, loop: notation.Forall) -> str | None:
             f"parallel {loop.index} by {loop.kind.by}: there is no such tensor", "a sparse operand"
         )
     levels = low.declaration(loop.kind.by).format.levels
+    read = [n for n in walk(loop) if isinstance(n, Access) and n.tensor == loop.kind.by]
+    if not any(level_variable(low, access, levels[0]) == loop.index for access in read if levels):
+        raise ScheduleError(
+            f"parallel {loop.index} by {loop.kind.by}: {loop.index} is not its outermost level",
+            "the operand that is stored by it, or none",
+        )
     if len(levels) > 1 and isinstance(levels[0].level, Dense) and isinstance(levels[1].level, Compressed):
         return f"{loop.kind.by}2_pos"
     return None

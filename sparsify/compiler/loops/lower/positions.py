@@ -17,6 +17,7 @@ from sparsify.compiler.loops.lower.levels import advance, level_variable, place_
 from sparsify.compiler.node import Node
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
+from sparsify.storage.levels import Dense
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
@@ -38,7 +39,9 @@ def driver_of_position(
             continue
         place = place_of(low, access, env)
         levels = low.declaration(access.tensor).format.levels
-        if place.levels < len(levels) and level_variable(low, access, levels[place.levels]) == relation.index:
+        if place.levels == len(levels) or isinstance(levels[place.levels].level, Dense):
+            continue
+        if level_variable(low, access, levels[place.levels]) == relation.index:
             return access, place
     raise ScheduleError(
         f"{relation.position} runs over positions of {relation.tensor}, which has not been entered up to "

@@ -86,6 +86,8 @@ def enter(
     split = low.split_by_outer.get(index)
     if split is None:
         return ranges.bind(low, index, value, body, env)
+    if split.inner in env.coordinates or split.inner in env.bases:
+        raise ScheduleError(f"the loop over {split.inner} is around the one over {index}", "order them")
     base = times(value.start, integer(split.size))
     env = env.with_coordinate(index, value).with_base(split.index, base)
     # Blocks divide the extent: conversion to a blocked format has checked it.

@@ -40,6 +40,11 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
                 f"precompute {temporary.name} at {env.lane.index} in register",
             )
         else:
+            if env.lane is not None:
+                raise ScheduleError(
+                    f"{temporary} is in memory inside the lanes of {env.lane.index}",
+                    f"a place outside the loop over {env.lane.index}, or registers",
+                )
             _allocate(low, temporary)
     around = low.prefilled - set(starts)
     low.prefilled &= around
@@ -156,6 +161,11 @@ def position(low: Lowering, temporary: notation.Temporary, access: Access, env: 
         if not isinstance(index, Index):
             raise UnsupportedProgramError(f"{access} has the index {index}", "plain index variables")
     names = [index.name for index in access.indices if isinstance(index, Index)]
+    for name in names:
+        if name not in env.coordinates and temporary.pattern_of is None:
+            raise ScheduleError(
+                f"{access} is read or written where {name} is not known", "order its loops outermost first"
+            )
     result = scalar(ZERO)
     if temporary.pattern_of is not None and _is_whole(temporary):
         for name, own in zip(names, temporary.indices, strict=True):

@@ -29,10 +29,13 @@ Lowered = list[loops.Stmt]
 def transposed(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
     """Square tiles of the loop's variable and of the vector loop right inside it."""
     inner = loop.body
-    if not isinstance(inner, notation.Forall) or not isinstance(inner.body, Assign):
+    is_nest = isinstance(inner, notation.Forall) and isinstance(inner.kind, notation.Vector)
+    if not isinstance(inner, notation.Forall) or not is_nest or not isinstance(inner.body, Assign):
         raise ScheduleError(
             f"transpose {loop.index}: not right around a vector loop", "order the two loops innermost"
         )
+    if env.lane is not None:
+        raise ScheduleError(f"transpose {loop.index} inside vector {env.lane.index}", "vector one of them")
     lanes = iterate.lanes_in(low, loop)
     if lanes == 1:
         return iterate.serial(low, replace(loop, kind=notation.Serial()), env)
