@@ -34,7 +34,10 @@ def explain(
     region: Annotated[str | None, typer.Option(help="The number of a region, or all.  [default: 1]")] = None,
     stage: Annotated[list[str] | None, typer.Option(help=f"Only these: {STAGES}.")] = None,
     sizes: Annotated[
-        list[str] | None, typer.Option(metavar="i=1000,j=64", help="Extents known in advance.")
+        list[str] | None, typer.Option(metavar="i=1000,j=64", help="Extents, for the choice of the schedule.")
+    ] = None,
+    density: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Of sparse operands, beside --sizes: 0.01 (default).")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Of all operands: float32 (default) or float64.")] = None,
     schedule: Annotated[str | None, typer.Option(help="Instead of the chosen one.")] = None,
@@ -46,7 +49,7 @@ def explain(
     The model's weights are not trained, and nothing is measured.
     """
     of_model = {"recipe": recipe, "dataset": dataset, "data_root": data_root, "seed": seed}
-    of_expression = {"sizes": sizes, "dtype": dtype, "schedule": schedule}
+    of_expression = {"sizes": sizes, "density": density, "dtype": dtype, "schedule": schedule}
     if is_expression(subject):
         refuse({**of_model, "region": region, "ops": ops or None}, "a model", subject)
         show(expression(subject, rest or [], of_expression, stage or []), as_json)
@@ -104,6 +107,7 @@ def expression(subject: str, formats: list[str], given: dict[str, Any], stages: 
         subject,
         formats,
         sizes=extents(split_pairs(parts)),
+        density=0.01 if given["density"] is None else given["density"],
         dtype=given["dtype"] or "float32",
         schedule=given["schedule"],
         stages=stages,

@@ -6,6 +6,7 @@ In: the arguments of the command line. Out: an exit status: 0 fine, 1 a negative
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -43,7 +44,7 @@ app.command()(doctor.doctor)
 app.add_typer(cache.app)
 
 
-def as_message(message: Warning | str, *place: object) -> str:
+def as_message(message: Warning | str, *place: Any, **line: Any) -> str:
     """A warning as people read it: without the place in our code that it came from."""
     return f"sparsify: warning: {message}\n"
 

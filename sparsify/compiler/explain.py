@@ -6,7 +6,7 @@ In: a `Kernel`, or a program that nothing was built for. Out: `Section`s, which 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any, Final
 
 from sparsify.compiler.cpp import target
@@ -16,13 +16,13 @@ from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.notation import printer
-from sparsify.compiler.pipeline import Stages, compile_stages, directives_text, schedules
+from sparsify.compiler.pipeline import Stages, compile_stages, directives_text
 from sparsify.compiler.plan import DenseProduct, steps
 from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.options import Options, current
 
 SECTIONS: Final = ("einsum", "formats", "cost", "notation", "schedule", "loops", "cpp", "kernel")
-RUNNERS_UP: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,23 @@ def found(library: Library) -> str:
 
 
 def explain_program(
-    program: Program, schedule: Schedule | None = None, options: Options | None = None, **facts: Any
+    program: Program,
+    schedule: Schedule | None = None,
+    options: Options | None = None,
+    sizes: Sizes = UNKNOWN,
+    **facts: Any,
 ) -> tuple[Section, ...]:
-    """The sections of a program; nothing is built."""
+    """The sections of a program; nothing is built. `sizes` are those of the operands that it is for."""
     options = options or current()
     width = target.vector_bytes(options)
     plan = [
-        Explained(step if isinstance(step, DenseProduct) else compile_stages(step, schedule, width, options))
+        Explained(
+            step
+            if isinstance(step, DenseProduct)
+            else compile_stages(
+                step, schedule, width, options, sizes.also({twin.name: twin.source for twin in step.twins})
+            )
+        )
         for step in steps(program, scheduled=schedule is not None)
     ]
     return explain_plan(program, plan, **facts)
@@ -123,7 +133,7 @@ def stage_sections(explained: Explained) -> tuple[Section, ...]:
         f"{twin.name} is {twin.source} stored {twin.format.letters}: it is turned around once"
         for twin in stages.twins
     ]
-    schedule = [str(stages.schedule) or "no directives", "", directives_text(stages.schedule), ""]
+    schedule = [one_line(stages.schedule), "", directives_text(stages.schedule), ""]
     schedule += [printer.indented(stages.notation.body), *runners_up(stages)]
     sections = [
         Section("notation", "\n".join([*turned, printer.folded(stages.plain.body)])),
@@ -138,18 +148,14 @@ def stage_sections(explained: Explained) -> tuple[Section, ...]:
 
 def runners_up(stages: Stages) -> list[str]:
     """The schedules that were not taken, and why."""
-    refused = dict(stages.refused)
-    others = (
-        schedule
-        for schedule in schedules(stages.program, stages.plain, stages.loops.vector_bytes)
-        if schedule != stages.schedule
-    )
-    lines = []
-    for schedule in islice(dict.fromkeys(others), RUNNERS_UP):
-        lines.append(f"  {str(schedule) or 'the loops as they are'}")
-        if schedule in refused:
-            lines.append(f"    refused: {refused[schedule]}")
+    lines = [f"  {one_line(schedule)}\n    refused: {why}" for schedule, why in stages.refused]
+    lines += [f"  {one_line(schedule)}" for schedule in stages.behind]
     return ["", "runners-up", *lines] if lines else []
+
+
+def one_line(schedule: Schedule) -> str:
+    """A schedule in one line."""
+    return str(schedule) or "the loops as they are"
 
 
 def abridged(text: str, least: int = 5) -> str:

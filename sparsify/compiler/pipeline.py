@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -128,6 +129,7 @@ STAGES: Final[tuple[Stage, ...]] = (
 )
 # What a schedule does not change is computed once for all candidates.
 UNSCHEDULED: Final = 2
+RUNNERS_UP: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ class Stages:
         loops: simplified loop IR.
         cpp: the translation unit.
         refused: the schedules that were better but do not lower, and why.
+        behind: the next best ones.
         twins: the operands that it reads in another mode ordering.
     """
 
@@ -152,6 +155,7 @@ class Stages:
     loops: loop_nodes.Function
     cpp: str
     refused: tuple[tuple[Schedule, str], ...] = ()
+    behind: tuple[Schedule, ...] = ()
     twins: tuple[Twin, ...] = ()
 
 
@@ -176,11 +180,13 @@ def compile_stages(
         UnsupportedProgramError: no candidate lowers.
     """
     options = options or current()
-    key = f"{step.program}|{schedule}|{vector_bytes}"
+    wanted = schedule if schedule is not None else chosen(step, vector_bytes, sizes)
+    key = f"{step.program}|{wanted}|{vector_bytes}"
     dump = Dump(options, f"{step.result}-{hashlib.sha256(key.encode()).hexdigest()[:12]}")
     program, plain = run(STAGES[:UNSCHEDULED], step.program, Given(Schedule(), vector_bytes), options, dump)
     refused: list[tuple[Schedule, str]] = []
-    for candidate in (schedule,) if schedule is not None else schedules(program, plain, vector_bytes, sizes):
+    waiting = schedules(program, plain, vector_bytes, sizes)
+    for candidate in (schedule,) if schedule is not None else waiting:
         given = Given(candidate, vector_bytes)
         try:
             tree, _, short, text = run(STAGES[UNSCHEDULED:], plain, given, options, dump)
@@ -189,7 +195,8 @@ def compile_stages(
                 raise
             refused.append((candidate, str(error)))
             continue
-        return Stages(program, plain, candidate, tree, short, text, tuple(refused), step.twins)
+        behind = tuple(islice(dict.fromkeys(other for other in waiting if other != candidate), RUNNERS_UP))
+        return Stages(program, plain, candidate, tree, short, text, tuple(refused), behind, step.twins)
     raise UnsupportedProgramError(f"no loop order computes `{step.program.statements[0]}`: {refused[0][1]}")
 
 

@@ -7,19 +7,25 @@ The model's weights are not trained and nothing is measured; an expression is no
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Final
 
+import torch
+
+from sparsify.compiler.cpp.target import vector_bytes
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
-from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.einsum.nodes import Access, Assign, Index, Program
 from sparsify.compiler.einsum.parse import read
 from sparsify.compiler.explain import Section, explain_program, only, printed
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import walk
+from sparsify.compiler.schedule.cost import Machine, estimate_us
 from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import CaptureError, EinsumError, FormatError, ParseError, ScheduleError, SparsifyError
 from sparsify.models import data, inputs
-from sparsify.options import check_stage
+from sparsify.options import check_stage, current
 from sparsify.passes.apply import apply
 from sparsify.passes.explain import STAGES, Explanation, explain_model
 from sparsify.passes.mark import named
@@ -27,6 +33,7 @@ from sparsify.passes.operators import scope
 from sparsify.recipe.source import nearest
 from sparsify.runner.preview import captured
 from sparsify.runner.request import Request
+from sparsify.runtime.threads import count
 from sparsify.storage.format import Format
 
 DTYPES: Final = ("float32", "float64")
@@ -91,6 +98,8 @@ def explain_model_request(request: Request, *, region: str = "1", stages: Sequen
         module = apply(model, request.recipe, example, verify=False)
     if not module.variants:
         raise CaptureError("; ".join(module.report.warnings), "only what is captured can be explained")
+    with torch.no_grad():
+        module(*example)  # schedules are chosen by the sizes of a call
     found = explain_model(module)
     chosen = chosen_regions(found, region)
     sections = (found.model, *chosen)
@@ -135,6 +144,7 @@ def explain_expression(
     formats: Sequence[str],
     *,
     sizes: Mapping[str, int] | None = None,
+    density: float = 0.01,
     dtype: str = "float32",
     schedule: str | None = None,
     stages: Sequence[str] = (),
@@ -144,7 +154,8 @@ def explain_expression(
     Args:
         text: `ij,jk->ik`, or `y[i] = A[i,j] * x[j]`.
         formats: of the operands, in order, or by name.
-        sizes: extents of index variables, known when the kernel is generated.
+        sizes: extents of index variables, for the choice of the schedule; all of them for an estimate of the time.
+        density: of sparse operands, for the same.
         dtype: of all operands.
         schedule: instead of the chosen one.
         stages: what to show; everything without them.
@@ -159,12 +170,34 @@ def explain_expression(
     try:
         statements, ranks = notation(text, known) if "[" in text else subscripts(text, formats, known)
         operands = described(ranks, assigned(ranks, formats, by_name="[" in text), dtype)
-        program = declare(statements, operands, sizes=known)
+        program = declare(statements, operands)
         wanted = None if schedule is None else Schedule.parse(schedule)
-        sections = explain_program(program, wanted)
+        given = sizes_of(program, known, density)
+        sections = explain_program(program, wanted, sizes=given, cost=cost_of(program, given, density))
     except MISTAKES as error:
         raise SparsifyError(str(error)) from error
     return Shown(text, only(sections, names) if names else sections)
+
+
+def sizes_of(program: Program, extents: Mapping[str, int], density: float) -> Sizes:
+    """The sizes of operands whose stored entries are a fraction of all."""
+    stored = {}
+    for name in program.inputs:
+        declared = program.declaration(name)
+        if not declared.format.is_dense and all(index in extents for index in declared.extents):
+            stored[name] = max(1, round(density * prod(extents[index] for index in declared.extents)))
+    return Sizes(extents, stored)
+
+
+def cost_of(program: Program, sizes: Sizes, density: float) -> str:
+    """The estimated time of a call, where all sizes are known."""
+    if any(index not in sizes.extents for d in program.declarations for index in d.extents):
+        return ""
+    settings = current()
+    machine = Machine(count(settings), vector_bytes(settings))
+    estimate = estimate_us(program, sizes.extents, sizes.stored, machine)
+    entries = "".join(f", {number} entries in {name}" for name, number in sizes.stored.items())
+    return f"estimated {estimate:.0f} us a call: {machine.threads} threads{entries} (density {density:g})"
 
 
 Statements = tuple[tuple[Assign, ...], dict[str, int]]

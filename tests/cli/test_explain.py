@@ -56,11 +56,25 @@ def test_operators(cli: Cli, small: None) -> None:
 
 
 def test_subscripts(cli: Cli) -> None:
-    found = cli("explain", "ij,jk->ik", "csr", "dense", "--sizes", "i=1000,k=64", "--stage", "einsum,formats")
+    found = cli("explain", "ij,jk->ik", "csr", "dense", "--stage", "einsum,formats")
     assert found.status == FINE
     assert "Y[i,k] = sum(j, A[i,j] * B[j,k])" in found.out
     assert "dense(i) compressed(j)" in found.out
-    assert "i = 1000, k = 64; j at run time" in found.out
+    assert "i, j, k at run time" in found.out
+
+
+def test_sizes_decide_the_schedule_and_the_estimate(cli: Cli) -> None:
+    def explained(size: int) -> tuple[str, str]:
+        sizes = f"i={size},j={size},k={size}"
+        found = cli("explain", "ij,jk->ik", "csr", "dense", "--sizes", sizes, "--density", "0.1", "--json")
+        texts = {section["title"]: section["text"] for section in json.loads(found.out)["sections"]}
+        return texts["schedule"].splitlines()[0], texts["cost"]
+
+    small, large = explained(16), explained(1024)
+    assert small[0] != large[0]
+    assert "26 entries in A (density 0.1)" in small[1]
+    assert "104858 entries in A" in large[1]
+    assert cli("explain", "ij,j->i", "csr", "dense", "--density", "2").status == USAGE
 
 
 def test_index_notation(cli: Cli) -> None:
