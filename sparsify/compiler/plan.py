@@ -13,6 +13,7 @@ import torch
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Reduce
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation.concretize import index_names
+from sparsify.runtime.buffers import POOL
 from sparsify.storage.format import Format, StoredLevel
 
 
@@ -30,7 +31,10 @@ class DenseProduct:
         """The product."""
         left, right = values[self.left], values[self.right]
         left = left.t() if self.left_transposed else left
-        return torch.mm(left, right.t() if self.right_transposed else right)
+        right = right.t() if self.right_transposed else right
+        if torch.is_grad_enabled() and (left.requires_grad or right.requires_grad):
+            return torch.mm(left, right)  # into memory that is there already nothing is differentiated
+        return torch.mm(left, right, out=POOL.empty((left.shape[0], right.shape[1]), left.dtype))
 
     def __str__(self) -> str:
         right = f"{self.right}.t()" if self.right_transposed else self.right

@@ -25,10 +25,8 @@ from sparsify.storage.levels import Compressed, Dense
 TILE_BYTES = 512
 # How many stored positions ahead gathered rows are asked for; 16 covers the latency of memory.
 AHEAD = 16
-# Rows of two cache lines or more, from more memory than the nearer caches hold, are asked for.
+# Rows of two cache lines or more are asked for.
 AHEAD_BYTES = 128
-NEAR_BYTES = 1 << 20
-FAR_BYTES = 8 << 20
 # Registers that hold sums at least, where rows are long enough: fewer wait for the latency of an fma.
 CHAINS = 4
 LONG_ROW = 8
@@ -45,7 +43,7 @@ def candidates(
         sizes: of the operands, as far as they are known.
     """
     if (found := sampled(program)) is not None:
-        yield from found.schedules(lanes)
+        yield from found.schedules(lanes, item_bytes, sizes)
         return
     nests = _nests(program)
     if len(nests) <= 2:
@@ -267,20 +265,7 @@ class _Shape:
         sparse = {access.tensor for access in self._sparse()}
         reads = [n for n in walk(self.assign.value) if isinstance(n, Access) and n.tensor not in sparse]
         found = list(dict.fromkeys(a.tensor for a in reads if index_names(a) == (sums[-1], lane)))
-        return found if self._is_far(lane, sums) else []
-
-    def _is_far(self, lane: str, sums: list[str]) -> bool:
-        """Whether rows at stored coordinates come from far away; unknown sizes count as large."""
-        rows, columns = self.sizes.extents.get(sums[-1]), self.sizes.extents.get(lane)
-        if rows is None or columns is None:
-            return True
-        row_bytes = columns * self.item_bytes
-        driver = self._driver(sums)
-        limit = NEAR_BYTES if row_bytes > 2 * AHEAD_BYTES else FAR_BYTES
-        if rows * row_bytes <= limit:
-            return False
-        reach = None if driver is None else self.sizes.reach(driver.name)
-        return reach is None or 2 * reach * row_bytes > limit
+        return found if self.sizes.is_far(sums[-1], lane, self.item_bytes, self._driver(sums)) else []
 
     def _summed_lanes(
         self, lane: str, leading: list[str], sums: list[str], outer: list[str], ordered: bool, parallel: bool

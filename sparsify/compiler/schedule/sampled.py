@@ -15,6 +15,7 @@ from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Sequence, Split
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loop_chain
+from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.storage.levels import Compressed, Dense, Singleton
 
 # Entries whose sums run side by side: each keeps a register or two, and their number hides the latency of an fma.
@@ -40,8 +41,8 @@ class Sampled:
             text += "_"
         return text
 
-    def schedules(self, lanes: int) -> Iterator[d.Schedule]:
-        """The best one first; the last one always lowers."""
+    def schedules(self, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
+        """The best one first for operands of these sizes; the last one always lowers."""
         share = d.Parallel(self.levels[0], "dynamic", self.mask.name)
         order = [d.Order(self.levels)] if len(self.levels) > 1 else []
         if (
@@ -49,7 +50,9 @@ class Sampled:
             and self.lane is not None
             and not isinstance(self.mask.format.levels[-1].level, Singleton)
         ):
-            yield d.Schedule((*order, *self._together(self.lane, lanes), share, *self._ahead()))
+            yield d.Schedule(
+                (*order, *self._together(self.lane, lanes), share, *self._ahead(self.lane, item_bytes, sizes))
+            )
         alone = d.Precompute(self.temporary, "register", at=self.levels[-1])
         yield d.Schedule((*order, alone, share))
         yield d.Schedule((*order, alone))
@@ -81,8 +84,10 @@ class Sampled:
             d.Vector(within),
         ]
 
-    def _ahead(self) -> list[d.Directive]:
-        """Rows that the innermost stored coordinate picks."""
+    def _ahead(self, lane: str, item_bytes: int, sizes: Sizes) -> list[d.Directive]:
+        """Rows that the innermost stored coordinate picks, from memory too large to be near."""
+        if not sizes.is_far(self.levels[-1], lane, item_bytes, self.mask):
+            return []
         gathered = [a.tensor for a in self.reads if index_names(a)[:1] == (self.levels[-1],)]
         return [d.Prefetch(name, AHEAD) for name in dict.fromkeys(gathered)]
 

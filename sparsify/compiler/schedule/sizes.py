@@ -12,6 +12,11 @@ from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
+# Tables of rows up to these bytes are near; of narrow rows, which cost few misses, larger ones too.
+NEAR_BYTES: Final = 1 << 20
+FAR_BYTES: Final = 8 << 20
+NARROW_BYTES: Final = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -44,6 +49,26 @@ class Sizes:
         """How far apart neighbouring rows of an operand read, as `Pattern.reach` says."""
         pattern = self.patterns.get(name)
         return None if pattern is None else pattern.reach()
+
+    def is_far(self, row: str, column: str, item_bytes: int, driver: Declaration | None) -> bool:
+        """Whether rows that stored coordinates pick come from more memory than the near caches hold.
+
+        Args:
+            row: the index variable over the rows, which `driver` stores.
+            column: the index variable along a row.
+            item_bytes: of an element.
+            driver: the operand whose coordinates pick the rows; `None` when there are several.
+
+        What is not known counts as large.
+        """
+        rows, columns = self.extents.get(row), self.extents.get(column)
+        if rows is None or columns is None:
+            return True
+        limit = NEAR_BYTES if columns * item_bytes > NARROW_BYTES else FAR_BYTES
+        if rows * columns * item_bytes <= limit:
+            return False
+        reach = None if driver is None else self.reach(driver.name)
+        return reach is None or 2 * reach * columns * item_bytes > limit
 
 
 UNKNOWN: Final = Sizes()
