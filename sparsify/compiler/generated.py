@@ -15,12 +15,11 @@ import torch
 from sparsify.compiler import native
 from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.einsum.nodes import Declaration
-from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.lower.assemble import is_assembled
 from sparsify.compiler.pipeline import Stages
 from sparsify.compiler.plan import Step
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
-from sparsify.compiler.variants import Variant, Variants
+from sparsify.compiler.variants import Signature, Variant, Variants
 from sparsify.errors import DtypeError, FormatError, ShapeError
 from sparsify.options import Options
 from sparsify.runtime.buffers import POOL, Slots
@@ -153,7 +152,8 @@ class GeneratedStep:
         self._frames: dict[tuple[Shape, ...], Frame] = {}
         self._current: Variant | None = None
         self._inputs: tuple[DenseInput | SparseInput, ...] = ()
-        self._signature: tuple[tuple[str, ...], tuple[loops.Buffer, ...]] = ((), ())
+        self._known: tuple[object, ...] = ()
+        self._signature: Signature = ((), ())
 
     def prepare(self, sizes: Sizes) -> bool:
         """Compiles the kernel for operands of these sizes; whether it had to be built.
@@ -164,9 +164,13 @@ class GeneratedStep:
         """
         if sizes is UNKNOWN and self._current is not None:
             return False
+        sizes = sizes.also(self.twins)
+        known = sizes.key(self.program)
+        if known == self._known:
+            return False
         before = self.variants.built
-        found = self.variants.best(sizes.also(self.twins))
-        signature = (found.stages.loops.sizes, found.stages.loops.buffers)
+        found = self.variants.best(sizes)
+        signature = found.signature
         if self._current is None:
             self._signature = signature
             self._inputs = tuple(
@@ -174,7 +178,7 @@ class GeneratedStep:
                 for d in self._declared
             )
         assert signature == self._signature, "all kernels of a statement take the same arguments"
-        self._current = found
+        self._current, self._known = found, known
         return self.variants.built > before
 
     @property

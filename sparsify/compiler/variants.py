@@ -6,12 +6,14 @@ Every kernel is right for operands of all sizes. A statement has at most a few; 
 sizes serves what is new.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
+from functools import cache, cached_property, partial
 from typing import Final
 
 from sparsify.compiler import native
-from sparsify.compiler.cpp.cache import Library, library
+from sparsify.compiler.cpp.cache import Generated, Library, library
+from sparsify.compiler.fingerprint import fingerprint
+from sparsify.compiler.loops.nodes import Buffer
 from sparsify.compiler.pipeline import Stages, chosen, compile_stages
 from sparsify.compiler.plan import Step
 from sparsify.compiler.schedule.directives import Schedule
@@ -19,15 +21,30 @@ from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.options import Options
 
 LIMIT: Final = 8
+Signature = tuple[tuple[str, ...], tuple[Buffer, ...]]
 
 
-@dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel of a statement: how it became C++, the loaded library and the function that calls it."""
+    """A kernel of a statement.
 
-    stages: Stages
-    library: Library
-    call: native.Call
+    Args:
+        make: takes the statement through the stages of the compiler.
+        library: the loaded kernel, which was noted to take the sizes and buffers of `signature`.
+
+    Attributes:
+        call: runs the kernel.
+    """
+
+    def __init__(self, make: Callable[[], Stages], library: Library) -> None:
+        self._make, self.library = make, library
+        self.call = native.bind(library)
+        buffers = tuple(Buffer(*fields) for fields in library.notes["buffers"])
+        self.signature: Signature = (tuple(library.notes["sizes"]), buffers)
+
+    @cached_property
+    def stages(self) -> Stages:
+        """How the statement became C++; found kernels go through the stages when this is asked for first."""
+        return self._make()
 
 
 class Variants:
@@ -61,15 +78,34 @@ class Variants:
             return found
         if len(self._known) >= LIMIT:
             return self._generic
-        made = self._known[wanted] = self._compile(sizes)
+        made = self._known[wanted] = self._find(wanted, sizes)
         return made
 
     @cached_property
     def _generic(self) -> Variant:
-        return self._compile(UNKNOWN)
+        wanted = self.schedule if self.schedule is not None else chosen(self.step, self.vector_bytes, UNKNOWN)
+        return self._find(wanted, UNKNOWN)
 
-    def _compile(self, sizes: Sizes) -> Variant:
-        stages = compile_stages(self.step, self.schedule, self.vector_bytes, self.options, sizes)
-        found = library(stages.cpp, {"schedule": str(stages.schedule)}, self.options)
+    def _find(self, wanted: Schedule, sizes: Sizes) -> Variant:
+        """The kernel of a schedule, from disk before its C++ is generated, else built."""
+        make = cache(
+            partial(compile_stages, self.step, self.schedule, self.vector_bytes, self.options, sizes)
+        )
+
+        def generate() -> Generated:
+            stages = make()
+            buffers = [[b.name, b.dtype, b.output, b.grown] for b in stages.loops.buffers]
+            return Generated(stages.cpp, {"sizes": list(stages.loops.sizes), "buffers": buffers})
+
+        if self.options.dump:
+            make()  # what is found on disk passes no stages that could be dumped
+        parts = {
+            "step": repr(self.step),
+            "schedule": str(wanted),
+            "is chosen": str(self.schedule is None),
+            "vector bytes": str(self.vector_bytes),
+            "compiler of sparsify": fingerprint(),
+        }
+        found = library(generate, parts, self.options)
         self.built += found.origin == "compiled"
-        return Variant(stages, found, native.bind(found))
+        return Variant(make, found)

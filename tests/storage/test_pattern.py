@@ -67,3 +67,24 @@ def test_of_lists():
     assert pattern.coordinates().tolist() == [[0, 1], [2, 0]]
     assert pattern.positions(1) == 2 and pattern.nnz == 2 and pattern.density == pytest.approx(1 / 3)
     assert len(pattern.arrays()) == 2
+
+
+def test_reach_tells_bands_from_scattered_entries():
+    rows = torch.arange(600).repeat_interleave(4)
+    band = (rows + torch.arange(4).repeat(600)).clamp(max=599)
+    anywhere = torch.randint(600, (2400,), generator=torch.Generator().manual_seed(0))
+    found = [
+        tensor(
+            torch.sparse_coo_tensor(torch.stack([rows, columns]), torch.ones(2400), (600, 600)).coalesce(),
+            "csr",
+        )
+        for columns in (band, anywhere)
+    ]
+    near, far = (made.pattern.reach() for made in found)
+    assert near <= 2
+    assert far > 60
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (3, 3), (1, 5)])
+def test_reach_of_next_to_nothing(shape):
+    assert tensor(torch.zeros(shape), "csr").pattern.reach() == 0

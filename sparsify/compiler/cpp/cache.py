@@ -21,8 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import filelock
 
@@ -48,6 +49,7 @@ class Library:
         address: of the kernel's function.
         origin: `compiled`, `disk` or `memory`: where this request found it.
         compile_seconds: time in the compiler, 0 when it was found.
+        notes: what was kept beside it, as it was written.
         handle: keeps the shared object loaded.
     """
 
@@ -57,6 +59,7 @@ class Library:
     origin: str
     compile_seconds: float
     handle: ctypes.CDLL = field(repr=False, compare=False)
+    notes: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
         what = (
@@ -66,10 +69,18 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A kernel to be had: its source and what else its key is made of."""
+class Generated:
+    """A translation unit, and notes that are kept beside its kernel: plain data."""
 
     source: str
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A kernel to be had: what generates its source, and what its key is made of."""
+
+    generate: Callable[[], Generated]
     key: str
     parts: Mapping[str, str]
     compiler: Compiler
@@ -99,7 +110,7 @@ os.register_at_fork(after_in_child=_memory.unlock)
 
 
 def library(
-    source: str,
+    source: str | Callable[[], Generated],
     key_parts: Mapping[str, str] | None = None,
     options: Options | None = None,
     *,
@@ -108,7 +119,8 @@ def library(
     """The loaded kernel of a translation unit: from memory, from disk, else compiled.
 
     Args:
-        source: C++ with the function `extern "C" ... sparsify_kernel`.
+        source: C++ with the function `extern "C" ... sparsify_kernel`; or what generates it, asked only when the
+            kernel is not found: then `key_parts` must say everything that decides the source.
         key_parts: names and texts that tell kernels of equal source apart.
         options: compiler, flags and cache directory; by default those in force.
         symbol: the function to find.
@@ -155,7 +167,9 @@ def compile_many(
     return [future.result() for future in futures]
 
 
-def _request(source: str, key_parts: Mapping[str, str], options: Options, symbol: str) -> Request:
+def _request(
+    source: str | Callable[[], Generated], key_parts: Mapping[str, str], options: Options, symbol: str
+) -> Request:
     compiler = find_compiler(options)
     line = command(compiler, Path("kernel.cpp"), Path("kernel.so"), options)
     parts = {
@@ -165,8 +179,10 @@ def _request(source: str, key_parts: Mapping[str, str], options: Options, symbol
         "cpu": target.cpu_digest(),
         **{f"kernel {name}": text for name, text in sorted(key_parts.items())},
     }
-    digest = hashlib.sha256(json.dumps([source, symbol, parts]).encode())
-    return Request(source, digest.hexdigest()[:40], parts, compiler, options, symbol)
+    text = source if isinstance(source, str) else ""
+    digest = hashlib.sha256(json.dumps([text, symbol, parts]).encode())
+    generate = partial(Generated, source) if isinstance(source, str) else source
+    return Request(generate, digest.hexdigest()[:40], parts, compiler, options, symbol)
 
 
 def _from_directories(request: Request) -> Library:
@@ -196,8 +212,9 @@ def _from_directory(request: Request, directory: Path) -> Library:
     with _Lock(directory, request):
         if found := _load(request, directory):
             return found
-        seconds = _compile(request, directory)
-        return _open(request, directory, "compiled", seconds)
+        generated = request.generate()
+        seconds = _compile(request, generated, directory)
+        return _open(request, directory, "compiled", seconds, generated.notes)
 
 
 class _Lock:
@@ -222,19 +239,20 @@ def lock_file(directory: Path, key: str) -> Path:
     return directory / "locks" / f"{int(key[:8], 16) % LOCKS:02x}"
 
 
-def _compile(request: Request, directory: Path) -> float:
+def _compile(request: Request, generated: Generated, directory: Path) -> float:
     """Seconds that it took to put the kernel and its description into the directory."""
     started = time.perf_counter()
     directories.remove_abandoned(directory)
     work = Path(tempfile.mkdtemp(prefix="build-", dir=directory))
     try:
-        result = build(request.source, work, request.compiler, request.options)
+        result = build(generated.source, work, request.compiler, request.options)
         seconds = time.perf_counter() - started
         description = {
             "checksum": _checksum(result.read_bytes()),
             "compile_seconds": seconds,
             "parts": dict(request.parts),
-            "source": request.source,
+            "notes": dict(generated.notes),
+            "source": generated.source,
         }
         text = work / "kernel.json"
         text.write_text(json.dumps(description, indent=1))
@@ -261,7 +279,7 @@ def _load(request: Request, directory: Path) -> Library | None:
         stored = json.loads(path.with_suffix(".json").read_bytes())
         if stored["checksum"] != _checksum(path.read_bytes()):
             return None
-        found = _open(request, directory, "disk", 0.0)
+        found = _open(request, directory, "disk", 0.0, stored["notes"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     with suppress(OSError):
@@ -269,7 +287,9 @@ def _load(request: Request, directory: Path) -> Library | None:
     return found
 
 
-def _open(request: Request, directory: Path, origin: str, seconds: float) -> Library:
+def _open(
+    request: Request, directory: Path, origin: str, seconds: float, notes: Mapping[str, Any]
+) -> Library:
     """The kernel of this key, loaded.
 
     Raises:
@@ -288,7 +308,7 @@ def _open(request: Request, directory: Path, origin: str, seconds: float) -> Lib
         ) from None
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None, "a function has an address"
-    return Library(request.key, path, address, origin, seconds, handle)
+    return Library(request.key, path, address, origin, seconds, handle, notes)
 
 
 def _checksum(content: bytes) -> str:

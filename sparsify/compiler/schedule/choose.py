@@ -58,20 +58,15 @@ def candidates(
 
 def _nests(program: Notation) -> list[tuple[list[Forall], Assign]]:
     """The loop nests of a concretized program, each with its loops."""
-    found = []
-    for assign in (node for node in walk(program.body) if isinstance(node, Assign)):
-        chain = next(
-            (
-                c
-                for n in walk(program.body)
-                if isinstance(n, Forall)
-                for c, inner in [loop_chain(n)]
-                if inner is assign
-            ),
-            [],
-        )
-        found.append((chain, assign))
-    return found
+    chains: dict[int, list[Forall]] = {}
+    assigns = []
+    for node in walk(program.body):
+        if isinstance(node, Forall):
+            chain, inner = loop_chain(node)
+            chains.setdefault(id(inner), chain)
+        elif isinstance(node, Assign):
+            assigns.append(node)
+    return [(chains.get(id(assign), []), assign) for assign in assigns]
 
 
 @dataclass
@@ -88,6 +83,7 @@ class _Shape:
         self.chain, self.assign = next((n for n in self.nests if n[1].monoid), self.nests[-1])
         self.splits = {r.index: r for r in self.program.relations if isinstance(r, Split)}
         self.loops = [loop.index for loop in self.chain]
+        self.sparse = self._sparse()
         self.target = list(self._derived(self.assign.target))
         self.edges = self._level_edges()
         self.stored = {name for edge in self.edges for name in edge} | self._single_levels()
@@ -126,14 +122,14 @@ class _Shape:
     def _level_edges(self) -> list[tuple[str, str]]:
         """Pairs of loops of which the first must be outside the second."""
         edges = []
-        for access in self._sparse():
+        for access in self.sparse:
             names = [name for name, _ in self._levels(access)]
             edges += list(itertools.pairwise(names))
         return edges
 
     def _single_levels(self) -> set[str]:
         """The loops over the only level of sparse vectors."""
-        return {names[0][0] for a in self._sparse() if len(names := self._levels(a)) == 1}
+        return {names[0][0] for a in self.sparse if len(names := self._levels(a)) == 1}
 
     def _lane(self) -> str | None:
         """The loop whose iterations are neighbours in memory in every operand that has it."""
@@ -239,7 +235,7 @@ class _Shape:
 
     def _driver(self, sums: list[str]) -> Declaration | None:
         """The one operand whose stored entries the innermost sum runs over; `None` for several."""
-        reads = [a for a in self._sparse() if sums and sums[-1] in [name for name, _ in self._levels(a)]]
+        reads = [a for a in self.sparse if sums and sums[-1] in [name for name, _ in self._levels(a)]]
         if len(reads) != 1 or self._levels(reads[0])[-1][0] != sums[-1]:
             return None
         declared = next(dec for dec in self.program.declarations if dec.name == reads[0].tensor)
@@ -262,7 +258,7 @@ class _Shape:
         sums = [name for name in self.order if name not in self.target]
         if not sums or sums[-1] not in self.stored or size * self.item_bytes < AHEAD_BYTES:
             return []
-        sparse = {access.tensor for access in self._sparse()}
+        sparse = {access.tensor for access in self.sparse}
         reads = [n for n in walk(self.assign.value) if isinstance(n, Access) and n.tensor not in sparse]
         found = list(dict.fromkeys(a.tensor for a in reads if index_names(a) == (sums[-1], lane)))
         return found if self.sizes.is_far(sums[-1], lane, self.item_bytes, self._driver(sums)) else []
@@ -302,6 +298,6 @@ class _Shape:
         """Threads over the outermost loop, balanced by the operand that is stored by its rows."""
         if not wanted or not order:
             return []
-        read = [a for a in self._sparse() if a.tensor in self.program.inputs]
+        read = [a for a in self.sparse if a.tensor in self.program.inputs]
         by = next((a.tensor for a in read if self._levels(a) and self._levels(a)[0][0] == order[0]), "")
         return [d.Parallel(order[0], "dynamic" if by else "static", by)]

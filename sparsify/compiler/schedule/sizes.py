@@ -40,6 +40,11 @@ class Sizes:
             return None
         return stored / max(1, prod(self.extents[name] for name in above))
 
+    def key(self, program: Program) -> tuple[object, ...]:
+        """What is known of the operands of a program, to compare with."""
+        names = {name: self.extents.get(name) for d in program.declarations for name in d.extents}
+        return tuple(names.items()), tuple((name, self.stored.get(name)) for name in program.inputs)
+
     def also(self, sources: Mapping[str, str]) -> "Sizes":
         """These sizes, with the numbers of stored entries under more names, each with the one it stands for."""
         more = {name: self.stored[source] for name, source in sources.items() if source in self.stored}

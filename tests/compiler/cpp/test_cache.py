@@ -304,3 +304,19 @@ def test_time_to_load_from_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         assert library(constant(5)).origin == "disk"
         seconds.append(time.perf_counter() - started)
     assert sorted(seconds)[4] < 0.005
+
+
+def test_sources_are_generated_for_new_kernels_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def generate() -> cache.Generated:
+        asked.append(1)
+        return cache.Generated(constant(8), {"sizes": ["n"]})
+
+    first = library(generate, {"program": "eight"})
+    forget(monkeypatch)
+    second = library(generate, {"program": "eight"})
+    assert (first.origin, second.origin, asked) == ("compiled", "disk", [1])
+    assert first.notes == second.notes == {"sizes": ["n"]}
+    assert result(second) == 8
+    assert library(generate, {"program": "nine"}).origin == "compiled"

@@ -1,0 +1,93 @@
+"""Which schedule is chosen for which sizes."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify.api import _einsum_kernel
+from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.notation.concretize import concretize
+from sparsify.compiler.plan import Step, steps
+from sparsify.compiler.schedule.choose import candidates
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
+
+ROWS, NNZ = 1000, 20_000
+
+
+@pytest.fixture(scope="module")
+def product() -> Program:
+    """`Y[i,k] = sum(j, A[i,j] * B[j,k])` with A compressed by row."""
+    matrix = sparsify.tensor(torch.eye(3), "csr")
+    kernel, _ = _einsum_kernel("ij,jk->ik", (matrix, torch.ones(3, 4)), None, None)
+    return kernel.program
+
+
+def best(program: Program, sizes: Sizes, lanes: int = 8) -> str:
+    (step,) = steps(program)
+    assert isinstance(step, Step)
+    return str(next(candidates(concretize(step.program), lanes, 4, sizes)))
+
+
+def known(columns: int, *, nnz: int = NNZ, rows: int = ROWS) -> Sizes:
+    return Sizes({"i": rows, "j": rows, "k": columns}, {"A": nnz})
+
+
+@pytest.mark.parametrize(
+    "columns, split",
+    [
+        (1, "split k ko ki 8;"),
+        (16, "split k ko ki 16;"),
+        (41, "split k ko ki 48;"),
+        (128, "split k ko ki 128;"),
+        (200, "split k ko ki 104 tail 96;"),
+        (1433, "split k ko ki 120;"),
+    ],
+)
+def test_tiles_divide_the_columns_evenly(product: Program, columns: int, split: str) -> None:
+    assert best(product, known(columns)).startswith(split)
+
+
+def test_unknown_sizes_get_what_suits_all(product: Program) -> None:
+    assert best(product, UNKNOWN) == (
+        "split k ko ki 128 tail 64 32 16 8; order i, ko, j, ki; precompute sum_Y = Y at ko in register; vector ki; "
+        "parallel i dynamic A; prefetch B 16"
+    )
+
+
+@pytest.mark.parametrize(
+    "columns, nnz, together",
+    [(8, 40 * ROWS, 4), (8, 20 * ROWS, 0), (16, 20 * ROWS, 2), (16, 5 * ROWS, 0), (32, 50 * ROWS, 0)],
+)
+def test_long_rows_of_few_columns_are_summed_in_sets(
+    product: Program, columns: int, nnz: int, together: int
+) -> None:
+    text = best(product, known(columns, nnz=nnz))
+    assert (f"pos j p A; split p po pi {together};" in text) == bool(together)
+    assert ("unroll pi" in text) == bool(together)
+
+
+@pytest.mark.parametrize(
+    "columns, rows, is_far",
+    [(128, 1_000, False), (128, 19_717, True), (32, 19_717, False), (32, 169_343, True), (16, 10**7, False)],
+)
+def test_rows_from_far_are_asked_for(product: Program, columns: int, rows: int, is_far: bool) -> None:
+    assert ("prefetch B 16" in best(product, known(columns, rows=rows, nnz=5 * rows))) == is_far
+
+
+def test_bands_are_near(product: Program) -> None:
+    rows = 40_000
+    place = torch.arange(rows)
+    band = torch.stack(
+        [place.repeat_interleave(3), (place.repeat_interleave(3) + torch.arange(3).repeat(rows)) % rows]
+    )
+    random = torch.stack(
+        [band[0], torch.randint(rows, (3 * rows,), generator=torch.Generator().manual_seed(0))]
+    )
+    for coordinates, is_far in ((band, False), (random, True)):
+        matrix = sparsify.tensor(
+            torch.sparse_coo_tensor(coordinates, torch.ones(3 * rows), (rows, rows))
+            .coalesce()
+            .to_sparse_csr()
+        )
+        text = best(product, sizes_of(product, (matrix, torch.empty(rows, 128))))
+        assert ("prefetch B 16" in text) == is_far
