@@ -88,9 +88,8 @@ class Variants:
 
     def _find(self, wanted: Schedule, sizes: Sizes) -> Variant:
         """The kernel of a schedule, from disk before its C++ is generated, else built."""
-        make = cache(
-            partial(compile_stages, self.step, self.schedule, self.vector_bytes, self.options, sizes)
-        )
+        given = (self.step, self.schedule, self.vector_bytes, self.options, sizes.without_operands())
+        make = cache(partial(compile_stages, *given))
 
         def generate() -> Generated:
             stages = make()

@@ -1,5 +1,7 @@
 """Kernels by the sizes of their operands, built once and found before their C++ is generated."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +21,8 @@ COLUMNS = (1, 7, 8, 9, 16, 24, 33, 64, 100, 128, 129, 136, 200, 300)
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path) -> Iterator[Options]:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Options]:
+    forget(monkeypatch)
     with override(cache_dir=tmp_path) as options:
         yield options
 
@@ -92,12 +95,26 @@ def test_found_kernels_pass_no_stages(own_cache: Options, monkeypatch: pytest.Mo
     program = product_step(a, 16).program
     built = compile_program(program, options=own_cache, sizes=sizes_of(program, (a, b)))
     forget(monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(variants, "compile_stages", lambda *_: pytest.fail("the kernel is on disk"))
-        found = compile_program(program, options=own_cache, sizes=sizes_of(program, (a, b)))
-        torch.testing.assert_close(found(a, b), a.to_dense() @ b)
-    assert (built.cache, found.cache, found.key) == ("miss", "hit", built.key)
+    staged = []
+    compile_stages = variants.compile_stages
+    monkeypatch.setattr(
+        variants, "compile_stages", lambda *given: staged.append(given) or compile_stages(*given)
+    )
+    found = compile_program(program, options=own_cache, sizes=sizes_of(program, (a, b)))
+    torch.testing.assert_close(found(a, b), a.to_dense() @ b)
+    assert (built.cache, found.cache, found.key, staged) == ("miss", "hit", built.key, [])
     assert "sparsify_kernel" in found.steps[0].stages.cpp  # type: ignore[union-attr]
+    assert len(staged) == 1
+
+
+def test_kernels_keep_no_operands() -> None:
+    a = matrix()
+    kept = weakref.ref(a.pattern)
+    step = product_step(a, 56)
+    assert "split k ko ki 56" in str(step.stages.schedule)
+    del a
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_changed_compiler_finds_nothing(own_cache: Options, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,11 +26,13 @@ class Sizes:
         extents: of index variables.
         stored: entries of sparse operands.
         patterns: of sparse operands that are at hand and stored as they are read.
+        reaches: of operands that are not at hand any more.
     """
 
     extents: Mapping[str, int] = field(default_factory=dict)
     stored: Mapping[str, int] = field(default_factory=dict)
     patterns: Mapping[str, Pattern] = field(default_factory=dict)
+    reaches: Mapping[str, int] = field(default_factory=dict)
 
     def mean_below(self, declared: Declaration) -> float | None:
         """The mean number of entries in the last level of an operand below each of its parents, at least."""
@@ -53,7 +55,13 @@ class Sizes:
     def reach(self, name: str) -> int | None:
         """How far apart neighbouring rows of an operand read, as `Pattern.reach` says."""
         pattern = self.patterns.get(name)
-        return None if pattern is None else pattern.reach()
+        return self.reaches.get(name) if pattern is None else pattern.reach()
+
+    def without_operands(self) -> "Sizes":
+        """The same knowledge in numbers alone, for what outlives the operands."""
+        return replace(
+            self, patterns={}, reaches={name: found.reach() for name, found in self.patterns.items()}
+        )
 
     def is_far(self, row: str, column: str, item_bytes: int, driver: Declaration | None) -> bool:
         """Whether rows that stored coordinates pick come from more memory than the near caches hold.
