@@ -1,0 +1,314 @@
+"""Runs a program everywhere: interpreters of all representations, compiled C++, dense arrays; all must agree.
+
+In: a `Case`. Out: `Prepared`, one `Lowered` a step, checked by the interpreters, ready to be compiled with others
+in one unit by `compile_cases` and then run by `run_compiled`.
+"""
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparsify import options
+from sparsify.compiler.cpp import target
+from sparsify.compiler.cpp.build import command, find_compiler
+from sparsify.compiler.cpp.cache import Library
+from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.interpret import interpret as interpret_program
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Declaration, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.generated import DenseInput, GeneratedStep, SparseInput
+from sparsify.compiler.kernel import Kernel
+from sparsify.compiler.loops.interpret import interpret as interpret_loops
+from sparsify.compiler.loops.lower.assemble import is_assembled
+from sparsify.compiler.notation.interpret import interpret as interpret_notation
+from sparsify.compiler.pipeline import Stages, compile_stages
+from sparsify.compiler.plan import DenseProduct, Step, steps
+from sparsify.compiler.schedule.directives import Schedule
+from sparsify.options import Options
+from sparsify.storage import validate
+from sparsify.storage.pattern import Pattern
+from sparsify.storage.tensor import SparseTensor
+
+from .generate import Case, dense_of
+
+Values = NDArray[np.float64]
+Tensor = torch.Tensor
+Choose = Callable[[Step], Schedule | None]
+
+
+@dataclass
+class Prepared:
+    """A case whose steps are lowered; `results` are what its outputs must be, with the masks of stored entries."""
+
+    case: Case
+    plan: list[tuple[Step, Stages] | DenseProduct]
+    results: Mapping[str, tuple[Values, NDArray[np.bool_]]]
+    libraries: list[Library] = field(default_factory=list)
+
+
+def prepare(case: Case, choose: Choose = lambda step: None) -> Prepared:
+    """Lowers a case and compares all interpreters.
+
+    Raises:
+        AssertionError: two of them differ.
+        SparsifyError: the compiler refuses the program, or the schedule that `choose` gives for a step.
+    """
+    given = {name: (case.values[name], case.stored[name]) for name in case.program.inputs}
+    results = interpret_program(case.program, given)
+    _compare_dense(case, results)
+    tensors: dict[str, Tensor] = {name: operand_of(case, name) for name in case.program.inputs}
+    plan: list[tuple[Step, Stages] | DenseProduct] = []
+    for step in steps(case.program, scheduled=True):
+        assert isinstance(step, Step)
+        stages = compile_stages(step, choose(step), case.vector_bytes, Options())
+        plan.append((step, stages))
+        _compare_notation(case, step, stages, tensors, results)
+        tensors[step.result] = _run_loops(case, step, stages, tensors)
+        compare_result(f"loops of {stages.schedule}", case, step.result, tensors[step.result], results)
+    return Prepared(case, plan, results)
+
+
+def operand_of(case: Case, name: str) -> Tensor:
+    """The tensor of an input."""
+    declared = case.program.declaration(name)
+    if name in case.tensors:
+        return case.tensors[name]
+    return torch.from_numpy(case.values[name]).to(getattr(torch, declared.dtype))
+
+
+def values_of(tensor: Tensor) -> tuple[Values, NDArray[np.bool_]]:
+    """A tensor as the interpreters read it."""
+    if isinstance(tensor, SparseTensor):
+        return dense_of(tensor)
+    return tensor.double().numpy(), np.ones(tuple(tensor.shape), bool)
+
+
+def compare_result(
+    where: str, case: Case, name: str, found: Tensor, results: Mapping[str, tuple[Values, NDArray[np.bool_]]]
+) -> None:
+    """A result: its values, and the entries that it stores."""
+    values, stored = values_of(found)
+    wanted, mask = results[name]
+    assert_close(f"{where}: {name}", case, name, values, wanted)
+    if isinstance(found, SparseTensor):
+        validate.pattern(found.pattern)
+        missing = mask & ~stored & (wanted != float(found.fill))
+        assert not missing.any(), f"{where}: {name} lacks entries {np.argwhere(missing)[:3].tolist()}"
+
+
+def assert_close(where: str, case: Case, name: str, found: Values, wanted: Values) -> None:
+    """Equal up to the rounding of float32 or float64; NaN and infinities in the same places."""
+    assert found.shape == wanted.shape, f"{where}: {found.shape} instead of {wanted.shape}"
+    narrow = any(d.dtype == "float32" for d in case.program.declarations)
+    finite = np.abs(wanted[np.isfinite(wanted)])
+    scale = float(finite.max(initial=1.0))
+    error = 2e-5 if narrow else 1e-11
+    try:
+        np.testing.assert_allclose(found, wanted, rtol=error, atol=error * scale)
+    except AssertionError as problem:
+        raise AssertionError(f"{where}{problem}") from None
+
+
+def _compare_notation(
+    case: Case, step: Step, stages: Stages, tensors: Mapping[str, Tensor], results: Mapping[str, Any]
+) -> None:
+    """The scheduled notation by its interpreter."""
+    given = {name: values_of(tensors[name]) for name in step.program.inputs}
+    found = interpret_notation(stages.notation, given)[step.result]
+    wanted = results[step.result]
+    assert_close(f"notation of {stages.schedule}: {step.result}", case, step.result, found[0], wanted[0])
+
+
+def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The result of a step by the interpreter of loops; what it leaves undefined is NaN."""
+    function, output = stages.loops, step.program.declaration(step.result)
+    twins = dict(step.twins)
+    extents = dict(step.program.extents)
+    numbers = [0] * len(function.sizes)
+    buffers: list[Tensor | None] = []
+    for name in step.program.inputs:
+        declared, tensor = step.program.declaration(name), tensors[name]
+        extents.update(zip(declared.extents, tensor.shape, strict=True))
+        source: DenseInput | SparseInput = SparseInput(declared, name in twins, function.sizes)
+        if declared.format.is_dense:
+            source = DenseInput(declared)
+        source.read(tensor, numbers, buffers)
+    sizes = dict(zip(function.sizes, numbers, strict=True))
+    sizes |= {f"{name}_extent": extent for name, extent in extents.items() if f"{name}_extent" in sizes}
+    sizes = {name: 0 if name == "serial_threshold" else size for name, size in sizes.items()}
+    shape = tuple(extents[name] for name in output.extents)
+    arrays = {
+        argument.name: buffer.detach().reshape(-1).numpy()
+        for argument, buffer in zip(function.buffers, buffers, strict=False)
+        if buffer is not None
+    }
+    last = f"{step.result}_vals"
+    if not is_assembled(output):
+        count = int(np.prod(shape))
+        if output.pattern_of is not None:
+            count = tensors[output.pattern_of].values().shape[0]
+        arrays[last] = np.full(count, np.nan, output.dtype)
+    found = interpret_loops(function, sizes, arrays, case.threads)
+    assert found.status == 0, f"status {found.status}"
+    if is_assembled(output):
+        return _grown(output, shape, found.grown)
+    values = torch.from_numpy(arrays[last])
+    if output.pattern_of is not None:
+        root = tensors[output.pattern_of]
+        assert isinstance(root, SparseTensor)
+        return SparseTensor(root.pattern, values, output.fill)
+    return _laid_out(output, values, shape)
+
+
+def _laid_out(output: Declaration, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A dense result in the order of its modes."""
+    ordering = output.format.ordering
+    stored = values.reshape([shape[mode] for mode in ordering])
+    return stored.permute([ordering.index(mode) for mode in range(len(ordering))])
+
+
+def _grown(output: Declaration, shape: tuple[int, ...], made: Mapping[str, NDArray[Any]]) -> SparseTensor:
+    """An assembled result."""
+    arrays = {name: torch.from_numpy(array) for name, array in made.items()}
+    levels = range(1, len(output.format.levels) + 1)
+    pos = [arrays.get(f"{output.name}{n}_pos") for n in levels]
+    crd = [arrays.get(f"{output.name}{n}_crd") for n in levels]
+    return SparseTensor(Pattern(output.format, shape, pos, crd), arrays[f"{output.name}_vals"], output.fill)
+
+
+def compile_cases(cases: Sequence[Prepared], folder: Path, flags: Sequence[str] = ("-O1",)) -> None:
+    """Compiles the kernels of all cases in one run of the compiler; each kernel has a namespace of its own."""
+    units = [(case, stages) for case in cases for step in case.plan if isinstance(step, tuple) for stages in step[1:]]
+    texts = []
+    for number, (_, stages) in enumerate(units):
+        text = stages.cpp.replace("sparsify_kernel", f"sparsify_kernel_{number}")
+        texts.append(f"namespace unit_{number} {{\n{text}\n}}\n")
+    source, result = folder / "kernels.cpp", folder / "kernels.so"
+    source.write_text("\n".join(texts))
+    settings = Options(compiler_flags=tuple(flags))
+    line = command(find_compiler(settings), source, result, settings)
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode:
+        place = re.search(r"unit_(\d+)", done.stderr)
+        seed = units[int(place[1])][0].case if place else ""
+        raise AssertionError(f"{seed} does not compile:\n{done.stderr[:3000]}")
+    handle = ctypes.CDLL(str(result))
+    for number, (case, stages) in enumerate(units):
+        address = ctypes.cast(getattr(handle, f"sparsify_kernel_{number}"), ctypes.c_void_p).value
+        assert address is not None
+        case.libraries.append(Library(f"{number}", result, address, "compiled", 0.0, handle))
+
+
+def run_compiled(prepared: Prepared) -> None:
+    """Runs the kernels of a case as a user does, and compares its outputs."""
+    case = prepared.case
+    settings = Options(threads=case.threads, serial_threshold=0, vector_bytes=case.vector_bytes)
+    libraries = iter(prepared.libraries)
+    plan = [
+        step if isinstance(step, DenseProduct) else GeneratedStep(*step, next(libraries), settings)
+        for step in prepared.plan
+    ]
+    found = Kernel(case.program, tuple(plan))(*(operand_of(case, name) for name in case.program.inputs))
+    outputs = case.program.outputs
+    for name, value in zip(outputs, found if len(outputs) > 1 else (found,), strict=True):
+        compare_result("kernel", case, name, value, prepared.results)
+
+
+def _compare_dense(case: Case, results: Mapping[str, tuple[Values, NDArray[np.bool_]]]) -> None:
+    """The interpreter of programs against torch on dense tensors, where infinite fills have not made a NaN."""
+    arrays = {name: torch.from_numpy(case.values[name]) for name in case.program.inputs}
+    masks = {name: torch.from_numpy(case.stored[name]) for name in case.program.inputs}
+    extents: dict[str, int] = dict(case.program.extents)
+    for name in case.program.inputs:
+        extents.update(zip(case.program.declaration(name).extents, arrays[name].shape, strict=True))
+    started: set[str] = set()
+    for assign in case.program.statements:
+        name = assign.target.tensor
+        targets = [index.name for index in assign.target.indices if isinstance(index, Index)]
+        value = assign.value
+        if assign.monoid is not None:
+            more = tuple(n for n in _free(value) if n not in targets)
+            value = Reduce(assign.monoid, more, value) if more else value
+        found = _dense(value, targets, _Dense(case.program, arrays, masks, extents))
+        if name in started:
+            found = _combine(str(assign.monoid), arrays[name], found)
+        started.add(name)
+        declared = case.program.declaration(name)
+        if declared.pattern_of is not None:
+            masks[name] = masks[declared.pattern_of]
+            found = torch.where(masks[name], found, declared.fill)
+        arrays[name] = found
+    for name in started:
+        found, wanted = arrays[name].numpy(), results[name][0]
+        assert_close(f"dense: {name}", case, name, np.where(np.isnan(found), wanted, found), wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dense:
+    """Dense tensors, their masks, the extents of index variables."""
+
+    program: Program
+    arrays: Mapping[str, Tensor]
+    masks: Mapping[str, Tensor]
+    extents: Mapping[str, int]
+
+    def extent(self, name: str) -> int:
+        """The extent of an index variable, that of any mode that it reads."""
+        from sparsify.compiler.einsum.extents import equal_extents
+
+        same = equal_extents(self.program.statements)
+        return next(e for n, e in self.extents.items() if same.get(n, n) == same.get(name, name))
+
+
+def _dense(expr: Expr, names: list[str], given: _Dense) -> Tensor:
+    """The value of an expression, one mode for each of `names`."""
+    shape = [given.extent(name) for name in names]
+    match expr:
+        case Const(value):
+            return torch.full(shape, float(value), dtype=torch.float64)
+        case Access(tensor, indices) | Stored(Access(tensor, indices)):
+            source = given.arrays[tensor] if isinstance(expr, Access) else given.masks[tensor]
+            own = [index.name for index in indices if isinstance(index, Index)]
+            source = source.permute(sorted(range(len(own)), key=lambda mode: names.index(own[mode])))
+            kept = [size if name in own else 1 for name, size in zip(names, shape, strict=True)]
+            return source.reshape(kept).expand(shape)
+        case Reduce(monoid, more, body):
+            value = _dense(body, [*names, *more], given)
+            for _ in more:
+                value = _reduce(monoid, value)
+            return value
+        case Call(function, args):
+            values = [_dense(arg, names, given).numpy() for arg in args]
+            with np.errstate(all="ignore"):
+                return torch.as_tensor(np.asarray(FUNCTIONS[function].evaluate(*values)))
+    raise AssertionError(expr)
+
+
+def _reduce(monoid: str, value: Tensor) -> Tensor:
+    """The last mode reduced."""
+    if value.shape[-1] == 0:
+        return torch.full(value.shape[:-1], float(MONOIDS[monoid].neutral), dtype=torch.float64)
+    match monoid:
+        case "sum":
+            return value.sum(-1)
+        case "prod":
+            return value.prod(-1)
+    return value.amax(-1) if monoid == "max" else value.amin(-1)
+
+
+def _combine(monoid: str, first: Tensor, second: Tensor) -> Tensor:
+    return {"sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum}[monoid](first, second)
+
+
+def _free(expr: Expr) -> tuple[str, ...]:
+    from sparsify.compiler.einsum.sums import free_indices
+
+    return tuple(free_indices(expr))

@@ -1,0 +1,259 @@
+"""Random programs with operands: what the compiler must compute, from one number.
+
+In: `draw(7)`. Out: a `Case`: statements in index notation, how their operands are stored, values for them.
+A failure names its seed, and `draw(seed)` makes the same case again.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import sparsify
+from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.compiler.node import walk
+from sparsify.storage.format import Format
+from sparsify.storage.tensor import SparseTensor
+
+LETTERS = "ijklm"
+EXTENTS = (1, 2, 3, 3, 4, 5, 7, 9)
+# Values that float32 adds and multiplies without error in the sums that occur here.
+VALUES = (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
+NAMED = {
+    1: ("dense", "compressed", "coo(1)"),
+    2: (
+        *("csr", "csc", "coo", "dcsr", "dcsc", "csr", "csc"),
+        *("j: dense, i: dense", "compressed, dense", "j: compressed, i: dense"),
+        *("bcsr(2, 3)", "bcsr(4, 2)", "bcsc(2, 2)", "j: coordinate, i: coordinate"),
+    ),
+    3: ("csf", "coo(3)", "dense, dense, compressed", "dense, compressed, compressed", "j: compressed, k: dense, i: compressed"),
+    4: ("coo(4)", "compressed, compressed, compressed, compressed", "dense, compressed, dense, compressed"),
+}
+RESULTS = {1: ("compressed",), 2: ("csr", "csc", "dcsr", "coo", "dense, dense"), 3: ("csf", "coo(3)")}
+SMOOTH = ("neg", "abs", "square", "relu", "exp", "tanh", "sigmoid", "sign", "silu")
+FILLS = (1.0, -1.0, float("inf"), float("-inf"))
+
+
+@dataclass
+class Case:
+    """A program, its operands and how to run it.
+
+    Attributes:
+        values: per input the dense array, the fill in unstored entries.
+        stored: per input which entries are stored, those of padded blocks included.
+        tensors: per sparse input the tensor itself.
+        seed: what `draw` was asked for.
+    """
+
+    seed: int
+    program: Program
+    vector_bytes: int
+    threads: int
+    values: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    stored: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    tensors: dict[str, SparseTensor] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        tensors = "; ".join(f"{d} {list(self.values[d.name].shape)}" for d in self.program.declarations if d.name in self.values)
+        text = "; ".join(map(str, self.program.statements))
+        return f"seed {self.seed}: {text} with {tensors}; {self.vector_bytes} bytes, {self.threads} threads"
+
+
+def draw(seed: int) -> Case:
+    """The case of a seed."""
+    rng = np.random.default_rng(seed)
+    statements = _Writer(rng).statements()
+    dtype = str(rng.choice(["float32", "float64"]))
+    ranks = {n.tensor: len(n.indices) for s in statements for n in walk(s.value) if isinstance(n, Access)}
+    results = {s.target.tensor: len(s.target.indices) for s in statements}
+    inputs = {name: rank for name, rank in ranks.items() if name not in results}
+    guarded = {n.access.tensor for s in statements for n in walk(s.value) if isinstance(n, Stored)}
+    operands = {name: _operand(rng, rank, dtype, name in guarded) for name, rank in inputs.items()}
+    last = statements[-1].target
+    formats = {}
+    if len(last.indices) in RESULTS and rng.random() < 0.25:
+        formats[last.tensor] = Format(str(rng.choice(RESULTS[len(last.indices)])))
+    outputs = tuple(results) if rng.random() < 0.3 else (last.tensor,)
+    program = declare(statements, operands, outputs, formats=formats)
+    case = Case(seed, program, int(rng.choice([0, 16, 32])), int(rng.choice([1, 2])))
+    fill_operands(case, rng)
+    return case
+
+
+def fill_operands(case: Case, rng: np.random.Generator, extents: dict[str, int] | None = None) -> None:
+    """Draws values and patterns for the inputs that have none."""
+    extents = {} if extents is None else extents
+    sizes = (0, *EXTENTS) if rng.random() < 0.15 else EXTENTS
+    large = rng.random() < 0.3
+    for name in case.program.inputs:
+        declared = case.program.declaration(name)
+        shape = []
+        for mode in declared.extents:
+            if mode not in extents:
+                extents[mode] = int(rng.choice((11, 17)) if large and mode == case.program.declarations[0].extents[-1:] else rng.choice(sizes))
+            shape.append(extents[mode])
+        if name in case.values:
+            continue
+        drawn = rng.choice(VALUES, size=shape)
+        if declared.format.is_dense and declared.format.ordering == tuple(range(len(shape))):
+            case.values[name], case.stored[name] = drawn, np.ones(shape, bool)
+            continue
+        density = float(rng.choice([0.0, 0.2, 0.5, 0.5, 1.0]))
+        mask = rng.random(shape) < density
+        if declared.pattern_of is not None:
+            mask = case.stored[declared.pattern_of]
+        place(case, name, drawn, mask)
+
+
+def place(case: Case, name: str, drawn: NDArray[np.float64], mask: NDArray[np.bool_]) -> None:
+    """Makes the sparse tensor of an input from the entries in `mask`."""
+    declared = case.program.declaration(name)
+    values = torch.from_numpy(drawn[mask]).to(getattr(torch, declared.dtype))
+    coordinates = torch.from_numpy(np.argwhere(mask).T.copy())
+    if not mask.ndim:
+        coordinates = torch.zeros(0, int(mask))
+    if declared.pattern_of is not None:
+        pattern = case.tensors[declared.pattern_of].pattern
+        at = pattern.coordinates().clamp(max=10**6)
+        inside = pattern.inside()
+        found = torch.full((pattern.nnz,), declared.fill, dtype=values.dtype)
+        kept = torch.arange(pattern.nnz) if inside is None else inside.nonzero().squeeze(1)
+        found[kept] = torch.from_numpy(drawn[tuple(at[:, kept].numpy())]).to(values.dtype)
+        tensor = SparseTensor(pattern, found, declared.fill)
+    else:
+        tensor = sparsify.tensor((coordinates, values, drawn.shape), declared.format, fill=declared.fill)
+    case.tensors[name] = tensor
+    case.values[name], case.stored[name] = dense_of(tensor)
+
+
+def dense_of(tensor: SparseTensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The values of a sparse tensor as an array, and which entries are stored."""
+    stored = np.zeros(tuple(tensor.shape), bool)
+    at = tensor.pattern.coordinates()
+    inside = tensor.pattern.inside()
+    at = at if inside is None else at[:, inside]
+    if at.shape[1]:
+        stored[tuple(at.numpy())] = True
+    values = np.full(stored.shape, float(tensor.fill))
+    entries = tensor.values() if inside is None else tensor.values()[inside]
+    if at.shape[1]:
+        values[tuple(at.numpy())] = entries.double().numpy()
+    return values, stored
+
+
+def _operand(rng: np.random.Generator, rank: int, dtype: str, guarded: bool) -> Operand:
+    """How an input is stored."""
+    if rank == 0 or (rng.random() < 0.35 and not guarded):
+        return Operand(Format(", ".join(["dense"] * rank) or "scalar"), dtype)
+    form = Format(str(rng.choice(NAMED[rank])))
+    fill = float(rng.choice(FILLS)) if rng.random() < 0.12 else 0.0
+    return Operand(form, dtype, fill, result_index_dtypes(form, str(rng.choice(["int32", "int64"]))))
+
+
+class _Writer:
+    """Writes statements; tensors are called A, B, ... as they occur."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.ranks: dict[str, int] = {}
+        self.results: dict[str, int] = {}
+
+    def statements(self) -> tuple[Assign, ...]:
+        """One to three statements; later ones may read earlier ones."""
+        count = int(self.rng.choice([1, 1, 1, 2, 3]))
+        found: list[Assign] = []
+        for number in range(count):
+            rank = int(self.rng.choice([0, 1, 1, 2, 2, 2, 3]))
+            target = Access(f"Y{number}", tuple(Index(name) for name in self.pick(LETTERS[:4], rank)))
+            found += self.statement(target)
+            self.results[target.tensor] = rank
+        return tuple(found)
+
+    def statement(self, target: Access) -> list[Assign]:
+        """One assignment, or two that reduce into one tensor."""
+        names = tuple(index.name for index in target.indices if isinstance(index, Index))
+        kind = self.rng.random()
+        if kind < 0.12:
+            monoid = str(self.rng.choice(["sum", "max", "min"]))
+            more = self.pick([name for name in LETTERS if name not in names], int(self.rng.integers(0, 2)))
+            return [
+                Assign(target, monoid, self.covered((*names, *more), self.expression(1, (*names, *more))))
+                for _ in range(int(self.rng.integers(1, 3)))
+            ]
+        depth = 1 if kind < 0.5 else 2 if kind < 0.9 else 3
+        return [Assign(target, None, self.covered(names, self.expression(depth, names)))]
+
+    def covered(self, names: tuple[str, ...], expr: Expr) -> Expr:
+        """`expr` with a factor or term that reads the index variables it lacks: loops need extents."""
+        missing = tuple(name for name in names if name not in free_indices(expr))
+        if not missing:
+            return expr
+        return Call(str(self.rng.choice(["mul", "mul", "add"])), (expr, self.access(missing)))
+
+    def expression(self, depth: int, names: tuple[str, ...]) -> Expr:
+        """Any expression over the index variables `names`."""
+        if depth == 0:
+            return self.leaf(names)
+        match self.rng.random():
+            case x if x < 0.35:
+                return self.reduction(depth, names)
+            case x if x < 0.55:
+                return Call("mul", (self.expression(depth - 1, names), self.expression(depth - 1, names)))
+            case x if x < 0.75:
+                function = str(self.rng.choice(["add", "add", "sub", "max", "min"]))
+                return Call(function, (self.expression(depth - 1, names), self.expression(depth - 1, names)))
+            case x if x < 0.88:
+                return Call(str(self.rng.choice(SMOOTH)), (self.expression(depth - 1, names),))
+            case x if x < 0.95 and names:
+                guard = self.access(names)
+                if guard.tensor not in self.results:
+                    return Call("where", (Stored(guard), self.expression(depth - 1, names), self.number()))
+        return self.leaf(names)
+
+    def reduction(self, depth: int, names: tuple[str, ...]) -> Expr:
+        """A product or another expression reduced over one or two more index variables."""
+        more = self.pick([name for name in LETTERS if name not in names], int(self.rng.choice([1, 1, 2])))
+        if not more:
+            return self.leaf(names)
+        inside = (*names, *more)
+        if self.rng.random() < 0.6:
+            parts = [self.access(self.part(inside)) for _ in range(int(self.rng.integers(1, 4)))]
+            body: Expr = parts[0]
+            for part in parts[1:]:
+                body = Call("mul", (body, part))
+        else:
+            body = self.expression(depth - 1, inside)
+        monoid = str(self.rng.choice(["sum", "sum", "sum", "sum", "max", "min"]))
+        return Reduce(monoid, more, self.covered(more, body))
+
+    def leaf(self, names: tuple[str, ...]) -> Expr:
+        return self.number() if self.rng.random() < 0.08 else self.access(names)
+
+    def number(self) -> Const:
+        return Const(float(self.rng.choice([0.0, 0.0, 1.0, 0.5, -2.0])))
+
+    def access(self, names: tuple[str, ...]) -> Access:
+        """A tensor at these index variables in some order: a new one, or one that there is."""
+        order = self.pick(names, len(names))
+        if len(order) > 4:
+            order = order[:4]
+        known = [name for name, rank in {**self.ranks, **self.results}.items() if rank == len(order)]
+        if known and self.rng.random() < 0.3:
+            return Access(str(self.rng.choice(known)), tuple(map(Index, order)))
+        name = "ABCDEFGHPQRSTUVWX"[len(self.ranks)] if len(self.ranks) < 17 else f"A{len(self.ranks)}"
+        self.ranks[name] = len(order)
+        return Access(name, tuple(map(Index, order)))
+
+    def part(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Some of the index variables, most of the time two."""
+        count = min(len(names), int(self.rng.choice([1, 2, 2, 2, 3])))
+        return self.pick(names, count)
+
+    def pick(self, names: "tuple[str, ...] | list[str] | str", count: int) -> tuple[str, ...]:
+        """`count` of the names in any order."""
+        count = min(count, len(names))
+        return tuple(str(name) for name in self.rng.permutation(list(names))[:count]) if count else ()
