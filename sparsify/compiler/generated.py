@@ -40,7 +40,7 @@ class Frame:
     Attributes:
         sizes: of the kernel, numbers of stored entries still 0.
         shape: of the result.
-        empty: makes a dense result.
+        empty: makes the memory of a dense result.
         call: runs the kernel that was chosen.
     """
 
@@ -55,6 +55,9 @@ class DenseInput:
 
     def __init__(self, declared: Declaration) -> None:
         self.name, self.dtype = declared.name, getattr(torch, declared.dtype)
+        # Where it differs from how torch lays out a tensor.
+        plain = declared.format.is_short and declared.format.ordering == tuple(range(declared.format.rank))
+        self.format = None if plain else declared.format
 
     def read(self, operand: torch.Tensor, sizes: list[int], buffers: list[torch.Tensor | None]) -> None:
         """Appends the operand to the buffers.
@@ -62,13 +65,30 @@ class DenseInput:
         Raises:
             DtypeError, FormatError: it is not what the kernel was compiled for.
         """
-        if isinstance(operand, SparseTensor):
-            raise FormatError(f"{self.name} is sparse and was dense when compiled", "value.to_dense()")
+        if self.format is not None or isinstance(operand, SparseTensor):
+            operand = self._laid_out(operand)
         if operand.dtype is not self.dtype:
             raise DtypeError(f"{self.name} has dtype {operand.dtype}, the kernel takes {self.dtype}")
         if not operand.is_cpu:
             raise FormatError(f"{self.name} is on {operand.device}, kernels run on the CPU", "value.cpu()")
         buffers.append(operand if operand.is_contiguous() else operand.detach().contiguous())
+
+    def _laid_out(self, operand: torch.Tensor) -> torch.Tensor:
+        """The values of the operand in the order of the kernel's levels.
+
+        Raises:
+            FormatError: it is stored in another way.
+        """
+        if not isinstance(operand, SparseTensor):
+            if self.format is None or not self.format.is_short:
+                raise FormatError(
+                    f"{self.name} is dense and was {self.format} when compiled", "sparsify.tensor"
+                )
+            return operand.permute(self.format.ordering)
+        own = operand._pattern.format
+        if own != (self.format or Format("dense", rank=own.rank)):
+            raise FormatError(f"{self.name} is stored {own} and was dense when compiled", "value.to_dense()")
+        return operand._vals
 
 
 class SparseInput:
@@ -146,6 +166,7 @@ class GeneratedStep:
         self._declared = tuple(self.program.declaration(name) for name in self.program.inputs)
         self._dtype = getattr(torch, self.output.dtype)
         self._is_assembled = is_assembled(self.output)
+        self._is_plain = self.output.format.ordering == tuple(range(len(self.output.extents)))
         self._outputs = tuple(self.program.declaration(name) for name in self.results)
         root = self.output.pattern_of
         self._root = None if root is None else self.program.inputs.index(root)
@@ -223,7 +244,7 @@ class GeneratedStep:
             result = frame.empty()
             buffers.append(result)
             frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
-            return result
+            return result if self._is_plain else result.permute(_modes(self.output.format))
         pattern = operands[self._root]._pattern  # type: ignore[attr-defined]
         stored = pattern.cached((POOL, self._dtype), lambda: POOL.maker((pattern.nnz,), self._dtype))()
         buffers.append(stored)
@@ -240,7 +261,10 @@ class GeneratedStep:
         known["serial_threshold"] = self.options.serial_threshold
         sizes = tuple(0 if name.endswith("_nnz") else known[name] for name in self._signature[0])
         shape = tuple(extents[name] for name in self.output.extents)
-        frame = Frame(sizes, shape, POOL.maker(shape, self._dtype), self.current.call)
+        stored = shape
+        if self.output.format.is_dense:
+            stored = tuple(shape[mode] for mode in self.output.format.ordering)
+        frame = Frame(sizes, shape, POOL.maker(stored, self._dtype), self.current.call)
         if len(self._frames) >= REMEMBERED:
             self._frames.clear()
         self._frames[shapes] = frame
@@ -263,8 +287,9 @@ class GeneratedStep:
         for output in self._outputs:
             dtype = getattr(torch, output.dtype)
             if output.pattern_of is None:
-                results.append(torch.empty([extents[name] for name in output.extents], dtype=dtype))
-                buffers.append(results[-1])
+                stored = [extents[output.extents[mode]] for mode in output.format.ordering]
+                buffers.append(torch.empty(stored, dtype=dtype))
+                results.append(buffers[-1].permute(_modes(output.format)))  # type: ignore[union-attr]
                 continue
             pattern = operands[self.program.inputs.index(output.pattern_of)]._pattern  # type: ignore[attr-defined]
             results.append(wrap(pattern, torch.empty(pattern.nnz, dtype=dtype), output.fill))
@@ -295,6 +320,11 @@ def _match(declared: Declaration, shape: Sequence[int], extents: dict[str, int])
             raise ShapeError(
                 f"{declared.name} has extent {size} in mode {mode}, and {name} is {extents[name]} elsewhere"
             )
+
+
+def _modes(format_: Format) -> tuple[int, ...]:
+    """Where each mode is among the levels of a dense format."""
+    return tuple(format_.ordering.index(mode) for mode in range(format_.rank))
 
 
 def _same_levels(first: Format, second: Format) -> bool:

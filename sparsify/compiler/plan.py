@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 
+from sparsify.compiler.einsum.collect import collect
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Reduce
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation.concretize import index_names
@@ -71,6 +72,7 @@ def steps(program: Program, *, scheduled: bool = False) -> tuple[DenseProduct | 
 
     When a schedule says how to loop, the whole program is one step.
     """
+    program = collect(program)
     if scheduled and len(program.statements) > 1:
         return (_whole(program),)
     found: list[DenseProduct | Step] = []

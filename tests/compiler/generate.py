@@ -30,7 +30,13 @@ NAMED = {
         *("j: dense, i: dense", "compressed, dense", "j: compressed, i: dense"),
         *("bcsr(2, 3)", "bcsr(4, 2)", "bcsc(2, 2)", "j: coordinate, i: coordinate"),
     ),
-    3: ("csf", "coo(3)", "dense, dense, compressed", "dense, compressed, compressed", "j: compressed, k: dense, i: compressed"),
+    3: (
+        "csf",
+        "coo(3)",
+        "dense, dense, compressed",
+        "dense, compressed, compressed",
+        "j: compressed, k: dense, i: compressed",
+    ),
     4: ("coo(4)", "compressed, compressed, compressed, compressed", "dense, compressed, dense, compressed"),
 }
 RESULTS = {1: ("compressed",), 2: ("csr", "csc", "dcsr", "coo", "dense, dense"), 3: ("csf", "coo(3)")}
@@ -47,6 +53,7 @@ class Case:
         stored: per input which entries are stored, those of padded blocks included.
         tensors: per sparse input the tensor itself.
         seed: what `draw` was asked for.
+        doubtful: per result where IEEE arithmetic on dense arrays gives NaN; a fill may decide otherwise there.
     """
 
     seed: int
@@ -56,9 +63,14 @@ class Case:
     values: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     stored: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     tensors: dict[str, SparseTensor] = field(default_factory=dict)
+    doubtful: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        tensors = "; ".join(f"{d} {list(self.values[d.name].shape)}" for d in self.program.declarations if d.name in self.values)
+        tensors = "; ".join(
+            f"{d} {list(self.values[d.name].shape)}"
+            for d in self.program.declarations
+            if d.name in self.values
+        )
         text = "; ".join(map(str, self.program.statements))
         return f"seed {self.seed}: {text} with {tensors}; {self.vector_bytes} bytes, {self.threads} threads"
 
@@ -94,7 +106,11 @@ def fill_operands(case: Case, rng: np.random.Generator, extents: dict[str, int] 
         shape = []
         for mode in declared.extents:
             if mode not in extents:
-                extents[mode] = int(rng.choice((11, 17)) if large and mode == case.program.declarations[0].extents[-1:] else rng.choice(sizes))
+                extents[mode] = int(
+                    rng.choice((11, 17))
+                    if large and mode == case.program.declarations[0].extents[-1:]
+                    else rng.choice(sizes)
+                )
             shape.append(extents[mode])
         if name in case.values:
             continue

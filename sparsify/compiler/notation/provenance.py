@@ -3,6 +3,8 @@
 In: relations such as `split k ko ki 64`. Out: `leaves("k") == ["ko", "ki"]`.
 """
 
+from sparsify.compiler.einsum.nodes import Access, Index
+from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
 
 
@@ -35,3 +37,22 @@ class Provenance:
                 case notation.Fuse(first=first, second=second, fused=fused) if fused == loop:
                     return self.roots(first) | self.roots(second)
         return {loop}
+
+
+def extent_names(program: notation.Notation) -> dict[str, str]:
+    """For each index variable the declared extent that it has: that of a mode which it reads or writes."""
+    modes = {declared.name: declared.extents for declared in program.declarations}
+    names: dict[str, str] = {}
+    accesses = [node for node in walk(program.body) if isinstance(node, Access)]
+    for access in accesses:
+        for index, extent in zip(access.indices, modes.get(access.tensor, ()), strict=False):
+            if isinstance(index, Index):
+                names.setdefault(index.name, extent)
+    # A temporary has the extents of the index variables that it was declared with.
+    lets = [node for node in walk(program.body) if isinstance(node, notation.Let)]
+    temporaries = {t.name: t.indices for let in lets for t in let.temporaries}
+    for access in accesses:
+        for index, own in zip(access.indices, temporaries.get(access.tensor, ()), strict=False):
+            if isinstance(index, Index) and own in names:
+                names.setdefault(index.name, names[own])
+    return names

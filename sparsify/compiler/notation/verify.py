@@ -22,6 +22,7 @@ from sparsify.compiler.notation.nodes import (
     Temporary,
     Unrolled,
 )
+from sparsify.compiler.notation.provenance import extent_names
 from sparsify.errors import ScheduleError
 
 PRIVATE_SCOPES = ("register", "thread")
@@ -184,7 +185,7 @@ class _Verifier:
 
     def _is_constant(self, index: str) -> bool:
         """Whether the extent of a loop is known while compiling."""
-        if index in dict(self.notation.extents):
+        if extent_names(self.notation).get(index, index) in dict(self.notation.extents):
             return True
         return any(isinstance(r, Split) and r.inner == index for r in self.notation.relations)
 

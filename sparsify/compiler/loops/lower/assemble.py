@@ -17,9 +17,9 @@ from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.levels import level_variable
 from sparsify.compiler.node import walk
-from sparsify.compiler.notation.nodes import Forall
+from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.provenance import Provenance
-from sparsify.errors import ScheduleError, UnsupportedProgramError
+from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.storage.levels import Compressed, Dense, Singleton
 
 if TYPE_CHECKING:
@@ -41,6 +41,12 @@ def phases(low: Lowering, names: list[str]) -> Lowered:
         raise UnsupportedProgramError(
             f"the patterns of {' and '.join(names)} are not known", "one such result"
         )
+    others = [name for name in low.program.outputs if name not in names]
+    if others:
+        raise UnsupportedProgramError(
+            f"{', '.join(others)} in one kernel with {names[0]}, whose pattern is not known",
+            "compile the program without a schedule for all of it",
+        )
     assembly = Assembly(low, names[0])
     low.assembly = assembly
     counted = low.statement(low.program.body, Environment())
@@ -49,6 +55,21 @@ def phases(low: Lowering, names: list[str]) -> Lowered:
     filled = low.statement(low.program.body, Environment())
     low.assembly = None
     return [*assembly.before(), *counted, *allocated, *filled, *assembly.close()]
+
+
+def loops_around(node: notation.Statement | Assign, name: str) -> list[notation.Forall]:
+    """The loops around the assignment to tensor `name`, outermost first."""
+    match node:
+        case notation.Forall(body=body):
+            return [node, *loops_around(body, name)]
+        case notation.Let(body=body) | notation.If(body=body):
+            return loops_around(body, name)
+        case notation.Sequence(statements=statements):
+            writing = (
+                s for s in statements for n in walk(s) if isinstance(n, Assign) and n.target.tensor == name
+            )
+            return loops_around(next(writing), name)
+    return []
 
 
 class Assembly:
@@ -80,6 +101,7 @@ class Assembly:
                 f"a sum into {name}, stored {self.declaration.format}, whose pattern is not known",
                 "ask for a dense result with format=",
             )
+        self._check_loops()
         last = len(self.levels) - 1
         self.counters = [
             loops.Var(low.fresh(f"{name}{level + 1}_next"), loops.INT) for level in range(last + 1)
@@ -87,6 +109,40 @@ class Assembly:
         self.starts = [
             loops.Var(low.fresh(f"{name}{level + 1}_first"), loops.INT) for level in range(last + 1)
         ]
+
+    def _check_loops(self) -> None:
+        """Entries are appended: the loops around them are those of the levels, in their order, one after the other.
+
+        Raises:
+            DiscordantError: another order.
+            ScheduleError: a loop whose iterations are not in order, or one that is none of a level.
+        """
+        found = loops_around(self.low.program.body, self.name)
+        names = [self._coordinate_of(loop.index) for loop in found]
+        if sorted(names) != sorted(self.variables):
+            raise ScheduleError(
+                f"{self.target} is written in loops over {', '.join(names)}, stored in levels of "
+                f"{', '.join(self.variables)}",
+                "a loop for each level of a result whose pattern is not known",
+            )
+        if names != self.variables:
+            raise DiscordantError(
+                f"{self.target} stored {self.declaration.format}", f"the loop order {', '.join(names)}"
+            )
+        for number, loop in enumerate(found):
+            rows = self.by_rows and number < len(found) - 1
+            if isinstance(loop.kind, notation.Serial) or (rows and isinstance(loop.kind, notation.Parallel)):
+                continue
+            raise ScheduleError(
+                f"the loop over {loop.index} is {type(loop.kind).__name__.lower()}, and entries of {self.name} are "
+                f"appended in it one after the other",
+                "a plain loop",
+            )
+
+    def _coordinate_of(self, index: str) -> str:
+        """The variable whose coordinates a loop runs over; for positions that of their coordinates."""
+        relation = self.low.positions.get(index)
+        return index if relation is None else relation.index
 
     def _buffer(self, level: int, array: str) -> str:
         return f"{self.name}{level + 1}_{array}"
@@ -180,7 +236,7 @@ class Assembly:
         puts = [self._put(level, "crd", counter, c) for level, c in zip(levels, coordinates, strict=True)]
         return [*puts, loops.Store(f"{self.name}_vals", counter, value), step]
 
-    def check_parallel(self, loop: Forall) -> None:
+    def check_parallel(self, loop: notation.Forall) -> None:
         """Refuses threads that would append to the same level: only rows that dense levels make are apart."""
         rows = {
             leaf

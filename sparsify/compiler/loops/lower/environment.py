@@ -93,12 +93,16 @@ class LaneContext:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A temporary in registers: its elements are variables named by the constants of its indices."""
+    """A temporary in registers: its elements are variables named by the constants of its indices.
+
+    `is_reduced`: its lanes are combined with each other later.
+    """
 
     name: str
     indices: tuple[str, ...]
     vector_index: str | None
     type: Type
+    is_reduced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Stored
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import lanes_of
-from sparsify.compiler.loops.lower.access import load
-from sparsify.compiler.loops.lower.environment import Environment
+from sparsify.compiler.loops.lower.access import load, position_of
+from sparsify.compiler.loops.lower.environment import Environment, LaneContext
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
@@ -37,7 +37,8 @@ def _value(low: Lowering, expr: Expr, env: Environment, dtype: str) -> loops.Exp
             return coordinate.as_vector(env.lane.lanes)
         case Access():
             return load(low, expr, env)
-        case Stored():
+        case Stored(access=access):
+            position_of(low, access, env)  # raises unless the loops have found the entry
             return loops.Literal(True, loops.BOOL)
         case Call(function=function, args=args):
             return _call(low, function, args, env, dtype)
@@ -72,6 +73,15 @@ def _call(low: Lowering, function: str, args: tuple[Expr, ...], env: Environment
     operands = spread(operands)
     lanes = lanes_of(operands[0])
     return loops.Op(function, tuple(operands), loops.Type("bool" if result == "bool" else common, lanes))
+
+
+def used_lanes(lane: LaneContext, dtype: str) -> loops.Expr:
+    """Which lanes of a vector of `dtype` are in use, when not all are."""
+    assert lane.count is not None, "all lanes are in use"
+    kind = loops.Type("int64" if dtype in ("float64", "int64") else "int32", lane.lanes)
+    number = loops.Lanes(loops.Literal(0, loops.Type(kind.dtype)), kind)
+    count = loops.Broadcast(convert(lane.count, kind.dtype), kind)
+    return loops.Op("lt", (number, count), loops.Type("bool", lane.lanes))
 
 
 def convert(value: loops.Expr, dtype: str) -> loops.Expr:

@@ -221,7 +221,7 @@ def tiles(low: Lowering, split: notation.Split, loop: notation.Forall, env: Envi
     if reach.exact and reach.bound is not None:
         return _constant_tiles(low, split, loop, reach, env)
     base = loops.Var(low.fresh(f"{split.index}_0"), loops.INT)
-    if not _is_written_out(loop, split.inner):
+    if not is_written_out(loop, split.inner):
         inner = Range(ZERO, smaller(integer(size), minus(end, base)))
         body = tile(low, split, loop, base, inner, env)
         return [loops.For(base, begin, end, loops.Block(tuple(body)), size)] if body else []
@@ -345,7 +345,7 @@ def tile(
     return [*declared, *body] if body else []
 
 
-def _is_written_out(loop: notation.Forall, inner: str) -> bool:
+def is_written_out(loop: notation.Forall, inner: str) -> bool:
     """Whether the code for `inner` depends on its extent: unrolled, in lanes or in registers."""
     return any(
         isinstance(node, notation.Forall)

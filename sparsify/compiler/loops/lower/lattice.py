@@ -6,7 +6,7 @@ In: `A[i,j] * B[i,j] + C[i,j]` and the sparse accesses that a loop over `j` meet
 Source: Kjolstad et al., The Tensor Algebra Compiler, 2017, section 5; fills after Henry et al., 2021.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,18 +15,13 @@ import numpy as np
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Stored
+from sparsify.compiler.einsum.values import Grid, annihilated
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation.nodes import Let
 
 Point = frozenset[Access]
 NOWHERE: frozenset[Point] = frozenset()
 EVERYWHERE: frozenset[Point] = frozenset({frozenset()})
-# The argument places of a function that give its annihilator whatever the others are.
-ANNIHILATORS: Mapping[str, tuple[tuple[int, float], ...]] = {
-    "mul": ((0, 0.0), (1, 0.0)),
-    "div": ((0, 0.0),),
-    "logical_and": ((0, 0.0), (1, 0.0)),
-}
 
 
 class Tensors(Protocol):
@@ -41,10 +36,14 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """The points where a value may differ from `background`; without one it may be anything anywhere."""
+    """The points where a value may differ from `background`; without one it may be anything anywhere.
+
+    A number written in the program is a background that never annihilates: `0 * x` keeps the NaN of `x`.
+    """
 
     points: frozenset[Point]
     background: float | None
+    is_number: bool = False
 
 
 def statement_points(
@@ -79,7 +78,7 @@ def statement_points(
             tensors.fill_of(assign.target) if neutral is None else neutral
         ):
             found |= EVERYWHERE
-    return frozenset(found)
+    return _closed(frozenset(found))
 
 
 def expression_regions(
@@ -95,7 +94,7 @@ def expression_regions(
     """
     match expr:
         case Const(value=value):
-            return Regions(NOWHERE, float(value))
+            return Regions(NOWHERE, float(value), is_number=True)
         case Access() if tensors.root_of(expr) in sparse:
             return Regions(frozenset({frozenset({tensors.root_of(expr)})}), tensors.fill_of(expr))
         case Access() if tensors.root_of(expr) in absent:
@@ -117,36 +116,52 @@ def expression_regions(
 
 def _call_regions(function: str, args: list[Regions]) -> Regions:
     """Annihilators intersect, everything else unites."""
-    for place, annihilator in ANNIHILATORS.get(function, ()):
-        if args[place].background == annihilator:
-            return Regions(_intersection(function, args), annihilator)
+    decided = {
+        place: value
+        for place, arg in enumerate(args)
+        if arg.background is not None
+        and not arg.is_number
+        and (value := _decided(function, place, arg.background)) is not None
+    }
+    if len(set(decided.values())) == 1:
+        points = EVERYWHERE
+        for place, arg in enumerate(args):
+            points = _combined(points, arg.points if place in decided else arg.points | EVERYWHERE)
+        return Regions(points, next(iter(decided.values())))
     if function == "where" and args[2].background is not None and args[0].background == 0.0:
-        chosen = Regions(args[1].points, None if args[1].background is None else 0.0)
-        inside = _combined(args[0].points, chosen.points | EVERYWHERE) | args[2].points
+        inside = _combined(args[0].points, args[1].points | EVERYWHERE) | args[2].points
         return Regions(inside, args[2].background)
-    points: frozenset[Point] = NOWHERE
+    points = NOWHERE
     for arg in args:
         points = points | arg.points | _combined(points, arg.points)
     backgrounds = [arg.background for arg in args]
-    if any(background is None for background in backgrounds):
+    if decided or any(background is None for background in backgrounds):
         return Regions(points | EVERYWHERE, None)
+    value = _evaluate(function, backgrounds)
+    return Regions(points, value, all(arg.is_number for arg in args))
+
+
+def _decided(function: str, place: int, fill: float) -> float | None:
+    """The value of a call of which an unstored argument alone decides it, whatever the others are."""
+    hit, value = annihilated(function, place, Grid(np.asarray(fill), np.asarray(True)))
+    return float(value) if hit else None
+
+
+def _evaluate(function: str, values: Iterable[float | int | bool | None]) -> float:
+    """The value of a function of constants."""
     with np.errstate(all="ignore"):
-        return Regions(points, float(FUNCTIONS[function].evaluate(*backgrounds)))
-
-
-def _intersection(function: str, args: list[Regions]) -> frozenset[Point]:
-    """The points where every annihilating argument is away from its annihilator."""
-    points = EVERYWHERE
-    annihilators = dict(ANNIHILATORS[function])
-    for place, arg in enumerate(args):
-        kills = place in annihilators and arg.background == annihilators[place]
-        points = _combined(points, arg.points if kills else arg.points | EVERYWHERE)
-    return points
+        return float(FUNCTIONS[function].evaluate(*(float(value) for value in values if value is not None)))
 
 
 def _combined(first: frozenset[Point], second: frozenset[Point]) -> frozenset[Point]:
     """All unions of a point of each."""
     return frozenset(a | b for a in first for b in second)
+
+
+def _closed(points: frozenset[Point]) -> frozenset[Point]:
+    """With the unions of all points: where two are at once, both have their operands."""
+    more = points | _combined(points, points)
+    return points if more == points else _closed(more)
 
 
 def prune(expr: Expr, absent: frozenset[Access], tensors: Tensors) -> Expr:
@@ -173,13 +188,17 @@ def _prune(expr: Expr, absent: frozenset[Access], tensors: Tensors) -> tuple[Exp
 def _prune_call(call: Call, gone: list[bool]) -> tuple[Expr, bool]:
     """`call` when the arguments marked in `gone` are background values."""
     args = call.args
-    for place, annihilator in ANNIHILATORS.get(call.function, ()):
-        arg = args[place]
-        if gone[place] and isinstance(arg, Const) and float(arg.value) == annihilator:
-            return Const(annihilator), True
-    if all(gone) and all(isinstance(arg, Const) for arg in args):
-        values = [arg.value for arg in args if isinstance(arg, Const)]
-        return Const(float(FUNCTIONS[call.function].evaluate(*values))), True
+    values = [float(arg.value) if isinstance(arg, Const) else None for arg in args]
+    decided = [
+        _decided(call.function, place, value)
+        for place, value in enumerate(values)
+        if value is not None and gone[place]
+    ]
+    result = next((value for value in reversed(decided) if value is not None), None)
+    if result is None and all(gone) and None not in values:
+        result = _evaluate(call.function, values)
+    if result is not None:
+        return Const(result), True
     match call:
         case Call("add", (x, Const(value=0.0))) if gone[1]:
             return x, False

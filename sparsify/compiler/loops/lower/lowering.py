@@ -15,10 +15,11 @@ from sparsify.compiler.loops.arithmetic import ZERO, integer, lanes_of, minus, p
 from sparsify.compiler.loops.lower import assemble, iterate, temporaries
 from sparsify.compiler.loops.lower.access import load, position_of, store
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment
-from sparsify.compiler.loops.lower.expression import evaluate, widen
+from sparsify.compiler.loops.lower.expression import evaluate, used_lanes, widen
 from sparsify.compiler.loops.lower.lattice import prune
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
+from sparsify.compiler.notation.provenance import extent_names
 from sparsify.errors import ScheduleError, UnsupportedProgramError
 from sparsify.storage.levels import Dense
 
@@ -53,6 +54,7 @@ class Lowering:
         self.vector_bytes = vector_bytes
         self.declarations = {d.name: d for d in program.declarations}
         self.constants = dict(program.extents)
+        self.extents = extent_names(program)
         relations = program.relations
         self.split_by_outer = {r.outer: r for r in relations if isinstance(r, notation.Split)}
         self.split_by_inner = {r.inner: r for r in relations if isinstance(r, notation.Split)}
@@ -75,6 +77,7 @@ class Lowering:
 
     def function(self) -> loops.Function:
         """The whole kernel."""
+        self._check_outputs()
         grown = [name for name in self.program.outputs if assemble.is_assembled(self.declarations[name])]
         if grown:
             body = assemble.phases(self, grown)
@@ -89,6 +92,15 @@ class Lowering:
             self.vector_bytes,
             str(self.program.body),
         )
+
+    def _check_outputs(self) -> None:
+        """Raises for a dense result in blocks: its padding has no iterations."""
+        for name in self.program.outputs:
+            declaration = self.declarations[name]
+            if declaration.format.is_dense and not declaration.format.is_short:
+                raise UnsupportedProgramError(
+                    f"a result stored {declaration.format}", "a dense result, converted afterwards"
+                )
 
     def statement(self, node: notation.Statement | Assign, env: Environment) -> list[loops.Stmt]:
         """The loop IR of one statement."""
@@ -126,9 +138,9 @@ class Lowering:
             return []
         added = evaluate(self, value, env, dtype)
         current = load(self, target, env)
-        if lanes_of(current) == 1 and lanes_of(added) > 1:
-            count = env.lane.count if env.lane is not None else None
-            added = loops.Horizontal(monoid.combine, added, loops.Type(dtype), count)
+        if lanes_of(current) == 1 and env.lane is not None:
+            added = widen(added, env.lane.lanes)
+            added = loops.Horizontal(monoid.combine, added, loops.Type(dtype), env.lane.count)
         elif target.tensor not in env.registers:
             _, position = position_of(self, target, env)
             if position.vector is not None:
@@ -136,7 +148,18 @@ class Lowering:
                     f"the lanes of {target} may write one entry twice", "vectorise another index"
                 )
         added = widen(added, lanes_of(current))
-        combined = loops.Op(monoid.combine, (current, added), loops.Type(dtype, lanes_of(current)))
+        combined: loops.Expr = loops.Op(
+            monoid.combine, (current, added), loops.Type(dtype, lanes_of(current))
+        )
+        register = env.registers.get(target.tensor)
+        if (
+            register is not None
+            and register.is_reduced
+            and env.lane is not None
+            and env.lane.count is not None
+        ):
+            # What lanes past the end hold would be added up later with the others.
+            combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), combined.type)
         return [store(self, target, combined, env)]
 
     def _fit(self, value: loops.Expr, assign: Assign, env: Environment) -> loops.Expr:
@@ -172,9 +195,16 @@ class Lowering:
 
     def extent(self, index: str) -> loops.Expr:
         """The extent of an original index variable, a constant when it is known."""
-        if index in self.constants:
-            return integer(self.constants[index])
-        return loops.Var(f"{index}_extent", loops.INT)
+        known = self.constant_extent(index)
+        return (
+            loops.Var(f"{self.extents.get(index, index)}_extent", loops.INT)
+            if known is None
+            else integer(known)
+        )
+
+    def constant_extent(self, index: str) -> int | None:
+        """The extent of an original index variable when it is known."""
+        return self.constants.get(self.extents.get(index, index))
 
     def bound(self, index: str) -> loops.Expr:
         """How many coordinates an original or derived index variable can take."""

@@ -25,7 +25,7 @@ from sparsify.compiler.loops.arithmetic import (
 from sparsify.compiler.loops.lower import iterate, sparse
 from sparsify.compiler.loops.lower.environment import Environment, Range
 from sparsify.compiler.loops.lower.lattice import statement_points
-from sparsify.compiler.loops.lower.levels import level_variable, place_of
+from sparsify.compiler.loops.lower.levels import level_extent, level_variable, place_of
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
@@ -66,7 +66,7 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
             setup,
             loops.Block(tuple(body)),
             work(low, loop),
-            balance=_balance(low, loop),
+            balance=_balance(low, loop, extent),
             chunks_per_thread=chunks,
             dynamic=dynamic,
         )
@@ -138,8 +138,8 @@ def smaller_end(reach: Range, end: loops.Expr, size: loops.Expr) -> loops.Expr:
     return loops.Op("min", (plus(reach.begin, times(end, size)), reach.end), loops.INT)
 
 
-def _balance(low: Lowering, loop: notation.Forall) -> str | None:
-    """The position array that tells how much work each iteration is."""
+def _balance(low: Lowering, loop: notation.Forall, extent: loops.Expr) -> str | None:
+    """The position array that tells how much work each iteration is; `None` when its rows are not the iterations."""
     assert isinstance(loop.kind, notation.Parallel)
     if not loop.kind.by:
         return None
@@ -154,9 +154,13 @@ def _balance(low: Lowering, loop: notation.Forall) -> str | None:
             f"parallel {loop.index} by {loop.kind.by}: {loop.index} is not its outermost level",
             "the operand that is stored by it, or none",
         )
-    if len(levels) > 1 and isinstance(levels[0].level, Dense) and isinstance(levels[1].level, Compressed):
-        return f"{loop.kind.by}2_pos"
-    return None
+    if (
+        len(levels) < 2
+        or not isinstance(levels[0].level, Dense)
+        or not isinstance(levels[1].level, Compressed)
+    ):
+        return None
+    return f"{loop.kind.by}2_pos" if extent == level_extent(low, loop.kind.by, levels[0]) else None
 
 
 def work(low: Lowering, loop: notation.Forall) -> loops.Expr:

@@ -11,6 +11,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ZERO
 from sparsify.compiler.loops.lower import prefetch, sparse
+from sparsify.compiler.loops.lower.enter import enter
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Place, Range, scalar
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.lower.levels import advance, level_variable, place_of
@@ -81,7 +82,7 @@ def bind_position(
     if value.is_uniform or env.lane is None:
         var = loops.Var(low.fresh(relation.index), loops.INT)
         declared: Lowered = [loops.Declare(var, sparse.stored_coordinate(low, buffer, value.start))]
-        more, env = sparse.enter(low, relation.index, scalar(var), body, env)
+        more, env = enter(low, relation.index, scalar(var), body, env)
         fetched = prefetch.prefetches(low, access, place.levels, value.start, relation.index, body, env)
         return [*declared, *fetched, *more], env
     lanes = env.lane.lanes
@@ -90,5 +91,5 @@ def bind_position(
     if stored.dtype != "int64":
         vector = loops.Convert(vector, loops.Type("int64", lanes))
     name = loops.Var(low.fresh(relation.index), loops.Type("int64", lanes))
-    more, env = sparse.enter(low, relation.index, Coordinate(ZERO, ZERO, name), body, env)
+    more, env = enter(low, relation.index, Coordinate(ZERO, ZERO, name), body, env)
     return [loops.Declare(name, vector), *more], env

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer, plus, smaller, times
-from sparsify.compiler.loops.lower import iterate as ranges
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, plus, smaller
 from sparsify.compiler.loops.lower import prefetch
-from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Place, Range, scalar
+from sparsify.compiler.loops.lower.enter import body_at
+from sparsify.compiler.loops.lower.environment import Environment, Place, Range, scalar
 from sparsify.compiler.loops.lower.lattice import Point, statement_points
 from sparsify.compiler.loops.lower.levels import advance, level_variable, place_of
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
-from sparsify.storage.levels import Compressed, Dense
+from sparsify.storage.levels import Compressed, Dense, Singleton
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
@@ -79,21 +79,6 @@ def stored_coordinate(low: Lowering, buffer: str, index: loops.Expr) -> loops.Ex
     return value if dtype == "int64" else loops.Convert(value, loops.INT)
 
 
-def enter(
-    low: Lowering, index: str, value: Coordinate, body: notation.Statement | Assign, env: Environment
-) -> tuple[Lowered, Environment]:
-    """`index` is at a stored coordinate; for the number of a block, its tile begins there."""
-    split = low.split_by_outer.get(index)
-    if split is None:
-        return ranges.bind(low, index, value, body, env)
-    if split.inner in env.coordinates or split.inner in env.bases:
-        raise ScheduleError(f"the loop over {split.inner} is around the one over {index}", "order them")
-    base = times(value.start, integer(split.size))
-    env = env.with_coordinate(index, value).with_base(split.index, base)
-    # Blocks divide the extent: conversion to a blocked format has checked it.
-    return [], env.with_range(split.inner, Range(ZERO, integer(split.size), split.size, True))
-
-
 def iterate(
     low: Lowering, loop: notation.Forall, found: list[Access], env: Environment, limits: Range | None = None
 ) -> Lowered:
@@ -102,11 +87,11 @@ def iterate(
     `limits`: the part of the positions (one operand) or coordinates (cursors) that a thread takes.
     """
     points = statement_points(loop.body, frozenset(found), low, env.absent)
-    if not points:
-        return []
     if frozenset() in points:
         return _cursors(low, loop, found, env, limits)
     note_skipping(low, loop.body, found)
+    if not points:
+        return []
     if points == frozenset({frozenset(found)}) and len(found) == 1:
         return _single(low, loop, found[0], env, limits)
     if limits is not None:
@@ -126,9 +111,11 @@ def note_skipping(low: Lowering, body: Node, found: list[Access]) -> None:
 
 
 def repeats(low: Lowering, access: Access, level: int) -> bool:
-    """Whether a level holds a coordinate once for each entry below it, as the row level of COO."""
-    levels = low.declaration(access.tensor).format.levels
-    return level + 1 < len(levels) and not getattr(levels[level].level, "unique", True)
+    """Whether a level holds a coordinate once for each entry below it, as all levels of COO but the last."""
+    levels = [stored.level for stored in low.declaration(access.tensor).format.levels]
+    if level + 1 == len(levels) or not isinstance(levels[level + 1], Singleton):
+        return False
+    return isinstance(levels[level], Singleton) or not getattr(levels[level], "unique", True)
 
 
 def _single(
@@ -142,13 +129,15 @@ def _single(
     var = loops.Var(low.fresh(cursor.name), loops.INT)
     coordinate = loops.Var(low.fresh(loop.index), loops.INT)
     inner = advance(env, access, Place(cursor.level + 1, scalar(var), segment=cursor.reach.begin))
-    bound, inner = enter(low, loop.index, scalar(coordinate), loop.body, inner)
-    body = low.body(loop, inner)
+
+    def ahead(here: Environment) -> Lowered:
+        return prefetch.prefetches(low, access, cursor.level, var, loop.index, loop.body, here)
+
+    body = body_at(low, loop, coordinate, inner, ahead)
     if not body:
         return []
-    fetched = prefetch.prefetches(low, access, cursor.level, var, loop.index, loop.body, inner)
     declared = loops.Declare(coordinate, stored_coordinate(low, cursor.crd, var))
-    block = loops.Block((declared, *fetched, *bound, *body))
+    block = loops.Block((declared, *body))
     return [loops.For(var, reach.begin, reach.end, block)]
 
 
@@ -159,15 +148,13 @@ def _segments(
     cursor = cursor.declared(low, reach)
     coordinate = loops.Var(low.fresh(loop.index), loops.INT)
     step, inner = cursor.here(low, env, coordinate)
-    bound, inner = enter(low, loop.index, scalar(coordinate), loop.body, inner)
-    body = low.body(loop, inner)
+    body = body_at(low, loop, coordinate, inner)
     if not body:
         return []
     block = loops.Block(
         (
             loops.Declare(coordinate, cursor.coordinate(low)),
             *step,
-            *bound,
             *body,
             loops.Set(cursor.var, cursor.after(inner)),
         )
@@ -327,10 +314,9 @@ def _cases(
     empty = True
     for point in reversed(points):
         gone = frozenset(flags) - point
-        bound, inner = enter(low, loop.index, scalar(coordinate), loop.body, places.without(gone))
-        body = low.body(loop, inner)
+        body = body_at(low, loop, coordinate, places.without(gone))
         empty = empty and not body
-        block = loops.Block((*bound, *body))
+        block = loops.Block(tuple(body))
         condition: loops.Expr | None = None
         for access in (c.access for c in cursors if c.access in point):
             condition = flags[access] if condition is None else both(condition, flags[access])

@@ -17,6 +17,8 @@ from sparsify.compiler.loops.lower.environment import Coordinate, Environment, R
 from sparsify.compiler.loops.lower.levels import level_extent, level_variable, place_of
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation import nodes as notation
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.notation.provenance import Provenance
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.storage.levels import Compressed, Dense
 
@@ -91,7 +93,9 @@ def _register(
     else:
         width = lanes
     kind = loops.Type(temporary.dtype, width)
-    register = Register(low.fresh(temporary.name), temporary.indices, vectors[0] if vectors else None, kind)
+    lane = vectors[0] if vectors else None
+    is_reduced = lane is not None and _is_reduced(low, node, temporary.name, lane)
+    register = Register(low.fresh(temporary.name), temporary.indices, lane, kind, is_reduced)
     names = [register.name]
     for index in temporary.indices:
         count = _static_bound(low, index, temporary, env)
@@ -101,6 +105,17 @@ def _register(
     low.names.update(names)
     declared: list[loops.Stmt] = [loops.Declare(loops.Var(name, kind), value, True) for name in names]
     return declared, replace(env, registers={**env.registers, temporary.name: register})
+
+
+def _is_reduced(low: Lowering, node: notation.Let, name: str, lane: str) -> bool:
+    """Whether an assignment reads all lanes of a temporary into an entry that has no index in the lanes."""
+    provenance = Provenance(low.program.relations)
+    for assign in (n for n in walk(node.body) if isinstance(n, Assign)):
+        if any(isinstance(n, Access) and n.tensor == name for n in walk(assign.value)):
+            written = {leaf for index in index_names(assign.target) for leaf in provenance.leaves(index)}
+            if lane not in written:
+                return True
+    return False
 
 
 def _kinds(node: Node, index: str) -> set[type[notation.Kind]]:
@@ -115,7 +130,7 @@ def _static_bound(low: Lowering, index: str, temporary: notation.Temporary, env:
     if bound is None and index in low.split_by_inner:
         bound = low.split_by_inner[index].size
     if bound is None:
-        bound = low.constants.get(index)
+        bound = low.constant_extent(index)
     if bound is None:
         raise ScheduleError(
             f"{temporary} is in registers and {index} has no constant extent", f"split {index}"

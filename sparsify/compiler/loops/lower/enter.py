@@ -1,0 +1,81 @@
+"""Entering a stored coordinate: the index variable has its value, and a block its first coordinate and its end.
+
+In: `jo` at `A2_crd[p]`, blocks of 4. Out: `j` begins at `4 * jo`, `ji` runs over 4 coordinates, fewer at the edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.nodes import Assign
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ZERO, compare, constant, integer, minus, smaller, times
+from sparsify.compiler.loops.lower import iterate as ranges
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Range, scalar
+from sparsify.compiler.notation import nodes as notation
+from sparsify.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+
+
+def enter(
+    low: Lowering, index: str, value: Coordinate, body: notation.Statement | Assign, env: Environment
+) -> tuple[Lowered, Environment]:
+    """`index` is at a stored coordinate; for the number of a block, its tile begins there, cut at the edge."""
+    split = low.split_by_outer.get(index)
+    if split is None:
+        return ranges.bind(low, index, value, body, env)
+    env, left = _enter_block(low, split, value, env)
+    cut = smaller(integer(split.size), left)
+    if _divides(low, split):
+        return [], env.with_range(split.inner, Range(ZERO, integer(split.size), split.size, True))
+    return [], env.with_range(split.inner, Range(ZERO, cut, split.size))
+
+
+def _enter_block(
+    low: Lowering, split: notation.Split, value: Coordinate, env: Environment
+) -> tuple[Environment, loops.Expr]:
+    """The environment in block `value`, and how many coordinates are left from its first one on."""
+    if split.inner in env.coordinates or split.inner in env.bases:
+        raise ScheduleError(f"the loop over {split.inner} is around the one over {split.outer}", "order them")
+    base = times(value.start, integer(split.size))
+    env = env.with_coordinate(split.outer, value).with_base(split.index, base)
+    return env, minus(low.bound(split.index), base)
+
+
+def _divides(low: Lowering, split: notation.Split) -> bool:
+    """Whether no block reaches over the edge, as far as that is known."""
+    extent = constant(low.bound(split.index))
+    return extent is not None and extent % split.size == 0
+
+
+def body_at(
+    low: Lowering,
+    loop: notation.Forall,
+    value: loops.Var,
+    env: Environment,
+    ahead: Callable[[Environment], Lowered] = lambda env: [],
+) -> Lowered:
+    """The body at a stored coordinate, `ahead` in front of it.
+
+    The body of a block whose loop is written out is lowered twice: for whole blocks, and for one cut by the edge.
+    """
+
+    def inside(bound: Lowered, inner: Environment) -> Lowered:
+        body = low.body(loop, inner)
+        return [*ahead(inner), *bound, *body] if body else []
+
+    split = low.split_by_outer.get(loop.index)
+    if split is None or _divides(low, split) or not ranges.is_written_out(loop, split.inner):
+        return inside(*enter(low, loop.index, scalar(value), loop.body, env))
+    env, left = _enter_block(low, split, scalar(value), env)
+    size = integer(split.size)
+    whole = inside([], env.with_range(split.inner, Range(ZERO, size, split.size, True)))
+    cut = inside([], env.with_range(split.inner, Range(ZERO, left, split.size)))
+    if not whole:
+        return []
+    return [loops.If(compare("ge", left, size), loops.Block(tuple(whole)), loops.Block(tuple(cut)))]
