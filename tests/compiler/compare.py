@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sparsify.compiler import native
 from sparsify.compiler.cpp.build import command, find_compiler
 from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.einsum.functions import FUNCTIONS
@@ -40,6 +41,8 @@ from sparsify.compiler.notation.interpret import interpret as interpret_notation
 from sparsify.compiler.pipeline import Stages, compile_stages
 from sparsify.compiler.plan import DenseProduct, Step, steps
 from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.sizes import Sizes, sizes_of
+from sparsify.compiler.variants import Variant, Variants
 from sparsify.options import Options
 from sparsify.storage import validate
 from sparsify.storage.pattern import Pattern
@@ -73,8 +76,8 @@ def prepare(case: Case, choose: Choose = lambda step: None, *, whole: bool = Fal
         AssertionError: two of them differ.
         SparsifyError: the compiler refuses the program, or the schedule that `choose` gives for a step.
     """
-    given = {name: (case.values[name], case.stored[name]) for name in case.program.inputs}
-    results = interpret_program(case.program, given)
+    arrays = {name: (case.values[name], case.stored[name]) for name in case.program.inputs}
+    results = interpret_program(case.program, arrays)
     _compare_dense(case, results)
     tensors: dict[str, Tensor] = {name: operand_of(case, name) for name in case.program.inputs}
     plan: list[tuple[Step, Stages] | DenseProduct] = []
@@ -84,7 +87,10 @@ def prepare(case: Case, choose: Choose = lambda step: None, *, whole: bool = Fal
             tensors[step.result] = step(tensors)
             compare_result("product", case, step.result, tensors[step.result], results)
             continue
-        stages = compile_stages(step, choose(step), case.vector_bytes, Options())
+        sources = {twin.name: twin.source for twin in step.twins}
+        given = [tensors[sources.get(name, name)] for name in step.program.inputs]
+        sizes = sizes_of(step.program, given)
+        stages = compile_stages(step, choose(step), case.vector_bytes, Options(), sizes)
         plan.append((step, stages))
         _compare_notation(case, step, stages, tensors, results)
         tensors |= _run_loops(case, step, stages, tensors)
@@ -140,7 +146,8 @@ def _compare_notation(
     case: Case, step: Step, stages: Stages, tensors: Mapping[str, Tensor], results: Mapping[str, Any]
 ) -> None:
     """The scheduled notation by its interpreter."""
-    given = {name: values_of(tensors[name]) for name in step.program.inputs}
+    twins = {twin.name: twin.source for twin in step.twins}
+    given = {name: values_of(tensors[twins.get(name, name)]) for name in step.program.inputs}
     for name, found in interpret_notation(stages.notation, given).items():
         assert_close(f"notation of {stages.schedule}: {name}", case, name, found[0], results[name][0])
 
@@ -148,12 +155,12 @@ def _compare_notation(
 def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The results of a step by the interpreter of loops; what it leaves undefined is NaN."""
     function = stages.loops
-    twins = dict(step.twins)
+    twins = {twin.name: twin.source for twin in step.twins}
     extents = dict(step.program.extents)
     numbers = [0] * len(function.sizes)
     buffers: list[Tensor | None] = []
     for name in step.program.inputs:
-        declared, tensor = step.program.declaration(name), tensors[name]
+        declared, tensor = step.program.declaration(name), tensors[twins.get(name, name)]
         extents.update(zip(declared.extents, tensor.shape, strict=True))
         source: DenseInput | SparseInput = SparseInput(declared, name in twins, function.sizes)
         if declared.format.is_dense:
@@ -238,13 +245,26 @@ def compile_cases(cases: Sequence[Prepared], folder: Path, flags: Sequence[str] 
         case.libraries.append(Library(f"{number}", result, address, "compiled", 0.0, handle))
 
 
+class Compiled(Variants):
+    """A kernel that has been compiled with others."""
+
+    def __init__(self, stages: Stages, library: Library) -> None:
+        self.built = 0
+        self.found = Variant(stages, library, native.bind(library))
+
+    def best(self, sizes: Sizes) -> Variant:
+        return self.found
+
+
 def run_compiled(prepared: Prepared) -> None:
     """Runs the kernels of a case as a user does, and compares its outputs."""
     case = prepared.case
     settings = Options(threads=case.threads, serial_threshold=0, vector_bytes=case.vector_bytes)
     libraries = iter(prepared.libraries)
     plan = [
-        step if isinstance(step, DenseProduct) else GeneratedStep(*step, next(libraries), settings)
+        step
+        if isinstance(step, DenseProduct)
+        else GeneratedStep(step[0], Compiled(step[1], next(libraries)), settings)
         for step in prepared.plan
     ]
     found = Kernel(case.program, tuple(plan))(*(operand_of(case, name) for name in case.program.inputs))

@@ -84,6 +84,16 @@ def used_lanes(lane: LaneContext, dtype: str) -> loops.Expr:
     return loops.Op("lt", (number, count), loops.Type("bool", lane.lanes))
 
 
+def is_zero_past_end(value: loops.Expr) -> bool:
+    """Whether the lanes that are not in use are 0, as those of a load with a count are."""
+    match value:
+        case loops.Load(count=count) | loops.Gather(count=count):
+            return count is not None
+        case loops.Op("add" | "sub" | "mul" | "neg", args):
+            return all(map(is_zero_past_end, args))
+    return False
+
+
 def convert(value: loops.Expr, dtype: str) -> loops.Expr:
     """`value` in another dtype."""
     kind: loops.Type = value.type  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from sparsify.compiler.loops.arithmetic import ZERO, integer, lanes_of, minus, p
 from sparsify.compiler.loops.lower import assemble, iterate, temporaries
 from sparsify.compiler.loops.lower.access import load, position_of, store
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment
-from sparsify.compiler.loops.lower.expression import evaluate, used_lanes, widen
+from sparsify.compiler.loops.lower.expression import evaluate, is_zero_past_end, used_lanes, widen
 from sparsify.compiler.loops.lower.lattice import prune
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
@@ -148,9 +148,8 @@ class Lowering:
                     f"the lanes of {target} may write one entry twice", "vectorise another index"
                 )
         added = widen(added, lanes_of(current))
-        combined: loops.Expr = loops.Op(
-            monoid.combine, (current, added), loops.Type(dtype, lanes_of(current))
-        )
+        kind = loops.Type(dtype, lanes_of(current))
+        combined: loops.Expr = loops.Op(monoid.combine, (current, added), kind)
         register = env.registers.get(target.tensor)
         if (
             register is not None
@@ -159,7 +158,8 @@ class Lowering:
             and env.lane.count is not None
         ):
             # What lanes past the end hold would be added up later with the others.
-            combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), combined.type)
+            if monoid.combine != "add" or not is_zero_past_end(added):
+                combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), kind)
         return [store(self, target, combined, env)]
 
     def _fit(self, value: loops.Expr, assign: Assign, env: Environment) -> loops.Expr:
