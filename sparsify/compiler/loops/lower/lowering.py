@@ -150,17 +150,16 @@ class Lowering:
         added = widen(added, lanes_of(current))
         kind = loops.Type(dtype, lanes_of(current))
         combined: loops.Expr = loops.Op(monoid.combine, (current, added), kind)
-        register = env.registers.get(target.tensor)
-        if (
-            register is not None
-            and register.is_reduced
-            and env.lane is not None
-            and env.lane.count is not None
-        ):
-            # What lanes past the end hold would be added up later with the others.
-            if monoid.combine != "add" or not is_zero_past_end(added):
-                combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), kind)
+        if self._spills(target, env) and (monoid.combine != "add" or not is_zero_past_end(added)):
+            assert env.lane is not None, "only lanes spill"
+            combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), kind)
         return [store(self, target, combined, env)]
+
+    def _spills(self, target: Access, env: Environment) -> bool:
+        """Whether what lanes past the end add to a register would later be added up with the others."""
+        register = env.registers.get(target.tensor)
+        is_cut = env.lane is not None and env.lane.count is not None
+        return is_cut and register is not None and register.is_reduced
 
     def _fit(self, value: loops.Expr, assign: Assign, env: Environment) -> loops.Expr:
         """`value` with as many lanes as the target takes."""
