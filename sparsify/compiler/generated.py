@@ -113,9 +113,11 @@ class SparseInput:
             raise FormatError(
                 f"{self.name} is dense and was {self.declared.format} when compiled", "sparsify.tensor"
             )
-        pattern, values = operand._pattern, operand._vals
+        pattern, values = operand._pattern.validated(), operand._vals
         if values.dtype is not self.dtype:
             raise DtypeError(f"{self.name} has dtype {values.dtype}, the kernel takes {self.dtype}")
+        if not values.is_cpu:
+            raise FormatError(f"{self.name} is on {values.device}, kernels run on the CPU", "value.cpu()")
         arrays, converted = pattern.recall(self) or pattern.cached(self, lambda: self.arrays(pattern))
         if converted is not None:
             values = permuted(values, converted, operand._fill)
@@ -307,7 +309,7 @@ class GeneratedStep:
         levels = range(1, len(self.output.format.levels) + 1)
         pos = [made.get(f"{self.result}{number}_pos") for number in levels]
         crd = [made.get(f"{self.result}{number}_crd") for number in levels]
-        pattern = Pattern(self.output.format, frame.shape, pos, crd)
+        pattern = Pattern(self.output.format, frame.shape, pos, crd).trusted()
         return wrap(pattern, made[f"{self.result}_vals"], self.output.fill)
 
 

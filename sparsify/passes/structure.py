@@ -233,7 +233,9 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int
     starts = torch.zeros(shape[0] + 1, dtype=torch.int64)
     width = max(shape[1], 1)
     starts[1:] = torch.bincount(key // width, minlength=shape[0]).cumsum(0)
-    pattern = Pattern(Format("csr"), shape, (None, starts.to(dtype)), (None, (key % width).to(dtype)))
+    pattern = Pattern(
+        Format("csr"), shape, (None, starts.to(dtype)), (None, (key % width).to(dtype))
+    ).trusted()
     if form == pattern.format:
         return Aligned(pattern, positions)
     pattern, moved = pattern.twin(form)

@@ -93,13 +93,13 @@ def from_sorted(
         starts = None if first is None else first.nonzero().squeeze(1)
         above = places if starts is None or places is None else places[starts]
         stored_count = count if starts is None else starts.shape[0]
-        pos[number] = _segments(above, parents, stored_count).to(_dtype(stored, "pos", dtype))
+        pos[number] = narrowed(_segments(above, parents, stored_count), stored, "pos", dtype)
         for level in range(number, end):
             kept = columns[level] if starts is None else columns[level][starts]
-            crd[level] = kept.to(_dtype(levels[level], "crd", dtype)).contiguous()
+            crd[level] = narrowed(kept, levels[level], "crd", dtype)
         places = torch.arange(count) if first is None else first.cumsum(0) - 1
         parents, number = stored_count, end
-    pattern = shared(format, shape, pos, crd)
+    pattern = shared(format, shape, pos, crd).trusted()
     if not columns or (
         parents == count and (isinstance(levels[-1].level, Singleton | Compressed) or _is_range(places))
     ):
@@ -232,11 +232,22 @@ def _segments(places: Tensor | None, parents: int, count: int) -> Tensor:
     return pos
 
 
-def _dtype(stored: StoredLevel, role: str, default: torch.dtype) -> torch.dtype:
-    """The dtype of an array of a level."""
-    level = stored.level
-    fixed = getattr(level, role, None)
-    return default if fixed is None else DTYPES[fixed]
+def narrowed(array: Tensor, stored: StoredLevel, role: str, default: torch.dtype) -> Tensor:
+    """An array [n] in the dtype that its level fixes, else in the default.
+
+    Raises:
+        FormatError: a number in it does not fit.
+    """
+    fixed = getattr(stored.level, role, None)
+    dtype = default if fixed is None else DTYPES[fixed]
+    if dtype.itemsize < array.dtype.itemsize and array.shape[0]:
+        largest = int(array.max())
+        if largest > torch.iinfo(dtype).max:
+            name = str(dtype).removeprefix("torch.")
+            raise FormatError(
+                f"{largest} in {role} of the level {stored} of {name}", f"a wider {role}, int64"
+            )
+    return array.to(dtype).contiguous()
 
 
 def _is_range(places: Tensor | None) -> bool:

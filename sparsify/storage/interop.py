@@ -15,7 +15,7 @@ from sparsify.storage import convert, torch_layouts, validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
 from sparsify.storage.levels import Compressed, Dense, Singleton
-from sparsify.storage.pattern import shared
+from sparsify.storage.pattern import Pattern, shape_of
 from sparsify.storage.tensor import SparseTensor, is_stored
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def _target(format: Format | str | None, found: SparseTensor) -> Format:
 
 def _read(data: Any, format: Format | str | None, fill: Fill, duplicates: str) -> SparseTensor:
     """The data in the format that is closest to how it is stored."""
+    if isinstance(data, Tensor) and not data.is_cpu:
+        raise InvalidTensorError(f"a tensor on {data.device}", "data.cpu()")
     if isinstance(data, SparseTensor):
         return data if fill in (0, data.fill) else data.with_fill(fill)
     if isinstance(data, Tensor):
@@ -106,7 +108,7 @@ def from_dense(data: Tensor, format: Format | str | None, fill: Fill = 0) -> Spa
     target = Format("coo" if format is None else format, rank=data.dim())
     if target.is_dense and target.is_short:
         levels = len(target.levels)
-        pattern = shared(target, data.shape, [None] * levels, [None] * levels)
+        pattern = Pattern(target, data.shape, [None] * levels, [None] * levels).trusted()
         return SparseTensor(pattern, data.permute(target.ordering).reshape(-1), fill)
     if target.is_dense:
         plain = from_dense(data, Format("dense", rank=data.dim()), fill)
@@ -129,7 +131,8 @@ def from_coordinates(
 
     Coordinates that are already stored as `format` wants them (sorted, `coo`) are shared.
     """
-    sizes = validate.shape_of(shape)
+    sizes = shape_of(shape)
+    validate.countable(sizes)
     columns = _columns(coordinates, len(sizes))
     entries = values if isinstance(values, Tensor) else _array(values)
     validate.value_dtype(entries.dtype)
@@ -205,16 +208,9 @@ def _unordered(
         dtype if dtype in validate.POSITION_DTYPES else convert.index_dtype(target, shape, values.shape[0])
     )
     pos: list[Tensor | None] = [None] * len(columns)
-    crd: list[Tensor | None] = []
-    for stored in target.levels:
-        fixed = getattr(stored.level, "crd", None)
-        column = columns[stored.expression.mode]
-        crd.append(column.to(convert.DTYPES[fixed] if fixed else dtype).contiguous())
-    fixed = getattr(target.levels[0].level, "pos", None)
-    pos[0] = torch.tensor([0, values.shape[0]], dtype=convert.DTYPES[fixed] if fixed else dtype)
-    pattern = shared(target, shape, pos, crd)
-    validate.pattern(pattern)
-    return SparseTensor(pattern, values, fill)
+    crd = [convert.narrowed(columns[s.expression.mode], s, "crd", dtype) for s in target.levels]
+    pos[0] = convert.narrowed(torch.tensor([0, values.shape[0]]), target.levels[0], "pos", dtype)
+    return SparseTensor(Pattern(target, shape, pos, crd), values, fill)
 
 
 def _columns(coordinates: Any, rank: int) -> list[Tensor]:

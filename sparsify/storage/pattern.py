@@ -5,7 +5,7 @@ and that keeps everything derived from its structure.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
@@ -13,6 +13,7 @@ from weakref import WeakSet, WeakValueDictionary
 import torch
 from torch import Tensor
 
+from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage.format import Format
 from sparsify.storage.levels import Compressed, Dense, Singleton
 
@@ -43,10 +44,14 @@ class Pattern:
         crd: per level its `crd` array, `None` where the level has none.
         nnz: how many entries are stored, explicit fills and block padding included.
 
-    The arrays are trusted; `validate.pattern` checks them.
+    What the arrays hold is checked once, when a tensor is made of the pattern or a kernel reads it.
+
+    Raises:
+        InvalidTensorError: not one tensor or `None` for each level, or a shape of anything but extents.
+        FormatError: a format of another rank.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_equals", "crd", "format", "nnz", "pos", "shape")
+    __slots__ = ("__weakref__", "_cache", "_equals", "_versions", "crd", "format", "nnz", "pos", "shape")
 
     format: Format
     shape: tuple[int, ...]
@@ -55,16 +60,19 @@ class Pattern:
     nnz: int
     _cache: dict[object, Any]
     _equals: "WeakSet[Pattern]"
+    _versions: tuple[int, ...]
 
     def __init__(self, format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays) -> None:
         put = object.__setattr__
         put(self, "format", format)
-        put(self, "shape", tuple(shape))
+        put(self, "shape", shape_of(shape))
+        _check_levels(format, self.shape, pos, crd)
         put(self, "pos", tuple(pos))
         put(self, "crd", tuple(crd))
         put(self, "nnz", self.positions(len(format.levels)))
         put(self, "_cache", {})
         put(self, "_equals", WeakSet())
+        put(self, "_versions", versions(self.arrays()))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Pattern is immutable, {name} cannot be set; make a new one")
@@ -112,7 +120,7 @@ class Pattern:
 
     def arrays(self) -> list[Tensor]:
         """The arrays that exist, level by level, `pos` before `crd`."""
-        return [a for pair in zip(self.pos, self.crd, strict=True) for a in pair if a is not None]
+        return _existing(self.pos, self.crd)
 
     def cached(self, key: object, make: Callable[[], T]) -> T:
         """What `make` returned the first time for `key`: everything derived from the structure is made once."""
@@ -125,16 +133,40 @@ class Pattern:
         """What `cached` made for `key`, `None` when it has not been asked for."""
         return self._cache.get(key)
 
+    def validated(self) -> "Pattern":
+        """This pattern, known to hold what its format says; arrays of a graph that is traced are not looked at.
+
+        Raises:
+            InvalidTensorError: malformed arrays, or arrays written to since the pattern was made.
+        """
+        arrays = self.arrays()
+        if versions(arrays) != self._versions:
+            raise InvalidTensorError(
+                f"pos or crd of {self} was written to after the pattern was made",
+                "make a new tensor of changed copies; a pattern never changes",
+            )
+        if self.recall("valid") is None and all(type(a) is Tensor for a in arrays):
+            from sparsify.storage import validate
+
+            validate.pattern(self)
+            self.trusted()
+        return self
+
+    def trusted(self) -> "Pattern":
+        """This pattern, whose maker vouches for what the arrays hold."""
+        self.cached("valid", lambda: True)
+        return self
+
     def level_coordinates(self) -> list[Tensor]:
         """Per level the coordinate that each stored entry has there, int64 [nnz]; may share memory with `crd`."""
-        return _expand(self)
+        return _expand(self.validated())
 
     def coordinates(self) -> Tensor:
         """The coordinates of the stored entries in storage order, int64 [d, nnz].
 
         Blocks that reach over the edge hold entries whose coordinates lie outside the shape; `inside` tells.
         """
-        return self.cached("coordinates", lambda: _mode_coordinates(self))
+        return self.validated().cached("coordinates", lambda: _mode_coordinates(self))
 
     def inside(self) -> Tensor | None:
         """Which entries lie inside the shape, bool [nnz]; `None` when all do, as always without blocks."""
@@ -186,14 +218,72 @@ _known: "WeakValueDictionary[tuple[Any, ...], Pattern]" = WeakValueDictionary()
 
 def shared(format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays) -> Pattern:
     """The living pattern over the same memory, else a new one: loaded tensors go on sharing their pattern."""
-    arrays = [a for a in (*pos, *crd) if a is not None]
+    arrays = _existing(pos, crd)
     if not arrays or torch.compiler.is_compiling() or any(type(a) is not Tensor for a in arrays):
         return Pattern(format, shape, pos, crd)
-    key = (format, tuple(shape), tuple((a.data_ptr(), a.shape[0], a.dtype) for a in arrays))
+    places = [a.data_ptr() for a in arrays]
+    key = (format, tuple(shape), tuple((a.data_ptr(), a.shape, a.stride(), a.dtype) for a in arrays))
     found = _known.get(key)
-    if found is None:
-        found = _known[key] = Pattern(format, shape, pos, crd)
+    if found is not None:
+        # Arrays that were written to, or moved to shared memory, are no longer those of the key.
+        mine = found.arrays()
+        if versions(mine) == found._versions == versions(arrays) and [a.data_ptr() for a in mine] == places:
+            return found
+    found = _known[key] = Pattern(format, shape, pos, crd)
     return found
+
+
+def _existing(pos: Arrays, crd: Arrays) -> list[Tensor]:
+    """The arrays that are there, level by level, `pos` before `crd`."""
+    return [a for pair in zip(pos, crd, strict=True) for a in pair if a is not None]
+
+
+def versions(arrays: Sequence[Tensor]) -> tuple[int, ...]:
+    """How often each array was written to; 0 where torch does not count."""
+    return tuple([0 if type(a) is not Tensor or a.is_inference() else a._version for a in arrays])
+
+
+def shape_of(sizes: Sequence[int]) -> tuple[int, ...]:
+    """A shape of extents.
+
+    Raises:
+        InvalidTensorError: anything but non-negative integers.
+    """
+    if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+        raise InvalidTensorError(f"the shape {sizes!r}", "a tuple of non-negative integers")
+    found = tuple(sizes)
+    for mode, size in enumerate(found):
+        if isinstance(size, torch.SymInt):
+            return found
+        if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 0:
+            raise InvalidTensorError(
+                f"the shape {found} has {size!r} in mode {mode}", "non-negative integers"
+            )
+    return tuple([int(size) for size in found])
+
+
+def _check_levels(format: Format, shape: tuple[int, ...], pos: Arrays, crd: Arrays) -> None:
+    """Raises unless there is a format of the shape's rank, and a tensor or `None` for each of its levels."""
+    if not isinstance(format, Format):
+        raise FormatError(f"a Pattern of the format {format!r}", 'sparsify.Format("dense, compressed")')
+    if format.rank != len(shape):
+        raise FormatError(
+            f"{format} stores {format.rank} modes, the shape is {list(shape)}", "another format"
+        )
+    for role, arrays in (("pos", pos), ("crd", crd)):
+        wanted = f"one of each of the {len(format.levels)} levels, None for a level without"
+        if not isinstance(arrays, list | tuple) or len(arrays) != len(format.levels):
+            count = len(arrays) if isinstance(arrays, list | tuple) else type(arrays).__name__
+            raise InvalidTensorError(f"{role} arrays for {format}: {count}", wanted)
+        for number, (array, stored) in enumerate(zip(arrays, format.levels, strict=True)):
+            name = f"{role} of level {number} ({stored})"
+            if array is None:
+                if role == "crd" and not isinstance(stored.level, Dense):
+                    raise InvalidTensorError(f"{name} is missing", "an array of integers for crd")
+            elif not isinstance(array, Tensor):
+                raise InvalidTensorError(f"{name} is a {type(array).__name__}", "a torch tensor of integers")
+            elif array.dim() != 1:
+                raise InvalidTensorError(f"{name} has shape {list(array.shape)}", "one contiguous dimension")
 
 
 def _expand(pattern: Pattern) -> list[Tensor]:

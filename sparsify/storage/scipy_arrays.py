@@ -14,7 +14,7 @@ from sparsify.errors import InvalidTensorError
 from sparsify.storage import validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
-from sparsify.storage.pattern import Pattern, shared
+from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
 if TYPE_CHECKING:
@@ -53,10 +53,7 @@ def read(data: Any, fill: Fill, duplicates: str) -> SparseTensor:
         form = f"bcsr({height}, {width})"
         pos, crd = (*pos, None, None), (*crd, None, None)
     pattern = Pattern(Format(form), data.shape, pos, crd)
-    validate.pattern(pattern)
-    values = _tensor(data.data).reshape(-1)
-    validate.values(pattern, values)
-    return SparseTensor(shared(pattern.format, pattern.shape, pos, crd), values, fill)
+    return SparseTensor(pattern, _tensor(data.data).reshape(-1), fill)
 
 
 def _check(data: Any) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import resolve_name
 
 from sparsify.errors import FormatError, InvalidTensorError, UnsupportedOperatorError
-from sparsify.storage import convert
+from sparsify.storage import convert, validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern, shared
@@ -37,7 +37,7 @@ class SparseTensor(torch.Tensor):
         fill: what an unstored entry is.
 
     Raises:
-        InvalidTensorError: values whose number or shape does not fit the pattern.
+        InvalidTensorError: a malformed pattern, values that do not fit it, a fill that they cannot hold.
 
     >>> pattern = Pattern(Format("csr"), (2, 3), (None, torch.tensor([0, 1, 2])), (None, torch.tensor([2, 0])))
     >>> SparseTensor(pattern, torch.tensor([5.0, 7.0])).to_dense().tolist()
@@ -50,6 +50,9 @@ class SparseTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, pattern: Pattern, values: Tensor, fill: Fill = 0) -> "SparseTensor":
+        validate.values(pattern, values)
+        pattern.validated()
+        fill = validate.fill(fill, values.dtype)
         if values.requires_grad and torch.is_grad_enabled():
             return cast(SparseTensor, _FromValues.apply(values, pattern, fill))  # type: ignore[no-untyped-call]
         return wrap(pattern, values.detach() if values.requires_grad else values, fill)
@@ -255,11 +258,8 @@ def rebuild(
     is_parameter: bool,
 ) -> SparseTensor:
     """The tensor that was pickled; tensors saved over one pattern share it again."""
-    from sparsify.storage import validate
-
     pattern = shared(Format(text), tuple(shape), pos, crd)
-    pattern.cached("valid", lambda: validate.pattern(pattern))
-    return _as_leaf(wrap(pattern, values, fill), requires_grad, is_parameter)
+    return _as_leaf(SparseTensor(pattern, values, fill), requires_grad, is_parameter)
 
 
 def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
@@ -270,6 +270,8 @@ def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
     def make() -> Pattern:
         shape = [pattern.shape[mode] for mode in modes]
         made = Pattern(pattern.format.permuted(modes), shape, pattern.pos, pattern.crd)
+        if pattern.validated().recall("valid"):
+            made.trusted()
         made.cached(("permuted", _inverse(modes)), lambda: pattern)
         return made
 

@@ -11,7 +11,7 @@ from sparsify.storage import validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format, LevelExpression, StoredLevel
 from sparsify.storage.levels import Compressed, Dense, Level, Singleton
-from sparsify.storage.pattern import Pattern, shared
+from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -89,10 +89,7 @@ def _joined(outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:
 
 def checked(pattern: Pattern, values: Tensor, fill: Fill) -> SparseTensor:
     """The tensor over arrays that others made, once they are found valid."""
-    validate.pattern(pattern)
-    flat = values.reshape(-1)
-    validate.values(pattern, flat)
-    return SparseTensor(shared(pattern.format, pattern.shape, pattern.pos, pattern.crd), flat, fill)
+    return SparseTensor(pattern, values.reshape(-1), fill)
 
 
 def write(matrix: SparseTensor) -> Tensor:

@@ -6,37 +6,25 @@ In: a pattern over arrays that others made. Out: nothing, or `InvalidTensorError
 from collections.abc import Sequence
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage import convert
+from sparsify.storage.fill import Fill
 from sparsify.storage.levels import Compressed, Dense, Singleton
 from sparsify.storage.pattern import Pattern
 
 COORDINATE_DTYPES = (torch.int16, torch.int32, torch.int64)
 POSITION_DTYPES = (torch.int32, torch.int64)
 MOST_ENTRIES = 2**63 - 1
+# Numbers of a graph that is being traced.
+TRACED = (torch.SymFloat, torch.SymInt, torch.SymBool)
 VALUE_DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128),
     *(torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
 )
-
-
-def shape_of(sizes: Sequence[int]) -> tuple[int, ...]:
-    """A shape of non-negative integers."""
-    found = []
-    for mode, size in enumerate(sizes):
-        if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 0:
-            raise InvalidTensorError(
-                f"the shape {tuple(sizes)} has {size!r} in mode {mode}", "non-negative integers"
-            )
-        found.append(int(size))
-    if prod(found) > MOST_ENTRIES:
-        raise InvalidTensorError(
-            f"the shape {tuple(found)} has more entries than torch can count", "fewer than 2**63"
-        )
-    return tuple(found)
 
 
 def pattern(pattern: Pattern) -> None:
@@ -67,11 +55,53 @@ def pattern(pattern: Pattern) -> None:
 
 
 def values(pattern: Pattern, values: Tensor) -> None:
-    """Nothing when values fit a pattern: one each, of a dtype that is known."""
-    value_dtype(values.dtype)
-    if values.dim() != 1 or values.shape[0] != pattern.nnz:
+    """Nothing when values fit a pattern: a dense tensor of one each, of a dtype that is known."""
+    if not isinstance(pattern, Pattern):
         raise InvalidTensorError(
-            f"values of shape {list(values.shape)} for {pattern.nnz} stored entries", f"shape [{pattern.nnz}]"
+            f"a {type(pattern).__name__} for a pattern", "sparsify.Pattern(format, shape, pos, crd)"
+        )
+    if not isinstance(values, Tensor):
+        raise InvalidTensorError(f"values of type {type(values).__name__}", "a torch tensor")
+    value_dtype(values.dtype)
+    countable(pattern.shape)
+    if values.layout != torch.strided or values.dim() != 1 or values.shape[0] != pattern.nnz:
+        layout = "" if values.layout == torch.strided else f" and layout {values.layout}"
+        raise InvalidTensorError(
+            f"values of shape {list(values.shape)}{layout} for {pattern}",
+            f"one dense dimension of {pattern.nnz}",
+        )
+
+
+def fill(fill: Fill, dtype: torch.dtype) -> Fill:
+    """A fill as a Python number that values of a dtype can be.
+
+    Raises:
+        InvalidTensorError: no number, or one that the dtype cannot hold.
+    """
+    if isinstance(fill, TRACED):
+        return fill
+    if isinstance(fill, Tensor | np.generic) and fill.ndim == 0:
+        fill = fill.item()
+    if not isinstance(fill, bool | int | float | complex):
+        raise InvalidTensorError(f"the fill {fill!r} of type {type(fill).__name__}", "a number")
+    if fill == 0:
+        return fill
+    if dtype.is_complex or (dtype.is_floating_point and not isinstance(fill, complex)):
+        return fill
+    if not isinstance(fill, complex) and not dtype.is_floating_point:
+        low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+        if low <= fill <= high and fill == int(fill):
+            return fill
+    raise InvalidTensorError(
+        f"the fill {fill} of a tensor of {dtype}", "a fill that the dtype can hold, or another dtype"
+    )
+
+
+def countable(shape: Sequence[int]) -> None:
+    """Nothing for a shape whose entries torch can count."""
+    if prod(shape) > MOST_ENTRIES:
+        raise InvalidTensorError(
+            f"the shape {tuple(shape)} has more entries than torch can count", "fewer than 2**63"
         )
 
 
