@@ -18,6 +18,7 @@ from sparsify.compiler.pipeline import Stages, chosen, compile_stages
 from sparsify.compiler.plan import Step
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.errors import CompilerError
 from sparsify.options import Options
 
 LIMIT: Final = 8
@@ -70,7 +71,7 @@ class Variants:
 
         Raises:
             ScheduleError, UnsupportedProgramError: the schedule does not fit, or none does.
-            CompilerError: there is no compiler, or it failed.
+            CompilerError: there is no kernel yet, and there is no compiler, or it failed.
         """
         wanted = self.schedule if self.schedule is not None else chosen(self.step, self.vector_bytes, sizes)
         found = self._known.get(wanted)
@@ -78,7 +79,12 @@ class Variants:
             return found
         if len(self._known) >= LIMIT:
             return self._generic
-        made = self._known[wanted] = self._find(wanted, sizes)
+        try:
+            made = self._known[wanted] = self._find(wanted, sizes)
+        except CompilerError:
+            if not self._known:
+                raise
+            made = next(iter(self._known.values()))  # right for all sizes, if slower
         return made
 
     @cached_property

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from sparsify.compiler.cpp.build import find_compiler
 from sparsify.compiler.differentiate import pull_back
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import compile_program
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
 from sparsify.passes.base import Notices
@@ -94,15 +96,16 @@ class RegionCall:
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
         self.handle = secrets.randbits(62)
         self.kernel: Any = None
+        self.differentiable: set[tuple[str, ...]] = set()
         self.origin: Origin | None = None
         _calls[self.handle] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RegionCall":
         return self  # kernels and memories are shared: they hold no parameters
 
-    def compile(self) -> None:
-        """Makes the kernel."""
-        self.kernel = compile_program(self.program, options=self.options)
+    def compile(self, sizes: Sizes = UNKNOWN) -> None:
+        """Makes the kernel, for operands of these sizes first."""
+        self.kernel = compile_program(self.program, options=self.options, sizes=sizes)
 
     def values(self, arguments: Sequence[Any]) -> list[Any]:
         """The operands in the order of the program."""
@@ -175,11 +178,16 @@ class RegionCall:
         return [operand for operand, _ in pairs], [value for _, value in pairs]
 
     def prepare_gradients(self, operands: Sequence[torch.Tensor]) -> None:
-        """Makes the kernel of the gradients: one that cannot be made is known before backward needs it."""
+        """Makes the kernel of the gradients when no compiler will: a missing one is known before backward."""
         names = zip(self.program.inputs, operands, strict=True)
         wrt = tuple(name for name, operand in names if operand.requires_grad)
-        if wrt:
-            self.kernel.adjoint(wrt)
+        if not wrt or wrt in self.differentiable:
+            return
+        try:
+            find_compiler(self.options)
+        except CompilerError:
+            self.kernel.adjoint(wrt).prepare(UNKNOWN)
+        self.differentiable.add(wrt)
 
     def timed(self, operands: Sequence[torch.Tensor], times_us: list[float]) -> torch.Tensor:
         """The kernel's result; how long it took goes into `times_us`."""

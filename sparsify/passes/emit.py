@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from sparsify.errors import SparsifyError
+from sparsify.errors import InvalidTensorError, SparsifyError
 from sparsify.passes import canonicalize, operators
 from sparsify.passes.base import Draft
 from sparsify.passes.call_region import Operand, RegionCall, SizeAt, call_region
-from sparsify.passes.estimate import estimated_us
+from sparsify.passes.estimate import estimated_us, example_sizes
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
@@ -81,7 +81,7 @@ def emit(draft: Draft) -> Draft:
         try:
             call, new = replace_nodes(draft, region, bindings, replaced)
         except SparsifyError as error:
-            if draft.is_strict:
+            if draft.is_strict or isinstance(error, InvalidTensorError):
                 raise
             keep_dense(draft, region, error)
         else:
@@ -275,9 +275,10 @@ def replace_nodes(
     entry = describe(draft, region, call)
     once = {binding.name: binding.plan.leaves for binding in bindings if binding.plan is not None}
     call.origin = origin(draft.graph, region, once, replaced)
-    call.compile()
+    sizes = example_sizes(draft, region, call, arguments)
+    call.compile(sizes)
     entry.kernel, entry.cache = call.kernel.key, call.kernel.cache
-    entry.estimated_us = estimated_us(draft, region)
+    entry.estimated_us = estimated_us(draft, region, sizes)
     with draft.graph.inserting_before(node):
         new = draft.graph.create_node("call_function", call_region, (call.handle, *arguments), name=name)
     new.meta.update({key: node.meta[key] for key in ("val", "nn_module_stack") if key in node.meta})

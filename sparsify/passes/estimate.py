@@ -3,7 +3,7 @@
 In: the region of `Y[i,k] = sum(j, A[i,j] * X[j,k])` in a graph captured for 2708 nodes. Out: about 400 us.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,17 +11,33 @@ from torch import fx
 
 from sparsify.compiler.cpp import target
 from sparsify.compiler.schedule.cost import Machine, estimate_us
+from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.passes.base import Draft
+from sparsify.passes.call_region import RegionCall
 from sparsify.passes.lift.matrix import Matrix
-from sparsify.passes.operators import sources, tensor_value
+from sparsify.passes.operators import operator_name, sources, tensor_value
 from sparsify.passes.region import Region, finish
+from sparsify.passes.structure import Aligned
 from sparsify.runtime import threads
+from sparsify.storage.tensor import SparseTensor
 
 
-def estimated_us(draft: Draft, region: Region) -> float | None:
+def estimated_us(draft: Draft, region: Region, sizes: Sizes | None = None) -> float | None:
     """The microseconds of one call; None where the sizes of the example are not known."""
     if region.program is None:
         finish(region)
+    assert region.program is not None, "finish writes the program"
+    known = sizes or expected_sizes(draft, region)
+    if any(index not in known.extents for d in region.program.declarations for index in d.extents):
+        return None
+    if any(region.names[matrix.name] not in known.stored for matrix in region.matrices):
+        return None
+    machine = Machine(threads.count(draft.options), target.vector_bytes(draft.options))
+    return estimate_us(region.program, known.extents, known.stored, machine)
+
+
+def expected_sizes(draft: Draft, region: Region) -> Sizes:
+    """Extents and stored entries of the operands, as far as the example tells."""
     assert region.program is not None, "finish writes the program"
     extents: dict[str, int] = {}
     stored: dict[str, int] = {}
@@ -29,18 +45,13 @@ def estimated_us(draft: Draft, region: Region) -> float | None:
         declared = region.program.declaration(region.names[name])
         for index, extent in zip(declared.extents, extents_of(operand), strict=False):
             size = known_size(extent)
-            if size is None:
-                return None
-            extents[index] = size
+            if size is not None:
+                extents[index] = size
         if isinstance(operand, Matrix):
             count = stored_entries(draft, operand)
-            if count is None:
-                return None
-            stored[declared.name] = count
-    if any(index not in extents for d in region.program.declarations for index in d.extents):
-        return None
-    machine = Machine(threads.count(draft.options), target.vector_bytes(draft.options))
-    return estimate_us(region.program, extents, stored, machine)
+            if count is not None:
+                stored[declared.name] = count
+    return Sizes({**extents, **dict(region.program.extents)}, stored)
 
 
 def extents_of(operand: fx.Node | Matrix) -> tuple[Any, ...]:
@@ -82,3 +93,27 @@ def stored_entries(draft: Draft, matrix: Matrix) -> int | None:
         return None
     edges = [known_size(extent) or 0 for leaf in sources([matrix.rows]) for extent in extents_of(leaf)]
     return known_size(value.shape[0], max(edges, default=0))
+
+
+def example_sizes(draft: Draft, region: Region, call: RegionCall, arguments: Sequence[fx.Node]) -> Sizes:
+    """The sizes that the region's kernel meets in the example, patterns included where they are at hand."""
+    values = [example_value(draft, node) for node in arguments]
+    expected = expected_sizes(draft, region)
+    operands: list[Any] = []
+    for operand in call.operands:
+        leaves = tuple(values[at] for at in operand.leaves)
+        found: Any = None
+        if operand.structure is not None and all(leaf is not None for leaf in leaves):
+            found = operand.structure(leaves)[operand.result]
+        if isinstance(found, Aligned):
+            found = SparseTensor(found.pattern, torch.zeros(found.pattern.nnz))
+        operands.append(found)
+    met = sizes_of(call.program, operands)
+    return Sizes({**expected.extents, **met.extents}, {**expected.stored, **met.stored}, met.patterns)
+
+
+def example_value(draft: Draft, node: fx.Node) -> Any:
+    """A tensor or a size of the example, None for what only a run computes."""
+    if operator_name(node) in ("sym_size", "size"):
+        return known_size(node)
+    return draft.known_tensor(node)

@@ -1,0 +1,155 @@
+"""What goes wrong around the compiler, seen from an applied model: right answers, and one clear warning."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from graph_models import MESSAGES, HandWritten, TwoLayers, graph
+
+from sparsify import errors, options
+from sparsify.compiler.cpp import cache, directories
+from sparsify.passes.apply import apply
+
+OTHER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from graph_models import MESSAGES, HandWritten, TwoLayers, graph
+from sparsify.passes.apply import apply
+torch.manual_seed(0)
+model = TwoLayers(HandWritten).eval()
+sparse = apply(model, MESSAGES, graph(), strict=True)
+print(torch.allclose(sparse(*graph()), model(*graph()), atol=1e-5), sparse.report.regions[0].cache)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A process without kernels, an empty cache in `folder/cache`."""
+    monkeypatch.setattr(cache, "_memory", cache._Memory())
+    monkeypatch.setattr(directories, "_given_up", {})
+    with options.override(cache_dir=tmp_path / "cache"):
+        yield tmp_path
+
+
+def compiler(folder: Path, *, before: str) -> Path:
+    """A compiler that runs `before` in the shell, then the real one."""
+    script = folder / "c++"
+    real = shutil.which("g++") or shutil.which("clang++")
+    script.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\n'
+        f'echo "$$" >> {folder}/runs\n{before}\nexec {real} "$@"\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def applied(*, training: bool = False, **arguments):
+    """Model and result of `apply`, and the warnings on the way, two calls and a backward pass included."""
+    torch.manual_seed(0)
+    model = TwoLayers(HandWritten).train(training)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sparse = apply(model, MESSAGES, graph(), **arguments)
+        for inputs in (graph(), graph(31, 90, seed=2)):
+            if training:
+                sparse.verify_gradients(*inputs)
+            else:
+                torch.testing.assert_close(sparse(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+    return sparse, [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_no_compiler_on_the_path(folder, monkeypatch, training):
+    monkeypatch.setenv("PATH", str(folder))
+    sparse, said = applied(training=training)
+    assert len(said) == 1
+    assert "sparse regions stay dense" in said[0]
+    assert "compiler" in said[0]
+    assert not sparse.report.regions
+    assert [entry.op for entry in sparse.report.dense] == ["relu", "index_add"]
+    with pytest.raises(errors.CompilerNotFoundError):
+        applied(strict=True)
+
+
+def test_no_compiler_for_the_gradients_alone(folder, monkeypatch):
+    applied()  # the kernels of forward are on disk now
+    monkeypatch.setattr(cache, "_memory", cache._Memory())
+    monkeypatch.setenv("PATH", str(folder))
+    with options.override(compiler_flags=()) as current:
+        assert current.cache_dir == folder / "cache"
+        sparse, said = applied(training=True)
+    assert len(said) == 1
+    assert not sparse.report.regions or "run densely from now on" in said[0]
+
+
+def test_home_that_cannot_be_written(folder):
+    (folder / "home").write_text("a file, where no directory can be made")
+    with options.override(cache_dir=folder / "home" / "cache"):
+        sparse, said = applied()
+    assert len(said) == 1
+    assert "cannot be used" in said[0]
+    assert len(sparse.report.regions) == 2
+
+
+def test_full_disk(folder):
+    full = f'case "$*" in *{folder}/cache*) echo "ld: No space left on device" >&2; exit 1;; esac'
+    with options.override(compiler=str(compiler(folder, before=full))):
+        sparse, said = applied()
+    assert len(said) == 1
+    assert "No space left on device" in said[0]
+    assert len(sparse.report.regions) == 2
+
+
+def other_process(folder: Path, cxx: Path) -> "subprocess.Popen[str]":
+    """A process that applies the same model with this compiler and this cache."""
+    environment = {**os.environ, "SPARSIFY_CACHE_DIR": str(folder / "cache"), "SPARSIFY_CXX": str(cxx)}
+    command = [sys.executable, "-c", OTHER, str(Path(__file__).parent)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for_a_run(folder: Path) -> int:
+    """The process of the first compiler that ran."""
+    end = time.monotonic() + 120
+    while not (folder / "runs").exists():
+        assert time.monotonic() < end, "no compiler ran"
+        time.sleep(0.02)
+    return int((folder / "runs").read_text().split()[0])
+
+
+def test_two_processes_compile_the_same_kernel(folder):
+    cxx = compiler(folder, before="sleep 0.5")
+    other = other_process(folder, cxx)
+    wait_for_a_run(folder)
+    with options.override(compiler=str(cxx)):
+        sparse, said = applied(strict=True)
+    out, _ = other.communicate(timeout=120)
+    assert out.split()[0] == "True"
+    assert not said
+    kernels = list((folder / "cache" / "kernels").glob("*.so"))
+    assert len((folder / "runs").read_text().split()) == len(kernels), "nothing was compiled twice"
+    assert len(sparse.report.regions) == 2
+
+
+def test_a_process_killed_while_compiling(folder):
+    cxx = compiler(folder, before=f"[ -e {folder}/slow ] && sleep 60")
+    (folder / "slow").touch()
+    other = other_process(folder, cxx)
+    hanging = wait_for_a_run(folder)
+    other.kill()
+    other.communicate()
+    (folder / "slow").unlink()
+    try:
+        with options.override(compiler=str(cxx)):
+            sparse, said = applied(strict=True)
+    finally:
+        os.killpg(hanging, signal.SIGKILL)
+    assert not said
+    assert len(sparse.report.regions) == 2
