@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparsify.api import apply, einsum, evaluate, explain, tensor
+    from sparsify.api import apply, einsum, evaluate, explain, load, save, tensor
     from sparsify.compiler.schedule.directives import Schedule
     from sparsify.errors import SparsifyError
     from sparsify.passes.sparse_module import SparseModule
@@ -26,6 +26,8 @@ __all__ = [
     "evaluate",
     "tensor",
     "explain",
+    "save",
+    "load",
     "Format",
     "Pattern",
     "SparseTensor",
@@ -42,6 +44,8 @@ _MODULES = {
     "evaluate": "sparsify.api",
     "tensor": "sparsify.api",
     "explain": "sparsify.api",
+    "save": "sparsify.api",
+    "load": "sparsify.api",
     "Format": "sparsify.storage.format",
     "Pattern": "sparsify.storage.pattern",
     "SparseTensor": "sparsify.storage.tensor",

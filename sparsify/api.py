@@ -24,12 +24,13 @@ from sparsify.errors import DtypeError, EinsumError, SparsifyError
 from sparsify.options import Options, current
 from sparsify.passes.apply import apply
 from sparsify.passes.explain import explain_model
+from sparsify.passes.save import load, save
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.storage.format import Format
 from sparsify.storage.interop import tensor
 from sparsify.storage.tensor import SparseTensor
 
-__all__ = ["apply", "einsum", "evaluate", "explain", "tensor"]
+__all__ = ["apply", "einsum", "evaluate", "explain", "load", "save", "tensor"]
 
 DTYPES = ("float32", "float64")
 REMEMBERED = 4096
