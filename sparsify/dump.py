@@ -24,6 +24,18 @@ class Dump:
     options: Options
     key: str
 
+    def prepare(self) -> None:
+        """Makes the folder, so that one that cannot be written is known before anything is done.
+
+        Raises:
+            SparsifyError: the folder cannot be written.
+        """
+        if self.options.dump and self.options.dump_dir is not None:
+            try:
+                self.options.dump_dir.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise self.unwritable(error) from error
+
     def write(self, stage: str, text: str) -> None:
         """Writes the text of a stage, when it is asked for.
 
@@ -39,10 +51,14 @@ class Dump:
         try:
             write_text(path, text.rstrip() + "\n")
         except OSError as error:
-            raise SparsifyError(
-                f"SPARSIFY_DUMP_DIR={self.options.dump_dir} cannot be written: {error.strerror}",
-                "name another folder or unset it to dump to standard error",
-            ) from error
+            raise self.unwritable(error) from error
+
+    def unwritable(self, error: OSError) -> SparsifyError:
+        """The error for a folder that cannot be written."""
+        return SparsifyError(
+            f"SPARSIFY_DUMP_DIR={self.options.dump_dir} cannot be written: {error.strerror}",
+            "name another folder or unset it to dump to standard error",
+        )
 
     def wants(self, stage: str) -> bool:
         """Whether a stage is asked for."""

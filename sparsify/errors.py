@@ -12,6 +12,7 @@
       UnsupportedProgramError     an expression that cannot be compiled yet
       UnsupportedOperatorError    an operator without a sparse implementation
       RecipeError                 a mistake in a recipe, with file and line
+        RecipeNotFoundError       neither a file nor a built-in recipe
       CaptureError                a model that cannot be captured
       CompilerError
         CompilerNotFoundError     no C++ compiler
@@ -121,6 +122,10 @@ class RecipeError(SparsifyError):
         return f"{place}: {self.message}" if place else self.message
 
 
+class RecipeNotFoundError(RecipeError):
+    """A name that is neither a file nor a built-in recipe."""
+
+
 class CaptureError(SparsifyError):
     """A model that cannot be captured as a graph."""
 
@@ -174,4 +179,4 @@ def exit_status(error: SparsifyError) -> int:
         return ENVIRONMENT
     if isinstance(error.__cause__, ModuleNotFoundError):
         return ENVIRONMENT
-    return USAGE if type(error) is SparsifyError else NEGATIVE
+    return USAGE if type(error) in (SparsifyError, RecipeNotFoundError) else NEGATIVE

@@ -21,6 +21,10 @@ OWN_FIELDS = {
         "ordering: tensor.to(format=...)",
     ),
     errors.RecipeError: (("unknown key 'fromat'", "gcn.yaml", 7, 5), "gcn.yaml:7:5: unknown key 'fromat'"),
+    errors.RecipeNotFoundError: (
+        ("no file and no built-in recipe", "gnc"),
+        "gnc: no file and no built-in recipe",
+    ),
     errors.KernelError: ((2, "position overflow"), "position overflow (status 2)"),
 }
 
@@ -67,6 +71,7 @@ def test_tree_in_the_docstring_lists_every_class() -> None:
     [
         (SparsifyError("no model 'gnc'"), errors.USAGE),
         (errors.RecipeError("unknown key"), errors.NEGATIVE),
+        (errors.RecipeNotFoundError("no file"), errors.USAGE),
         (errors.VerificationError("differs"), errors.NEGATIVE),
         (errors.DataError("no folder"), errors.ENVIRONMENT),
         (errors.CompilerNotFoundError("none"), errors.ENVIRONMENT),

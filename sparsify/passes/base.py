@@ -147,6 +147,7 @@ class Pass:
 def run(passes: Sequence[Pass], draft: Draft) -> Draft:
     """The draft after all passes; each result is verified and handed to the dump."""
     dump = Dump(draft.options, f"{type(draft.model).__name__}-{fingerprint(draft)}")
+    dump.prepare()
     if dump.wants("graph"):
         dump.write("graph", passes[0].text(draft))
     for step in passes:

@@ -37,19 +37,21 @@ def explain_model(module: SparseModule) -> Explanation:
     sections = []
     for variant in module.variants:
         calls = {region.name: region for region in variant.regions}
-        sections += [region_section(calls[entry.name], entry) for entry in variant.report.regions]
+        mode = " in training" if variant.captured.training else " in evaluation"
+        which = mode if len(module.variants) > 1 else ""
+        sections += [region_section(calls[entry.name], entry, which) for entry in variant.report.regions]
     return Explanation(model_section(module), tuple(sections))
 
 
-def region_section(region: RegionCall, entry: RegionEntry) -> Section:
-    """The section of a region."""
+def region_section(region: RegionCall, entry: RegionEntry, which: str) -> Section:
+    """The section of a region; `which` tells the variants of a model apart."""
     scopes = ", ".join(dict.fromkeys(scope.split(".")[0] for scope in entry.scopes))
     found = []
     if region.origin is not None:
         found = [Section("graph", region.origin.graph), Section("marked", region.origin.marked)]
     sources = region.origin.sources if region.origin is not None else {}
     found += explain_kernel(region.kernel, sources=sources, cost="\n".join(cost_lines(entry)))
-    return Section(f"{entry.name} of {scopes or 'the model itself'}", inner=tuple(found))
+    return Section(f"{entry.name} of {scopes or 'the model itself'}{which}", inner=tuple(found))
 
 
 def cost_lines(entry: RegionEntry) -> Iterator[str]:

@@ -19,7 +19,7 @@ from sparsify.passes.lift import gather_scatter
 from sparsify.recipe import FormatSpec, Recipe, Rule
 from sparsify.recipe.source import nearest
 from sparsify.report import RuleEntry
-from sparsify.storage.format import Format
+from sparsify.storage.recipe_format import recipe_format
 
 KINDS = ("param", "input", "node", "scope", "op")
 
@@ -238,14 +238,9 @@ def format_text(recipe: Recipe, rule: Rule) -> str:
     if form == "auto":
         return "auto"
     try:
-        return str(Format(form)) if isinstance(form, str) else str(levels(form))
+        return str(recipe_format(form))
     except Exception as error:
         raise rule_error(recipe, rule, f"format: {error}") from error
-
-
-def levels(form: FormatSpec) -> Format:
-    """The format that a list of levels describes."""
-    return Format(", ".join(form.levels), ordering=form.ordering)
 
 
 def inferred_role(candidate: Candidate) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from sparsify.errors import RecipeError
+from sparsify.errors import RecipeError, RecipeNotFoundError
 from sparsify.recipe import builtin
 from sparsify.recipe.schema import Recipe
 from sparsify.recipe.source import Path, Position, Source, nearest, read, substitute
@@ -57,8 +57,8 @@ def locate(name: str | PathLike[str]) -> FilePath:
     if str(name) in known:
         return builtin.path(str(name))
     if path.is_dir():
-        raise RecipeError("a folder is no recipe", str(name), 0, 0)
-    raise RecipeError(
+        raise RecipeNotFoundError("a folder is no recipe", str(name), 0, 0)
+    raise RecipeNotFoundError(
         f"no file and no built-in recipe {str(name)!r}{nearest(str(name), known)}", str(name), 0, 0
     )
 

@@ -16,6 +16,7 @@ from sparsify.models.data import Graph
 from sparsify.passes import PASSES, base, calls
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.capture import capture, example_tensors
+from sparsify.passes.lift.matrix import Matrix
 from sparsify.report import Report
 from sparsify.runner.request import Request
 
@@ -100,13 +101,16 @@ def captured(model: nn.Module, example: tuple[Tensor, ...], request: Request) ->
 def row(draft: Draft, graph: Graph, node: fx.Node, found: Mark) -> Row:
     """One row, for the node that a rule marked."""
     stored, before = operand(draft, graph, node, "csr" if found.format == "auto" else found.format)
-    programs = [
-        region.program for region in draft.regions if any(m.mark.rule == found.rule for m in region.matrices)
-    ]
+    programs = [region.program for region in draft.regions if any(is_of(m, node) for m in region.matrices)]
     texts = dict.fromkeys("; ".join(str(s) for s in program.statements) for program in programs)
     after = None if stored is None else sum(t.nbytes for t in arrays(stored))
     density = None if stored is None else float(stored.density)
     return Row(found.rule, node.name, found.format, density, before, after, tuple(texts))
+
+
+def is_of(matrix: Matrix, node: fx.Node) -> bool:
+    """Whether a sparse operand is the marked node, or the adjacency of its message passing."""
+    return matrix.dense is node or matrix.name == f"A_{node.name}"
 
 
 def operand(draft: Draft, graph: Graph, node: fx.Node, form: str) -> tuple[Any, int | None]:

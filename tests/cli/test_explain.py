@@ -146,5 +146,5 @@ def test_recipes_that_do_not_help(cli: Cli, tmp_path: Path) -> None:
     assert "names no model; write model: {factory: gcn} into it" in found.err
     assert cli("explain", bare, "--recipe", "gcn").status == USAGE
     missing = cli("explain", tmp_path / "missing.yaml")
-    assert missing.status == NEGATIVE
+    assert missing.status == USAGE
     assert "missing.yaml" in missing.err

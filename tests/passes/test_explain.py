@@ -82,6 +82,25 @@ def test_what_stays_dense_is_listed_with_its_reason():
     assert "softmax has no sparse form" in text
 
 
+def test_variants_are_told_apart():
+    model = apply(HandWritten(7, 4).eval(), RECIPE, graph(), verify=False)
+    model.train()
+    model(*graph())
+    assert titles(explain_model(model).regions) == [
+        "region_1 of lin in evaluation",
+        "region_1 of lin in training",
+    ]
+
+
+def test_a_dump_folder_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        options.override(dump=("cpp",), dump_dir=tmp_path / "file" / "below"),
+        pytest.raises(SparsifyError, match=r"SPARSIFY_DUMP_DIR=.* cannot be written"),
+    ):
+        apply(HandWritten(7, 4).eval(), RECIPE, graph(), verify=False)
+
+
 def test_a_model_that_never_ran_says_so():
     text = sparsify.explain(apply(HandWritten(7, 4).eval(), RECIPE))
     assert "nothing is captured yet: call the model once" in text

@@ -20,10 +20,8 @@ def gloss(directive: d.Directive) -> str:
         case d.Order(nest=nest):
             return f"the loops{_of(nest)} from outside to inside"
         case d.Split(index, outer, inner, size, tail):
-            rest = (
-                f"; the last tile in pieces of {', '.join(map(str, tail))}, the rest masked" if tail else ""
-            )
-            return f"{index} = {size} {outer} + {inner}{rest}"
+            pieces = f"in pieces of {', '.join(map(str, tail))}, the rest masked" if tail else "masked"
+            return f"{index} = {size} {outer} + {inner}; the last tile {pieces}"
         case d.Fuse(first, second, fused):
             return f"{fused} runs over all pairs of {first} and {second}"
         case d.Pos(index, position, tensor):
