@@ -11,16 +11,19 @@ from pathlib import Path
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
-def pin_threads() -> None:
+def pin_threads(threads: int | None = None) -> None:
     """One OpenMP thread a core, each on its own; without this both may share a core and wait for each other.
+
+    Args:
+        threads: how many; `None` for `OMP_NUM_THREADS`, else one a core. A single one may run on any core.
 
     The OpenMP runtime reads these variables when it is loaded: call this before torch is imported.
     """
     assert "torch" not in sys.modules, "torch has loaded its OpenMP runtime already"
     cores = sorted(os.sched_getaffinity(0))
-    count = int(os.environ.get("OMP_NUM_THREADS", len(cores)))
+    count = threads or int(os.environ.get("OMP_NUM_THREADS", len(cores)))
     os.environ["OMP_NUM_THREADS"] = str(count)
-    if "OMP_PROC_BIND" not in os.environ:
+    if count > 1 and "OMP_PROC_BIND" not in os.environ:
         os.environ.setdefault("GOMP_CPU_AFFINITY", " ".join(map(str, cores[:count])))
 
 

@@ -5,7 +5,7 @@ import sys
 from experiments.environment import pin_threads
 
 if __name__ == "__main__":
-    pin_threads()
+    pin_threads(1 if "--cpu-time" in sys.argv else None)
     from experiments.foundation.command import main
 
     sys.exit(main())

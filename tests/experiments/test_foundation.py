@@ -53,6 +53,11 @@ def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
     assert document["rows"][0]["targets"][0]["asked"] == 2.2
 
 
+def test_time_on_the_processor(capsys):
+    assert command.main(["--rows", "spmm-cora", "--quick", "--scale", "0.02", "--cpu-time"]) == 0
+    assert "spmm-cora-128" in capsys.readouterr().out
+
+
 def test_unknown_rows(capsys):
     assert command.main(["--rows", "spgemm"]) == 2
     assert "there are spmm-cora-128" in capsys.readouterr().err

@@ -37,6 +37,13 @@ def test_preparation_runs_before_each_timed_call():
     assert all(order[n + 1] == "call" for n, what in enumerate(order) if what == "before")
 
 
+def test_any_clock_counts():
+    ticks = iter(range(0, 10**9, 500_000))
+    found = harness.measure(case(Contender("a", lambda: None)), least=2, most=2, clock=lambda: next(ticks))
+    assert found.times["a"].runs_us == [250.0, 250.0]
+    assert found.times["a"].calls_a_sample == 2
+
+
 def test_a_wrong_result_is_not_timed():
     wrong = Contender("wrong", lambda: torch.ones(2))
     with pytest.raises(harness.WrongResultError, match=r"row: wrong differs from float64 by 0\.5"):
