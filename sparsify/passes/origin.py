@@ -69,14 +69,16 @@ def source(operand: fx.Node | Matrix, leaves: Sequence[fx.Node] | None) -> str:
         assert isinstance(operand, fx.Node), "matrices follow from leaves"
         return plain(operand)
     tensors = [leaf for leaf in leaves if operator_name(leaf) not in ("sym_size", "size")]
-    names = ", ".join(map(plain, tensors))
+    names = ", ".join(dict.fromkeys(map(plain, tensors)))
     if tensors and all(leaf.op == "get_attr" for leaf in tensors):
         return f"{names}, turned once"
     values = getattr(operand, "values", None)
-    weighted = f", values %{values.name}" if isinstance(values, fx.Node) else ""
+    weighted = f", values %{values.name}" if isinstance(values, fx.Node) and values not in leaves else ""
     return f"from {names}{weighted}, once per graph"
 
 
 def plain(node: fx.Node) -> str:
-    """An input or parameter under its own name, another node as graphs print it."""
-    return node.name if node.op == "placeholder" else value_text(node)
+    """An input or parameter under its own name, another node as graphs print it; `adj` for a part of it."""
+    return (
+        str(node.meta.get("input", node.name)).split(".")[0] if node.op == "placeholder" else value_text(node)
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graph_models import HandWritten, TwoLayers, graph
+from graph_models import HandWritten, KipfMatmul, TwoLayers, adjacency, graph
 from torch import nn
 
 import sparsify
@@ -110,3 +110,12 @@ def test_a_model_that_never_ran_says_so():
 def test_other_subjects_are_refused(subject):
     with pytest.raises(SparsifyError, match=r"explain was given .*what sparsify.apply returned"):
         sparsify.explain(subject)
+
+
+def test_sparse_inputs_are_named_by_the_input_not_by_its_parts():
+    x, _ = graph()
+    recipe = {**RECIPE, "sparsify": [{"targets": ["input:adj"], "format": "csr"}]}
+    applied = apply(KipfMatmul(7, 4).eval(), recipe, (x, adjacency(20).to_sparse()), verify=False)
+    (region,) = explain_model(applied).regions
+    formats = next(section.text for section in region.inner if section.title == "formats")
+    assert "d0s1  from adj, once per graph; int32 coordinates" in formats
