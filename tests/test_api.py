@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import sparsify
+from sparsify.storage import validate
 
 FORMATS = ("csr", "csc", "coo", "dcsr")
 DTYPES = (torch.float32, torch.float64)
@@ -207,3 +208,24 @@ def test_gradient_of_a_diagonal():
         return as_dense(sparsify.einsum("ii->i", sparsify.tensor((coordinates, values, (3, 3)), "csr")))
 
     assert torch.autograd.gradcheck(trace, values)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr"])
+@pytest.mark.parametrize("result", ["csr", "csc", "coo", "dcsr"])
+@pytest.mark.parametrize("sizes", [(5, 4, 6), (40, 30, 3000), (1, 0, 3)])
+def test_sparse_products_store_what_meets(form, result, sizes):
+    rows, inner, columns = sizes
+    A = sparsify.tensor(sparse_matrix(rows, inner, torch.float64), form)
+    B = sparsify.tensor(sparse_matrix(inner, columns, torch.float64, density=0.05, seed=1), "csr")
+    found = sparsify.einsum("ij,jk->ik", A, B, format=result)
+    torch.testing.assert_close(found.to_dense(), A.to_dense() @ B.to_dense())
+    met = (A.to_dense() != 0).double() @ (B.to_dense() != 0).double()
+    assert found.nnz == int((met > 0).sum())
+    validate.pattern(found.pattern)
+
+
+def test_function_of_a_sparse_product():
+    A = sparsify.tensor(sparse_matrix(9, 9, torch.float64, density=0.4), "csr")
+    found = sparsify.evaluate("Y[i,k] = relu(A[i,j] * A[j,k] - A[i,k])", A=A, format="csr")
+    D = A.to_dense()
+    torch.testing.assert_close(found.to_dense(), torch.relu(D @ D - D))

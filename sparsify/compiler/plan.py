@@ -154,6 +154,12 @@ def _twins(program: Program, statement: Assign) -> dict[Access, Twin]:
     modes = index_names(statement.target)
     stored = program.declaration(statement.target.tensor).format.ordering
     target = [modes[mode] for mode in stored] if len(stored) == len(modes) else list(modes)
+    output = program.declaration(statement.target.tensor)
+    unknown = output.pattern_of is None and not output.format.is_dense
+    if unknown and any(isinstance(n, Reduce) for n in walk(statement.value)):
+        # Sums into rows of unknown pattern run outside of their last mode, which a workspace holds.
+        summed = [name for n in walk(statement.value) if isinstance(n, Reduce) for name in n.indices]
+        target[-1:] = [*summed, *target[-1:]]
     taken = {declared.name for declared in program.declarations}
     found: dict[Access, Twin] = {}
     for access in walk(statement.value):

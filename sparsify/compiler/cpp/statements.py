@@ -67,6 +67,13 @@ class Statements:
                 helper = self.unit.use("fill", self.expressions.buffers[buffer], 1)
                 address = self.expressions.address(buffer, begin)
                 return [f"{helper}({address}, {self.expressions.index(count)}, {text(value)});"]
+            case nodes.Sort(buffer, count):
+                helper = self.unit.use("sort", self.expressions.buffers[buffer], 1)
+                return [f"{helper}({self.expressions.name(buffer)}, {self.expressions.index(count)});"]
+            case nodes.Enumerate(buffer, flags, count):
+                name, e = self.expressions.name, self.expressions
+                helper = self.unit.use("enumerate", "int64", 1)
+                return [f"{helper}({name(buffer)}, {name(flags)}, {e.index(count)});"]
             case nodes.Prefetch(buffer, index):
                 return [f"__builtin_prefetch({self.expressions.address(buffer, index)});"]
             case nodes.ParallelFor():

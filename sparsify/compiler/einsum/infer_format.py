@@ -220,13 +220,21 @@ def _declare_sparse(
     names = [index.name for index in target.indices if isinstance(index, Index)]
     order = _level_order(names, group, known)
     compressed = dict(sparsity.compressed)
-    kinds = ["compressed" if compressed.get(names[mode]) else "dense" for mode in order]
+    kinds = _assembled(["compressed" if compressed.get(names[mode]) else "dense" for mode in order])
     ordering = tuple(order) if order != sorted(order) else None
     wide = _widest_index(group, known)
     dtypes = tuple((wide, wide) if kind == "compressed" else ("", "") for kind in kinds)
     return replace(
         base, format=Format(", ".join(kinds), ordering=ordering), fill=sparsity.fill, index_dtypes=dtypes
     )
+
+
+def _assembled(kinds: list[str]) -> list[str]:
+    """The levels that a result of unknown pattern gets: one compressed below dense ones, or all compressed.
+
+    Dense levels below compressed ones would store each fill of theirs.
+    """
+    return kinds if "compressed" not in kinds[:-1] else ["compressed"] * len(kinds)
 
 
 def _level_order(names: list[str], group: Iterable[Assign], known: Mapping[str, Declaration]) -> list[int]:

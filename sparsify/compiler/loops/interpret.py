@@ -182,6 +182,14 @@ class Machine:
                     variables[output.name] = np.array([_reduce(function, self.value(value, variables))])
             case nodes.For() | nodes.While() | nodes.If() | nodes.ParallelFor():
                 self._control(stmt, variables)
+            case nodes.Sort(buffer, count):
+                number = self.integer(count, variables)
+                assert buffer not in self.constant, f"{stmt} writes to an input"
+                ends = np.array([0, number - 1]) if number > 0 else np.array([], np.int64)
+                self._memory(buffer, ends, stmt)[:number].sort()
+            case nodes.Enumerate(buffer, flags, count):
+                found = np.flatnonzero(self.buffers[flags][: self.integer(count, variables)])
+                self._memory(buffer, np.arange(len(found)), stmt)[: len(found)] = found
             case nodes.Allocate() | nodes.AllocateOutput() | nodes.Fill():
                 self._allocate(stmt, variables)
             case nodes.Return(status):

@@ -260,6 +260,23 @@ class Fill(Stmt):
 
 
 @dataclass(frozen=True, slots=True)
+class Sort(Stmt):
+    """The first `count` elements of `buffer` in ascending order."""
+
+    buffer: str
+    count: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Enumerate(Stmt):
+    """`buffer` begins with the numbers of those of the first `count` elements of `flags` that are not 0, ascending."""
+
+    buffer: str
+    flags: str
+    count: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Prefetch(Stmt):
     """The cache line of `buffer[index]` is asked for."""
 

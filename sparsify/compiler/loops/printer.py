@@ -150,6 +150,10 @@ def _line(stmt: "nodes.Stmt") -> str:
             return f"scratch {buffer}: {dtype}[{expression(count)}]{initial}"
         case nodes.Fill(buffer, begin, count, value):
             return f"fill {buffer}[{expression(begin)} ..{_within(count, ATOM)}] = {expression(value)}"
+        case nodes.Sort(buffer, count):
+            return f"sort {buffer}[0 ..{_within(count, ATOM)}]"
+        case nodes.Enumerate(buffer, flags, count):
+            return f"{buffer} = enumerate {flags}[0 ..{_within(count, ATOM)}]"
         case nodes.Prefetch(buffer, index):
             return f"prefetch {buffer}[{expression(index)}]"
         case nodes.AllocateOutput(buffer, dtype, count):

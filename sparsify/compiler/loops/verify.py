@@ -216,6 +216,13 @@ class Scope:
                 assert self.type(value) == wanted, f"{stmt} writes {type_of(value)} to {wanted}"
                 self.index(begin, stmt)
                 self.index(count, stmt)
+            case nodes.Sort(buffer, count):
+                assert self._write(buffer, stmt).startswith("int"), f"{stmt} sorts what are no integers"
+                self.index(count, stmt)
+            case nodes.Enumerate(buffer, flags, count):
+                assert self._write(buffer, stmt) == "int64", f"{stmt} needs int64 for its numbers"
+                assert self.buffer(flags, stmt) == "int8", f"{stmt} reads flags of int8"
+                self.index(count, stmt)
             case nodes.Prefetch(buffer, index):
                 self.buffer(buffer, stmt)
                 self.index(index, stmt)

@@ -87,6 +87,7 @@ class Temporary(Node):
         pattern_indices: the index variables at the modes of that tensor. Modes that are not among them are
             dense, outermost. Inside loops over outer levels of the tensor, `indices` are the loops that are
             left, and positions count from the beginning of the segment.
+        listed: whether it keeps a list of its entries in use, which loops that read it run over.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Temporary(Node):
     layout: tuple[int, ...] = ()
     pattern_of: str | None = None
     pattern_indices: tuple[str, ...] = ()
+    listed: bool = False
 
     def __str__(self) -> str:
         return printer.temporary(self)

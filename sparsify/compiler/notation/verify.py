@@ -75,6 +75,10 @@ class _Verifier:
                 self.visit(body, loops)
             case Let(temporaries, body):
                 for temporary in temporaries:
+                    if temporary.listed and (len(temporary.indices) != 1 or temporary.pattern_of is not None):
+                        raise ScheduleError(
+                            f"`{temporary}` lists its entries and is no dense row", "one index, no pattern"
+                        )
                     if temporary.name in self.tensors or temporary.name in self.temporaries:
                         raise ScheduleError(
                             f"`{temporary}` takes a name that is in use", "give it another name"

@@ -17,6 +17,7 @@ from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loop_chain
 from sparsify.compiler.schedule.sampled import sampled
+from sparsify.compiler.schedule.scattered import scattered
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.storage.levels import Compressed, Dense
 
@@ -45,6 +46,8 @@ def candidates(
     if (found := sampled(program)) is not None:
         yield from found.schedules(lanes, item_bytes, sizes)
         return
+    if (sums := scattered(program)) is not None:
+        yield from sums.schedules()
     nests = _nests(program)
     if len(nests) <= 2:
         shape = _Shape(program, nests, lanes, item_bytes, sizes)

@@ -79,6 +79,7 @@ class Precompute(Directive):
 
     `precompute a = Y at ko in register` introduces `a` to collect what is added to `Y` inside loop `ko`;
     `precompute a = w over p in register` gives each iteration of `p` a copy of `w`, added up afterwards.
+    `listed` temporaries keep a list of their entries in use: the workspaces of sparse results.
     """
 
     temporary: str
@@ -86,11 +87,13 @@ class Precompute(Directive):
     at: str = ""
     source: str = ""
     over: str = ""
+    listed: bool = False
 
     def __str__(self) -> str:
         source = f" = {self.source}" if self.source else ""
         place = f" over {self.over}" if self.over else f" at {self.at or 'root'}"
-        return f"precompute {self.temporary}{source}{place} in {self.scope}"
+        listed = " listed" if self.listed else ""
+        return f"precompute {self.temporary}{source}{place} in {self.scope}{listed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +218,8 @@ _FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
     ("fuse i j f", rf"fuse\s+(?P<first>{_NAME})\s+(?P<second>{_NAME})\s+(?P<fused>{_NAME})", Fuse),
     ("pos j p A", rf"pos\s+(?P<index>{_NAME})\s+(?P<position>{_NAME})\s+(?P<tensor>{_NAME})", Pos),
     (
-        "precompute a [= Y] at i|over p in register|thread|memory",
-        rf"precompute\s+(?P<temporary>{_NAME})(?:\s*=\s*(?P<source>{_NAME}))?\s+(?:at\s+(?P<at>{_NAME})|over\s+(?P<over>{_NAME}))\s+in\s+(?P<scope>{_NAME})",
+        "precompute a [= Y] at i|over p in register|thread|memory [listed]",
+        rf"precompute\s+(?P<temporary>{_NAME})(?:\s*=\s*(?P<source>{_NAME}))?\s+(?:at\s+(?P<at>{_NAME})|over\s+(?P<over>{_NAME}))\s+in\s+(?P<scope>{_NAME})(?P<listed>\s+listed)?",
         Precompute,
     ),
     (
@@ -267,6 +270,8 @@ def _field(name: str, value: str) -> object:
             return True
         case "indices":
             return tuple(index.strip() for index in value.split(","))
+        case "listed":
+            return True
         case "at":
             return "" if value == "root" else value
     return value
@@ -277,6 +282,8 @@ def _check(directive: Directive, text: str) -> None:
     match directive:
         case Precompute(scope=scope) | Pack(scope=scope) if scope not in SCOPES:
             raise ScheduleError(f"`{text}`: there is no scope {scope}", f"one of {', '.join(SCOPES)}")
+        case Precompute(scope="register", listed=True):
+            raise ScheduleError(f"`{text}`: registers have no list", "in thread or in memory")
         case Split(size=size) if size < 2:
             raise ScheduleError(f"`{text}`: a tile of {size}", "a size of 2 or more")
         case Split(size=size, tail=tail) if list(tail) != sorted(

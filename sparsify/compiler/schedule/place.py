@@ -46,7 +46,9 @@ def precompute_at(program: Notation, directive: d.Precompute) -> Notation:
     let = _let_of(program, directive)
     temporary = next(t for t in let.temporaries if t.name == directive.temporary)
     if not directive.at:
-        return _replace_let(program, let, _with(let, replace(temporary, scope=directive.scope)))
+        return _replace_let(
+            program, let, _with(let, replace(temporary, scope=directive.scope, listed=directive.listed))
+        )
     around = _loop_around(program.body, directive.at, let)
     return (
         _shared_loops(program, let, temporary, directive)
@@ -234,7 +236,7 @@ def _shrink(
     """`temporary` with the loops inside the shared ones as indices, those that make up its own."""
     wanted = {leaf for name in temporary.indices for leaf in _leaves(program, name)} - set(shared)
     indices = tuple(n.index for n in walk(producer) if isinstance(n, Forall) and n.index in wanted)
-    return replace(temporary, indices=indices, scope=directive.scope)
+    return replace(temporary, indices=indices, scope=directive.scope, listed=directive.listed)
 
 
 def _cut_chain(nest: Body, directive: d.Precompute) -> tuple[list[Forall], Body]:

@@ -29,7 +29,7 @@ SAME = operand("csr", pattern_of="A")
             0,
             None,
         ),
-        ("Y[i,j,r] = T[i,j,k] * B[k,r]", {"T": CSF, "B": MATRIX}, "compressed, compressed, dense", 0, None),
+        ("Y[i,j,r] = T[i,j,k] * B[k,r]", {"T": CSF, "B": MATRIX}, "csf", 0, None),
         ("S[i,j] = A[i,j] * sum(k, Q[i,k] * K[j,k])", {"A": CSR, "Q": MATRIX, "K": MATRIX}, "csr", 0, "A"),
         ("S[i,j] = A[i,j] * sum(k, Q[i,k] * K[j,k])", {"A": COO, "Q": MATRIX, "K": MATRIX}, "coo", 0, "A"),
         ("B[i,j] = A[i,j] * x[i]", {"A": CSC, "x": VECTOR}, "csc", 0, "A"),

@@ -30,6 +30,7 @@ TEXTS = [
     "(forall i: y[i] = 0); forall i: if i < 3: y[i] += x[i]",
     "let a: float64 in thread, P[ko,ki,j]: float32 in kernel layout (2,0,1): forall i: y[i] = a",
     "let v[i,j]: float32 in memory pattern of A[i,j]: forall i: forall j: v[i,j] = exp(A[i,j])",
+    "forall i: let w[k]: float32 in thread listed: (forall k: w[k] += B[i,k]); forall k: Y[i,k] = w[k]",
     "forall i: (forall j: (forall k: C[i,k] += A[i,j]); y[i] += x[j]); z[i] = y[i]",
     "forall i: m[i] max= where(stored(A[i,j]), A[i,j], -inf)",
 ]

@@ -12,7 +12,7 @@ from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Const, Declaration, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ZERO, integer, lanes_of, minus, plus, product, quotient, times
-from sparsify.compiler.loops.lower import assemble, iterate, temporaries
+from sparsify.compiler.loops.lower import assemble, iterate, temporaries, workspace
 from sparsify.compiler.loops.lower.access import load, position_of, store
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment
 from sparsify.compiler.loops.lower.expression import evaluate, is_zero_past_end, used_lanes, widen
@@ -68,6 +68,7 @@ class Lowering:
         self.dtypes |= {t.name: t.dtype for let in lets for t in let.temporaries}
         self.patterns = {t.name: t for let in lets for t in let.temporaries if t.pattern_of is not None}
         self.memory: dict[str, notation.Temporary] = {}
+        self.listed: dict[str, loops.Var] = {}
         self.transposed: dict[Access, loops.Expr] = {}
         self.setups: list[list[loops.Stmt]] = [[]]
         self.prefilled: set[str] = set()
@@ -132,6 +133,8 @@ class Lowering:
             return self.assembly.append(target, evaluate(self, value, env, dtype), env)
         if assign.monoid is None:
             result = evaluate(self, value, env, dtype)
+            if target.tensor in self.listed:
+                return workspace.add(self, target, result, result, env)
             return [store(self, target, self._fit(result, assign, env), env)]
         monoid = MONOIDS[assign.monoid]
         if isinstance(value, Const) and float(value.value) == float(monoid.neutral):
@@ -153,6 +156,8 @@ class Lowering:
         if self._spills(target, env) and (monoid.combine != "add" or not is_zero_past_end(added)):
             assert env.lane is not None, "only lanes spill"
             combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), kind)
+        if target.tensor in self.listed:
+            return workspace.add(self, target, added, combined, env)
         return [store(self, target, combined, env)]
 
     def _spills(self, target: Access, env: Environment) -> bool:

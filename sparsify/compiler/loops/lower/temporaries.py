@@ -13,6 +13,7 @@ from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, minus, plus, product
+from sparsify.compiler.loops.lower import workspace
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register, scalar
 from sparsify.compiler.loops.lower.levels import level_extent, level_variable, place_of
 from sparsify.compiler.node import Node, walk
@@ -41,6 +42,8 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
                 f"{temporary} lies in the vector loop over {env.lane.index}, whose lanes would share it",
                 f"precompute {temporary.name} at {env.lane.index} in register",
             )
+        elif temporary.listed:
+            declared += workspace.begin(low, temporary)
         else:
             if env.lane is not None:
                 raise ScheduleError(
@@ -56,7 +59,9 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
         start = starts[temporary.name]
         if start is None and temporary.name in low.prefilled and temporary.pattern_of is None:
             start = low.fill_of(Access(temporary.name))
-        if start is not None and temporary.scope != "register":
+        if temporary.listed:
+            body += workspace.end(low, temporary)
+        elif start is not None and temporary.scope != "register":
             value = loops.Literal(start, loops.Type(temporary.dtype))
             fills.append(loops.Fill(temporary.name, ZERO, _count(low, temporary), value))
     low.prefilled |= around
