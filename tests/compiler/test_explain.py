@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from sparsify import options
+from sparsify.compiler import pipeline
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.parse import parse
@@ -85,8 +86,6 @@ def test_sources_and_cost() -> None:
 
 
 def test_refused_schedules_are_among_the_runners_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparsify.compiler import pipeline
-
     texts = ("parallel j", "order i, j")
     monkeypatch.setattr(pipeline, "candidates", lambda *_: map(Schedule.parse, texts))
     schedule = next(s for s in explain_program(SPMV, options=SCALAR) if s.title == "schedule").text
@@ -137,7 +136,10 @@ def test_abridged(before: str, after: str) -> None:
     assert abridged(before) == after
 
 
-def test_golden(golden: Callable[[str, str], None]) -> None:
+def test_golden(golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    registers = "split k ko ki 16; order i, ko, j, ki; precompute w at ko in register; vector ki"
+    texts = (f"{registers}; parallel i dynamic A", registers, "order i, j, k")
+    monkeypatch.setattr(pipeline, "candidates", lambda *_: map(Schedule.parse, texts))
     chain = program(
         "Y[i,k] = relu(A[i,j] * T[j,k] + b[k])", A="dense, compressed", T="dense, dense", b="dense"
     )

@@ -59,7 +59,7 @@ def test_operands_are_named_by_their_tensors(applied):
 
 def test_golden(applied, golden):
     found = explain_model(applied)
-    stages = [stage for stage in STAGES if stage not in ("cost", "cpp", "kernel")]
+    stages = ("graph", "marked", "einsum", "formats", "notation")  # schedules depend on measurements
     golden("explain/gcn.txt", "\n\n\n".join(map(str, (found.model, *only(found.regions[:1], stages)))))
 
 
