@@ -20,7 +20,9 @@ class Differentiable(torch.autograd.Function):
         values = kernel.run(operands)
         results = tuple([values[name] for name in kernel.program.outputs])
         ctx.kernel = kernel
-        ctx.save_for_backward(*operands, *results)
+        # Values are saved too: torch then notices when they are written to through `values()`.
+        values = [t._vals for t in (*operands, *results) if isinstance(t, SparseTensor)]
+        ctx.save_for_backward(*operands, *results, *values)
         ctx.set_materialize_grads(False)
         return results
 
@@ -30,7 +32,7 @@ class Differentiable(torch.autograd.Function):
         wrt = tuple(
             [name for name, need in zip(program.inputs, ctx.needs_input_grad[1:], strict=True) if need]
         )
-        values = dict(zip((*program.inputs, *program.outputs), ctx.saved_tensors, strict=True))
+        values = dict(zip((*program.inputs, *program.outputs), ctx.saved_tensors, strict=False))
         by_name = pull_back(ctx.kernel, values, gradients, wrt)
         return None, *[by_name.get(name) for name in program.inputs]
 

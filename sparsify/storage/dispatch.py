@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsify.errors import UnsupportedOperatorError
@@ -92,18 +94,23 @@ def _on_values(
     new_args, new_kwargs = tree_unflatten([a._vals if isinstance(a, SparseTensor) else a for a in flat], tree)
 
     def on_fills() -> Any:
-        """The operator on 0-dimensional tensors of the fills."""
+        """The operator on 0-dimensional tensors of the fills, as a number."""
         scalars = [torch.full((), a._fill, dtype=a.dtype) if isinstance(a, SparseTensor) else a for a in flat]
         fill_args, fill_kwargs = tree_unflatten(scalars, tree)
-        return func(*fill_args, **fill_kwargs)
+        return func(*fill_args, **fill_kwargs).item()
 
-    fill = fill_of([a._fill for a in sparse], on_fills)
+    def untraced() -> Any:
+        """The same outside of tracing, where a number is one; other operands belong to the graph."""
+        if any(isinstance(a, Tensor) and not isinstance(a, SparseTensor) for a in flat):
+            return on_fills()
+        with _disable_current_modes():
+            return on_fills()
+
+    fill = fill_of([a._fill for a in sparse], untraced)
     new_kwargs.pop("memory_format", None)
     result = func(*new_args, **new_kwargs)
     if _is_inplace(func):
-        target: SparseTensor = args[0]
-        target._fill = fill
-        return target
+        return _written(args[0], fill)
     return wrap(pattern, result, fill)
 
 
@@ -135,7 +142,7 @@ def pointwise_fill(
     decided = _annihilated(_name(func), fills)
     if decided is not None:
         return decided
-    result: Fill = on_fills().item()
+    result: Fill = on_fills()
     return result
 
 
@@ -154,7 +161,7 @@ def _foreach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if _is_inplace(func):
         for target, fill in zip(lists[0], fills, strict=True):
             if isinstance(target, SparseTensor):
-                target._fill = fill
+                _written(target, fill)
         return None
     pairs = zip(lists[0], results, fills, strict=True)
     return [wrap(a._pattern, r, f) if isinstance(a, SparseTensor) else r for a, r, f in pairs]
@@ -245,7 +252,13 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             "a source of the same pattern; patterns cannot be changed",
         )
     target._vals.copy_(source._vals, *args[2:], **kwargs)
-    target._fill = source._fill
+    return _written(target, source._fill)
+
+
+def _written(target: SparseTensor, fill: Fill) -> SparseTensor:
+    """A tensor whose values were written to; torch does not count what happens below its dispatcher."""
+    increment_version(target._vals)
+    target._fill = fill
     return target
 
 

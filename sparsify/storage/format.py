@@ -96,6 +96,10 @@ class Format:
 
         if isinstance(form, Format):
             levels: Sequence[Level | StoredLevel] = form.levels
+        elif not isinstance(form, str | Sequence) or not all(
+            isinstance(level, str | Level | StoredLevel) for level in form
+        ):
+            raise FormatError(f"the format {form!r}", 'a text, "csr" or "dense, compressed", or levels')
         else:
             levels = parse(form, rank) if isinstance(form, str) else form
         stored = _ordered(tuple(levels), ordering)

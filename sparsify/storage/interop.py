@@ -34,7 +34,7 @@ def tensor(
 
     Args:
         data: a dense tensor or array (entries equal to the fill are not stored); a torch sparse tensor of any
-            layout (one that is not coalesced means the sum of its duplicates, as in torch); a scipy sparse array;
+            layout; a scipy sparse array;
             a `SparseTensor`; or `(coordinates [d, n], values [n], shape)` in any order of entries.
         format: how to store it; `None`: as `data` is stored, coordinates for dense data.
         fill: what an unstored entry is.
@@ -77,7 +77,7 @@ def _read(data: Any, format: Format | str | None, fill: Fill, duplicates: str) -
         if data.layout == torch.strided:
             return from_dense(data, format, fill)
         if data.layout == torch.sparse_coo:
-            return torch_layouts.from_coo(data, fill)
+            return torch_layouts.from_coo(data, fill, duplicates)
         if data.layout in torch_layouts.COMPRESSED:
             return torch_layouts.from_compressed(data, fill)
         raise InvalidTensorError(f"a tensor of layout {data.layout}", "a strided or sparse layout")
@@ -90,14 +90,15 @@ def _read(data: Any, format: Format | str | None, fill: Fill, duplicates: str) -
     return from_dense(_array(data), format, fill)
 
 
-def _array(data: Any) -> Tensor:
+def _array(data: Any, what: str = "data") -> Tensor:
     """A tensor over an array, sharing its memory when it can be written."""
     try:
         array = np.asarray(data)
-        return torch.from_numpy(array if array.flags.writeable else array.copy())
+        native = array.astype(array.dtype.newbyteorder("="), copy=False)
+        return torch.from_numpy(native if native.flags.writeable else native.copy())
     except (TypeError, ValueError) as error:
         raise InvalidTensorError(
-            f"cannot read a {type(data).__name__} as a tensor ({error})",
+            f"cannot read {what} of type {type(data).__name__} ({error})",
             "a tensor, an array, a scipy sparse array or (coordinates, values, shape)",
         ) from None
 
@@ -134,8 +135,10 @@ def from_coordinates(
     sizes = shape_of(shape)
     validate.countable(sizes)
     columns = _columns(coordinates, len(sizes))
-    entries = values if isinstance(values, Tensor) else _array(values)
+    entries = values if isinstance(values, Tensor) else _array(values, "values")
     validate.value_dtype(entries.dtype)
+    if not entries.is_cpu:
+        raise InvalidTensorError(f"values on {entries.device}", "values.cpu()")
     lengths = {c.shape[0] for c in columns} or {1}
     if entries.dim() != 1 or lengths != {entries.shape[0]}:
         raise InvalidTensorError(
@@ -216,9 +219,9 @@ def _unordered(
 def _columns(coordinates: Any, rank: int) -> list[Tensor]:
     """Per mode the coordinates [n], integers."""
     if isinstance(coordinates, list | tuple) and any(isinstance(c, Tensor) for c in coordinates):
-        found = [c if isinstance(c, Tensor) else _array(c) for c in coordinates]
+        found = [c if isinstance(c, Tensor) else _array(c, "coordinates") for c in coordinates]
     else:
-        whole = coordinates if isinstance(coordinates, Tensor) else _array(coordinates)
+        whole = coordinates if isinstance(coordinates, Tensor) else _array(coordinates, "coordinates")
         if whole.dim() != 2 and not (whole.numel() == 0 and rank == 0):
             raise InvalidTensorError(f"coordinates of shape {list(whole.shape)}", f"shape [{rank}, n]")
         found = list(whole) if whole.dim() == 2 else []
@@ -232,6 +235,8 @@ def _columns(coordinates: Any, rank: int) -> list[Tensor]:
             raise InvalidTensorError(
                 f"coordinates of mode {mode} have shape {list(column.shape)}", "one for each entry"
             )
+        if not column.is_cpu:
+            raise InvalidTensorError(f"coordinates of mode {mode} on {column.device}", "coordinates.cpu()")
         if column.dtype.is_floating_point or column.dtype.is_complex or column.dtype == torch.bool:
             raise InvalidTensorError(f"coordinates of {column.dtype}", "int32 or int64")
     return [c if c.dtype in validate.COORDINATE_DTYPES else c.long() for c in found]

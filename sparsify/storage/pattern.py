@@ -51,7 +51,7 @@ class Pattern:
         FormatError: a format of another rank.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_equals", "_versions", "crd", "format", "nnz", "pos", "shape")
+    __slots__ = ("__weakref__", "_cache", "_equals", "_written", "crd", "format", "nnz", "pos", "shape")
 
     format: Format
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Pattern:
     nnz: int
     _cache: dict[object, Any]
     _equals: "WeakSet[Pattern]"
-    _versions: tuple[int, ...]
+    _written: tuple[tuple[Tensor, int], ...]  # the arrays that count how often they are written to
 
     def __init__(self, format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays) -> None:
         put = object.__setattr__
@@ -72,7 +72,8 @@ class Pattern:
         put(self, "nnz", self.positions(len(format.levels)))
         put(self, "_cache", {})
         put(self, "_equals", WeakSet())
-        put(self, "_versions", versions(self.arrays()))
+        counting = [a for a in self.arrays() if type(a) is Tensor and not a.is_inference()]
+        put(self, "_written", tuple([(a, a._version) for a in counting]))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Pattern is immutable, {name} cannot be set; make a new one")
@@ -139,13 +140,13 @@ class Pattern:
         Raises:
             InvalidTensorError: malformed arrays, or arrays written to since the pattern was made.
         """
-        arrays = self.arrays()
-        if versions(arrays) != self._versions:
-            raise InvalidTensorError(
-                f"pos or crd of {self} was written to after the pattern was made",
-                "make a new tensor of changed copies; a pattern never changes",
-            )
-        if self.recall("valid") is None and all(type(a) is Tensor for a in arrays):
+        for array, version in self._written:
+            if array._version != version:
+                raise InvalidTensorError(
+                    f"pos or crd of {self} was written to after the pattern was made",
+                    "make a new tensor of changed copies; a pattern never changes",
+                )
+        if "valid" not in self._cache and all(type(a) is Tensor for a in self.arrays()):
             from sparsify.storage import validate
 
             validate.pattern(self)
@@ -221,26 +222,26 @@ def shared(format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays) -> Pa
     arrays = _existing(pos, crd)
     if not arrays or torch.compiler.is_compiling() or any(type(a) is not Tensor for a in arrays):
         return Pattern(format, shape, pos, crd)
-    places = [a.data_ptr() for a in arrays]
     key = (format, tuple(shape), tuple((a.data_ptr(), a.shape, a.stride(), a.dtype) for a in arrays))
     found = _known.get(key)
-    if found is not None:
-        # Arrays that were written to, or moved to shared memory, are no longer those of the key.
-        mine = found.arrays()
-        if versions(mine) == found._versions == versions(arrays) and [a.data_ptr() for a in mine] == places:
-            return found
-    found = _known[key] = Pattern(format, shape, pos, crd)
+    if found is None or not _is_over(found, arrays):
+        found = _known[key] = Pattern(format, shape, pos, crd)
     return found
+
+
+def _is_over(pattern: Pattern, arrays: Sequence[Tensor]) -> bool:
+    """Whether arrays are those of a pattern: neither was written to, none moved to shared memory."""
+    mine = pattern.arrays()
+    written = [(a.data_ptr(), None if a.is_inference() else a._version) for a in arrays]
+    versions = {id(array): version for array, version in pattern._written}
+    return all(version == array._version for array, version in pattern._written) and written == [
+        (a.data_ptr(), versions.get(id(a))) for a in mine
+    ]
 
 
 def _existing(pos: Arrays, crd: Arrays) -> list[Tensor]:
     """The arrays that are there, level by level, `pos` before `crd`."""
     return [a for pair in zip(pos, crd, strict=True) for a in pair if a is not None]
-
-
-def versions(arrays: Sequence[Tensor]) -> tuple[int, ...]:
-    """How often each array was written to; 0 where torch does not count."""
-    return tuple([0 if type(a) is not Tensor or a.is_inference() else a._version for a in arrays])
 
 
 def shape_of(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ acting on the values. What neither knows raises; nothing becomes dense by itself
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 Operator = Callable[..., Any]
 
 operators: dict[Operator, Operator] = {}
-"""torch's functions and their implementation on sparse tensors; `ops` fills it."""
+"""torch's functions and their implementation on sparse tensors."""
+FILLED_BY: Final = ("sparsify.storage.methods",)
+"""The modules that fill `operators`, imported when the first of torch's functions meets a sparse tensor."""
+_is_filled = False
 
 
 class SparseTensor(torch.Tensor):
@@ -138,7 +142,7 @@ class SparseTensor(torch.Tensor):
         result = cast(SparseTensor, super().to(*args, **kwargs)) if args or kwargs else self
         if format is None:
             return result
-        target = Format(format, rank=self.dim()) if isinstance(format, str) else format
+        target = Format(format, rank=self.dim())
         source, values = result._pattern, result.values()
         if source.format.is_dense and not target.is_dense and source.format != target:
             source, values = _stored_only(source, values, self._fill)
@@ -148,15 +152,19 @@ class SparseTensor(torch.Tensor):
     def permute(self, *modes: Any) -> "SparseTensor":
         """The tensor with its modes in another order; the same arrays, no copy."""
         order = modes[0] if len(modes) == 1 and isinstance(modes[0], Sequence) else modes
-        count = self.dim()
-        wanted = tuple(mode + count if mode < 0 else mode for mode in order)
-        if sorted(wanted) != list(range(count)):
-            raise FormatError(f"permute{tuple(order)} of a tensor of {count} modes", "every mode once")
+        wanted = tuple(_mode(mode, self.dim()) for mode in order)
+        if sorted(wanted) != list(range(self.dim())):
+            raise FormatError(f"permute{tuple(order)} of a tensor of {self.dim()} modes", "every mode once")
         return SparseTensor(permuted_pattern(self._pattern, wanted), self.values(), self._fill)
 
     def transpose(self, first: int = 0, second: int = 1) -> "SparseTensor":
-        """The tensor with two modes exchanged; the same arrays, no copy."""
+        """The tensor with two modes exchanged; the same arrays, no copy.
+
+        Raises:
+            IndexError: there is no such mode.
+        """
         order = list(range(self.dim()))
+        first, second = (_mode(mode, self.dim()) for mode in (first, second))
         order[first], order[second] = order[second], order[first]
         return self.permute(order)
 
@@ -184,6 +192,8 @@ class SparseTensor(torch.Tensor):
         cls, func: Operator, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not _is_filled:
+            _fill()
         operator = operators.get(func)
         if operator is not None:
             return operator(*args, **kwargs)
@@ -304,6 +314,16 @@ def is_stored(values: Tensor, fill: Fill) -> Tensor:
     return ~values.isnan() if fill != fill else values != fill
 
 
+def _mode(mode: int, count: int) -> int:
+    """A mode counted from 0, from one that may count from the end; errors as torch raises them."""
+    if isinstance(mode, bool) or not hasattr(mode, "__index__"):
+        raise TypeError(f"a mode is an integer, not {mode!r}")
+    if not -count <= mode < count:
+        found = f"Dimension out of range (expected to be in range of [{-count}, {count - 1}], but got {mode})"
+        raise IndexError(found)
+    return mode % count
+
+
 def _inverse(modes: Sequence[int]) -> tuple[int, ...]:
     """The order that undoes `modes`."""
     return tuple(sorted(range(len(modes)), key=lambda n: modes[n]))
@@ -359,30 +379,12 @@ def values_at(tensor: Tensor, pattern: Pattern) -> Tensor:
     return torch.where(inside, tensor[tuple(safe)], 0)
 
 
-def _reversed_modes(tensor: SparseTensor) -> SparseTensor:
-    """`tensor.T`."""
-    return tensor.permute(tuple(reversed(range(tensor.dim()))))
+def _fill() -> None:
+    """Imports the modules that register operators."""
+    global _is_filled
+    _is_filled = True
+    for name in FILLED_BY:
+        import_module(name)
 
-
-def _permute(tensor: SparseTensor, *modes: Any, dims: Any = None) -> SparseTensor:
-    return tensor.permute(*modes) if dims is None else tensor.permute(dims)
-
-
-def _transpose(tensor: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
-    return tensor.transpose(dim0, dim1)
-
-
-def _matrix_transpose(tensor: SparseTensor) -> SparseTensor:
-    """`tensor.mT`: the last two modes exchanged."""
-    return tensor.transpose(-2, -1)
-
-
-for _names, _operator in (
-    ((torch.t, Tensor.t, Tensor.T.__get__), _reversed_modes),  # type: ignore[attr-defined]
-    ((torch.permute, Tensor.permute), _permute),
-    ((torch.transpose, torch.swapaxes, torch.swapdims, Tensor.swapaxes, Tensor.swapdims), _transpose),
-    ((Tensor.mT.__get__,), _matrix_transpose),  # type: ignore[attr-defined]
-):
-    operators.update(dict.fromkeys(_names, _operator))
 
 torch.serialization.add_safe_globals([rebuild, SparseTensor])

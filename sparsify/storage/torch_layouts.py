@@ -3,11 +3,13 @@
 In: a `torch.sparse_bsr` tensor. Out: a `SparseTensor` in `bcsr`, and back.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from sparsify.errors import FormatError, InvalidTensorError
-from sparsify.storage import validate
+from sparsify.storage import convert, validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format, LevelExpression, StoredLevel
 from sparsify.storage.levels import Compressed, Dense, Level, Singleton
@@ -17,8 +19,8 @@ from sparsify.storage.tensor import SparseTensor
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-def from_coo(data: Tensor, fill: Fill = 0) -> SparseTensor:
-    """torch's coordinate layout, dense modes included; duplicates of one that is not coalesced are added."""
+def from_coo(data: Tensor, fill: Fill = 0, duplicates: str = "error") -> SparseTensor:
+    """torch's coordinate layout, dense modes included; duplicates of one that is not coalesced as asked for."""
     sizes = tuple(data.shape)
     indices = data._indices()
     if indices.shape[1] != data._values().shape[0]:
@@ -28,6 +30,8 @@ def from_coo(data: Tensor, fill: Fill = 0) -> SparseTensor:
     validate.coordinates(list(indices), sizes[: data.sparse_dim()])
     if not data.is_coalesced():
         data = data.coalesce()
+        if duplicates == "error" and data._nnz() < indices.shape[1]:
+            raise _repeated(indices, sizes)
         indices = data._indices()
     sparse, dense = data.sparse_dim(), data.dense_dim()
     levels: list[Level] = [Compressed() if n == 0 else Singleton() for n in range(sparse)]
@@ -39,6 +43,18 @@ def from_coo(data: Tensor, fill: Fill = 0) -> SparseTensor:
     pos: list[Tensor | None] = [torch.tensor([0, indices.shape[1]]), *[None] * (len(sizes) - 1)]
     crd: list[Tensor | None] = [*(c.contiguous() for c in indices), *[None] * dense]
     return checked(Pattern(format, sizes, pos, crd), values, fill)
+
+
+def _repeated(indices: Tensor, sizes: Sequence[int]) -> InvalidTensorError:
+    """The error for indices of which some occur twice, with the first of those."""
+    columns = list(indices)
+    sorting = convert.order(columns, sizes[: len(columns)])
+    ordered = columns if sorting is None else [c[sorting] for c in columns]
+    found = validate.first_duplicate(ordered)
+    assert found is not None, "fewer entries after they were added"
+    entry = found if sorting is None else int(sorting[found])
+    place = tuple(int(c[entry]) for c in columns)
+    return InvalidTensorError(f"entry {entry} is a duplicate of the coordinates {place}", 'duplicates="sum"')
 
 
 def from_compressed(data: Tensor, fill: Fill = 0) -> SparseTensor:

@@ -68,8 +68,57 @@ def test_torch_batches_and_dense_modes():
 
 def test_torch_coo_that_is_not_coalesced():
     data = torch.sparse_coo_tensor([[1, 0, 1], [2, 1, 2]], torch.tensor([1.0, 5.0, 2.0]), (2, 3))
-    assert tensor(data).values().tolist() == [5.0, 3.0]
-    assert torch.equal(tensor(data, "coo").to_dense(), data.to_dense())
+    with pytest.raises(InvalidTensorError, match=r"entry 2 is a duplicate of the coordinates \(1, 2\)"):
+        tensor(data)
+    assert tensor(data, duplicates="sum").values().tolist() == [5.0, 3.0]
+    assert torch.equal(tensor(data, "coo", duplicates="sum").to_dense(), data.to_dense())
+    unique = torch.sparse_coo_tensor([[1, 0], [2, 1]], torch.tensor([1.0, 5.0]), (2, 3))
+    assert torch.equal(tensor(unique).to_dense(), unique.to_dense())
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (([[0], [1]], [1.0], None), "the shape None"),
+        (([[0], [1]], [1.0], 2), "the shape 2"),
+        (([[0], [1]], [1.0], (2, 2.0)), "has 2.0 in mode 1"),
+        ((None, [1.0], (2, 2)), "cannot read coordinates of type NoneType"),
+        (([[0], [1]], None, (2, 2)), "cannot read values of type NoneType"),
+        (([[0], [-1]], [1.0], (2, 2)), r"coordinates \(0, -1\), outside the shape \(2, 2\) in mode 1"),
+        (([[0], [1]], torch.ones(1, device="meta"), (2, 2)), "values on meta"),
+        ((torch.zeros(2, 1, device="meta").long(), [1.0], (2, 2)), "coordinates of mode 0 on meta"),
+        (torch.ones(2, 2, device="meta"), "a tensor on meta"),
+        (([[0], [1]], [1.0], (2, 2**64)), "more entries than torch can count"),
+    ],
+    ids=range(10),
+)
+def test_data_that_makes_no_tensor(data, message):
+    with pytest.raises(InvalidTensorError, match=message):
+        tensor(data)
+
+
+@pytest.mark.parametrize("form", [3, ["csr", 5], object()])
+def test_formats_that_are_none(form):
+    with pytest.raises(FormatError, match="the format"):
+        tensor(torch.eye(2), form)
+
+
+def test_strided_and_swapped_arrays():
+    dense = torch.arange(12.0).view(3, 4)[:, ::2]
+    for form in ("dense", "csr", "coo"):
+        assert torch.equal(tensor(dense, form).to_dense(), dense)
+    columns = torch.tensor([[0, 9, 1, 9], [1, 9, 2, 9]])[:, ::2]
+    stored = tensor((columns, torch.arange(1.0, 5.0)[::2], (2, 3)), None)
+    assert stored.to_dense().tolist() == [[0, 1, 0], [0, 0, 3]]
+    swapped = np.array([[1.0, 0.0]], dtype=">f8")
+    assert tensor(swapped).to_dense().tolist() == [[1, 0]]
+
+
+def test_a_fill_that_is_no_number_equal_to_itself():
+    data = torch.tensor([[1.0, float("nan")], [0.0, float("nan")]])
+    stored = tensor(data, fill=float("nan"))
+    assert stored.nnz == 2 and torch.equal(stored.to_dense(), data) is False
+    assert torch.allclose(stored.to_dense(), data, equal_nan=True)
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr", "dia", "lil", "dok"])
@@ -195,7 +244,7 @@ def test_every_source_is_differentiable():
         (lambda: tensor(([0], [1.0], (3,)), "compressed"), r"coordinates of shape \[1\]"),
         (lambda: tensor(([[0]], [1.0], (0,)), "compressed"), "mode has no extent|no entries"),
         (lambda: tensor(torch.zeros(2, 2, dtype=torch.uint8)), "values of torch.uint8"),
-        (lambda: tensor("csr"), "cannot read a str"),
+        (lambda: tensor("csr"), "cannot read data of type str"),
         (lambda: tensor(torch.zeros(2, 2), duplicates="ignore"), "duplicates='ignore'"),
     ],
 )

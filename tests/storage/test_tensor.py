@@ -3,12 +3,15 @@
 import copy
 import io
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
+import torch.multiprocessing
 from torch import nn
 
-from sparsify.errors import InvalidTensorError, UnsupportedOperatorError
+from sparsify.api import einsum
+from sparsify.errors import FormatError, InvalidTensorError, UnsupportedOperatorError
 from sparsify.storage import validate
 from sparsify.storage.format import Format
 from sparsify.storage.interop import tensor
@@ -202,6 +205,75 @@ def test_in_place_operators():
     assert stored.fill == 0
 
 
+def test_what_is_written_to_after_it_was_saved_for_backward():
+    leaf = nn.Parameter(tensor(torch.eye(3)))
+    saved = (leaf.values() ** 2).sum()
+    with torch.no_grad():
+        leaf.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.backward()
+    for write in (
+        lambda: leaf.mul_(2),
+        lambda: leaf.values().mul_(2),
+        lambda: torch._foreach_mul_([leaf], 2),
+    ):
+        result = einsum("ij,jk->ik", leaf, torch.ones(3, 2, requires_grad=True)).sum()
+        with torch.no_grad():
+            write()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.backward()
+
+
+def test_shared_memory():
+    first = tensor(torch.eye(3))
+    second, x = first * 2, torch.rand(3, 2)
+    einsum("ij,jk->ik", second, x)
+    assert not first.is_shared() and first.share_memory_() is first and first.is_shared()
+    for stored, factor in ((first, 1), (second, 2)):
+        assert torch.allclose(einsum("ij,jk->ik", stored, x), factor * x)
+    assert all(array.is_shared() for array in first.pattern.arrays())
+    layer = Layer()
+    layer.share_memory()
+    assert layer.weight.is_shared()
+
+
+def test_sent_to_another_process():
+    pickled = ForkingPickler.dumps(nn.Parameter(tensor(torch.eye(3), fill=2)))
+    found = pickle.loads(pickled)
+    assert isinstance(found, nn.Parameter) and found.fill == 2
+    assert torch.equal(found.to_dense(), tensor(torch.eye(3), fill=2).to_dense())
+
+
+def test_data_is_replaced_whole():
+    stored = tensor(torch.eye(3))
+    alias = stored.detach()
+    stored.data = tensor(torch.ones(3, 3).triu(), "coo")
+    assert stored.nnz == 6 and str(stored.format) == "coordinate, coordinate" and alias.nnz == 3
+    assert torch.equal(einsum("ij->ij", stored).to_dense(), torch.ones(3, 3).triu())
+    for other in (torch.ones(3, 3), tensor(torch.eye(2)), tensor(torch.eye(3).double())):
+        with pytest.raises(InvalidTensorError, match="the data of a SparseTensor"):
+            stored.data = other
+
+
+@pytest.mark.parametrize("name", ["numpy", "tolist", "__array__", "__dlpack__"])
+def test_there_is_no_dense_memory_to_hand_out(name):
+    with pytest.raises(UnsupportedOperatorError, match=f"{name} of a SparseTensor"):
+        getattr(tensor(torch.eye(2)), name)()
+    with pytest.raises(UnsupportedOperatorError, match="apply_"):
+        tensor(torch.eye(2)).apply_(abs)
+
+
+@pytest.mark.parametrize("modes, error", [((0, 5), IndexError), ((-3, 0), IndexError), (("a", 0), TypeError)])
+def test_modes_that_are_none(modes, error):
+    stored = tensor(torch.eye(2))
+    with pytest.raises(error):
+        stored.transpose(*modes)
+    with pytest.raises(error):
+        stored.permute(modes)
+    with pytest.raises(FormatError, match="every mode once"):
+        stored.permute(0, 0)
+
+
 def test_to_dtype_and_norm():
     stored = Case("csr", (7, 9), "random").stored().requires_grad_()
     half = stored.to(torch.float32)
@@ -270,6 +342,7 @@ def test_operators_of_the_table_come_first():
         lambda a, x: (a.values() * 2).sum() + x.sum(),
         lambda a, x: a.to_dense() @ x,
         lambda a, x: (a * 2).values() + x.sum(),
+        lambda a, x: (torch.exp(a + a).to_dense() - a.to_dense()) @ x,
     ],
 )
 def test_compiles_as_one_graph(function):

@@ -1,0 +1,86 @@
+"""Methods of torch about how a tensor lies in memory: modes in another order, shared memory, addresses.
+
+In: `A.T`, `A.share_memory_()`. Out: a tensor over the same arrays; what would hand out the memory of a dense tensor
+raises, because there is none.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsify.errors import InvalidTensorError, UnsupportedOperatorError
+from sparsify.storage.tensor import SparseTensor, operators
+
+
+def _reversed_modes(tensor: SparseTensor) -> SparseTensor:
+    """`tensor.T`."""
+    return tensor.permute(tuple(reversed(range(tensor.dim()))))
+
+
+def _permute(tensor: SparseTensor, *modes: Any, dims: Any = None) -> SparseTensor:
+    return tensor.permute(*modes) if dims is None else tensor.permute(dims)
+
+
+def _transpose(tensor: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
+    return tensor.transpose(dim0, dim1)
+
+
+def _matrix_transpose(tensor: SparseTensor) -> SparseTensor:
+    """`tensor.mT`: the last two modes exchanged."""
+    return tensor.transpose(-2, -1)
+
+
+def _share_memory(tensor: SparseTensor) -> SparseTensor:
+    """`tensor.share_memory_()`: values and the arrays of the pattern, for all tensors of that pattern."""
+    for array in (*tensor._pattern.arrays(), tensor._vals):
+        array.share_memory_()
+    return tensor
+
+
+def _is_shared(tensor: SparseTensor) -> bool:
+    return bool(tensor._vals.is_shared())
+
+
+def _set_data(tensor: SparseTensor, data: Tensor) -> None:
+    """`tensor.data = data`: another sparse tensor of the shape and dtype takes its place."""
+    if not isinstance(data, SparseTensor) or data.shape != tensor.shape or data.dtype != tensor.dtype:
+        kind = type(data).__name__
+        raise InvalidTensorError(
+            f"the data of a SparseTensor {list(tensor.shape)} of {tensor.dtype} set to "
+            f"a {kind} {list(data.shape)} of {data.dtype}",
+            "a SparseTensor of the same shape and dtype",
+        )
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        delattr(tensor, name)
+    tensor._pattern, tensor._fill = data._pattern, data._fill
+    for name in data.__tensor_flatten__()[0]:
+        setattr(tensor, name, getattr(data, name))
+
+
+def _without_memory(name: str) -> Callable[..., Any]:
+    """An implementation of a function that reads or hands out memory."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedOperatorError(
+            f"{name} of a SparseTensor, which has no dense memory",
+            "act on .values(), or ask for .to_dense() first",
+        )
+
+    return refuse
+
+
+for _names, _operator in (
+    ((torch.t, Tensor.t, Tensor.T.__get__), _reversed_modes),  # type: ignore[attr-defined]
+    ((torch.permute, Tensor.permute), _permute),
+    ((torch.transpose, torch.swapaxes, torch.swapdims, Tensor.swapaxes, Tensor.swapdims), _transpose),
+    ((Tensor.mT.__get__,), _matrix_transpose),  # type: ignore[attr-defined]
+    ((Tensor.share_memory_,), _share_memory),
+    ((Tensor.is_shared,), _is_shared),
+    ((Tensor.data.__set__,), _set_data),  # type: ignore[attr-defined]
+):
+    operators.update(dict.fromkeys(_names, _operator))
+for _name in ("apply_", "map_", "numpy", "__array__", "tolist", "__dlpack__"):
+    operators[getattr(Tensor, _name)] = _without_memory(_name)
