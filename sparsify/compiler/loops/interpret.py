@@ -68,6 +68,7 @@ class Machine:
     buffers: dict[str, Array]
     threads: int
     constant: set[str] = field(default_factory=set)
+    sharing: "Sharing | None" = None
 
     def __post_init__(self) -> None:
         self.constant |= {b.name for b in self.function.buffers if not b.output and not b.grown}
@@ -146,6 +147,8 @@ class Machine:
         count = self._count(expr.count, expr.type.lanes, variables)
         memory = self._memory(expr.buffer, indices[:count], expr)
         assert memory.dtype == np.dtype(expr.type.dtype), f"{expr} reads {memory.dtype} as {expr.type}"
+        if self.sharing is not None:
+            self.sharing.read(expr.buffer, indices[:count], expr)
         result[:count] = memory[indices[:count]]
         return result
 
@@ -203,6 +206,8 @@ class Machine:
         assert stmt.buffer not in self.constant, f"{stmt} writes to an input"
         memory = self._memory(stmt.buffer, indices[:count], stmt)
         assert memory.dtype == value.dtype, f"{stmt} writes {value.dtype} to {memory.dtype}"
+        if self.sharing is not None:
+            self.sharing.write(stmt.buffer, indices[:count], stmt)
         for index, lane in zip(indices[:count], value[:count], strict=True):
             memory[index] = lane
 
@@ -230,13 +235,16 @@ class Machine:
         extent = self.integer(stmt.extent, variables)
         chunks = self.threads * stmt.chunks_per_thread
         bounds = self._bounds(stmt, extent, chunks)
+        self.sharing = Sharing({name: buffer.size for name, buffer in self.buffers.items()})
         for thread in range(self.threads):
             own = dict(variables)
             self.run(stmt.setup, own)
             for chunk in range(thread, chunks, self.threads):
+                self.sharing.chunk = chunk
                 own[stmt.begin.name] = np.array([bounds[chunk]])
                 own[stmt.end.name] = np.array([bounds[chunk + 1]])
                 self.run(stmt.body, own)
+        self.sharing = None
 
     def _bounds(self, stmt: nodes.ParallelFor, extent: int, chunks: int) -> list[int]:
         """Where the chunks begin, and at last `extent`."""
@@ -256,13 +264,58 @@ class Machine:
                 number = self.integer(count, variables)
                 assert number >= 0, f"{stmt} asks for {number} elements"
                 self.buffers[buffer] = np.full(number, _poison(dtype) if fill is None else fill, dtype)
+                if self.sharing is not None:
+                    self.sharing.forget(buffer)
             case nodes.AllocateOutput(buffer, dtype, count):
                 self.buffers[buffer] = np.full(self.integer(count, variables), _poison(dtype), dtype)
             case nodes.Fill(buffer, begin, count, value):
                 first, number = self.integer(begin, variables), self.integer(count, variables)
                 assert buffer not in self.constant, f"{stmt} writes to an input"
                 ends = np.array([first, first + number - 1]) if number > 0 else np.array([], np.int64)
+                if self.sharing is not None:
+                    self.sharing.write(buffer, np.arange(first, first + number), stmt)
                 self._memory(buffer, ends, stmt)[first : first + number] = self.value(value, variables)[0]
+
+
+class Sharing:
+    """Who has touched what inside a parallel loop: chunks that meet at an element depend on the threads.
+
+    Attributes:
+        chunk: the chunk that runs now.
+        writers: of each element of the buffers from outside, the chunk that wrote it, -1 for none.
+        readers: the chunk that read it, -1 for none, -2 for several.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.chunk = -1
+        self.writers = {name: np.full(size, -1) for name, size in sizes.items()}
+        self.readers = {name: np.full(size, -1) for name, size in sizes.items()}
+
+    def forget(self, buffer: str) -> None:
+        """`buffer` is a thread's own from now on."""
+        self.writers.pop(buffer, None)
+        self.readers.pop(buffer, None)
+
+    def read(self, buffer: str, indices: Array, access: Node) -> None:
+        """The chunk reads these elements."""
+        if buffer not in self.writers:
+            return
+        self._check(self.writers[buffer][indices], access)
+        readers = self.readers[buffer]
+        others = (readers[indices] != -1) & (readers[indices] != self.chunk)
+        readers[indices] = np.where(others, -2, self.chunk)
+
+    def write(self, buffer: str, indices: Array, access: Node) -> None:
+        """The chunk writes these elements."""
+        if buffer not in self.writers:
+            return
+        self._check(self.writers[buffer][indices], access)
+        self._check(self.readers[buffer][indices], access)
+        self.writers[buffer][indices] = self.chunk
+
+    def _check(self, before: Array, access: Node) -> None:
+        met = (before != -1) & (before != self.chunk)
+        assert not met.any(), f"two chunks of a parallel loop meet at an element of {access}"
 
 
 def _reduce(name: str, lanes: Array) -> Any:
