@@ -6,12 +6,17 @@ import numpy as np
 import torch
 
 import sparsify
+from sparsify.compiler.cpp import target
 from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.parse import read
-from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
+from sparsify.compiler.kernel import index_dtypes
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.interpret import interpret
 from sparsify.compiler.node import walk
+from sparsify.compiler.pipeline import compile_stages
+from sparsify.compiler.plan import Step, steps
+from sparsify.compiler.schedule.directives import Schedule
 from sparsify.options import current, override
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
@@ -34,10 +39,16 @@ def sparse(*shape: int, density: float, dtype: torch.dtype, seed: int = 1) -> to
     return torch.where(torch.rand(*shape, generator=generator) < density, normal(*shape, dtype=dtype), 0)
 
 
-def compiled(text: str, schedule: str, operands: Mapping[str, torch.Tensor]) -> Kernel:
-    """The kernel of a statement under a schedule."""
-    declared = {name: described(value) for name, value in operands.items()}
-    return compile_program(declare(read(text).statements, declared), schedule, current())
+def lowered(text: str, schedule: str, operands: Mapping[str, torch.Tensor]) -> loops.Function:
+    """The loops of a statement under a schedule."""
+    step = steps(declared(text, operands), scheduled=True)[0]
+    assert isinstance(step, Step)
+    return compile_stages(step, Schedule.parse(schedule), target.vector_bytes(current())).loops
+
+
+def declared(text: str, operands: Mapping[str, torch.Tensor]) -> Program:
+    """The program of a statement on operands."""
+    return declare(read(text).statements, {name: described(value) for name, value in operands.items()})
 
 
 def described(value: torch.Tensor) -> Operand:
@@ -68,14 +79,14 @@ def check_memory(
     text: str, schedule: str, operands: Mapping[str, torch.Tensor], expected: torch.Tensor, threads: int = 2
 ) -> None:
     """The loops, run by the interpreter that checks every access, give `expected` too."""
-    kernel = compiled(text, schedule, operands)
-    function: loops.Function = kernel.steps[0].stages.loops  # type: ignore[union-attr]
+    function, program = lowered(text, schedule, operands), declared(text, operands)
     sizes = {"serial_threshold": 0}
     buffers: dict[str, np.ndarray] = {}
-    for name in kernel.program.inputs:
-        declared, value = kernel.program.declaration(name), operands[name]
+    for name in program.inputs:
+        value = operands[name]
         sizes.update(
-            (f"{index}_extent", extent) for index, extent in zip(declared.extents, value.shape, strict=True)
+            (f"{index}_extent", extent)
+            for index, extent in zip(program.declaration(name).extents, value.shape, strict=True)
         )
         if isinstance(value, SparseTensor):
             sizes[f"{name}_nnz"] = value.pattern.nnz
@@ -87,8 +98,8 @@ def check_memory(
                 }
             value = value.values()
         buffers[f"{name}_vals"] = value.contiguous().numpy().reshape(-1)
-    result = np.full(expected.numel(), np.nan, buffers[f"{kernel.program.inputs[0]}_vals"].dtype)
-    buffers[f"{kernel.program.outputs[0]}_vals"] = result
+    result = np.full(expected.numel(), np.nan, buffers[f"{program.inputs[0]}_vals"].dtype)
+    buffers[f"{program.outputs[0]}_vals"] = result
     assert interpret(function, sizes, buffers, threads).status == 0
     np.testing.assert_allclose(result.reshape(expected.shape), expected.numpy(), rtol=1e-4, atol=1e-4)
 

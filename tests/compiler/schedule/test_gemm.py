@@ -7,7 +7,7 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.node import walk
 from sparsify.errors import ScheduleError
 from sparsify.options import override
-from tests.compiler.schedule.prototypes import check, check_memory, compiled, hottest, normal, sums
+from tests.compiler.schedule.prototypes import check, check_memory, hottest, lowered, normal, sums
 
 TEXT = "C[i,k] = relu(A[i,j] * W[j,k] + b[k])"
 # Panels of 16 columns, packed once; tiles of 6 rows by 2 vectors of 8 lanes.
@@ -79,7 +79,7 @@ def test_no_access_outside(name, shape):
 def test_twelve_accumulators(name):
     with override(vector_bytes=32):
         given, _ = operands(13, 40, 33, torch.float32)
-        function = compiled(TEXT, SCHEDULES[name], given).steps[0].stages.loops
+        function = lowered(TEXT, SCHEDULES[name], given)
     loop = hottest(function)
     assert len(sums(loop)) == 12
     assert not [node for node in walk(loop.body) if isinstance(node, loops.Store)]
@@ -91,7 +91,7 @@ def test_twelve_accumulators(name):
 def test_loops(golden):
     with override(vector_bytes=32):
         given, _ = operands(13, 40, 33, torch.float32)
-        golden("schedule/gemm.txt", str(compiled(TEXT, PANELS, given).steps[0].stages.loops))
+        golden("schedule/gemm.txt", str(lowered(TEXT, PANELS, given)))
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,4 @@ def test_loops(golden):
 def test_refused(schedule, message):
     given, _ = operands(7, 5, 17, torch.float32)
     with override(vector_bytes=32), pytest.raises(ScheduleError, match=message):
-        compiled(TEXT, schedule, given)
+        lowered(TEXT, schedule, given)

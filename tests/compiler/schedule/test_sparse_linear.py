@@ -8,7 +8,7 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.node import walk
 from sparsify.errors import ScheduleError
 from sparsify.options import override
-from tests.compiler.schedule.prototypes import check, check_memory, compiled, hottest, normal, sparse, sums
+from tests.compiler.schedule.prototypes import check, check_memory, hottest, lowered, normal, sparse, sums
 
 TEXT = "Y[t,n] = relu(X[t,k] * W[n,k] + b[n])"
 SHAPES = [(0, 5, 4), (5, 0, 3), (3, 5, 0), (1, 1, 1), (1, 24, 9), (7, 13, 8), (33, 40, 17), (70, 24, 30)]
@@ -79,7 +79,7 @@ def test_no_access_outside(shape, tail):
 def test_accumulators_hold_a_tile_of_tokens():
     with override(vector_bytes=32):
         given, _ = operands(70, 24, 30, torch.float32)
-        function = compiled(TEXT, schedule(64), given).steps[0].stages.loops
+        function = lowered(TEXT, schedule(64), given)
     loop = hottest(function)
     assert len(sums(loop)) == 8
     loads = {node for node in walk(loop.body) if isinstance(node, loops.Load)}
@@ -91,7 +91,7 @@ def test_accumulators_hold_a_tile_of_tokens():
 def test_loops(golden):
     with override(vector_bytes=32):
         given, _ = operands(70, 24, 30, torch.float32)
-        golden("schedule/sparse_linear.txt", str(compiled(TEXT, schedule(64), given).steps[0].stages.loops))
+        golden("schedule/sparse_linear.txt", str(lowered(TEXT, schedule(64), given)))
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_refused(text, message):
         override(vector_bytes=32),
         pytest.raises((ScheduleError, sparsify.errors.DiscordantError), match=message),
     ):
-        compiled(TEXT, text, given)
+        lowered(TEXT, text, given)

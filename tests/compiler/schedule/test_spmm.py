@@ -8,7 +8,7 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.node import walk
 from sparsify.errors import ScheduleError
 from sparsify.options import override
-from tests.compiler.schedule.prototypes import check, check_memory, compiled, hottest, normal, sparse, sums
+from tests.compiler.schedule.prototypes import check, check_memory, hottest, lowered, normal, sparse, sums
 
 TEXT = "C[i,k] = relu(A[i,j] * T[j,k] + b[k])"
 
@@ -85,7 +85,7 @@ def test_no_access_outside(name, shape):
 def test_accumulators(name, accumulators, lines):
     with override(vector_bytes=32):
         given, _ = operands(13, 21, 47, torch.float32)
-        function = compiled(TEXT, SCHEDULES[name], given).steps[0].stages.loops
+        function = lowered(TEXT, SCHEDULES[name], given)
     loop = hottest(function)
     assert len(sums(loop)) == accumulators
     inside = list(walk(loop.body))
@@ -97,7 +97,7 @@ def test_accumulators(name, accumulators, lines):
 def test_loops(name, golden):
     with override(vector_bytes=32):
         given, _ = operands(13, 21, 47, torch.float32)
-        text = str(compiled(TEXT, SCHEDULES[name], given).steps[0].stages.loops)
+        text = str(lowered(TEXT, SCHEDULES[name], given))
     golden(f"schedule/spmm_{name}.txt", text)
 
 
@@ -115,4 +115,4 @@ def test_loops(name, golden):
 def test_refused(schedule, message):
     given, _ = operands(7, 5, 17, torch.float32)
     with override(vector_bytes=32), pytest.raises(ScheduleError, match=message):
-        compiled(TEXT, schedule, given)
+        lowered(TEXT, schedule, given)
