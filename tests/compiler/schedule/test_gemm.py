@@ -58,9 +58,15 @@ def test_product(name, shape, threads):
     check(TEXT, SCHEDULES[name], given, expected, threads=threads)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
-    ("name", "vector_bytes"), [("masked", 0), ("panels", 16), ("panels", 32), ("panels", 64), ("own", 16)]
+    ("name", "vector_bytes", "dtype"),
+    [
+        ("masked", 0, torch.float32),
+        ("masked", 64, torch.float32),
+        ("panels", 16, torch.float64),
+        ("panels", 32, torch.float64),
+        ("own", 16, torch.float32),
+    ],
 )
 def test_widths(name, vector_bytes, dtype):
     for shape in SHAPES:

@@ -12,7 +12,7 @@ from tests.compiler.schedule.draw import draw
 from tests.compiler.schedule.prototypes import check_memory, declared, normal, sparse
 
 ROWS, INNER, COLUMNS = 6, 5, 7
-SEEDS = 40
+SEEDS = 30
 
 
 def sparse_matrix(rows: int, columns: int, form: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -49,8 +49,10 @@ def test_linear(tail, shape, threads):
     check(TEXT, schedule(32, tail), given, expected, threads=threads)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("vector_bytes", [0, 16, 32, 64])
+@pytest.mark.parametrize(
+    ("vector_bytes", "dtype"),
+    [(0, torch.float32), (16, torch.float32), (16, torch.float64), (32, torch.float64)],
+)
 def test_widths(vector_bytes, dtype):
     for shape in SHAPES:
         given, expected = operands(*shape, dtype)

@@ -50,8 +50,10 @@ def test_product(name, shape, threads):
     check(TEXT, SCHEDULES[name], given, expected, threads=threads)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("vector_bytes", [0, 16, 32, 64])
+@pytest.mark.parametrize(
+    ("vector_bytes", "dtype"),
+    [(0, torch.float32), (16, torch.float32), (16, torch.float64), (32, torch.float64)],
+)
 @pytest.mark.parametrize("name", ["narrow", "sets"])
 def test_widths(name, vector_bytes, dtype):
     for shape in SHAPES:
