@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sparsify.api import apply, einsum, evaluate, explain, load, save, tensor
     from sparsify.compiler.schedule.directives import Schedule
     from sparsify.errors import SparsifyError
+    from sparsify.options import strict
     from sparsify.passes.sparse_module import SparseModule
     from sparsify.recipe import Recipe
     from sparsify.report import Report
@@ -28,6 +29,7 @@ __all__ = [
     "explain",
     "save",
     "load",
+    "strict",
     "Format",
     "Pattern",
     "SparseTensor",
@@ -46,6 +48,7 @@ _MODULES = {
     "explain": "sparsify.api",
     "save": "sparsify.api",
     "load": "sparsify.api",
+    "strict": "sparsify.options",
     "Format": "sparsify.storage.format",
     "Pattern": "sparsify.storage.pattern",
     "SparseTensor": "sparsify.storage.tensor",

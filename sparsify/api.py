@@ -3,113 +3,22 @@
 In: `einsum("ij,jk->ik", A, B)`. Out: the result, dense or sparse by the rules of format inference.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.einsum_string import read_subscripts
-from sparsify.compiler.einsum.extents import bind_extents
-from sparsify.compiler.einsum.nodes import Assign, Const, Program
-from sparsify.compiler.einsum.parse import read
-from sparsify.compiler.einsum.rename import substitute_scalars
+from sparsify.compiler.evaluate import einsum, einsum_kernel, evaluate
 from sparsify.compiler.explain import explain_kernel, printed
-from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
 from sparsify.compiler.schedule.directives import Schedule
-from sparsify.compiler.schedule.sizes import sizes_of
-from sparsify.errors import DtypeError, EinsumError, SparsifyError
-from sparsify.options import Options, current
+from sparsify.errors import SparsifyError
 from sparsify.passes.apply import apply
 from sparsify.passes.explain import explain_model
 from sparsify.passes.save import load, save
 from sparsify.passes.sparse_module import SparseModule
-from sparsify.storage.format import Format
 from sparsify.storage.interop import tensor
 from sparsify.storage.tensor import SparseTensor
 
 __all__ = ["apply", "einsum", "evaluate", "explain", "load", "save", "tensor"]
-
-DTYPES = ("float32", "float64")
-REMEMBERED = 4096
-
-_descriptions: dict[Operand, Operand] = {}
-# Options are kept with kernels, so that their identity stays theirs.
-_kernels: dict[Any, tuple[Kernel, tuple[int, ...], Options]] = {}
-_evaluations: dict[Any, tuple[Kernel, Options]] = {}
-
-
-def einsum(
-    subscripts: str,
-    *operands: torch.Tensor,
-    format: Format | str | None = None,
-    schedule: Schedule | str | None = None,
-) -> torch.Tensor:
-    """`torch.einsum` over sparse and dense operands.
-
-    Args:
-        subscripts: as torch's: ellipsis, repeated indices, implicit output, spaces.
-        operands: dense tensors and `SparseTensor`s of float32 or float64.
-        format: of the result; inferred without it.
-        schedule: text as `explain` prints it; chosen without it.
-
-    Raises:
-        EinsumError, ShapeError, DtypeError: what does not fit, with the index variable.
-        ScheduleError: a schedule that does not fit.
-
-    >>> import torch
-    >>> A = tensor(torch.eye(2), "csr")
-    >>> einsum("ij,jk->ik", A, torch.ones(2, 3)).shape
-    torch.Size([2, 3])
-    """
-    kernel, used = _einsum_kernel(subscripts, operands, format, schedule)
-    return kernel(*used)  # type: ignore[no-any-return]
-
-
-def evaluate(
-    text: str,
-    outputs: str | Sequence[str] | None = None,
-    *,
-    format: Format | str | Mapping[str, Format | str] | None = None,
-    schedule: Schedule | str | None = None,
-    sizes: Mapping[str, int] | None = None,
-    **operands: torch.Tensor | float,
-) -> Any:
-    """The results of statements in index notation, `y[i] = A[i,j] * x[j] + z[i]`.
-
-    Args:
-        text: one statement a line.
-        outputs: the names to return, in this order; the last assigned one without it.
-        format: of the result, or a mapping from results to formats.
-        schedule: for a single statement.
-        sizes: extents of index variables that no operand has.
-        operands: tensors and Python scalars by name. A scalar is a constant of the kernel: what changes from call
-            to call is better a tensor without dimensions.
-
-    Raises:
-        ParseError, EinsumError, ShapeError, DtypeError: mistakes in the text or the operands.
-
-    >>> import torch
-    >>> evaluate("y[i] = A[i,j] * x[j]", A=tensor(torch.eye(2), "csr"), x=torch.ones(2))
-    tensor([1., 1.])
-    """
-    options = current()
-    names = outputs if isinstance(outputs, str) or outputs is None else tuple(outputs)
-    formats = format if isinstance(format, Format | str) or format is None else tuple(format.items())
-    key: list[Any] = [text, names, formats, schedule, tuple((sizes or {}).items()), id(options)]
-    for name, operand in operands.items():
-        key += (name, type(operand), operand) if isinstance(operand, int | float) else (name, *_key(operand))
-    found = _evaluations.get(tuple(key))
-    if found is None:
-        program = _program(text, names, format, sizes, operands)
-        met = sizes_of(program, [operands[name] for name in program.inputs])
-        found = (compile_program(program, schedule, options, met), options)
-        _remember(_evaluations, tuple(key), found)
-    kernel, _ = found
-    used: list[Any] = [operands[name] for name in kernel.program.inputs]
-    return kernel(*used)
 
 
 def explain(subject: Any, *operands: torch.Tensor, schedule: Schedule | str | None = None) -> str:
@@ -123,7 +32,7 @@ def explain(subject: Any, *operands: torch.Tensor, schedule: Schedule | str | No
         SparsifyError: the subject is neither.
     """
     if isinstance(subject, str):
-        kernel, _ = _einsum_kernel(subject, operands, None, schedule)
+        kernel, _ = einsum_kernel(subject, operands, None, schedule)
         return printed(explain_kernel(kernel))
     if isinstance(subject, SparseModule):
         return str(explain_model(subject))
@@ -137,138 +46,3 @@ def _a_kind(subject: Any) -> str:
     """What an object is, for messages: `a Linear`."""
     name = type(subject).__name__
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
-
-
-def _einsum_kernel(
-    subscripts: str,
-    operands: tuple[torch.Tensor, ...],
-    format: Format | str | None,
-    schedule: Schedule | str | None,
-) -> tuple[Kernel, tuple[torch.Tensor, ...]]:
-    """The kernel of an einsum and its operands in the order of the program."""
-    options = current()
-    key: list[Any] = [subscripts, format, schedule, id(options)]
-    for operand in operands:
-        key += _key(operand)
-    found = _kernels.get(tuple(key))
-    if found is None:
-        described = tuple(_describe(operand) for operand in operands)
-        shapes = tuple(tuple(operand.shape) for operand in operands)
-        program, order = _einsum_program(subscripts, described, shapes, format)
-        sizes = sizes_of(program, [operands[n] for n in order])
-        found = (compile_program(program, schedule, options, sizes), order, options)
-        _remember(_kernels, tuple(key), found)
-    kernel, order, _ = found
-    return kernel, tuple([operands[n] for n in order])
-
-
-def _key(operand: torch.Tensor) -> tuple[Any, ...]:
-    """What a kernel depends on of an operand, cheap to find and to hash.
-
-    Sparse operands of equal description share one object, whose identity needs no deep hash.
-    """
-    if isinstance(operand, SparseTensor):
-        return id(_describe(operand)), operand._pattern.shape
-    if isinstance(operand, torch.Tensor):
-        return operand.dtype, operand.layout, operand.shape
-    raise EinsumError(
-        f"an operand of type {type(operand).__name__}", "torch tensors; sparsify.tensor converts others"
-    )
-
-
-def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keeps a value; a full memory starts anew."""
-    if len(memory) >= REMEMBERED:
-        memory.clear()
-    memory[key] = value
-
-
-@lru_cache(maxsize=4096)
-def _einsum_program(
-    subscripts: str,
-    described: tuple[Operand, ...],
-    shapes: tuple[tuple[int, ...], ...],
-    format: Format | str | None,
-) -> tuple[Program, tuple[int, ...]]:
-    """The program of an einsum, and which operand each of its inputs is."""
-    names = tuple(f"{letter}" for letter in _names(len(described)))
-    assign = read_subscripts(subscripts, shapes, names, "Y")
-    formats = _formats((assign,), format)
-    program = declare((assign,), dict(zip(names, described, strict=True)), ("Y",), formats=formats)
-    return program, tuple(names.index(name) for name in program.inputs)
-
-
-def _names(count: int) -> list[str]:
-    """`A`, `B`, ..., without the name of the result."""
-    letters = "ABCDEFGHIJKLMNOPQRSTUVWXZ"
-    return [letters[n] if count <= len(letters) else f"A{n}" for n in range(count)]
-
-
-def _describe(operand: torch.Tensor) -> Operand:
-    """Format, dtype and fill of an operand; equal ones are the same object."""
-    if isinstance(operand, SparseTensor):
-        pattern, key = operand._pattern, (operand._vals.dtype, operand._fill)
-        found: Operand = pattern.recall(key) or pattern.cached(key, lambda: _describe_sparse(operand))
-        return found
-    return _describe_dense(operand.dtype, operand.dim(), operand.layout)
-
-
-def _describe_sparse(operand: SparseTensor) -> Operand:
-    fill = operand.fill
-    if isinstance(fill, complex):
-        raise DtypeError(f"an operand with the fill {fill}", "a real fill: operand.with_fill(0)")
-    made = Operand(operand.format, _dtype_name(operand.dtype), float(fill), index_dtypes(operand.pattern))
-    return _descriptions.setdefault(made, made)
-
-
-@lru_cache
-def _describe_dense(dtype: torch.dtype, rank: int, layout: torch.layout) -> Operand:
-    if layout != torch.strided:
-        raise EinsumError(f"an operand of layout {layout}", "sparsify.tensor(operand)")
-    made = Operand(Format(", ".join(["dense"] * rank) or "scalar"), _dtype_name(dtype))
-    return _descriptions.setdefault(made, made)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    """`float32`, when kernels can be generated for it."""
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise DtypeError(
-            f"an operand of dtype {name}", f"one of {', '.join(DTYPES)}: operand.to(torch.float32)"
-        )
-    return name
-
-
-def _program(
-    text: str,
-    outputs: str | tuple[str, ...] | None,
-    format: Format | str | Mapping[str, Format | str] | None,
-    sizes: Mapping[str, int] | None,
-    operands: Mapping[str, Any],
-) -> Program:
-    """The program of an `evaluate`."""
-    tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
-    scalars = {name: value for name, value in operands.items() if name not in tensors}
-    statements = _with_scalars(read(text).statements, scalars)
-    names = (outputs,) if isinstance(outputs, str) else outputs or ()
-    described = {name: _describe(value) for name, value in tensors.items()}
-    program = declare(statements, described, names, formats=_formats(statements, format), sizes=sizes)
-    bind_extents(statements, {name: tensors[name].shape for name in program.inputs}, sizes)
-    return program
-
-
-def _formats(
-    statements: tuple[Assign, ...], wanted: Format | str | Mapping[str, Format | str] | None
-) -> dict[str, Format]:
-    """The formats asked for, by result; a single one is that of the last result."""
-    if wanted is None:
-        return {}
-    ranks = {statement.target.tensor: len(statement.target.indices) for statement in statements}
-    by_name = wanted if isinstance(wanted, Mapping) else {statements[-1].target.tensor: wanted}
-    return {n: Format(f, rank=ranks.get(n)) if isinstance(f, str) else f for n, f in by_name.items()}
-
-
-def _with_scalars(statements: tuple[Assign, ...], scalars: Mapping[str, Any]) -> tuple[Assign, ...]:
-    """The statements with Python numbers in place of their names."""
-    numbers = {name: Const(value) for name, value in scalars.items()}
-    return tuple(replace(s, value=substitute_scalars(s.value, numbers)) for s in statements)

@@ -127,6 +127,18 @@ def override(**fields: Any) -> Iterator[Options]:
         _overridden.reset(token)
 
 
+@contextmanager
+def strict() -> Iterator[None]:
+    """Inside the `with` block what would become dense is an error instead, as with SPARSIFY_STRICT=1.
+
+    >>> with strict():
+    ...     current().strict
+    True
+    """
+    with override(strict=True):
+        yield
+
+
 def _text(name: str, default: str | None = None) -> Any:
     """The text of an environment variable, the default when it is empty or not set."""
     return os.environ.get(name, "") or default

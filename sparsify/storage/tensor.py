@@ -3,7 +3,7 @@
 In: `SparseTensor(pattern, values)`. Out: a tensor that trains, copies, saves and loads like any other.
 
 It is a wrapper subclass: `operators` catches torch's names before they decompose, `dispatch` serves what is left by
-acting on the values. What neither knows raises; nothing becomes dense by itself.
+acting on the values. What neither knows goes to `unsupported`.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +27,12 @@ Operator = Callable[..., Any]
 
 operators: dict[Operator, Operator] = {}
 """torch's functions and their implementation on sparse tensors."""
-FILLED_BY: Final = ("sparsify.storage.methods",)
+FILLED_BY: Final = ("sparsify.storage.methods", "sparsify.ops")
 """The modules that fill `operators`, imported when the first of torch's functions meets a sparse tensor."""
 _is_filled = False
+
+unsupported: list[Callable[[Operator, tuple[Any, ...], dict[str, Any], UnsupportedOperatorError], Any]] = []
+"""What computes a function that no implementation is known for, from its arguments and the reason."""
 
 
 class SparseTensor(torch.Tensor):
@@ -202,7 +205,10 @@ class SparseTensor(torch.Tensor):
                 return func(*args, **kwargs)
             except UnsupportedOperatorError as error:
                 name = resolve_name(func) or getattr(func, "__name__", str(func))
-                raise UnsupportedOperatorError(f"{name}: {error.message}", error.remedy) from None
+                reason = UnsupportedOperatorError(f"{name}: {error.message}", error.remedy)
+        for compute in unsupported:
+            return compute(func, args, kwargs, reason)
+        raise reason
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

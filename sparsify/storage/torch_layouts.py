@@ -118,7 +118,9 @@ def write(matrix: SparseTensor) -> Tensor:
     if layout == "coo" or any(n % b for n, b in zip(pattern.shape, block, strict=False)):
         sorted_coo = matrix.to(format=Format("coo", rank=pattern.rank))
         coordinates, values = sorted_coo.coordinates(), sorted_coo.values()
-        return torch.sparse_coo_tensor(coordinates, values, pattern.shape, is_coalesced=True)
+        return torch.sparse_coo_tensor(
+            coordinates, values, pattern.shape, is_coalesced=True, check_invariants=False
+        )
     pos, crd = pattern.pos[1], pattern.crd[1]
     assert pos is not None and crd is not None, "the second level is compressed"
     pos, crd = same_dtype(pos, crd)

@@ -1,0 +1,8 @@
+"""torch's names on sparse tensors; importing this package puts them into the table of `storage.tensor`.
+
+In: `A @ B` with A a `SparseTensor`. Out: the result of a generated kernel, dense or sparse by format inference.
+"""
+
+from sparsify.ops import elementwise, fallback, layouts, products, reductions, softmax
+
+__all__ = ["elementwise", "fallback", "layouts", "products", "reductions", "softmax"]

@@ -1,0 +1,144 @@
+"""Products: matmul and its relatives, `linear`, `addmm`, `einsum`.
+
+In: `torch.matmul(A, x)`. Out: `einsum("ij,j->i", A, x)`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.evaluate import einsum, evaluate
+from sparsify.errors import ShapeError
+from sparsify.ops.elementwise import add
+from sparsify.ops.fallback import is_dense
+from sparsify.ops.table import operator, refuse
+
+BATCH = "abcdefgh"
+
+
+@operator(torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__)
+def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`torch.matmul`: vectors, matrices and batches of matrices."""
+    _no_out(out)
+    if not input.dim() or not other.dim():
+        raise ShapeError(f"matmul of {list(input.shape)} and {list(other.shape)}; both need one mode or more")
+    rows, columns = input.shape[-2:-1], other.shape[-1:] if other.dim() > 1 else other.shape[:0]
+    if is_dense(input) and input.dim() > 2 and other.dim() <= 2:
+        # The rows of all matrices are the rows of one.
+        flat = matmul(input.reshape(-1, input.shape[-1]), other)
+        return flat.reshape(*input.shape[:-1], *columns)
+    batches = max(input.dim() - 2, 0), max(other.dim() - 2, 0)
+    _equal_batches(input.shape[: batches[0]], other.shape[: batches[1]])
+    letters = BATCH[: max(batches)]
+    left = letters[len(letters) - batches[0] :] + ("i" if rows else "") + "j"
+    right = letters[len(letters) - batches[1] :] + "j" + ("k" if columns else "")
+    result = letters + ("i" if rows else "") + ("k" if columns else "")
+    return _einsum(f"{left},{right}->{result}", input, other)
+
+
+def _equal_batches(first: Sequence[int], second: Sequence[int]) -> None:
+    """Nothing when modes of batches have equal extents, counted from the last."""
+    for one, other in zip(reversed(first), reversed(second)):
+        if one != other and 1 in (one, other):
+            raise refuse(f"a batch of {one} matrices with a batch of {other}", "expand the dense operand")
+
+
+@operator(torch.mm, Tensor.mm, torch.sparse.mm)
+def mm(input: Tensor, mat2: Tensor, reduce: str | None = None, *, out: Tensor | None = None) -> Tensor:
+    """`torch.mm`, `torch.sparse.mm`: a product of matrices."""
+    _no_out(out)
+    if reduce not in (None, "sum"):
+        raise refuse(f"a product reduced by {reduce}")
+    return _product("mm", "ij,jk->ik", input, mat2)
+
+
+@operator(torch.mv, Tensor.mv)
+def mv(input: Tensor, vec: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`torch.mv`: a matrix by a vector."""
+    _no_out(out)
+    return _product("mv", "ij,j->i", input, vec)
+
+
+@operator(torch.bmm, Tensor.bmm)
+def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`torch.bmm`: as many products of matrices as the first mode is long."""
+    _no_out(out)
+    return _product("bmm", "bij,bjk->bik", input, mat2)
+
+
+def _product(name: str, subscripts: str, first: Tensor, second: Tensor) -> Tensor:
+    """An einsum of two operands that have the modes of its subscripts."""
+    wanted = [len(part) for part in subscripts.split("->")[0].split(",")]
+    if [first.dim(), second.dim()] != wanted:
+        raise ShapeError(
+            f"torch.{name} of {list(first.shape)} and {list(second.shape)}; operands of "
+            f"{wanted[0]} and {wanted[1]} modes"
+        )
+    return _einsum(subscripts, first, second)
+
+
+def _einsum(subscripts: str, first: Tensor, second: Tensor) -> Tensor:
+    """The product of two operands; dense when one of them is."""
+    if not (is_dense(first) or is_dense(second)):
+        return einsum(subscripts, first, second)
+    return einsum(subscripts, first, second, format=dense_format(len(subscripts.split("->")[1])))
+
+
+@operator(torch.addmm, Tensor.addmm, torch.sparse.addmm)
+def addmm(
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`torch.addmm`: `beta * input + alpha * mat1 @ mat2`."""
+    _no_out(out)
+    if is_dense(input):
+        product = mm(mat1, mat2)
+        product = product if alpha == 1 else product * alpha
+        return add(product, input if beta == 1 else input * beta)
+    text = "sum(j, A[i,j] * B[j,k])"
+    text = text if alpha == 1 else f"alpha * {text}"
+    text += " + C[i,k]" if beta == 1 else " + beta * C[i,k]"
+    scalars: dict[str, Any] = {name: s for name, s in (("alpha", alpha), ("beta", beta)) if s != 1}
+    result: Tensor = evaluate(f"Y[i,k] = {text}", A=mat1, B=mat2, C=input, **scalars)
+    return result
+
+
+@operator(functional.linear)
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`: `input @ weight.T + bias`."""
+    if weight.dim() != 2 or not input.dim():
+        raise refuse(f"linear of a weight of {weight.dim()} modes")
+    if is_dense(input) and input.dim() != 2:
+        flat = linear(input.reshape(-1, input.shape[-1]), weight, bias)
+        return flat.reshape(*input.shape[:-1], weight.shape[0])
+    if input.dim() != 2:
+        raise refuse(f"linear of a sparse input of {input.dim()} modes")
+    if bias is None:
+        return _einsum("nk,ok->no", input, weight)
+    result: Tensor = evaluate("Y[n,o] = sum(k, X[n,k] * W[o,k]) + b[o]", X=input, W=weight, b=bias)
+    return result
+
+
+@operator(torch.einsum)
+def torch_einsum(equation: Any, *operands: Any) -> Tensor:
+    """`torch.einsum` over operands one by one or in a list."""
+    if not isinstance(equation, str):
+        raise refuse("einsum with lists of subscripts", "subscripts as text")
+    listed = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
+    result: Tensor = einsum(equation, *listed)
+    return result
+
+
+def _no_out(out: Tensor | None) -> None:
+    """Nothing without `out=`."""
+    if out is not None:
+        raise refuse("a product with out=", "use the result")

@@ -1,0 +1,114 @@
+"""Reductions over all modes or some: `sum mean amax amin`. Unstored entries count as the fill.
+
+In: `torch.sum(A, 1)`. Out: `Y[i] += A[i,j]`.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.evaluate import evaluate
+from sparsify.errors import ShapeError
+from sparsify.ops.elementwise import INDICES, div
+from sparsify.ops.table import operator, refuse
+from sparsify.storage.tensor import SparseTensor
+
+Modes = int | Sequence[int] | None
+
+
+@operator(torch.sum, Tensor.sum, torch._sparse_sum)
+def sum(
+    input: SparseTensor,
+    dim: Modes = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Any = None,
+) -> Tensor:
+    """`torch.sum`."""
+    return _reduced("+=", input if dtype is None else input.to(dtype), dim, keepdim, out)
+
+
+@operator(torch.mean, Tensor.mean)
+def mean(
+    input: SparseTensor,
+    dim: Modes = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Any = None,
+) -> Tensor:
+    """`torch.mean`: over all entries, unstored ones included."""
+    total = sum(input, dim, keepdim, dtype=dtype, out=out)
+    return div(total, prod(input.shape[mode] for mode in modes_of(input, dim)))
+
+
+@operator(torch.amax, Tensor.amax)
+def amax(input: SparseTensor, dim: Modes = (), keepdim: bool = False, *, out: Any = None) -> Tensor:
+    """`torch.amax`: the largest entry, an unstored one if that is larger than the stored ones."""
+    return _extreme("max=", input, dim, keepdim, out)
+
+
+@operator(torch.amin, Tensor.amin)
+def amin(input: SparseTensor, dim: Modes = (), keepdim: bool = False, *, out: Any = None) -> Tensor:
+    """`torch.amin`: the smallest entry, an unstored one if that is smaller than the stored ones."""
+    return _extreme("min=", input, dim, keepdim, out)
+
+
+@operator(torch.max, Tensor.max)
+def max(input: SparseTensor, *others: Any, **named: Any) -> Any:
+    """`torch.max` of all entries."""
+    if others or named:
+        raise refuse("max with places", "amax gives the values")
+    return amax(input)
+
+
+@operator(torch.min, Tensor.min)
+def min(input: SparseTensor, *others: Any, **named: Any) -> Any:
+    """`torch.min` of all entries."""
+    if others or named:
+        raise refuse("min with places", "amin gives the values")
+    return amin(input)
+
+
+def _extreme(assignment: str, input: SparseTensor, dim: Modes, keepdim: bool, out: Any) -> Tensor:
+    """The largest or smallest entries along modes that have some."""
+    for mode in modes_of(input, dim):
+        if input.shape[mode] == 0:
+            raise ShapeError(
+                f"the largest or smallest of no entries, along mode {mode} of {list(input.shape)}"
+            )
+    return _reduced(assignment, input, dim, keepdim, out)
+
+
+def modes_of(input: Tensor, dim: Modes) -> tuple[int, ...]:
+    """The modes that `dim` names, all of them for `None` and `()`."""
+    rank = input.dim()
+    asked = (dim,) if isinstance(dim, int) else tuple(dim) if dim is not None else ()
+    for mode in asked:
+        if not -rank <= mode < rank:
+            raise ShapeError(f"mode {mode} of a tensor of {rank} modes; {-rank} to {rank - 1}")
+    found = tuple(mode % rank for mode in asked) or tuple(range(rank))
+    if len(set(found)) < len(found):
+        raise ShapeError(f"the modes {asked} name one twice; each once")
+    return found
+
+
+def _reduced(assignment: str, input: SparseTensor, dim: Modes, keepdim: bool, out: Any) -> Tensor:
+    """The entries of a tensor combined along modes."""
+    if out is not None:
+        raise refuse("a reduction with out=", "use the result")
+    gone = modes_of(input, dim)
+    names = INDICES[: input.dim()]
+    left = ",".join(name for mode, name in enumerate(names) if mode not in gone)
+    target = f"Y[{left}]" if left else "Y"
+    # A vector is handier dense, whatever can be inferred; modes of extent 1 are no modes of a format.
+    format = dense_format(len(names) - len(gone)) if keepdim or len(names) - len(gone) < 2 else None
+    result = cast(Tensor, evaluate(f"{target} {assignment} A[{','.join(names)}]", A=input, format=format))
+    if not keepdim:
+        return result
+    return result.reshape([1 if mode in gone else extent for mode, extent in enumerate(input.shape)])

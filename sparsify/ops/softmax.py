@@ -1,0 +1,71 @@
+"""Softmax over stored entries, as `torch.sparse.softmax`: unstored ones count as minus infinity.
+
+In: `torch.softmax(A, 1)`. Out: a tensor on the pattern of A whose stored rows sum to 1.
+
+It is the one exception to the rule of fills, so there is no dense way to fall back to: what cannot be computed raises.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.evaluate import evaluate
+from sparsify.ops.elementwise import INDICES
+from sparsify.ops.reductions import modes_of
+from sparsify.ops.table import refuse
+from sparsify.storage.format import Format
+from sparsify.storage.tensor import SparseTensor, operators
+
+
+def softmax(
+    input: SparseTensor, dim: int, dtype: torch.dtype | None = None, *, out: Any = None
+) -> SparseTensor:
+    """`torch.softmax` along one mode of the stored entries."""
+    if out is not None:
+        raise refuse("softmax with out=", "use the result")
+    taken = input if dtype is None else input.to(dtype)
+    (mode,) = modes_of(input, dim)
+    format = taken.format
+    if format.is_short and format.ordering[-1] != mode:
+        # Rows lie together where the mode is stored last; the way there and back is kept with the pattern.
+        order = (*(m for m in format.ordering if m != mode), mode)
+        turned = taken.to(format=Format([stored.level for stored in format.levels], order))
+        return softmax(turned, mode).to(format=format)
+    names = INDICES[: input.dim()]
+    entry = f"A[{','.join(names)}]"
+    rest = ",".join(name for place, name in enumerate(names) if place != mode)
+    at = f"[{rest}]" if rest else ""
+    text = f"""
+        m{at} max= where(stored({entry}), {entry}, -inf)
+        P[{",".join(names)}] = where(stored({entry}), exp({entry} - where(m{at} == -inf, 0, m{at})), 0)
+        d{at} += P[{",".join(names)}]
+        Y[{",".join(names)}] = P[{",".join(names)}] / where(d{at} == 0, 1, d{at})"""
+    dense = dense_format(len(names) - 1)
+    return cast(SparseTensor, evaluate(text, "Y", A=taken, format={"m": dense, "d": dense}))
+
+
+def functional_softmax(
+    input: SparseTensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> SparseTensor:
+    """`torch.nn.functional.softmax`; the mode has to be named."""
+    if dim is None:
+        raise refuse("softmax without a mode", "dim=-1")
+    return softmax(input, dim, dtype)
+
+
+def log_softmax(
+    input: SparseTensor, dim: int, *_: Any, dtype: torch.dtype | None = None, **__: Any
+) -> Tensor:
+    """The logarithm of the softmax on the stored entries; an unstored one is minus infinity."""
+    return cast(SparseTensor, softmax(input, dim, dtype).log())
+
+
+for _functions, _compute in (
+    ((torch.softmax, Tensor.softmax, torch.sparse.softmax), softmax),
+    ((functional.softmax,), functional_softmax),
+    ((torch.log_softmax, Tensor.log_softmax, functional.log_softmax, torch.sparse.log_softmax), log_softmax),
+):
+    operators.update(dict.fromkeys(_functions, _compute))

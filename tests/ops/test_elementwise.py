@@ -1,0 +1,82 @@
+import pytest
+import torch
+
+from sparsify import SparseTensor
+from sparsify.errors import ShapeError
+from tests.ops.operands import assert_as_dense, assert_gradients, full, sparse
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize(
+    "function, other",
+    [
+        *(
+            (torch.mul, other)
+            for other in (full(7, 9), full(9), full(7, 1), full(2, 7, 9), full().sum(), 2.5)
+        ),
+        *((torch.add, other) for other in (full(7, 9), full(1, 9), full(7, 9, dtype=torch.float32), 2.5)),
+        *((torch.sub, other) for other in (full(9), 2.5)),
+        *((torch.div, other) for other in (full(7, 1), 2.5)),
+    ],
+    ids=lambda o: str(list(o.shape)) if isinstance(o, torch.Tensor) else getattr(o, "__name__", str(o)),
+)
+def test_with_dense_operands_and_numbers(function, other):
+    result = assert_as_dense(function, sparse(7, 9), other)
+    if function in (torch.mul, torch.div):
+        assert isinstance(result, SparseTensor)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo"])
+def test_of_two_patterns(format):
+    first, second = sparse(7, 9), sparse(7, 9, format=format, seed=5)
+    for function in (torch.add, torch.mul):
+        assert isinstance(assert_as_dense(function, first, second), SparseTensor)
+
+
+def test_of_one_pattern_share_it():
+    stored = sparse(7, 9)
+    assert (stored + stored).pattern is stored.pattern
+
+
+def test_operators_and_alpha():
+    stored, other = sparse(7, 9), full(7, 9)
+    assert_as_dense(lambda a: 2 - a, stored)
+    assert_as_dense(lambda a: 1 / (a + 1), stored)
+    assert_as_dense(lambda a: -a * 3 - 1, stored)
+    assert_as_dense(lambda a, b: torch.add(a, b, alpha=2), stored, other)
+    assert_as_dense(lambda a, b: torch.rsub(a, b, alpha=2), stored, other)
+    assert_as_dense(lambda a, b: a * b, sparse(2, 7, 9, format="csf"), stored)
+
+
+@pytest.mark.parametrize("name", ["neg", "relu", "exp", "abs", "sqrt", "sigmoid", "tanh"])
+def test_functions_of_one_tensor(name):
+    function, stored = getattr(torch, name), sparse(7, 9)
+    result = assert_as_dense(function, stored)
+    assert result.pattern is stored.pattern
+    assert_gradients(function, stored)
+
+
+@pytest.mark.parametrize(
+    "function, operands",
+    [
+        (torch.add, (sparse(4, 5), full(4, 5))),
+        (torch.add, (sparse(4, 5), sparse(4, 5, seed=7))),
+        (torch.mul, (sparse(4, 5), sparse(4, 5, seed=7))),
+        (torch.mul, (sparse(4, 5), full().sum())),
+        (torch.div, (sparse(4, 5), full(4, 5))),
+    ],
+)
+def test_gradients(function, operands):
+    assert_gradients(function, *operands)
+
+
+def test_what_annihilates_is_not_read():
+    stored = sparse(3, 4)
+    result = stored * torch.full((3, 4), float("nan"), dtype=torch.float64)
+    assert result.values().isnan().all() and not result.to_dense()[stored.to_dense() == 0].isnan().any()
+
+
+def test_shapes_that_do_not_broadcast():
+    with pytest.raises(ShapeError, match="do not broadcast"):
+        sparse(7, 9) + full(8)

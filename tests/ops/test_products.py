@@ -1,0 +1,101 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from sparsify import SparseTensor
+from sparsify.errors import ShapeError
+from sparsify.ops.fallback import forgotten
+from tests.ops.operands import assert_as_dense, assert_gradients, full, sparse, thin
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def matmul(a, b):
+    return a @ b
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        (sparse(7, 9), full(9, 5)),
+        (sparse(7, 9, format="coo"), full(9, 5)),
+        (sparse(7, 9), full(9)),
+        (full(7), sparse(7, 9)),
+        (full(3, 7), sparse(7, 9)),
+        (full(2, 3, 7), sparse(7, 9)),
+        (sparse(7, 9), full(2, 9, 5)),
+        (sparse(2, 7, 9, format="csf"), full(2, 9, 5)),
+        (sparse(2, 7, 9, format="csf"), full(9, 5)),
+        (sparse(2, 7, 9, format="csf"), full(9)),
+        (sparse(7, 9), sparse(9, 5, seed=3)),
+        (sparse(7, 9, dtype=torch.float32), full(9, 5, dtype=torch.float32)),
+    ],
+    ids=lambda o: f"{o.format.letters if isinstance(o, SparseTensor) else 'dense'}{list(o.shape)}{o.dtype}",
+)
+def test_matmul(first, second):
+    result = assert_as_dense(matmul, first, second)
+    assert (isinstance(first, SparseTensor) and isinstance(second, SparseTensor)) or type(
+        result
+    ) is torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "function, operands",
+    [
+        (torch.mm, (sparse(7, 9), full(9, 5))),
+        (torch.mv, (sparse(7, 9), full(9))),
+        (torch.bmm, (sparse(2, 7, 9, format="csf"), full(2, 9, 5))),
+        (torch.addmm, (full(7, 5), sparse(7, 9), full(9, 5))),
+        (lambda c, a, b: torch.addmm(c, a, b, alpha=2.0, beta=0.5), (full(5), sparse(7, 9), full(9, 5))),
+        (lambda c, a, b: torch.addmm(c, a, b, alpha=2.0, beta=0.5), (thin(7, 5), sparse(7, 9), sparse(9, 5))),
+        (functional.linear, (full(4, 9), sparse(7, 9))),
+        (functional.linear, (full(4, 9), sparse(7, 9), full(7))),
+        (functional.linear, (full(2, 4, 9), sparse(7, 9), full(7))),
+        (functional.linear, (full(9), sparse(7, 9), full(7))),
+        (functional.linear, (sparse(7, 9), full(3, 9), full(3))),
+        (lambda a, b: torch.einsum("ij,kj->ik", a, b), (sparse(7, 9), full(5, 9))),
+        (lambda a, b: a.T @ b, (sparse(7, 9), full(7, 2))),
+    ],
+)
+def test_relatives_of_matmul(function, operands):
+    assert_as_dense(function, *operands)
+
+
+def test_sparse_mm():
+    a, b = sparse(7, 9), full(9, 5)
+    torch.testing.assert_close(torch.sparse.mm(a, b), a.to_dense() @ b)
+
+
+@pytest.mark.parametrize(
+    "function, operands",
+    [
+        (torch.mm, (sparse(4, 5), full(5, 3))),
+        (torch.matmul, (sparse(4, 5), sparse(5, 3, format="csc"))),
+        (torch.matmul, (full(2, 4), sparse(4, 5))),
+        (functional.linear, (full(3, 5), sparse(4, 5), full(4))),
+        (torch.bmm, (sparse(2, 4, 5, format="csf"), full(2, 5, 3))),
+        (lambda c, a, b: torch.addmm(c, a, b, alpha=0.5), (full(4, 3), sparse(4, 5), full(5, 3))),
+    ],
+)
+def test_gradients(function, operands):
+    assert_gradients(function, *operands)
+
+
+def test_a_parameter_trains_through_linear():
+    weight = torch.nn.Parameter(sparse(7, 9))
+    functional.linear(full(4, 9), weight).sum().backward()
+    assert isinstance(weight.grad, SparseTensor) and weight.grad.pattern is weight.pattern
+
+
+def test_shapes_that_do_not_fit():
+    with pytest.raises(ShapeError, match="9"):
+        sparse(7, 9) @ full(8, 5)
+    with pytest.raises(ShapeError, match=r"torch\.mm of"):
+        torch.mm(sparse(7, 9), full(9))
+    with pytest.raises(ShapeError, match="both need"):
+        torch.matmul(sparse(7, 9), full().reshape(()))
+
+
+def test_batches_that_spread_become_dense():
+    with forgotten(), pytest.warns(RuntimeWarning, match=r"Tensor\.matmul: a batch of 1 matrices"):
+        assert_as_dense(matmul, sparse(1, 7, 9, format="csf"), full(2, 9, 5))

@@ -1,0 +1,51 @@
+import pytest
+import torch
+
+from sparsify.errors import ShapeError
+from tests.ops.operands import assert_as_dense, assert_gradients, sparse
+
+pytestmark = pytest.mark.filterwarnings("error")
+FUNCTIONS = [torch.sum, torch.mean, torch.amax, torch.amin]
+
+
+@pytest.mark.parametrize(
+    "function, format", [*((f, "csr") for f in FUNCTIONS), (torch.sum, "csc"), (torch.amax, "coo")]
+)
+def test_along_modes(function, format):
+    stored = sparse(7, 9, format=format)
+    assert_as_dense(function, stored)
+    for dim in (0, 1, -1, (0, 1)):
+        assert_as_dense(lambda a, dim=dim: function(a, dim), stored)
+        assert_as_dense(lambda a, dim=dim: function(a, dim, keepdim=True), -stored)
+
+
+def test_of_three_modes_and_other_fills():
+    cube = sparse(2, 7, 9, format="csf")
+    for dim in (0, 2, (1, 2)):
+        assert_as_dense(lambda a, dim=dim: a.sum(dim), cube)
+    assert_as_dense(lambda a: (a + 1).sum(1), sparse(7, 9))
+    assert_as_dense(lambda a: a.max() - a.min(), sparse(7, 9))
+
+
+def test_stored_entries_below_the_fill():
+    assert float((-sparse(1, 9)).amax()) == 0
+
+
+def test_sparse_sum():
+    stored = sparse(7, 9)
+    torch.testing.assert_close(torch.sparse.sum(stored, 1), stored.to_dense().sum(1))
+
+
+@pytest.mark.parametrize("function", [torch.mean, torch.amax])
+def test_gradients(function):
+    for dim in (0, 1):
+        assert_gradients(lambda a, dim=dim: function(a, dim), sparse(4, 5))
+
+
+def test_modes_that_are_not_there():
+    with pytest.raises(ShapeError, match="mode 2 of a tensor of 2"):
+        sparse(7, 9).sum(2)
+    with pytest.raises(ShapeError, match="twice"):
+        sparse(7, 9).sum((0, -2))
+    with pytest.raises(ShapeError, match="no entries"):
+        (sparse(0, 9)).amax(0)

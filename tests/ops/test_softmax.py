@@ -1,0 +1,43 @@
+import pytest
+import torch
+
+from tests.ops.operands import assert_gradients, sparse
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def expected(stored, dim):
+    """Softmax with unstored entries as minus infinity; rows without entries are 0."""
+    dense = stored.to_dense()
+    dense = torch.where(dense == 0, -torch.inf, dense)
+    return torch.softmax(dense, dim).nan_to_num(0.0)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_softmax(format, dim):
+    stored = sparse(7, 9, format=format)
+    for function in (torch.softmax, torch.nn.functional.softmax):
+        result = function(stored, dim)
+        torch.testing.assert_close(result.to_dense(), expected(stored, dim))
+        assert result.pattern is stored.pattern
+    logarithm = torch.log_softmax(stored, dim)
+    torch.testing.assert_close(logarithm.values(), torch.softmax(stored, dim).values().log())
+    assert logarithm.fill == -torch.inf
+
+
+def test_as_torch_sparse_softmax():
+    stored = sparse(7, 9, format="coo")
+    of_torch = torch.sparse.softmax(stored.to_torch(), 1)
+    torch.testing.assert_close(torch.sparse.softmax(stored, 1).values(), of_torch.coalesce().values())
+
+
+def test_empty_and_batched():
+    assert torch.softmax(sparse(3, 4) * 0, 1).nnz == sparse(3, 4).nnz
+    cube = sparse(2, 7, 9, format="csf")
+    torch.testing.assert_close(torch.softmax(cube, 2).to_dense(), expected(cube, 2))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradients(dim):
+    assert_gradients(lambda a: torch.softmax(a, dim), sparse(4, 5))
