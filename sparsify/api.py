@@ -16,7 +16,6 @@ from sparsify.passes.explain import explain_model
 from sparsify.passes.save import load, save
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.storage.interop import tensor
-from sparsify.storage.tensor import SparseTensor
 
 __all__ = ["apply", "einsum", "evaluate", "explain", "load", "save", "tensor"]
 
