@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sparsify.compiler.einsum.nodes import Access, Assign
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import Node, children, map_children, walk
 from sparsify.compiler.notation.nodes import Forall, Sequence, Statement
 
 Body = Statement | Assign
@@ -55,6 +55,17 @@ def close_chain(chain: list[Forall], body: Body) -> Body:
     for loop in reversed(chain):
         body = loop if body is loop.body else replace(loop, body=body)
     return body
+
+
+def loops_to_assignment(node: Node, tensor: str) -> list[Forall] | None:
+    """The loops in `node` around the first assignment to `tensor`, outermost first; `None` without one."""
+    if isinstance(node, Assign):
+        return [] if node.target.tensor == tensor else None
+    for child in children(node):
+        found = loops_to_assignment(child, tensor)
+        if found is not None:
+            return [node, *found] if isinstance(node, Forall) else found
+    return None
 
 
 def sequence(statements: list[Body]) -> Body:

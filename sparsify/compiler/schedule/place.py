@@ -30,6 +30,7 @@ from sparsify.compiler.schedule.chains import (
     close_chain,
     loop_chain,
     loops_around,
+    loops_to_assignment,
     replace_accesses,
     rewrite_loops,
     sequence,
@@ -235,7 +236,8 @@ def _shrink(
 ) -> Temporary:
     """`temporary` with the loops inside the shared ones as indices, those that make up its own."""
     wanted = {leaf for name in temporary.indices for leaf in _leaves(program, name)} - set(shared)
-    indices = tuple(n.index for n in walk(producer) if isinstance(n, Forall) and n.index in wanted)
+    around = loops_to_assignment(producer, temporary.name) or [n for n in walk(producer) if isinstance(n, Forall)]
+    indices = tuple(loop.index for loop in around if loop.index in wanted)
     return replace(temporary, indices=indices, scope=directive.scope, listed=directive.listed)
 
 

@@ -59,6 +59,7 @@ class Lowering:
         self.split_by_outer = {r.outer: r for r in relations if isinstance(r, notation.Split)}
         self.split_by_inner = {r.inner: r for r in relations if isinstance(r, notation.Split)}
         self.splits = {r.index: r for r in relations if isinstance(r, notation.Split)}
+        self.blocks = self._blocks()
         self.positions = {r.position: r for r in relations if isinstance(r, notation.Position)}
         self.fused = {r.fused: r for r in relations if isinstance(r, notation.Fuse)}
         self.prefetches = {r.tensor: r.distance for r in relations if isinstance(r, notation.Prefetch)}
@@ -229,6 +230,19 @@ class Lowering:
         """The place of a register's element along `index`: its coordinate within the range."""
         known = env.ranges.get(index)
         return coordinate.start if known is None else minus(coordinate.start, known.begin)
+
+    def _blocks(self) -> frozenset[notation.Split]:
+        """The splits by the blocks of an operand: it is stored only where they divide its extents."""
+        found = set()
+        for access in (n for n in walk(self.program.body) if isinstance(n, Access)):
+            if access.tensor not in self.program.inputs:
+                continue
+            for stored in self.declarations[access.tensor].format.levels:
+                index = access.indices[stored.expression.mode]
+                split = self.splits.get(index.name) if isinstance(index, Index) else None
+                if stored.expression.kind != "whole" and split is not None and split.size == stored.expression.size:
+                    found.add(split)
+        return frozenset(found)
 
     def split_of_index(self, index: str, size: int) -> notation.Split:
         """The split of `index` into blocks of `size`, which concretize made for every blocked mode."""

@@ -222,19 +222,14 @@ def _stored_position(low: Lowering, access: Access, env: Environment) -> Coordin
 def _strip_level(low: Lowering, temporary: notation.Temporary, index: str) -> int | None:
     """The compressed level of the pattern whose coordinates are those of `index`, `None` for a dense mode."""
     root = Access(temporary.pattern_of or "", tuple(Index(name) for name in temporary.pattern_indices))
-    found = None
-    for number, stored in enumerate(low.declaration(root.tensor).format.levels):
-        if isinstance(stored.level, Dense):
-            continue
-        if level_variable(low, root, stored) == index:
-            found = number
-        elif level_variable(low, root, stored) in temporary.indices or not isinstance(
-            stored.level, Compressed
-        ):
-            raise ScheduleError(
-                f"{temporary} has positions of several levels of {root}", "precompute it further inside"
-            )
-    return found
+    levels = list(enumerate(low.declaration(root.tensor).format.levels))
+    stored = {level_variable(low, root, s): number for number, s in levels if not isinstance(s.level, Dense)}
+    inside = [name for name in temporary.indices if name in stored]
+    if len(inside) > 1 or any(not isinstance(levels[stored[name]][1].level, Compressed) for name in inside):
+        raise ScheduleError(
+            f"{temporary} has positions of several levels of {root}", "precompute it further inside"
+        )
+    return stored.get(index)
 
 
 def _strip_bound(low: Lowering, temporary: notation.Temporary, index: str) -> loops.Expr:
