@@ -1,0 +1,168 @@
+"""Block-sparse attention in one kernel: strips of scores by position, register tiles, transposed keys."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify import options
+from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.pipeline import compile_stages
+from sparsify.compiler.plan import steps
+from sparsify.compiler.schedule.directives import Schedule
+from sparsify.errors import ScheduleError, ShapeError, SparsifyError
+from sparsify.storage.format import Format
+
+TEXT = """
+S[h,i,j] = where(stored(M[i,j]), 0.25 * sum(k, Q[h,i,k] * K[h,j,k]), -inf)
+m[h,i] max= S[h,i,j]
+P[h,i,j] = exp(S[h,i,j] - where(m[h,i] == -inf, 0, m[h,i]))
+d[h,i] += P[h,i,j]
+Y[h,i,l] += P[h,i,j] * V[h,j,l] / where(d[h,i] == 0, 1, d[h,i])
+"""
+ONE_HEAD = TEXT.replace("h,", "")
+# Strips of 8 query rows; a register tile of 8 rows by 8 keys, then of 8 rows by 8 columns of the result.
+STRIPS = """
+split ii ir is 8; split ji jt js 8; split l lo li 8
+order S: h, io, ir, jo, jt, is, js; precompute w at jt in register; order w: k, is, js
+order m: h, io, ir, is, jo, jt, js; precompute most = m over js in register
+order P: h, io, ir, is, jo, jt, js
+order d: h, io, ir, is, jo, jt, js; precompute sums = d over js in register
+order w1: h, io, ir, lo, jo, jt, js, is, li
+order Y: h, io, ir, lo, is, li
+precompute w1 at lo in register
+precompute S at ir in thread; precompute P at ir in thread
+precompute m at ir in thread; precompute d at ir in thread
+pack Kt = K[jo, jt, k, js] at h in thread; transpose k js in Kt
+unroll is in w; unroll is in S; unroll is in w1; unroll is in Y
+vector js in w; vector js in S; vector js in most; vector js in m; vector js in P
+vector js in sums; vector js in d; vector li
+parallel h dynamic
+"""
+ONE_HEAD_STRIPS = (
+    STRIPS.replace("h, ", "").replace(" at h in thread", " at root in memory").replace("parallel h", "parallel io")
+)
+# Entry by entry, a row at a time.
+ROWS = """
+precompute S at i in thread; precompute P at i in thread; precompute m at i in register
+precompute d at i in register; precompute w1 at i in thread; parallel i static
+"""
+# Weighted means of normal numbers in float32.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def mask(size: int, block: int, kept: float) -> torch.Tensor:
+    """Blocks of ones; the second row of blocks is empty where there are several."""
+    count = size // block
+    blocks = (torch.rand(count, count, generator=torch.Generator().manual_seed(size)) < kept).float()
+    if count > 1:
+        blocks[1] = 0
+    return blocks.repeat_interleave(block, 0).repeat_interleave(block, 1)
+
+
+def operands(shape: tuple[int, ...], width: int, out: int):
+    """Queries, keys and values."""
+    generator = torch.Generator().manual_seed(width)
+    return {
+        name: torch.randn(*shape, last, generator=generator) for name, last in (("Q", width), ("K", width), ("V", out))
+    }
+
+
+def expected(allowed: torch.Tensor, Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
+    """Dense attention in float64; rows without keys give 0."""
+    scores = 0.25 * Q.double() @ K.double().mT
+    weights = torch.softmax(scores.masked_fill(allowed == 0, -torch.inf), -1)
+    return (torch.nan_to_num(weights) @ V.double()).float()
+
+
+def stages(schedule: str, text: str = TEXT, form: str = "bcsr(16,16)", vector_bytes: int = 32):
+    levels = Format(form)
+    index = tuple(("int32", "int32") if "compressed" in str(level) else ("", "") for level in levels.levels)
+    dense = Operand(Format("dense, dense, dense" if "h," in text else "dense, dense"), "float32")
+    program = declare(
+        parse(text), {"M": Operand(levels, "float32", index_dtypes=index), "Q": dense, "K": dense, "V": dense}, ("Y",)
+    )
+    (step,) = steps(program, scheduled=True)
+    return compile_stages(step, Schedule.parse(schedule), vector_bytes)
+
+
+@pytest.mark.parametrize(
+    ("size", "block", "kept", "width", "out"),
+    [(64, 16, 0.5, 24, 24), (48, 8, 0.3, 7, 13), (16, 16, 1.0, 8, 1), (64, 32, 0.0, 9, 8), (36, 12, 0.5, 16, 5)],
+)
+@pytest.mark.parametrize(("vector_bytes", "threads"), [(0, 1), (16, 2), (32, 1), (32, 2)])
+def test_strips(size, block, kept, width, out, vector_bytes, threads):
+    allowed = mask(size, block, kept)
+    M = sparsify.tensor(allowed, f"bcsr({block},{block})")
+    with options.override(vector_bytes=vector_bytes, threads=threads, serial_threshold=0):
+        heads = operands((2, size), width, out)
+        Y = sparsify.evaluate(TEXT, "Y", M=M, **heads, schedule=STRIPS)
+        torch.testing.assert_close(Y, expected(allowed, **heads), **CLOSE)
+        one = operands((size,), width, out)
+        Y = sparsify.evaluate(ONE_HEAD, "Y", M=M, **one, schedule=ONE_HEAD_STRIPS)
+        torch.testing.assert_close(Y, expected(allowed, **one), **CLOSE)
+
+
+@pytest.mark.parametrize("form", ["csr", "dcsr", "bcsr(8,8)", "bcsr(4,8)"])
+@pytest.mark.parametrize("text", [TEXT, ONE_HEAD], ids=["heads", "one head"])
+def test_without_a_schedule_the_program_is_one_kernel_or_many(text, form):
+    allowed = mask(32, 8, 0.4)
+    inputs = operands((3, 32) if text is TEXT else (32,), 8, 11)
+    M = sparsify.tensor(allowed, form)
+    Y = sparsify.evaluate(text, "Y", M=M, **inputs, schedule="")
+    torch.testing.assert_close(Y, expected(allowed, **inputs), **CLOSE)
+    if text is ONE_HEAD or "bcsr" not in form:
+        torch.testing.assert_close(sparsify.evaluate(text, "Y", M=M, **inputs), Y, **CLOSE)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("size", [1, 13, 40])
+def test_rows_of_entries(size, threads):
+    allowed = mask(size, 1, 0.3)
+    inputs = operands((size,), 5, 9)
+    with options.override(threads=threads, serial_threshold=0):
+        M = sparsify.tensor(allowed, "csr")
+        Y = sparsify.evaluate(ONE_HEAD, "Y", M=M, **inputs, schedule=ROWS)
+    torch.testing.assert_close(Y, expected(allowed, **inputs), **CLOSE)
+
+
+def test_several_results_of_one_kernel():
+    allowed = mask(32, 8, 0.4)
+    inputs = operands((32,), 8, 8)
+    M = sparsify.tensor(allowed, "bcsr(8,8)")
+    apart = sparsify.evaluate(ONE_HEAD, ("m", "P", "Y"), M=M, **inputs)
+    m, P, Y = sparsify.evaluate(ONE_HEAD, ("m", "P", "Y"), M=M, **inputs, schedule="")
+    assert P.pattern is M.pattern
+    torch.testing.assert_close(P.values(), apart[1].values(), **CLOSE)
+    torch.testing.assert_close(m, apart[0], **CLOSE)
+    torch.testing.assert_close(Y, apart[2], **CLOSE)
+
+
+def test_loops(golden):
+    golden("loops/attention.txt", str(stages(STRIPS).loops))
+
+
+def test_blocks_that_do_not_divide_the_extent():
+    inputs = operands((2, 40), 8, 8)
+    with pytest.raises(SparsifyError, match="block|divide|multiple"):
+        sparsify.evaluate(TEXT, "Y", M=sparsify.tensor(torch.ones(40, 40), "bcsr(16,16)"), **inputs, schedule=STRIPS)
+    with pytest.raises(ShapeError, match="extent"):
+        sparsify.evaluate(TEXT, "Y", M=sparsify.tensor(torch.ones(48, 48), "bcsr(16,16)"), **inputs, schedule=STRIPS)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("precompute S at jo in thread", "loops|written in some iterations|no loop"),
+        ("precompute m at jo in thread", "written in some iterations|loops|read at"),
+        ("order P: h, jo, io, ii, ji; precompute S at io in thread", "same outer loops"),
+        ("precompute d at ji in register", "no loop|loops|written in some iterations"),
+        ("parallel jo", "all write|same entr"),
+        ("order S: h, jo, io, ii, ji", "order"),
+        ("precompute S at h in register", "unroll|constant|registers"),
+        ("pack Qt = K[k] at io in thread", "read|K"),
+    ],
+)
+def test_schedules_that_do_not_fit(schedule, message):
+    with pytest.raises((ScheduleError, SparsifyError), match=message):
+        stages(schedule)
