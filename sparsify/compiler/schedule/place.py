@@ -236,7 +236,9 @@ def _shrink(
 ) -> Temporary:
     """`temporary` with the loops inside the shared ones as indices, those that make up its own."""
     wanted = {leaf for name in temporary.indices for leaf in _leaves(program, name)} - set(shared)
-    around = loops_to_assignment(producer, temporary.name) or [n for n in walk(producer) if isinstance(n, Forall)]
+    around = loops_to_assignment(producer, temporary.name) or [
+        n for n in walk(producer) if isinstance(n, Forall)
+    ]
     indices = tuple(loop.index for loop in around if loop.index in wanted)
     return replace(temporary, indices=indices, scope=directive.scope, listed=directive.listed)
 

@@ -50,7 +50,7 @@ def _enter_block(
 def _divides(low: Lowering, split: notation.Split) -> bool:
     """Whether no block reaches over the edge, as far as that is known."""
     extent = constant(low.bound(split.index))
-    return extent is not None and extent % split.size == 0
+    return low.is_whole(split) or extent is not None and extent % split.size == 0
 
 
 def body_at(
@@ -63,6 +63,7 @@ def body_at(
     """The body at a stored coordinate, `ahead` in front of it.
 
     The body of a block whose loop is written out is lowered twice: for whole blocks, and for one cut by the edge.
+    Where blocks are dense the whole kernel is.
     """
 
     def inside(bound: Lowered, inner: Environment) -> Lowered:
@@ -70,7 +71,7 @@ def body_at(
         return [*ahead(inner), *bound, *body] if body else []
 
     split = low.split_by_outer.get(loop.index)
-    if split is None or _divides(low, split) or not ranges.is_written_out(loop, split.inner):
+    if split is None or split in low.blocks or not ranges.is_written_out(loop, split.inner):
         return inside(*enter(low, loop.index, scalar(value), loop.body, env))
     env, left = _enter_block(low, split, scalar(value), env)
     size = integer(split.size)

@@ -223,8 +223,10 @@ def tiles(low: Lowering, split: notation.Split, loop: notation.Forall, env: Envi
     if reach.exact and reach.bound is not None:
         return _constant_tiles(low, split, loop, reach, env)
     base = loops.Var(low.fresh(f"{split.index}_0"), loops.INT)
-    if not is_written_out(loop, split.inner):
-        inner = Range(ZERO, smaller(integer(size), minus(end, base)))
+    if low.is_whole(split) or not is_written_out(loop, split.inner):
+        inner = Range(ZERO, integer(size), size, True)
+        if not low.is_whole(split):
+            inner = Range(ZERO, smaller(integer(size), minus(end, base)))
         body = tile(low, split, loop, base, inner, env)
         return [loops.For(base, begin, end, loops.Block(tuple(body)), size)] if body else []
     if split.masked:

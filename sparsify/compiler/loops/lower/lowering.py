@@ -6,12 +6,26 @@ Out: `for i: w = 0; for pA2 in A2_pos[i]..A2_pos[i+1]: ...; y_vals[i] = w`.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import assert_never
 
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Const, Declaration, Index
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ZERO, integer, lanes_of, minus, plus, product, quotient, times
+from sparsify.compiler.loops.arithmetic import (
+    ZERO,
+    both,
+    compare,
+    constant,
+    integer,
+    lanes_of,
+    minus,
+    plus,
+    product,
+    quotient,
+    remainder,
+    times,
+)
 from sparsify.compiler.loops.lower import assemble, iterate, temporaries, workspace
 from sparsify.compiler.loops.lower.access import load, position_of, store
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment
@@ -68,8 +82,10 @@ class Lowering:
         lets = [node for node in walk(program.body) if isinstance(node, notation.Let)]
         self.dtypes |= {t.name: t.dtype for let in lets for t in let.temporaries}
         self.patterns = {t.name: t for let in lets for t in let.temporaries if t.pattern_of is not None}
+        self.blocks_divide = True
         self.memory: dict[str, notation.Temporary] = {}
         self.listed: dict[str, loops.Var] = {}
+        self.longest: set[str] = set()
         self.transposed: dict[Access, loops.Expr] = {}
         self.setups: list[list[loops.Stmt]] = [[]]
         self.prefilled: set[str] = set()
@@ -80,13 +96,17 @@ class Lowering:
     def function(self) -> loops.Function:
         """The whole kernel."""
         self._check_outputs()
-        grown = [name for name in self.program.outputs if assemble.is_assembled(self.declarations[name])]
-        if grown:
-            body = assemble.phases(self, grown)
-        else:
-            body = self.statement(self.program.body, Environment())
+        rests = [
+            remainder(self.extent(split.index), integer(split.size)) for split in sorted(self.blocks, key=str)
+        ]
+        self.blocks_divide = all(constant(rest) in (0, None) for rest in rests)
+        body = self._body()
+        if self.blocks_divide and any(constant(rest) is None for rest in rests):
+            whole = [compare("eq", rest, ZERO) for rest in rests if constant(rest) is None]
+            self.blocks_divide = False
+            body = [loops.If(reduce(both, whole), loops.Block(tuple(body)), loops.Block(tuple(self._body())))]
         fills = [self._fill(name) for name in self._outputs_to_fill()]
-        statements = (*fills, *self.setups[0], *body)
+        statements = (*fills, *body)
         return loops.Function(
             self._sizes(),
             self._buffers(),
@@ -103,6 +123,13 @@ class Lowering:
                 raise UnsupportedProgramError(
                     f"a result stored {declaration.format}", "a dense result, converted afterwards"
                 )
+
+    def _body(self) -> list[loops.Stmt]:
+        """All statements of the kernel, and before them the memory that they need."""
+        self.memory, self.setups, self.longest = {}, [[]], set()
+        grown = [name for name in self.program.outputs if assemble.is_assembled(self.declarations[name])]
+        body = assemble.phases(self, grown) if grown else self.statement(self.program.body, Environment())
+        return [*self.setups[0], *body]
 
     def statement(self, node: notation.Statement | Assign, env: Environment) -> list[loops.Stmt]:
         """The loop IR of one statement."""
@@ -231,8 +258,12 @@ class Lowering:
         known = env.ranges.get(index)
         return coordinate.start if known is None else minus(coordinate.start, known.begin)
 
+    def is_whole(self, split: notation.Split) -> bool:
+        """Whether the code is for extents that the blocks of an operand, which `split` is, divide."""
+        return split in self.blocks and self.blocks_divide
+
     def _blocks(self) -> frozenset[notation.Split]:
-        """The splits by the blocks of an operand: it is stored only where they divide its extents."""
+        """The splits by dense blocks of an operand; the last block is padded where they do not divide the extent."""
         found = set()
         for access in (n for n in walk(self.program.body) if isinstance(n, Access)):
             if access.tensor not in self.program.inputs:
@@ -240,7 +271,11 @@ class Lowering:
             for stored in self.declarations[access.tensor].format.levels:
                 index = access.indices[stored.expression.mode]
                 split = self.splits.get(index.name) if isinstance(index, Index) else None
-                if stored.expression.kind != "whole" and split is not None and split.size == stored.expression.size:
+                if (
+                    stored.expression.kind == "within"
+                    and isinstance(stored.level, Dense)
+                    and split is not None
+                ):
                     found.add(split)
         return frozenset(found)
 

@@ -102,11 +102,16 @@ def iterate(
 
 
 def note_skipping(low: Lowering, body: Node, found: list[Access]) -> None:
-    """Results in a loop over what `found` stores start filled, but those that are stored where it is."""
+    """Results in a loop over what `found` stores start filled, but those that are stored where it is.
+
+    Loops leave out the padding of blocks, which then has to be filled.
+    """
     low.prefilled.update(
         n.target.tensor
         for n in walk(body)
-        if isinstance(n, Assign) and n.monoid is None and low.root_of(n.target) not in found
+        if isinstance(n, Assign)
+        and n.monoid is None
+        and (low.root_of(n.target) not in found or not low.blocks_divide)
     )
 
 

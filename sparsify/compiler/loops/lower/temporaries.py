@@ -45,11 +45,6 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
         elif temporary.listed:
             declared += workspace.begin(low, temporary)
         else:
-            if env.lane is not None:
-                raise ScheduleError(
-                    f"{temporary} is in memory inside the lanes of {env.lane.index}",
-                    f"a place outside the loop over {env.lane.index}, or registers",
-                )
             _allocate(low, temporary)
     around = low.prefilled - set(starts)
     low.prefilled &= around
@@ -256,9 +251,10 @@ def _strip_place(
 def longest_segment(low: Lowering, tensor: str, level: int) -> loops.Expr:
     """The number of positions in the longest segment of a compressed level, found when the kernel starts."""
     longest = loops.Var(f"{tensor}{level + 1}_longest", loops.INT)
-    if longest.name in low.names:
+    if longest.name in low.longest:
         return longest
     low.names.add(longest.name)
+    low.longest.add(longest.name)
     parents = _parents(low, tensor, level)
     parent = loops.Var(low.fresh(f"{tensor}{level + 1}_segment"), loops.INT)
     length = minus(_read_pos(low, tensor, level, plus(parent, ONE)), _read_pos(low, tensor, level, parent))
