@@ -117,10 +117,13 @@ class _Factoring:
     def _reduced_where_empty(self, access: Access, root: Access, reduced: tuple[str, ...]) -> float | None:
         """The identity of the reduction that defines `access` when it runs over the same entries."""
         definition = self.definitions[access.tensor]
-        sparsity = infer_sparsity(definition.value, self.declarations)
-        if definition.monoid is None or sparsity.pattern is None:
+        monoid, body = definition.monoid, definition.value
+        if monoid is None and isinstance(body, Reduce):
+            monoid, body = body.monoid, body.body
+        sparsity = infer_sparsity(body, self.declarations)
+        if monoid is None or sparsity.pattern is None:
             return None
-        neutral = MONOIDS[definition.monoid].neutral
+        neutral = MONOIDS[monoid].neutral
         entries = pattern_access(self.program, Access(*sparsity.pattern))
         if sparsity.fill != neutral or entries.tensor != root.tensor:
             return None

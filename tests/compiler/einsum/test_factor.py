@@ -41,6 +41,11 @@ def factored(text: str) -> str:
             SOFTMAX + "Y[i,l] += P[i,j] * V[j,l] / where(d[i] == 0, 1, d[i])",
             "Y[i,l] = sum(j, P[i,j] * V[j,l]) / where(d[i] == 0, 1, d[i])",
         ),
+        (
+            SOFTMAX.replace("d[i] += P[i,j]", "d[i] = sum(j, P[i,j])")
+            + "Y[i,l] = sum(j, P[i,j] * V[j,l] / where(d[i] == 0, 1, d[i]))",
+            "Y[i,l] = sum(j, P[i,j] * V[j,l]) / where(d[i] == 0, 1, d[i])",
+        ),
         (SOFTMAX + "Y[i,l] += P[i,j] * V[j,l] / d[i]", None),  # 0 / 0 in an empty row
         (SOFTMAX + "Y[j,l] += P[i,j] * V[i,l] / where(d[j] == 0, 1, d[j])", None),  # of other rows
     ],

@@ -50,7 +50,7 @@ def _enter_block(
 def _divides(low: Lowering, split: notation.Split) -> bool:
     """Whether no block reaches over the edge, as far as that is known."""
     extent = constant(low.bound(split.index))
-    return low.is_whole(split) or extent is not None and extent % split.size == 0
+    return low.is_whole(split) or (extent is not None and extent % split.size == 0)
 
 
 def body_at(
