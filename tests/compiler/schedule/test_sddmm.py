@@ -33,11 +33,11 @@ def operands(rows: int, columns: int, inner: int, density: float, dtype: torch.d
     return matrix, *factors
 
 
-def stages(schedule: str = GROUPS, vector_bytes: int = 32):
+def stages(schedule: str | None = GROUPS, vector_bytes: int = 32):
     csr = Operand(Format("csr"), "float32", index_dtypes=(("", ""), ("int32", "int32")))
     dense = Operand(Format("dense, dense"), "float32")
     program = declare(parse(TEXT), {"A": csr, "P": dense, "Q": dense})
-    return compile_stages(Step(program), Schedule.parse(schedule), vector_bytes)
+    return compile_stages(Step(program), schedule and Schedule.parse(schedule), vector_bytes)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -83,9 +83,7 @@ def test_four_sums_are_reduced_in_one_tree(golden):
 
 
 def test_the_chosen_schedule_is_the_one_written_by_hand():
-    matrix, P, Q = operands(20, 30, 24, 0.3)
-    text = sparsify.explain("ij,ik,jk->ij", sparsify.tensor(matrix, "csr"), P, Q)
-    assert "order i, j; " + GROUPS.replace("Q", "C") in text
+    assert str(stages(None).schedule) == "order i, j; " + GROUPS
 
 
 @pytest.mark.parametrize(
