@@ -28,9 +28,11 @@ TILE_BYTES = 512
 AHEAD = 16
 # Rows of two cache lines or more are asked for.
 AHEAD_BYTES = 128
-# Registers that hold sums at least, where rows are long enough: fewer wait for the latency of an fma.
+# Registers that hold sums at least, where rows are long enough: fewer wait for the latency of an fma. Where
+# there are no columns, entries of rows this long (in registers) take lanes.
 CHAINS = 4
 LONG_ROW = 8
+LONG_LANES = 1.5
 
 
 def candidates(
@@ -173,6 +175,8 @@ class _Shape:
         leading = [name for name in outer if name in self.target]
         ordered = outer == leading + sums
         if lane is None:
+            if sets and vector and ordered and self._is_long(leading, sums):
+                return self._stored_lanes(leading, sums, parallel)
             return self._scalar(outer, leading, ordered, parallel)
         if lane in self.target:
             return self._free_lanes(lane, leading, sums, outer, ordered, parallel, sets)
@@ -213,6 +217,7 @@ class _Shape:
         after: list[d.Directive] = []
         if sets and (count := self._sets(size, sums)) > 1:
             sums, steps, after = self._positions(sums, count, collect.temporary, steps)
+            after.append(d.Unroll(sums[-1]))
         order = [*leading, tile, *sums, inner]
         steps += [*self._reorder(order), collect, *after, d.Vector(inner)]
         ahead = [d.Prefetch(name, AHEAD) for name in self._gathered(lane, size)]
@@ -254,7 +259,7 @@ class _Shape:
         group, member = self._name(f"{place}o"), self._name(f"{place}i")
         before = [*steps, d.Pos(sums[-1], place, driver.name), d.Split(place, group, member, count)]
         apart = d.Precompute(self._name("sums"), "register", source=collected, over=member)
-        return [*sums[:-1], group, member], before, [apart, d.Unroll(member)]
+        return [*sums[:-1], group, member], before, [apart]
 
     def _gathered(self, lane: str, size: int) -> list[str]:
         """The dense operands whose rows are read at stored coordinates, from memory too large to be near."""
@@ -283,6 +288,21 @@ class _Shape:
             lanes,
             d.Vector(inner),
         ]
+        return d.Schedule((*steps, *self._parallel(order, parallel)))
+
+    def _is_long(self, leading: list[str], sums: list[str]) -> bool:
+        """Whether a scalar sum runs over so many stored entries of a row that they are worth lanes."""
+        driver = self._driver(sums)
+        mean = None if driver is None else self.sizes.mean_below(driver)
+        is_sum = bool(self.assign.monoid) and bool(leading) and len(sums) == 1 and self.lanes > 1
+        return is_sum and mean is not None and mean >= LONG_LANES * self.lanes
+
+    def _stored_lanes(self, leading: list[str], sums: list[str], parallel: bool) -> d.Schedule:
+        """Lanes along stored entries: one partial sum a lane, added up at the end of a row."""
+        collect = self._collect(leading[-1])
+        sums, steps, after = self._positions(sums, self.lanes, collect.temporary, [])
+        order = [*leading, *sums]
+        steps += [*self._reorder(order), collect, *after, d.Vector(sums[-1])]
         return d.Schedule((*steps, *self._parallel(order, parallel)))
 
     def _reorder(self, order: list[str]) -> list[d.Directive]:

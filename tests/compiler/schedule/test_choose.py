@@ -91,3 +91,37 @@ def test_bands_are_near(product: Program) -> None:
         )
         text = best(product, sizes_of(product, (matrix, torch.empty(rows, 128))))
         assert ("prefetch B 16" in text) == is_far
+
+
+@pytest.mark.parametrize("nnz, in_lanes", [(40 * ROWS, True), (5 * ROWS, False)])
+def test_long_rows_times_a_vector_run_in_lanes(nnz: int, in_lanes: bool) -> None:
+    kernel, _ = _einsum_kernel("ij,j->i", (sparsify.tensor(torch.eye(3), "csr"), torch.ones(3)), None, None)
+    text = best(kernel.program, Sizes({"i": ROWS, "j": ROWS}, {"A": nnz}))
+    assert ("pos j p A; split p po pi 8;" in text and "vector pi" in text) == in_lanes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Y[i,k] = sum(j, (A[i,j] + b[j]) * B[j,k])",
+        "Y[i,k] = sum(j, A[i,j] * A[i,j] * B[j,k])",
+        "Y[i,k] max= A[i,j] * B[j,k]",
+        "Y[i,k] = relu(sum(j, A[i,j] * B[j,k]) + c[k])",
+        "y[i] = sum(j, (A[i,j] + b[j]) * b[j])",
+        "y[i] = sum(j, A[i,j] * b[j]) + sum(j, A[i,j])",
+        "y[i] min= A[i,j] * b[j]",
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_long_rows_are_right_whatever_is_summed(text: str, dtype: torch.dtype) -> None:
+    seeded = torch.Generator().manual_seed(0)
+    dense = torch.randn(50, 90, generator=seeded, dtype=dtype)
+    dense *= torch.rand(50, 90, generator=seeded) < 0.6
+    operands = {
+        "B": torch.randn(90, 16, generator=seeded, dtype=dtype),
+        "b": torch.randn(90, generator=seeded, dtype=dtype),
+        "c": torch.randn(16, generator=seeded, dtype=dtype),
+    }
+    used = {name: value for name, value in operands.items() if f"{name}[" in text}
+    found = sparsify.evaluate(text, A=sparsify.tensor(dense, "csr"), **used)
+    torch.testing.assert_close(found, sparsify.evaluate(text, A=dense, **used), rtol=1e-4, atol=1e-4)
