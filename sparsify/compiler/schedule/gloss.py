@@ -19,9 +19,10 @@ def gloss(directive: d.Directive) -> str:
     match directive:
         case d.Order(nest=nest):
             return f"the loops{_of(nest)} from outside to inside"
-        case d.Split(index, outer, inner, size, tail):
+        case d.Split(index, outer, inner, size, tail, masked):
             pieces = f"in pieces of {', '.join(map(str, tail))}, the rest masked" if tail else "masked"
-            return f"{index} = {size} {outer} + {inner}; the last tile {pieces}"
+            which = "every" if masked else "the last"
+            return f"{index} = {size} {outer} + {inner}; {which} tile {pieces}"
         case d.Fuse(first, second, fused):
             return f"{fused} runs over all pairs of {first} and {second}"
         case d.Pos(index, position, tensor):

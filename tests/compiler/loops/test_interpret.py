@@ -7,8 +7,10 @@ from sparsify.compiler.loops.interpret import interpret
 from sparsify.compiler.loops.nodes import (
     Allocate,
     AllocateOutput,
+    Block,
     Gather,
     Horizontal,
+    ParallelFor,
     Return,
     Scatter,
     Store,
@@ -84,3 +86,24 @@ def test_types_wrap_as_in_memory():
     given = {"A": np.array([100, 2, 1, 1], np.int8), "Y": np.zeros(1, np.int8)}
     interpret(kernel("", "A:int8 >Y:int8", Store("Y", lit(0), horizontal)), {}, given)
     assert given["Y"].tolist() == [-56]
+
+
+@pytest.mark.parametrize(
+    ("stmt", "is_right"),
+    [
+        (Store("Y", var("b"), load("A", var("b"), F32)), True),
+        (Store("Y", lit(0), load("A", var("b"), F32)), False),  # all chunks write one element
+        (Store("Y", var("b"), load("Y", lit(0), F32)), False),  # one chunk writes what all read
+    ],
+    ids=str,
+)
+def test_chunks_that_meet(stmt, is_right):
+    body = ParallelFor(var("b"), var("e"), lit(2), Block(()), stmt, lit(0))
+    function = kernel("", "A:float32 >Y:float32", body)
+    given = {"A": np.arange(6, dtype=np.float32), "Y": np.zeros(6, np.float32)}
+    if is_right:
+        interpret(function, {}, given, threads=2)
+        assert given["Y"].tolist() == [0, 1, 0, 0, 0, 0]
+        return
+    with pytest.raises(AssertionError, match="two chunks of a parallel loop meet"):
+        interpret(function, {}, given, threads=2)

@@ -10,6 +10,7 @@ TEXTS = {
     "order i, j": "the loops from outside to inside",
     "order w: i, j": "the loops of w from outside to inside",
     "split k ko ki 64": "k = 64 ko + ki; the last tile masked",
+    "split k ko ki 64 masked": "k = 64 ko + ki; every tile masked",
     "split k ko ki 64 tail 32 8": "k = 64 ko + ki; the last tile in pieces of 32, 8, the rest masked",
     "fuse h i hi": "hi runs over all pairs of h and i",
     "pos j p A": "p runs over the stored positions of A, j is read from them",
