@@ -3,14 +3,18 @@
 import json
 
 import pytest
+import torch
+from torch.nn import functional as F
 
 from sparsify import options
 from sparsify.compiler.cpp import cache
 from sparsify.errors import SparsifyError
-from sparsify.models import data
+from sparsify.models import data, inputs
 from sparsify.models.data.synthetic import synthetic
+from sparsify.passes.apply import apply
+from sparsify.passes.operators import operator_name
 from sparsify.runner.request import resolve
-from sparsify.runner.run import run
+from sparsify.runner.run import dense_model, run
 
 QUICK = {"epochs": 2, "hidden": 8}
 NOTHING = {"schema": 1, "name": "nothing", "sparsify": [{"targets": ["input:none"], "optional": True}]}
@@ -106,10 +110,27 @@ def test_preview_lists_tensors_formats_and_programs_without_training(small, tmp_
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
-def test_real_graphs_keep_their_accuracy(data_root, name):
-    result = run("gcn", dataset=name, data_root=data_root, seconds=0.0, quiet=True)
+def test_real_graphs_keep_accuracy_logits_and_gradients(data_root, name):
+    short = {"hidden": 16, "epochs": 60, "validate_every": 5}
+    result = run("gcn", dataset=name, data_root=data_root, overrides=short, seconds=0.0, quiet=True)
     assert result.verified
     assert result.largest_error <= 1e-4
     assert result.dense.accuracy == result.sparse.accuracy
     if name == "cora":
         assert result.sparse.accuracy >= 0.80
+    request = resolve("gcn", dataset=name, data_root=data_root, overrides=short)
+    graph = data.load(request.dataset, request.data_root, request.seed)
+    model = dense_model(request, graph, retrain=False, quiet=True).model
+    example = inputs.example_inputs(request.entry, graph)
+    sparse = apply(model, request.recipe, tuple(example), verify=False)
+    assert len(sparse.report.regions) == 2
+    left = {operator_name(node) for node in sparse.graph.nodes if node.op == "call_function"}
+    assert not left & {"index_select", "index", "scatter_add", "index_add", "mul"}, (
+        "aggregation is in kernels"
+    )
+    gradients = []
+    for net in (model, sparse):
+        loss = F.cross_entropy(net(*example)[graph.train], graph.y[graph.train])
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    for want, have in zip(*gradients, strict=True):
+        assert float((want - have).abs().max()) <= 1e-4 * max(1.0, float(want.abs().max()))
