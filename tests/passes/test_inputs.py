@@ -1,0 +1,142 @@
+"""Applied models on inputs of all kinds: strange graphs, dtypes, layouts, tuples, gradients of inputs."""
+
+import pytest
+import torch
+from graph_models import MESSAGES, HandWritten, Kipf, TwoLayers, adjacency, applied, graph
+from torch import nn
+
+import sparsify
+from sparsify.passes.apply import apply
+from sparsify.runtime.buffers import POOL
+
+geometric = pytest.importorskip("torch_geometric.nn")
+ADJACENCY = {"schema": 1, "name": "own", "sparsify": [{"targets": ["input:edge_index"], "format": "csr"}]}
+
+
+def loops(x, edge_index):
+    every = torch.arange(len(x)).repeat(2, 1)
+    return x, torch.cat([edge_index, every, every], 1)
+
+
+GRAPHS = {
+    "self loops": loops,
+    "duplicates": lambda x, e: (x, torch.cat([e, e, e], 1)),
+    "isolated nodes": lambda x, e: (x, e % 7),
+    "turned features": lambda x, e: (x.t().contiguous().t(), e),
+    "turned edges": lambda x, e: (x, e.t().contiguous().t()),
+    "no edge": lambda x, e: (x, e[:, :0]),
+    "one node": lambda x, e: (x[:1], e[:, :3] * 0),
+    "no node": lambda x, e: (x[:0], e[:, :0]),
+}
+LAYERS = {"gcn": geometric.GCNConv, "sage": geometric.SAGEConv}
+SHARED = [(layer, name) for layer in LAYERS for name in list(GRAPHS)[:5]]
+CAPTURED = [("sage", name) for name in list(GRAPHS)[5:]]  # extents of 0 and 1 are graphs of their own
+
+
+@pytest.mark.parametrize(("layer", "name"), SHARED + CAPTURED)
+def test_strange_graphs(layer, name):
+    model, sparse = applied(LAYERS[layer])
+    inputs = GRAPHS[name](*graph())
+    torch.testing.assert_close(sparse(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+    parameters = list(model.parameters())
+    want = torch.autograd.grad(model(*inputs).square().sum(), parameters)
+    have = torch.autograd.grad(sparse(*inputs).square().sum(), parameters)
+    torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-3)
+
+
+def test_edges_that_change_between_calls():
+    model, sparse = applied(geometric.GCNConv)
+    x, edge_index = graph()
+    for change in (lambda: None, lambda: edge_index[0].fill_(3), lambda: edge_index.copy_(graph(seed=9)[1])):
+        change()
+        torch.testing.assert_close(sparse(x, edge_index), model(x, edge_index), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(sparse(x, edge_index[:, :30]), model(x, edge_index[:, :30]))
+
+
+def test_narrow_edges():
+    model, sparse = applied(HandWritten)
+    x, edge_index = graph()
+    torch.testing.assert_close(sparse(x, edge_index.int()), model(x, edge_index), rtol=1e-4, atol=1e-5)
+
+
+def test_double_precision():
+    model = TwoLayers(geometric.GCNConv).double().eval()
+    x, edge_index = graph()
+    sparse = apply(model, MESSAGES, (x.double(), edge_index))
+    assert len(sparse.report.regions) == 2
+    torch.testing.assert_close(
+        sparse(x.double(), edge_index), model(x.double(), edge_index), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_half_precision_stays_dense_with_a_reason():
+    model = TwoLayers(geometric.SAGEConv).bfloat16().eval()
+    x, edge_index = graph()
+    sparse = apply(model, MESSAGES, (x.bfloat16(), edge_index))
+    assert not sparse.report.regions
+    assert "not float32 or float64" in sparse.report.dense[0].reason
+    assert torch.equal(sparse(x.bfloat16(), edge_index), model(x.bfloat16(), edge_index))
+
+
+def test_gradients_of_inputs():
+    model, sparse = applied(geometric.GCNConv)
+    x, edge_index = graph()
+    x.requires_grad_()
+    want = torch.autograd.grad(model(x, edge_index).square().sum(), x)
+    have = torch.autograd.grad(sparse(x, edge_index).square().sum(), x)
+    torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4)
+
+
+class Bipartite(nn.Module):
+    """Messages from one set of nodes to another."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = geometric.SAGEConv((7, 5), 4)
+
+    def forward(self, x, edge_index):
+        return self.layer(x, edge_index).relu()
+
+
+def test_bipartite_tuples():
+    model = Bipartite().eval()
+
+    def example(senders, receivers):
+        edges = torch.stack([torch.randint(0, senders, (30,)), torch.randint(0, receivers, (30,))])
+        return (torch.randn(senders, 7), torch.randn(receivers, 5)), edges
+
+    sparse = apply(model, MESSAGES, example(11, 6))
+    assert len(sparse.report.regions) == 1
+    for inputs in (example(11, 6), example(20, 9)):
+        torch.testing.assert_close(sparse(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+    assert len(sparse.variants) == 1
+
+
+def test_our_own_sparse_tensors():
+    model = TwoLayers(Kipf).eval()
+    x, dense = graph()[0], adjacency()
+    sparse = apply(model, ADJACENCY, (x, sparsify.tensor(dense, "csr")))
+    for matrix in (dense, adjacency(seed=3)):
+        found = sparse(x, sparsify.tensor(matrix, "csr"))
+        torch.testing.assert_close(found, model(x, matrix), rtol=1e-4, atol=1e-5)
+
+
+def test_results_stay_as_they_are_in_recycled_memory():
+    model = TwoLayers(HandWritten, features=8, hidden=64, classes=64).eval()
+    x, edge_index = graph(2000, 4000, features=8)
+    sparse = apply(model, MESSAGES, (x, edge_index), verify=False)
+    first = sparse(x, edge_index)
+    copy = first.detach().clone()
+    with torch.no_grad():
+        kept = [sparse(x * number, edge_index) for number in range(4)]
+        assert len({result.data_ptr() for result in kept}) == 4
+        del kept
+        held = POOL.held_bytes
+        for _ in range(4):
+            sparse(x, edge_index)
+        assert POOL.held_bytes == held > first.nbytes, "intermediates and results use memory again"
+    assert torch.equal(first, copy)
+    first.square().sum().backward()
+    expected = torch.autograd.grad(model(x, edge_index).square().sum(), list(model.parameters()))
+    for parameter, want in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, want, rtol=1e-3, atol=1e-1)
