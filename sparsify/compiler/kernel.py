@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sparsify.compiler import traced
 from sparsify.compiler.cpp import target
 from sparsify.compiler.differentiate import Differentiable
 from sparsify.compiler.einsum.gradient import adjoint
@@ -64,6 +65,8 @@ class Kernel:
         """
         # Within the guard, attributes of sparse operands are read without going through `__torch_function__`.
         with torch._C.DisableTorchFunctionSubclass():
+            if traced.is_traced(operands):
+                return traced.call(self, operands)
             if torch.is_grad_enabled():
                 for operand in operands:
                     if operand.requires_grad:

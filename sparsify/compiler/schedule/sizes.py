@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final
 
+from torch import Tensor
+
 from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
@@ -99,6 +101,7 @@ def sizes_of(program: Program, operands: Sequence[object]) -> Sizes:
             extents.update(zip(declared.extents, shape, strict=True))
         if isinstance(operand, SparseTensor):
             stored[name] = operand._pattern.nnz
-            if operand._pattern.format == declared.format:
+            # In traced graphs tensors stand for others and have no entries to look at.
+            if type(operand._vals) is Tensor and operand._pattern.format == declared.format:
                 patterns[name] = operand._pattern
     return Sizes(extents, stored, patterns)
