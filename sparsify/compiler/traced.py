@@ -97,7 +97,7 @@ def call(kernel: Any, operands: Sequence[Tensor]) -> Any:
         declared = program.declaration(name)
         if not declared.format.is_dense:
             root = operands[program.inputs.index(declared.pattern_of)]
-            result = SparseTensor(root._pattern, result, declared.fill)  # type: ignore[attr-defined]
+            result = SparseTensor(root._pattern, result, declared.fill)
         results.append(result)
     return results[0] if len(results) == 1 else tuple(results)
 

@@ -5,6 +5,7 @@ In: `A * x` with A in CSR and x a dense vector. Out: `Y[i,j] = A[i,j] * x[j]`, o
 Operands of one pattern, and numbers, need no kernel: torch computes on the values.
 """
 
+from itertools import zip_longest
 from typing import Any, cast
 
 import torch
@@ -89,17 +90,20 @@ def _stored_alike(first: SparseTensor, second: SparseTensor) -> SparseTensor:
     return second.to(format=formats[0]) if first.dim() == second.dim() else second
 
 
-def _broadcast(first: Tensor, second: Tensor) -> torch.Size:
+def _broadcast(first: Tensor, second: Tensor) -> tuple[int, ...]:
     """The shape of the result."""
-    try:
-        return cast(torch.Size, torch.broadcast_shapes(first.shape, second.shape))
-    except RuntimeError:
-        raise ShapeError(
-            f"shapes {list(first.shape)} and {list(second.shape)} do not broadcast together; equal extents or 1"
-        ) from None
+    shapes = tuple(first.shape), tuple(second.shape)
+    found: list[int] = []
+    for one, other in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+        if one != other and 1 not in (one, other):
+            raise ShapeError(
+                f"shapes {list(shapes[0])} and {list(shapes[1])} do not broadcast together; equal extents or 1"
+            )
+        found.append(other if one == 1 else one)
+    return tuple(reversed(found))
 
 
-def _access(name: str, operand: Tensor, shape: torch.Size, names: str) -> tuple[str, Tensor]:
+def _access(name: str, operand: Tensor, shape: tuple[int, ...], names: str) -> tuple[str, Tensor]:
     """An access of an operand, whose modes are the last ones of the result, and the operand without modes of 1."""
     used = names[len(names) - operand.dim() :]
     extents = shape[len(shape) - operand.dim() :]

@@ -83,9 +83,11 @@ def _product(name: str, subscripts: str, first: Tensor, second: Tensor) -> Tenso
 
 def _einsum(subscripts: str, first: Tensor, second: Tensor) -> Tensor:
     """The product of two operands; dense when one of them is."""
-    if not (is_dense(first) or is_dense(second)):
+    result = len(subscripts.split("->")[1])
+    if max(first.dim(), second.dim()) < 3 or not (is_dense(first) or is_dense(second)):
+        # Of matrices and vectors that is how results are inferred.
         return einsum(subscripts, first, second)
-    return einsum(subscripts, first, second, format=dense_format(len(subscripts.split("->")[1])))
+    return einsum(subscripts, first, second, format=dense_format(result))
 
 
 @operator(torch.addmm, Tensor.addmm, torch.sparse.addmm)
