@@ -11,7 +11,7 @@ def block(weight, x):
     """Products, sums, a softmax and a product of a pattern of its own with a dense tensor."""
     hidden = functional.linear(x, weight)
     attended = torch.softmax(weight, 1) * x.mean(0)
-    return hidden.sum(0) + attended.sum(1) + torch.einsum("ij,bj->i", weight, x)
+    return hidden.sum(0) + attended.sum(1) + torch.einsum("ij,j->i", weight, x[0])
 
 
 def thin():
