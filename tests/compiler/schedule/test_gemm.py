@@ -26,8 +26,16 @@ BLOCKED = (
     "order ib, ko, jo, io, ji, ii, ki; precompute w at ib in thread; precompute a = w at io in register; "
     "pack P = W[ko, j, ki] at root in memory; vector ki; unroll ii; parallel ib dynamic"
 )
+# All threads pack; inside their tiles of rows the panels come one after the other.
+TOGETHER = PANELS + "; parallel ko"
 MASKED = PANELS.replace("ki 16;", "ki 16 masked;")
-SCHEDULES = {"panels": PANELS, "own": OWN_PANELS, "blocked": BLOCKED, "masked": MASKED}
+SCHEDULES = {
+    "panels": PANELS,
+    "together": TOGETHER,
+    "own": OWN_PANELS,
+    "blocked": BLOCKED,
+    "masked": MASKED,
+}
 SHAPES = [
     (0, 3, 4),
     (4, 3, 0),
