@@ -62,7 +62,8 @@ class SparseTensor(torch.Tensor):
         fill = validate.fill(fill, values.dtype)
         if values.requires_grad and torch.is_grad_enabled():
             return cast(SparseTensor, _FromValues.apply(values, pattern, fill))  # type: ignore[no-untyped-call]
-        return wrap(pattern, values.detach() if values.requires_grad else values, fill)
+        # Another view of the memory: a `resize_` of the caller's does not change what kernels read.
+        return wrap(pattern, values.detach(), fill)
 
     def __init__(self, pattern: Pattern, values: Tensor, fill: Fill = 0) -> None:
         pass

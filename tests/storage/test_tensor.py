@@ -225,6 +225,15 @@ def test_what_is_written_to_after_it_was_saved_for_backward():
             result.backward()
 
 
+def test_values_that_their_owner_resizes():
+    values = torch.ones(3)
+    stored = SparseTensor(tensor(torch.eye(3)).pattern, values)
+    assert stored.values().data_ptr() == values.data_ptr()
+    einsum("ij->ij", stored)
+    values.resize_(0)
+    assert torch.equal(einsum("ij->ij", stored).to_dense(), torch.eye(3))
+
+
 def test_shared_memory():
     first = tensor(torch.eye(3))
     second, x = first * 2, torch.rand(3, 2)
