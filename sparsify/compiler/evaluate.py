@@ -75,7 +75,7 @@ def evaluate(
         text: one statement a line.
         outputs: the names to return, in this order; the last assigned one without it.
         format: of the result, or a mapping from results to formats.
-        schedule: for a single statement.
+        schedule: for all statements, which become one kernel; without it each gets its own.
         sizes: extents of index variables that no operand has.
         operands: tensors and Python scalars by name. A scalar is a constant of the kernel: what changes from call
             to call is better a tensor without dimensions.

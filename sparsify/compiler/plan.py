@@ -12,6 +12,7 @@ import torch
 
 from sparsify.compiler.einsum.collect import collect
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Reduce
+from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.runtime.buffers import POOL
@@ -70,10 +71,11 @@ class Step:
 def steps(program: Program, *, scheduled: bool = False) -> tuple[DenseProduct | Step, ...]:
     """The steps of `program` in order; a dense product is one of torch.
 
-    When a schedule says how to loop, the whole program is one step.
+    When a schedule says how to loop, the whole program is one step; so it is where no tensor could hold a result
+    that one statement leaves to another.
     """
     program = collect(program)
-    if scheduled and len(program.statements) > 1:
+    if len(program.statements) > 1 and (scheduled or _leaves_blocks(program)):
         return (_whole(program),)
     found: list[DenseProduct | Step] = []
     for statement in program.statements:
@@ -116,6 +118,18 @@ def dense_product(program: Program, statement: Assign) -> DenseProduct | None:
         index_names(left) != (first, summed),
         index_names(right) != (summed, second),
     )
+
+
+def _leaves_blocks(program: Program) -> bool:
+    """Whether a result follows the blocks of an operand with fewer modes, `S[h,i,j]` those of `M[i,j]`."""
+    for statement in program.statements:
+        target = statement.target
+        if target.tensor in program.outputs or program.declaration(target.tensor).format.is_dense:
+            continue
+        root = pattern_access(program, target)
+        if len(root.indices) < len(target.indices) and _is_blocked(program.declaration(root.tensor).format):
+            return True
+    return False
 
 
 def _whole(program: Program) -> Step:

@@ -16,6 +16,7 @@ from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loop_chain
+from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
@@ -50,6 +51,7 @@ def candidates(
         return
     if (sums := scattered(program)) is not None:
         yield from sums.schedules()
+    yield from joined(program)
     nests = _nests(program)
     if len(nests) <= 2:
         shape = _Shape(program, nests, lanes, item_bytes, sizes)

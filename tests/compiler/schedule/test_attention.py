@@ -80,16 +80,20 @@ def expected(allowed: torch.Tensor, Q: torch.Tensor, K: torch.Tensor, V: torch.T
     return (torch.nan_to_num(weights) @ V.double()).float()
 
 
-def stages(schedule: str, text: str = TEXT, form: str = "bcsr(16,16)", vector_bytes: int = 32):
+def program(text: str, form: str):
+    """The program over a mask in a format."""
     levels = Format(form)
     index = tuple(("int32", "int32") if "compressed" in str(level) else ("", "") for level in levels.levels)
     dense = Operand(Format("dense, dense, dense" if "h," in text else "dense, dense"), "float32")
-    program = declare(
+    return declare(
         parse(text),
         {"M": Operand(levels, "float32", index_dtypes=index), "Q": dense, "K": dense, "V": dense},
         ("Y",),
     )
-    (step,) = steps(program, scheduled=True)
+
+
+def stages(schedule: str, text: str = TEXT, form: str = "bcsr(16,16)", vector_bytes: int = 32):
+    (step,) = steps(program(text, form), scheduled=True)
     return compile_stages(step, Schedule.parse(schedule), vector_bytes)
 
 
@@ -153,8 +157,10 @@ def test_without_directives_the_program_is_one_kernel(text, form, size):
     check(text, "", mask(size, 1, 0.2), form, 8, 11)
 
 
-@pytest.mark.parametrize(("text", "form"), [(TEXT, "csr"), (ONE_HEAD, "csr"), (ONE_HEAD, "bcsr(8,8)")])
-def test_without_a_schedule_each_statement_is_a_kernel(text, form):
+@pytest.mark.parametrize(
+    ("text", "form"), [(TEXT, "csr"), (ONE_HEAD, "csr"), (ONE_HEAD, "bcsr(8,8)"), (TEXT, "bcsr(8,8)")]
+)
+def test_without_a_schedule(text, form):
     for size in (32, 13):
         check(text, None, mask(size, 1, 0.2), form, 8, 11)
 
@@ -175,6 +181,16 @@ def test_several_results_of_one_kernel():
     torch.testing.assert_close(P.values(), apart[1].values(), **CLOSE)
     torch.testing.assert_close(m, apart[0], **CLOSE)
     torch.testing.assert_close(Y, apart[2], **CLOSE)
+
+
+def test_heads_over_one_mask_of_blocks_make_one_kernel():
+    (step,) = steps(program(TEXT, "bcsr(16,16)"))
+    made = compile_stages(step, None, 32)
+    assert str(made.schedule) == (
+        "precompute S at ii in thread; precompute m at ii in thread; precompute P at ii in thread; "
+        "precompute d at ii in thread; precompute w1 at ii in thread; parallel h static"
+    )
+    assert len(steps(program(ONE_HEAD, "bcsr(16,16)"))) == 5
 
 
 def test_loops(golden):
