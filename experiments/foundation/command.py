@@ -59,17 +59,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"no row begins with {', '.join(arguments.rows)}; there are {', '.join(ROWS)}", file=sys.stderr)
         return 2
     place = Place(data_root(arguments.data_root), arguments.scale)
-    found = []
+    found: list[dict[str, Any]] = []
     for number, name in enumerate(rows, 1):
         print(f"[{number}/{len(rows)}] {name}", file=sys.stderr, flush=True)
         found.append(run_row(name, place, quick=arguments.quick, clock=CLOCKS[arguments.cpu_time]))
+        if arguments.out is not None:
+            write(arguments.out, found)
     print(table(found))
     if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        document = {"schema": 1, "command": " ".join(sys.argv), "machine": facts(), "rows": found}
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         print(f"written: {arguments.out}", file=sys.stderr)
     return 0
+
+
+def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes what has been measured so far: a run that is stopped leaves its finished rows."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    document = {"schema": 1, "command": " ".join(sys.argv), "machine": facts(), "rows": rows}
+    unfinished = file.with_name(f"{file.name}.part")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    os.replace(unfinished, file)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -53,6 +53,21 @@ def test_command_prints_a_table_and_writes_json(tmp_path, capsys):
     assert document["rows"][0]["targets"][0]["asked"] == 2.2
 
 
+def test_a_stopped_run_leaves_its_finished_rows(tmp_path, monkeypatch):
+    out = tmp_path / "folder" / "bench.json"
+    seen = []
+
+    def run_row(name, *_, **__):
+        if out.exists():
+            seen.extend(row["name"] for row in json.loads(out.read_text())["rows"])
+        return {"name": name, "kind": "limits", "unit": "ms", "data": "", "targets": []}
+
+    monkeypatch.setattr(command, "run_row", run_row)
+    command.main(["--rows", "spmm-cora", "spmm-pubmed", "--out", str(out)])
+    assert seen == ["spmm-cora-128"]
+    assert [file.name for file in out.parent.iterdir()] == ["bench.json"]
+
+
 def test_time_on_the_processor(capsys):
     assert command.main(["--rows", "spmm-cora", "--quick", "--scale", "0.02", "--cpu-time"]) == 0
     assert "spmm-cora-128" in capsys.readouterr().out
