@@ -117,6 +117,8 @@ def compare(
     contenders = one_pass(dense.model, example), one_pass(sparse, example)
     timings = measure.interleave(*contenders, seconds=seconds)
     timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
+    with torch.no_grad():
+        sparse.measure(*example)
     return RunResult(
         model=request.entry.name,
         arguments=dict(request.arguments),

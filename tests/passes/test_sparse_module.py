@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from functools import cache
 
 import pytest
 import torch
@@ -90,10 +91,16 @@ def case(name):
     return TwoLayers(layer, features=inputs[0].shape[1]).eval(), recipe, example
 
 
+@cache
+def shared(name):
+    """Model, its sparse form and inputs of a case, for tests that leave them as they are."""
+    model, recipe, example = case(name)
+    return model, apply(model, recipe, example()), example
+
+
 @pytest.mark.parametrize("name", cases(*LAYERS))
 def test_results_and_gradients_at_two_shapes(name):
-    model, recipe, example = case(name)
-    sparse = apply(model, recipe, example())
+    model, sparse, example = shared(name)
     assert sparse.report.largest_error is not None
     assert len(sparse.report.regions) >= 2
     assert not sparse.report.dense
@@ -133,9 +140,8 @@ def test_training_reaches_the_same_weights():
 
 
 def test_edge_weights_get_gradients():
-    model, recipe, example = case("gcn weighted")
+    model, sparse, example = shared("gcn weighted")
     x, edge_index, weight = example()
-    sparse = apply(model, recipe, (x, edge_index, weight))
     found = []
     for net in (model, sparse):
         leaf = weight.clone().requires_grad_()
@@ -146,10 +152,8 @@ def test_edge_weights_get_gradients():
 
 @pytest.mark.parametrize("name", ["sparse features", "kipf dense"])
 def test_dense_inputs_get_gradients_at_their_zeros_too(name):
-    layer, recipe, inputs = LAYERS[name]
-    args = inputs()
-    model = TwoLayers(layer, args[0].shape[1]).eval()
-    sparse = apply(model, recipe, args)
+    model, sparse, example = shared(name)
+    args = example()
     given = [a.detach().clone().requires_grad_() if a.is_floating_point() else a for a in args]
     floats = [a for a in given if a.requires_grad]
     expected = torch.autograd.grad(model(*given).square().sum(), floats)
@@ -235,8 +239,7 @@ def test_copies_and_state():
     "name", cases("gcn", "sage wide", "kipf dense", "sparse features", "attention", fast={"gcn"})
 )
 def test_torch_compile_sees_one_graph(name):
-    model, recipe, example = case(name)
-    sparse = apply(model, recipe, example())
+    model, sparse, example = shared(name)
     compiled = torch.compile(sparse, fullgraph=True, backend="aot_eager")
     want, have = model(*example()), compiled(*example())
     assert torch.allclose(have, want, atol=1e-5)
@@ -249,8 +252,7 @@ def test_torch_compile_sees_one_graph(name):
 
 @pytest.mark.parametrize("name", cases("gcn", "sage wide", "sparse features", fast={"gcn"}))
 def test_export(name):
-    model, recipe, example = case(name)
-    sparse = apply(model, recipe, example())
+    model, sparse, example = shared(name)
     program = torch.export.export(sparse, example(), strict=False)
     assert torch.ops.sparsify.region.default in {node.target for node in program.graph.nodes}
     assert torch.allclose(program.module()(*example()), model(*example()), atol=1e-5)
