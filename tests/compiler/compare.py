@@ -8,7 +8,7 @@ import ctypes
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparsify.compiler import native
 from sparsify.compiler.cpp.build import command, find_compiler
 from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.einsum.functions import FUNCTIONS
@@ -250,7 +249,9 @@ class Compiled(Variants):
 
     def __init__(self, stages: Stages, library: Library) -> None:
         self.built = 0
-        self.found = Variant(stages, library, native.bind(library))
+        buffers = [[b.name, b.dtype, b.output, b.grown] for b in stages.loops.buffers]
+        notes = {"sizes": list(stages.loops.sizes), "buffers": buffers}
+        self.found = Variant(lambda: stages, replace(library, notes=notes))
 
     def best(self, sizes: Sizes) -> Variant:
         return self.found
