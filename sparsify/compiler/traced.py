@@ -5,6 +5,7 @@ for those of the kernel; the graph holds `torch.ops.sparsify.compute(handle, ten
 operands and, of sparse ones, the values and the arrays of their patterns.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -59,7 +60,7 @@ class Traced:
         return found[:-1]
 
 
-_traced: list[Traced] = []
+_traced: dict[int, Traced] = {}
 _handles: dict[Any, int] = {}
 
 
@@ -87,11 +88,7 @@ def call(kernel: Any, operands: Sequence[Tensor]) -> Any:
                 "compute it outside of torch.compile, or ask for a dense result with format=",
             )
     parts, tensors = _apart(operands)
-    key = (id(kernel), parts)
-    if key not in _handles:
-        _handles[key] = len(_traced)
-        _traced.append(Traced(kernel, parts))
-    found = torch.ops.sparsify.compute(_handles[key], tensors)
+    found = torch.ops.sparsify.compute(_handle(kernel, parts), tensors)
     results = []
     for name, result in zip(program.outputs, found, strict=True):
         declared = program.declaration(name)
@@ -100,6 +97,21 @@ def call(kernel: Any, operands: Sequence[Tensor]) -> Any:
             result = SparseTensor(root._pattern, result, declared.fill)
         results.append(result)
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _handle(kernel: Any, parts: tuple[Parts | None, ...]) -> int:
+    """The number of a kernel with the parts of its operands; it follows from what they are.
+
+    torch keeps compiled graphs on disk, and another process that finds one there has to mean the same kernel by it.
+    """
+    key = (kernel, parts)
+    handle = _handles.get(key)
+    if handle is None:
+        program = kernel.program
+        text = f"{program}\n{program.statements!r}\n{program.declarations!r}\n{parts!r}"
+        handle = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+        _handles[key], _traced[handle] = handle, Traced(kernel, parts)
+    return handle
 
 
 def _apart(operands: Sequence[Tensor]) -> tuple[tuple[Parts | None, ...], list[Tensor]]:

@@ -4,6 +4,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparsify.api import tensor
+from sparsify.compiler import traced
 from sparsify.storage.tensor import SparseTensor
 
 
@@ -58,3 +59,16 @@ def test_exports():
 
     layer, x = Layer(), torch.rand(3, 9)
     torch.testing.assert_close(torch.export.export(layer, (x,)).module()(x), layer(x))
+
+
+def test_numbers_of_kernels_follow_from_what_they_are(monkeypatch):
+    weight, x = tensor(thin()), torch.rand(9)
+    numbers = []
+    for functions in ((torch.mv, torch.mul), (torch.mul, torch.mv)):
+        monkeypatch.setattr(traced, "_handles", {})
+        monkeypatch.setattr(traced, "_traced", {})
+        torch._dynamo.reset()
+        for function in functions:
+            torch.compile(function, backend="aot_eager", fullgraph=True)(weight, x)
+        numbers.append(list(traced._traced))
+    assert len(set(numbers[0])) == 2 and numbers[0] == numbers[1][::-1]
