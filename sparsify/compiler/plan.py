@@ -154,12 +154,13 @@ def _step(program: Program, statement: Assign) -> Step:
     turned = {twin.source for twin in twins.values()} - replaced - {output.pattern_of}
     read = [d for d in program.declarations if d.name in needed - turned and d.name != output.name]
     read = [replace(d, pattern_of=None) if d.name in program.inputs or twins else d for d in read]
-    for twin in twins.values():
+    turned_once = tuple(dict.fromkeys(twins.values()))
+    for twin in turned_once:
         source = program.declaration(twin.source)
         read.append(replace(source, name=twin.name, format=twin.format, pattern_of=None))
     names = tuple(d.name for d in read)
     alone = Program((statement,), (*read, output), names, (output.name,), program.extents)
-    return Step(alone, tuple(twins.values()))
+    return Step(alone, turned_once)
 
 
 def _twins(program: Program, statement: Assign) -> dict[Access, Twin]:

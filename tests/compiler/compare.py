@@ -18,19 +18,9 @@ from numpy.typing import NDArray
 
 from sparsify.compiler.cpp.build import command, find_compiler
 from sparsify.compiler.cpp.cache import Library
-from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.interpret import interpret as interpret_program
-from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import (
-    Access,
-    Call,
-    Const,
     Declaration,
-    Expr,
-    Index,
-    Program,
-    Reduce,
-    Stored,
 )
 from sparsify.compiler.generated import DenseInput, GeneratedStep, SparseInput
 from sparsify.compiler.kernel import Kernel
@@ -47,6 +37,7 @@ from sparsify.storage import validate
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
+from .dense import compute
 from .generate import Case, dense_of
 
 Values = NDArray[np.float64]
@@ -238,10 +229,15 @@ def compile_cases(cases: Sequence[Prepared], folder: Path, flags: Sequence[str] 
         seed = units[int(place[1])][0].case if place else ""
         raise AssertionError(f"{seed} does not compile:\n{done.stderr[:3000]}")
     handle = ctypes.CDLL(str(result))
-    for number, (case, _) in enumerate(units):
+    for number, (case, stages) in enumerate(units):
         address = ctypes.cast(getattr(handle, f"sparsify_kernel_{number}"), ctypes.c_void_p).value
         assert address is not None
-        case.libraries.append(Library(f"{number}", result, address, "compiled", 0.0, handle))
+        notes = {
+            "sizes": stages.loops.sizes,
+            "buffers": [[b.name, b.dtype, b.output, b.grown] for b in stages.loops.buffers],
+        }
+        found = Library(f"{number}", result, address, "compiled", 0.0, notes=notes, handle=handle)
+        case.libraries.append(found)
 
 
 class Compiled(Variants):
@@ -249,9 +245,7 @@ class Compiled(Variants):
 
     def __init__(self, stages: Stages, library: Library) -> None:
         self.built = 0
-        buffers = [[b.name, b.dtype, b.output, b.grown] for b in stages.loops.buffers]
-        notes = {"sizes": list(stages.loops.sizes), "buffers": buffers}
-        self.found = Variant(lambda: stages, replace(library, notes=notes))
+        self.found = Variant(lambda: stages, library)
 
     def best(self, sizes: Sizes) -> Variant:
         return self.found
@@ -275,95 +269,9 @@ def run_compiled(prepared: Prepared) -> None:
 
 
 def _compare_dense(case: Case, results: Mapping[str, tuple[Values, NDArray[np.bool_]]]) -> None:
-    """The interpreter of programs against torch on dense tensors, where infinite fills have not made a NaN."""
-    arrays = {name: torch.from_numpy(case.values[name]) for name in case.program.inputs}
-    masks = {name: torch.from_numpy(case.stored[name]) for name in case.program.inputs}
-    extents: dict[str, int] = dict(case.program.extents)
-    for name in case.program.inputs:
-        extents.update(zip(case.program.declaration(name).extents, arrays[name].shape, strict=True))
-    started: set[str] = set()
-    for assign in case.program.statements:
-        name = assign.target.tensor
-        targets = [index.name for index in assign.target.indices if isinstance(index, Index)]
-        value = assign.value
-        if assign.monoid is not None:
-            more = tuple(n for n in _free(value) if n not in targets)
-            value = Reduce(assign.monoid, more, value) if more else value
-        found = _dense(value, targets, _Dense(case.program, arrays, masks, extents))
-        if name in started:
-            found = _combine(str(assign.monoid), arrays[name], found)
-        started.add(name)
-        declared = case.program.declaration(name)
-        if declared.pattern_of is not None:
-            masks[name] = masks[declared.pattern_of]
-            found = torch.where(masks[name], found, declared.fill)
-        arrays[name] = found
-    for name in started:
-        found, wanted = arrays[name].numpy(), results[name][0]
+    """The interpreter of programs against dense arrays, where infinite fills have not made a NaN."""
+    masks = {**case.stored, **{name: mask for name, (_, mask) in results.items()}}
+    for name, found in compute(case.program, case.values, masks).items():
+        wanted = results[name][0]
         case.doubtful[name] = np.isnan(found)
         assert_close(f"dense: {name}", case, name, np.where(np.isnan(found), wanted, found), wanted)
-
-
-@dataclass(frozen=True, slots=True)
-class _Dense:
-    """Dense tensors, their masks, the extents of index variables."""
-
-    program: Program
-    arrays: Mapping[str, Tensor]
-    masks: Mapping[str, Tensor]
-    extents: Mapping[str, int]
-
-    def extent(self, name: str) -> int:
-        """The extent of an index variable, that of any mode that it reads."""
-        from sparsify.compiler.einsum.extents import equal_extents
-
-        same = equal_extents(self.program.statements)
-        return next(e for n, e in self.extents.items() if same.get(n, n) == same.get(name, name))
-
-
-def _dense(expr: Expr, names: list[str], given: _Dense) -> Tensor:
-    """The value of an expression, one mode for each of `names`."""
-    shape = [given.extent(name) for name in names]
-    match expr:
-        case Const(value):
-            return torch.full(shape, float(value), dtype=torch.float64)
-        case Access(tensor, indices) | Stored(Access(tensor, indices)):
-            source = given.arrays[tensor] if isinstance(expr, Access) else given.masks[tensor]
-            own = [index.name for index in indices if isinstance(index, Index)]
-            source = source.permute(sorted(range(len(own)), key=lambda mode: names.index(own[mode])))
-            kept = [size if name in own else 1 for name, size in zip(names, shape, strict=True)]
-            return source.reshape(kept).expand(shape)
-        case Reduce(monoid, more, body):
-            value = _dense(body, [*names, *more], given)
-            for _ in more:
-                value = _reduce(monoid, value)
-            return value
-        case Call(function, args):
-            values = [_dense(arg, names, given).numpy() for arg in args]
-            with np.errstate(all="ignore"):
-                return torch.as_tensor(np.asarray(FUNCTIONS[function].evaluate(*values)))
-    raise AssertionError(expr)
-
-
-def _reduce(monoid: str, value: Tensor) -> Tensor:
-    """The last mode reduced."""
-    if value.shape[-1] == 0:
-        return torch.full(value.shape[:-1], float(MONOIDS[monoid].neutral), dtype=torch.float64)
-    match monoid:
-        case "sum":
-            return value.sum(-1)
-        case "prod":
-            return value.prod(-1)
-    return value.amax(-1) if monoid == "max" else value.amin(-1)
-
-
-def _combine(monoid: str, first: Tensor, second: Tensor) -> Tensor:
-    return {"sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum}[monoid](
-        first, second
-    )
-
-
-def _free(expr: Expr) -> tuple[str, ...]:
-    from sparsify.compiler.einsum.sums import free_indices
-
-    return tuple(free_indices(expr))

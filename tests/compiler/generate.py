@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 import sparsify
 from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.gradient import adjoint
+from sparsify.compiler.einsum.interpret import interpret
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.einsum.rename import rename_indices
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import walk
@@ -20,6 +23,8 @@ from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
 LETTERS = "ijklm"
+# Names that generated code or its compiler might use for something else.
+ODD = ("w", "int", "p", "sizes", "A2_pos")
 EXTENTS = (1, 2, 3, 3, 4, 5, 7, 9)
 # Values that float32 adds and multiplies without error in the sums that occur here.
 VALUES = (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
@@ -28,7 +33,13 @@ NAMED = {
     2: (
         *("csr", "csc", "coo", "dcsr", "dcsc", "csr", "csc"),
         *("j: dense, i: dense", "compressed, dense", "j: compressed, i: dense"),
-        *("bcsr(2, 3)", "bcsr(4, 2)", "bcsc(2, 2)", "j: coordinate, i: coordinate"),
+        *(
+            "bcsr(2, 3)",
+            "bcsr(4, 2)",
+            "bcsc(2, 2)",
+            "j: coordinate, i: coordinate",
+            "dense, compressed(crd=int16)",
+        ),
     ),
     3: (
         "csf",
@@ -39,7 +50,11 @@ NAMED = {
     ),
     4: ("coo(4)", "compressed, compressed, compressed, compressed", "dense, compressed, dense, compressed"),
 }
-RESULTS = {1: ("compressed",), 2: ("csr", "csc", "dcsr", "coo", "dense, dense"), 3: ("csf", "coo(3)")}
+RESULTS = {
+    1: ("compressed",),
+    2: ("csr", "csc", "dcsr", "coo", "dense, dense", "j: dense, i: dense"),
+    3: ("csf", "coo(3)"),
+}
 SMOOTH = ("neg", "abs", "square", "relu", "exp", "tanh", "sigmoid", "sign", "silu")
 FILLS = (1.0, -1.0, float("inf"), float("-inf"))
 
@@ -79,6 +94,8 @@ def draw(seed: int) -> Case:
     """The case of a seed."""
     rng = np.random.default_rng(seed)
     statements = _Writer(rng).statements()
+    if rng.random() < 0.05:
+        statements = tuple(rename_indices(s, dict(zip(LETTERS, ODD, strict=True))) for s in statements)
     dtype = str(rng.choice(["float32", "float64"]))
     ranks = {n.tensor: len(n.indices) for s in statements for n in walk(s.value) if isinstance(n, Access)}
     results = {s.target.tensor: len(s.target.indices) for s in statements}
@@ -94,6 +111,29 @@ def draw(seed: int) -> Case:
     case = Case(seed, program, int(rng.choice([0, 16, 32])), int(rng.choice([1, 2])))
     fill_operands(case, rng)
     return case
+
+
+def draw_adjoint(seed: int) -> Case:
+    """The gradients of a drawn program in all its inputs; its results are operands like the others."""
+    case = draw(seed)
+    rng = np.random.default_rng([seed, 2])
+    wanted = tuple(name for name in case.program.inputs if rng.random() < 0.7) or case.program.inputs[:1]
+    program = adjoint(case.program, wanted, {name: f"g_{name}" for name in case.program.outputs})
+    given = {name: (case.values[name], case.stored[name]) for name in case.program.inputs}
+    reverse = Case(seed, program, case.vector_bytes, case.threads)
+    extents: dict[str, int] = {}
+    for name in case.program.inputs:
+        extents.update(zip(case.program.declaration(name).extents, case.values[name].shape, strict=True))
+    results = interpret(case.program, given)
+    for name in program.inputs:
+        if name in case.values:
+            reverse.values[name], reverse.stored[name] = case.values[name], case.stored[name]
+            if name in case.tensors:
+                reverse.tensors[name] = case.tensors[name]
+        elif name in results:
+            place(reverse, name, *results[name])
+    fill_operands(reverse, rng, extents)
+    return reverse
 
 
 def fill_operands(case: Case, rng: np.random.Generator, extents: dict[str, int] | None = None) -> None:
@@ -115,9 +155,6 @@ def fill_operands(case: Case, rng: np.random.Generator, extents: dict[str, int] 
         if name in case.values:
             continue
         drawn = rng.choice(VALUES, size=shape)
-        if declared.format.is_dense and declared.format.ordering == tuple(range(len(shape))):
-            case.values[name], case.stored[name] = drawn, np.ones(shape, bool)
-            continue
         density = float(rng.choice([0.0, 0.2, 0.5, 0.5, 1.0]))
         mask = rng.random(shape) < density
         if declared.pattern_of is not None:
@@ -126,8 +163,11 @@ def fill_operands(case: Case, rng: np.random.Generator, extents: dict[str, int] 
 
 
 def place(case: Case, name: str, drawn: NDArray[np.float64], mask: NDArray[np.bool_]) -> None:
-    """Makes the sparse tensor of an input from the entries in `mask`."""
+    """Makes the tensor of an input from the entries in `mask`."""
     declared = case.program.declaration(name)
+    if declared.format.is_dense and declared.format.ordering == tuple(range(drawn.ndim)):
+        case.values[name], case.stored[name] = drawn, np.ones(drawn.shape, bool)
+        return
     values = torch.from_numpy(drawn[mask]).to(getattr(torch, declared.dtype))
     coordinates = torch.from_numpy(np.argwhere(mask).T.copy())
     if not mask.ndim:
@@ -227,7 +267,8 @@ class _Writer:
             case x if x < 0.95 and names:
                 guard = self.access(names)
                 if guard.tensor not in self.results:
-                    return Call("where", (Stored(guard), self.expression(depth - 1, names), self.number()))
+                    no = self.number() if self.rng.random() < 0.5 else self.expression(depth - 1, names)
+                    return Call("where", (Stored(guard), self.expression(depth - 1, names), no))
         return self.leaf(names)
 
     def reduction(self, depth: int, names: tuple[str, ...]) -> Expr:
@@ -257,6 +298,9 @@ class _Writer:
         order = self.pick(names, len(names))
         if len(order) > 4:
             order = order[:4]
+        if order and len(order) < 4 and self.rng.random() < 0.04:
+            # One mode more, that is read along the diagonal.
+            order = (*order, str(self.rng.choice(order)))
         known = [name for name, rank in {**self.ranks, **self.results}.items() if rank == len(order)]
         if known and self.rng.random() < 0.3:
             return Access(str(self.rng.choice(known)), tuple(map(Index, order)))

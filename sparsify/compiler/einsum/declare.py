@@ -15,7 +15,6 @@ from sparsify.compiler.einsum.verify import verify, verify_statements
 from sparsify.compiler.node import walk
 from sparsify.errors import EinsumError
 from sparsify.storage.format import Format
-from sparsify.storage.levels import Dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,10 @@ def _fix_format(program: Program, name: str, format: Format) -> Program:
     if declared.format == format:
         return program
     levels = "" if format.is_dense else _index_dtype(program)
-    dtypes = tuple(("", "") if isinstance(s.level, Dense) else (levels, levels) for s in format.levels)
+    dtypes = tuple(
+        (levels if hasattr(s.level, "pos") else "", levels if hasattr(s.level, "crd") else "")
+        for s in format.levels
+    )
     fixed = replace(declared, format=format, pattern_of=None, index_dtypes=() if format.is_dense else dtypes)
     results = [s.target.tensor for s in program.statements]
     later = set(results[results.index(name) :])

@@ -13,6 +13,7 @@ from sparsify.compiler.einsum import nodes as einsum
 from sparsify.compiler.einsum.factor import factor
 from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.patterns import pattern_access
+from sparsify.compiler.einsum.rename import all_indices, fresh
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation.nodes import (
     Forall,
@@ -60,6 +61,7 @@ class _Hoist:
         self.nests: list[Statement | einsum.Assign] = []
         self.temporaries: list[Temporary] = []
         self.names = {declaration.name for declaration in program.declarations}
+        self.names |= set(all_indices(program.statements))
 
     def add(self, statement: einsum.Assign) -> None:
         """Adds the nest of `statement`, after the nests of the sums inside it."""
@@ -171,6 +173,7 @@ def index_names(node: Node) -> tuple[str, ...]:
 def block_relations(program: einsum.Program) -> tuple[Split, ...]:
     """One split per index variable that a stored level divides, `i/16` and `i%16`: split i io ii 16."""
     splits: dict[str, Split] = {}
+    taken = set(all_indices(program.statements))
     for access in _accesses(program.statements):
         for stored in program.declaration(access.tensor).format.levels:
             expression = stored.expression
@@ -183,7 +186,8 @@ def block_relations(program: einsum.Program) -> tuple[Split, ...]:
                     "a blocked mode needs a plain index variable; store the tensor without blocks",
                 )
             name, size = index.name, expression.size
-            split = splits.setdefault(name, Split(name, f"{name}o", f"{name}i", size))
+            outer, inner = (fresh(f"{name}{letter}", taken) for letter in "oi")
+            split = splits.setdefault(name, Split(name, outer, inner, size))
             if split.size != size:
                 raise UnsupportedProgramError(
                     f"{name} is stored in blocks of {split.size} and of {size}",

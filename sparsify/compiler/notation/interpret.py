@@ -136,6 +136,10 @@ class _Machine:
         """Whether every index variable of `node` is within its extent."""
         names = all_indices((node,))
         bound = {name for part in walk(node) if isinstance(part, Reduce) for name in part.indices}
+        for name in (r.index for r in self.notation.relations if isinstance(r, Split)):
+            # A tile of a tile may reach over the edge of the outer one.
+            if name in env.values and not 0 <= env.values[name] < self._extent(name, env):
+                return False
         for name in names:
             if name in bound:
                 continue
@@ -254,11 +258,22 @@ class _Machine:
         """A tensor before its first write."""
         shape = tuple(self._extent(index, Environment()) for index in indices)
         writes = [node for node in walk(body) if isinstance(node, Assign) and node.target.tensor == name]
-        start = float("nan")
+        start = fill if self._is_skipped(name, body) else float("nan")
         if writes and writes[0].monoid is not None:
             start = float(MONOIDS[writes[0].monoid].neutral)
         dtype = complex if any(t.values.dtype.kind == "c" for t in self.tensors.values()) else float
         return Tensor(np.full(shape, start, dtype=dtype), np.zeros(shape, dtype=bool), fill)
+
+    def _is_skipped(self, name: str, body: Node) -> bool:
+        """Whether a loop over stored positions writes a tensor: entries that it does not meet are the fill."""
+        positions = [r.position for r in self.notation.relations if isinstance(r, Position)]
+        loops = {leaf for position in positions for leaf in self._leaves(position)}
+        return any(
+            isinstance(part, Assign) and part.target.tensor == name
+            for node in walk(body)
+            if isinstance(node, Forall) and node.index in loops
+            for part in walk(node)
+        )
 
     def _declared(self, name: str) -> Declaration:
         """The declaration of an input or output."""

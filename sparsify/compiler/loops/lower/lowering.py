@@ -90,7 +90,8 @@ class Lowering:
         self.setups: list[list[loops.Stmt]] = [[]]
         self.prefilled: set[str] = set()
         self.is_parallel = False
-        self.names: set[str] = set()
+        self.names = {*self.index_dtypes, *self._sizes(), "serial_threshold"}
+        self.names |= {t.name for let in lets for t in let.temporaries if t.scope != "register"}
         self.assembly: assemble.Assembly | None = None
 
     def function(self) -> loops.Function:

@@ -1,0 +1,91 @@
+"""Programs on dense arrays, by plain IEEE arithmetic: it knows nothing of fills, formats and loops.
+
+In: `y[i] = sum(j, A[i,j] * x[j])` and arrays. Out: the arrays of all results.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.node import walk
+
+Array = NDArray[np.float64]
+COMBINE = {
+    "or": np.maximum,
+    "and": np.minimum,
+    "sum": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+NEUTRAL = {"or": 0.0, "and": 1.0, "sum": 0.0, "prod": 1.0, "min": np.inf, "max": -np.inf}
+
+
+def compute(
+    program: Program, arrays: Mapping[str, Array], masks: Mapping[str, NDArray[np.bool_]]
+) -> dict[str, Array]:
+    """The results; `masks` says for all tensors, results too, which entries are stored."""
+    values = dict(arrays)
+    extents: dict[str, int] = dict(program.extents)
+    for name in program.inputs:
+        extents.update(zip(program.declaration(name).extents, arrays[name].shape, strict=True))
+    sizes = _sizes(program, extents)
+    for assign in program.statements:
+        name, value = assign.target.tensor, assign.value
+        kept = [index.name for index in assign.target.indices if isinstance(index, Index)]
+        more = tuple(n for n in free_indices(value) if n not in kept)
+        if assign.monoid is not None and more:
+            value = Reduce(assign.monoid, more, value)
+        with np.errstate(all="ignore"):
+            found = _value(value, kept, values, masks, sizes)
+            if assign.monoid is not None and name in values:
+                found = COMBINE[assign.monoid](values[name], found)
+        declared = program.declaration(name)
+        values[name] = found if declared.pattern_of is None else np.where(masks[name], found, declared.fill)
+    return {assign.target.tensor: values[assign.target.tensor] for assign in program.statements}
+
+
+def _sizes(program: Program, extents: Mapping[str, int]) -> dict[str, int]:
+    """The extent of each index variable, that of a mode which it reads or writes."""
+    sizes = dict(extents)
+    for access in (
+        n for s in program.statements for n in (*walk(s.value), s.target) if isinstance(n, Access)
+    ):
+        for index, extent in zip(access.indices, program.declaration(access.tensor).extents, strict=True):
+            if isinstance(index, Index):
+                sizes[index.name] = extents[extent]
+    return sizes
+
+
+def _value(
+    expr: Expr,
+    names: list[str],
+    values: Mapping[str, Array],
+    masks: Mapping[str, NDArray[np.bool_]],
+    sizes: Mapping[str, int],
+) -> Array:
+    """An expression as an array with one mode for each of `names`."""
+    shape = [sizes[name] for name in names]
+    grids = dict(zip(names, np.indices(shape), strict=True)) if names else {}
+    match expr:
+        case Const(value):
+            return np.full(shape, float(value))
+        case Index(name):
+            return grids[name].astype(float)
+        case Access(tensor, indices):
+            return np.broadcast_to(values[tensor][tuple(grids[index.name] for index in indices)], shape)
+        case Stored(Access(tensor, indices)):
+            found = masks[tensor][tuple(grids[index.name] for index in indices)]
+            return np.broadcast_to(np.asarray(found, float), shape)
+        case Reduce(monoid, more, body):
+            inside = _value(body, [*names, *more], values, masks, sizes)
+            axes = tuple(range(len(names), len(names) + len(more)))
+            return np.asarray(COMBINE[monoid].reduce(inside, axis=axes, initial=NEUTRAL[monoid]))
+        case Call(function, args):
+            operands = [_value(arg, names, values, masks, sizes) for arg in args]
+            return np.asarray(FUNCTIONS[function].evaluate(*operands), float)
+    raise AssertionError(expr)

@@ -1,0 +1,117 @@
+"""Random schedules: directives that name what is there, kept as far as each may be applied.
+
+In: `Drawn(7)(step)`. Out: the beginning of a schedule that the compiler would choose, and more directives; `apply`
+takes them all, lowering may still refuse.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.nodes import Access, Assign
+from sparsify.compiler.node import walk
+from sparsify.compiler.notation.concretize import concretize, index_names
+from sparsify.compiler.notation.nodes import Forall, Let, Notation
+from sparsify.compiler.pipeline import schedules
+from sparsify.compiler.plan import Step
+from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule.apply import apply
+from sparsify.compiler.schedule.chains import loop_chain
+from sparsify.errors import ScheduleError
+
+SIZES = (2, 3, 4, 8)
+MOST = 7
+
+
+class Drawn:
+    """Schedules from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng([seed, 1])
+        self.fresh = 0
+
+    def __call__(self, step: Step) -> d.Schedule:
+        """A schedule for the step."""
+        program = infer_format(step.program)
+        tree = concretize(program)
+        chosen = self.one(list(islice(schedules(program, tree, int(self.rng.choice([0, 16, 32]))), 4)))
+        start = chosen.directives[: int(self.rng.integers(0, 1 + len(chosen.directives)))]
+        found: list[d.Directive] = []
+        for number in range(len(start) + int(self.rng.integers(0, MOST))):
+            directive = start[number] if number < len(start) else self.directive(tree)
+            try:
+                tree = apply(tree, d.Schedule((directive,)))
+            except ScheduleError:
+                continue
+            found.append(directive)
+        return d.Schedule(tuple(found))
+
+    def directive(self, tree: Notation) -> d.Directive:
+        """One that names loops and tensors of `tree`."""
+        loops = [n.index for n in walk(tree.body) if isinstance(n, Forall)] or ["i"]
+        assigns = [n for n in walk(tree.body) if isinstance(n, Assign)]
+        lets = [t.name for n in walk(tree.body) if isinstance(n, Let) for t in n.temporaries]
+        index, assign = self.one(loops), self.one(assigns)
+        nest = assign.target.tensor
+        match int(self.rng.choice(11, p=(0.16, 0.14, 0.05, 0.1, 0.12, 0.1, 0.13, 0.05, 0.09, 0.03, 0.03))):
+            case 0:
+                chain, _ = loop_chain(
+                    self.one([n for n in walk(tree.body) if isinstance(n, Forall)] or [assign])
+                )
+                names = tuple(
+                    str(name) for name in self.rng.permutation([loop.index for loop in chain] or loops)
+                )
+                return d.Order(names, nest if self.rng.random() < 0.3 else "")
+            case 1:
+                return self.split(index)
+            case 2:
+                return d.Fuse(index, self.one(loops), self.name("f"))
+            case 3:
+                return d.Pos(index, self.name("p"), self.one(tree.inputs) if tree.inputs else nest)
+            case 4:
+                at = "" if self.rng.random() < 0.1 else index
+                return d.Precompute(self.one(lets) if lets else nest, self.one(d.SCOPES), at)
+            case 5:
+                name, scope = self.name("s"), self.one(d.SCOPES)
+                if self.rng.random() < 0.5:
+                    return d.Precompute(name, scope, "" if self.rng.random() < 0.1 else index, nest)
+                return d.Precompute(name, scope, source=nest, over=index)
+            case 6:
+                return d.Vector(index, nest if self.rng.random() < 0.3 else "")
+            case 7:
+                return d.Unroll(index, nest if self.rng.random() < 0.3 else "")
+            case 8:
+                policy = str(self.rng.choice(["static", "balanced", "dynamic"]))
+                by = self.one(tree.inputs) if tree.inputs and self.rng.random() < 0.4 else ""
+                return d.Parallel(index, policy, by, int(self.rng.choice([1, 1, 3])))
+            case 9:
+                return self.pack(tree, index)
+        return d.Transpose(index, self.one(loops), nest)
+
+    def split(self, index: str) -> d.Split:
+        """A split into tiles of a few."""
+        size = int(self.rng.choice(SIZES))
+        tail = tuple(t for t in (4, 2, 1) if t < size and self.rng.random() < 0.4)
+        return d.Split(index, f"{index}o", f"{index}i", size, tail)
+
+    def pack(self, tree: Notation, index: str) -> d.Directive:
+        """A copy of an operand, or a prefetch of it."""
+        tensor = self.one(tree.inputs) if tree.inputs else "A"
+        if self.rng.random() < 0.3:
+            return d.Prefetch(tensor, int(self.rng.integers(1, 9)))
+        reads = [n for n in walk(tree.body) if isinstance(n, Access) and n.tensor == tensor]
+        names = [str(n) for n in self.rng.permutation(list(index_names(self.one(reads))))] if reads else []
+        kept = tuple(name for name in names if self.rng.random() < 0.8)
+        return d.Pack(self.name("P"), tensor, kept, index, self.one(d.SCOPES))
+
+    def name(self, letter: str) -> str:
+        """A name that was not used before."""
+        self.fresh += 1
+        return f"{letter}{self.fresh}q"
+
+    def one(self, among: Sequence[Any]) -> Any:
+        """Any of them."""
+        return among[int(self.rng.integers(len(among)))]
