@@ -11,12 +11,14 @@ from typing import cast
 import torch
 
 from sparsify.compiler.einsum.collect import collect
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Reduce
+from sparsify.compiler.einsum.extents import name_extents
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.runtime.buffers import POOL
 from sparsify.storage.format import Format, StoredLevel
+from sparsify.storage.tensor import SparseTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class DenseProduct:
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The product."""
-        left, right = values[self.left], values[self.right]
+        left, right = (_plain(values[name]) for name in (self.left, self.right))
         left = left.t() if self.left_transposed else left
         right = right.t() if self.right_transposed else right
         if torch.is_grad_enabled() and (left.requires_grad or right.requires_grad):
@@ -41,6 +43,11 @@ class DenseProduct:
     def __str__(self) -> str:
         right = f"{self.right}.t()" if self.right_transposed else self.right
         return f"{self.result} = torch.mm({self.left}{'.t()' if self.left_transposed else ''}, {right})"
+
+
+def _plain(operand: torch.Tensor) -> torch.Tensor:
+    """The operand as torch lays out a tensor."""
+    return operand.to_dense() if isinstance(operand, SparseTensor) else operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ def steps(program: Program, *, scheduled: bool = False) -> tuple[DenseProduct | 
     When a schedule says how to loop, the whole program is one step; so it is where no tensor could hold a result
     that one statement leaves to another.
     """
-    program = collect(program)
+    program = name_extents(collect(program))
     if len(program.statements) > 1 and (scheduled or _leaves_blocks(program)):
         return (_whole(program),)
     found: list[DenseProduct | Step] = []
@@ -158,9 +165,26 @@ def _step(program: Program, statement: Assign) -> Step:
     for twin in turned_once:
         source = program.declaration(twin.source)
         read.append(replace(source, name=twin.name, format=twin.format, pattern_of=None))
+    read += _shapes(program, statement, read)
     names = tuple(d.name for d in read)
     alone = Program((statement,), (*read, output), names, (output.name,), program.extents)
     return Step(alone, turned_once)
+
+
+def _shapes(program: Program, statement: Assign, read: list[Declaration]) -> list[Declaration]:
+    """Tensors that are not read, for the extents that those which are do not have."""
+    output = program.declaration(statement.target.tensor)
+    summed = [name for n in walk(statement.value) if isinstance(n, Reduce) for name in n.indices]
+    given = {extent for declared in read for extent in declared.extents} | dict(program.extents).keys()
+    known = {extent for declared in program.declarations for extent in declared.extents}
+    found: list[Declaration] = []
+    for extent in (*output.extents, *(name for name in summed if name in known)):
+        if extent not in given:
+            owners = [d for d in program.declarations if extent in d.extents and d.name in program.inputs]
+            owner = min(owners, key=lambda declared: not declared.format.is_dense)
+            found.append(replace(owner, pattern_of=None))
+            given |= set(owner.extents)
+    return found
 
 
 def _twins(program: Program, statement: Assign) -> dict[Access, Twin]:

@@ -172,7 +172,7 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
         count = int(np.prod(shapes[output.name]))
         if output.pattern_of is not None:
             count = tensors[output.pattern_of].values().shape[0]
-        arrays[f"{output.name}_vals"] = np.full(count, np.nan, output.dtype)
+        arrays[f"{output.name}_vals"] = np.full(count, poison(output.dtype), output.dtype)
     found = interpret_loops(function, sizes, arrays, case.threads)
     assert found.status == 0, f"status {found.status}"
     results = {}
@@ -188,6 +188,11 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
         else:
             results[output.name] = _laid_out(output, values, shapes[output.name])
     return results
+
+
+def poison(dtype: str) -> float | int:
+    """What memory holds before it is written."""
+    return np.nan if dtype.startswith("float") else np.iinfo(dtype).min if dtype != "bool" else 1
 
 
 def _laid_out(output: Declaration, values: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -4,12 +4,14 @@ In: `y[i] = sum(j, A[i,j] * x[j])` and the shapes of A and x. Out: `{"i": 3, "j"
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from sparsify.compiler.einsum.affine import affine
-from sparsify.compiler.einsum.nodes import Access, Assign, Const, Index, Program
-from sparsify.compiler.einsum.rename import all_indices
+from sparsify.compiler.einsum.nodes import Access, Assign, Const, Index, Program, Reduce
+from sparsify.compiler.einsum.rename import all_indices, rename_indices
+from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import walk
-from sparsify.errors import EinsumError, ShapeError
+from sparsify.errors import EinsumError, ShapeError, UnsupportedProgramError
 
 Mode = tuple[str, int]
 
@@ -151,3 +153,33 @@ def _unused(name: str, taken: set[str]) -> str:
     while name in taken:
         name += "_"
     return name
+
+
+def name_extents(program: Program) -> Program:
+    """`program` where a sum over a variable that it does not read names the declared extent of it."""
+    modes = {declared.name: declared.extents for declared in program.declarations}
+    extents: dict[str, str] = {}
+    for access in accesses(program.statements):
+        for index, extent in zip(access.indices, modes[access.tensor], strict=True):
+            if isinstance(index, Index):
+                extents.setdefault(index.name, extent)
+    statements = tuple(_name_unread(statement, extents) for statement in program.statements)
+    return program if statements == program.statements else replace(program, statements=statements)
+
+
+def _name_unread(statement: Assign, extents: Mapping[str, str]) -> Assign:
+    """`sum(k, x[i]) -> sum(n, x[i])` when `k` has the declared extent `n`."""
+    for node in walk(statement.value):
+        if not isinstance(node, Reduce):
+            continue
+        for name in node.indices:
+            wanted = extents.get(name, name)
+            if wanted == name or name in free_indices(node.body):
+                continue
+            if wanted in all_indices((statement,)):
+                raise UnsupportedProgramError(
+                    f"`{statement}` runs over {name} and does not read it",
+                    f"a factor for the extent of {name}",
+                )
+            return _name_unread(rename_indices(statement, {name: wanted}), extents)
+    return statement

@@ -141,6 +141,8 @@ def _verify_access(statement: Assign, access: Access, ranks: Mapping[str, int]) 
 def _verify_indices(statement: Assign) -> None:
     """Every index variable is on the left or bound by one reduction; with `op=` free ones are reduced."""
     outer = frozenset(free_indices(statement.target))
+    if statement.monoid is not None:
+        outer |= frozenset(free_indices(statement.value))
     _verify_binders(statement, statement.value, outer)
     if statement.monoid is None:
         for name in free_indices(statement.value):

@@ -51,6 +51,7 @@ class InnerSum:
     temporary: Temporary
     free: tuple[str, ...]
     assign: einsum.Assign
+    reduced: tuple[str, ...]
 
 
 class _Hoist:
@@ -66,14 +67,15 @@ class _Hoist:
     def add(self, statement: einsum.Assign) -> None:
         """Adds the nest of `statement`, after the nests of the sums inside it."""
         target, monoid, value = statement.target, statement.monoid, statement.value
+        reduced: tuple[str, ...] = ()
         declaration = self.program.declaration(target.tensor)
         if target.tensor not in self.program.outputs:
             self._add_temporary(target, declaration)
         if monoid is None and isinstance(value, einsum.Reduce):
-            monoid, value = value.monoid, value.body
+            monoid, reduced, value = value.monoid, value.indices, value.body
         inner: list[InnerSum] = []
         value = self._hoist(value, index_names(target), declaration.dtype, inner)
-        self.nests.append(nest(einsum.Assign(target, monoid, value), inner=inner))
+        self.nests.append(nest(einsum.Assign(target, monoid, value), reduced, inner=inner))
 
     def _add_temporary(self, target: einsum.Access, declaration: einsum.Declaration) -> None:
         """The temporary that holds a result which is not returned: dense, or by the positions of an operand."""
@@ -111,17 +113,18 @@ class _Hoist:
                 name = self._fresh_name()
                 scalar = einsum.Assign(einsum.Access(name), node.monoid, node.body)
                 loops = tuple(n for n in index_names(node.body) if n not in node.indices)
-                inner.append(InnerSum(Temporary(name, (), dtype), loops, scalar))
+                inner.append(InnerSum(Temporary(name, (), dtype), loops, scalar, node.indices))
                 return scalar.target
-            node = map_children(node, visit)
             if not isinstance(node, einsum.Reduce):
-                return node
+                return map_children(node, visit)
+            own: list[InnerSum] = []
+            body = self._hoist(node.body, order, dtype, own)
             free = [name for name in index_names(node.body) if name not in node.indices]
             indices = tuple(sorted(free, key=lambda name: order.index(name) if name in order else len(order)))
             name = self._fresh_name()
             target = einsum.Access(name, tuple(einsum.Index(index) for index in indices))
             self.temporaries.append(Temporary(name, indices, dtype))
-            self.nests.append(nest(einsum.Assign(target, node.monoid, node.body)))
+            self.nests.append(nest(einsum.Assign(target, node.monoid, body), node.indices, inner=own))
             return target
 
         result = visit(expr)
@@ -138,22 +141,28 @@ class _Hoist:
 
 
 def nest(
-    assign: einsum.Assign, *, outer: tuple[str, ...] = (), inner: Many[InnerSum] = ()
+    assign: einsum.Assign,
+    reduced: tuple[str, ...] = (),
+    *,
+    outer: tuple[str, ...] = (),
+    inner: Many[InnerSum] = (),
 ) -> Statement | einsum.Assign:
     """`assign` inside a loop per index variable, those of the target outermost.
 
     Args:
+        reduced: the variables that it sums over; it need not read them.
         outer: the variables that have loops already.
         inner: sums that it reads, each computed inside the last loop that it needs.
     """
     target = index_names(assign.target)
-    needed = [*target, *index_names(assign.value), *(name for part in inner for name in part.free)]
+    read = (*index_names(assign.value), *reduced)
+    needed = [*target, *read, *(name for part in inner for name in part.free)]
     names = [name for name in dict.fromkeys(needed) if name not in outer]
     body: Statement | einsum.Assign = assign
     for depth in range(len(names), -1, -1):
         here = [s for s in inner if 1 + max((names.index(n) for n in s.free), default=-1) == depth]
         if here:
-            sums = [nest(part.assign, outer=(*outer, *part.free)) for part in here]
+            sums = [nest(part.assign, part.reduced, outer=(*outer, *part.free)) for part in here]
             body = Let(tuple(part.temporary for part in here), Sequence((*sums, body)))
         if depth:
             body = Forall(names[depth - 1], body)

@@ -84,6 +84,13 @@ def used_lanes(lane: LaneContext, dtype: str) -> loops.Expr:
     return loops.Op("lt", (number, count), loops.Type("bool", lane.lanes))
 
 
+def truth(value: loops.Expr) -> loops.Expr:
+    """1 where `value` is not 0, else 0, in its dtype."""
+    kind: loops.Type = value.type  # type: ignore[attr-defined]
+    zero, one = loops.Literal(0, kind), loops.Literal(1, kind)
+    return loops.Op("where", (loops.Op("ne", (value, zero), loops.Type("bool", kind.lanes)), one, zero), kind)
+
+
 def is_zero_past_end(value: loops.Expr) -> bool:
     """Whether the lanes that are not in use are 0, as those of a load with a count are."""
     match value:

@@ -10,7 +10,7 @@ from functools import reduce
 from typing import assert_never
 
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Assign, Const, Declaration, Index
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import (
     ZERO,
@@ -18,7 +18,6 @@ from sparsify.compiler.loops.arithmetic import (
     compare,
     constant,
     integer,
-    lanes_of,
     minus,
     plus,
     product,
@@ -26,17 +25,17 @@ from sparsify.compiler.loops.arithmetic import (
     remainder,
     times,
 )
-from sparsify.compiler.loops.lower import assemble, iterate, temporaries, workspace
-from sparsify.compiler.loops.lower.access import load, position_of, store
+from sparsify.compiler.loops.lower import assemble, assignments, iterate, temporaries
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment
-from sparsify.compiler.loops.lower.expression import evaluate, is_zero_past_end, used_lanes, widen
-from sparsify.compiler.loops.lower.lattice import prune
+from sparsify.compiler.loops.lower.expression import evaluate
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.provenance import extent_names
 from sparsify.errors import ScheduleError, UnsupportedProgramError
 from sparsify.storage.levels import Dense
 
+# Of merged loops in one kernel: three operands in two sparse levels have 361.
+MOST_CASES = 400
 ITEM_BYTES = {
     "float64": 8,
     "int64": 8,
@@ -93,6 +92,7 @@ class Lowering:
         self.names = {*self.index_dtypes, *self._sizes(), "serial_threshold"}
         self.names |= {t.name for let in lets for t in let.temporaries if t.scope != "register"}
         self.assembly: assemble.Assembly | None = None
+        self.cases = 0
 
     def function(self) -> loops.Function:
         """The whole kernel."""
@@ -132,11 +132,24 @@ class Lowering:
         body = assemble.phases(self, grown) if grown else self.statement(self.program.body, Environment())
         return [*self.setups[0], *body]
 
+    def count_cases(self, loop: notation.Forall, number: int) -> None:
+        """Counts the bodies of merged loops: each is code of its own, inside one another they multiply.
+
+        Raises:
+            UnsupportedProgramError: there are too many.
+        """
+        self.cases += number
+        if self.cases > MOST_CASES:
+            raise UnsupportedProgramError(
+                f"merging the sparse operands at the loop over {loop.index} takes more than {MOST_CASES} cases",
+                "several statements of fewer operands, or dense operands",
+            )
+
     def statement(self, node: notation.Statement | Assign, env: Environment) -> list[loops.Stmt]:
         """The loop IR of one statement."""
         match node:
             case Assign():
-                return self._assign(node, env)
+                return assignments.lower(self, node, env)
             case notation.Sequence(statements=statements):
                 return [stmt for inner in statements for stmt in self.statement(inner, env)]
             case notation.Let():
@@ -153,58 +166,6 @@ class Lowering:
         """The body of `loop` at one value of its variable, with what a growing result does around it."""
         lowered = self.statement(loop.body, env)
         return self.assembly.around(loop.index, lowered, env) if self.assembly is not None else lowered
-
-    def _assign(self, assign: Assign, env: Environment) -> list[loops.Stmt]:
-        """`target = value` or `target = combine(target, value)`; nothing when the value is the identity."""
-        value = prune(assign.value, env.absent, self)
-        target, dtype = assign.target, self.dtype(assign.target.tensor)
-        if self.assembly is not None and target.tensor == self.assembly.name:
-            return self.assembly.append(target, evaluate(self, value, env, dtype), env)
-        if assign.monoid is None:
-            result = evaluate(self, value, env, dtype)
-            if target.tensor in self.listed:
-                return workspace.add(self, target, result, result, env)
-            return [store(self, target, self._fit(result, assign, env), env)]
-        monoid = MONOIDS[assign.monoid]
-        if isinstance(value, Const) and float(value.value) == float(monoid.neutral):
-            return []
-        added = evaluate(self, value, env, dtype)
-        current = load(self, target, env)
-        if lanes_of(current) == 1 and env.lane is not None:
-            added = widen(added, env.lane.lanes)
-            added = loops.Horizontal(monoid.combine, added, loops.Type(dtype), env.lane.count)
-        elif target.tensor not in env.registers:
-            _, position = position_of(self, target, env)
-            if position.vector is not None:
-                raise ScheduleError(
-                    f"the lanes of {target} may write one entry twice", "vectorise another index"
-                )
-        added = widen(added, lanes_of(current))
-        kind = loops.Type(dtype, lanes_of(current))
-        combined: loops.Expr = loops.Op(monoid.combine, (current, added), kind)
-        if self._spills(target, env) and (monoid.combine != "add" or not is_zero_past_end(added)):
-            assert env.lane is not None, "only lanes spill"
-            combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), kind)
-        if target.tensor in self.listed:
-            return workspace.add(self, target, added, combined, env)
-        return [store(self, target, combined, env)]
-
-    def _spills(self, target: Access, env: Environment) -> bool:
-        """Whether what lanes past the end add to a register would later be added up with the others."""
-        register = env.registers.get(target.tensor)
-        is_cut = env.lane is not None and env.lane.count is not None
-        return is_cut and register is not None and register.is_reduced
-
-    def _fit(self, value: loops.Expr, assign: Assign, env: Environment) -> loops.Expr:
-        """`value` with as many lanes as the target takes."""
-        if assign.target.tensor in env.registers:
-            lanes = env.registers[assign.target.tensor].type.lanes
-        else:
-            _, position = position_of(self, assign.target, env)
-            lanes = 1 if env.lane is None or position.is_uniform else env.lane.lanes
-        if lanes == 1 and lanes_of(value) > 1:
-            raise ScheduleError(f"the lanes of `{assign}` all write one entry", "vectorise another index")
-        return widen(value, lanes)
 
     def declaration(self, name: str) -> Declaration:
         """The declaration of tensor `name`."""

@@ -304,6 +304,7 @@ def _cases(
     env: Environment,
 ) -> loops.Stmt | None:
     """`if A and B are here: ... elif A is here: ...`, then the cursors that were here step on."""
+    low.count_cases(loop, len(points))
     flags = {c.access: loops.Var(low.fresh(f"has_{c.access.tensor}"), loops.BOOL) for c in cursors}
     before: Lowered = []
     after: Lowered = []

@@ -1,0 +1,81 @@
+"""Assignments: `target = value`, and sums and other reductions into a target.
+
+In: `w[ki] += A[i,j] * T[j,k]` in a vector loop over `ki`. Out: `w_0 = w_0 + A_vals[p] * T_vals[j * k_extent + k ..8]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Access, Assign, Const
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import lanes_of
+from sparsify.compiler.loops.lower import workspace
+from sparsify.compiler.loops.lower.access import load, position_of, store
+from sparsify.compiler.loops.lower.environment import Environment
+from sparsify.compiler.loops.lower.expression import evaluate, is_zero_past_end, truth, used_lanes, widen
+from sparsify.compiler.loops.lower.lattice import prune
+from sparsify.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+# How truth values that are stored as 0 and 1 combine.
+LOGICAL: Final = {"logical_or": "max", "logical_and": "min"}
+
+
+def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
+    """`target = value` or `target = combine(target, value)`; nothing when the value is the identity."""
+    value = prune(assign.value, env.absent, low)
+    target, dtype = assign.target, low.dtype(assign.target.tensor)
+    if low.assembly is not None and target.tensor == low.assembly.name:
+        return low.assembly.append(target, evaluate(low, value, env, dtype), env)
+    if assign.monoid is None:
+        result = evaluate(low, value, env, dtype)
+        if target.tensor in low.listed:
+            return workspace.add(low, target, result, result, env)
+        return [store(low, target, _fit(low, result, assign, env), env)]
+    monoid = MONOIDS[assign.monoid]
+    if isinstance(value, Const) and float(value.value) == float(monoid.neutral):
+        return []
+    added = evaluate(low, value, env, dtype)
+    combine = monoid.combine
+    if combine in LOGICAL and dtype != "bool":
+        added, combine = truth(added), LOGICAL[combine]
+    current = load(low, target, env)
+    if lanes_of(current) == 1 and env.lane is not None:
+        added = widen(added, env.lane.lanes)
+        added = loops.Horizontal(combine, added, loops.Type(dtype), env.lane.count)
+    elif target.tensor not in env.registers:
+        _, position = position_of(low, target, env)
+        if position.vector is not None:
+            raise ScheduleError(f"the lanes of {target} may write one entry twice", "vectorise another index")
+    added = widen(added, lanes_of(current))
+    kind = loops.Type(dtype, lanes_of(current))
+    combined: loops.Expr = loops.Op(combine, (current, added), kind)
+    if _spills(target, env) and (combine != "add" or not is_zero_past_end(added)):
+        assert env.lane is not None, "only lanes spill"
+        combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), kind)
+    if target.tensor in low.listed:
+        return workspace.add(low, target, added, combined, env)
+    return [store(low, target, combined, env)]
+
+
+def _spills(target: Access, env: Environment) -> bool:
+    """Whether what lanes past the end add to a register would later be added up with the others."""
+    register = env.registers.get(target.tensor)
+    is_cut = env.lane is not None and env.lane.count is not None
+    return is_cut and register is not None and register.is_reduced
+
+
+def _fit(low: Lowering, value: loops.Expr, assign: Assign, env: Environment) -> loops.Expr:
+    """`value` with as many lanes as the target takes."""
+    if assign.target.tensor in env.registers:
+        lanes = env.registers[assign.target.tensor].type.lanes
+    else:
+        _, position = position_of(low, assign.target, env)
+        lanes = 1 if env.lane is None or position.is_uniform else env.lane.lanes
+    if lanes == 1 and lanes_of(value) > 1:
+        raise ScheduleError(f"the lanes of `{assign}` all write one entry", "vectorise another index")
+    return widen(value, lanes)
