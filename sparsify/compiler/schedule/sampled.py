@@ -15,7 +15,7 @@ from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Sequence, Split
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loop_chain
-from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.compiler.schedule.sizes import NARROW_BYTES, Sizes
 from sparsify.storage.levels import Compressed, Dense, Singleton
 
 # Entries whose sums run side by side: each keeps a register or two, and their number hides the latency of an fma.
@@ -86,7 +86,9 @@ class Sampled:
 
     def _ahead(self, lane: str, item_bytes: int, sizes: Sizes) -> list[d.Directive]:
         """Rows that the innermost stored coordinate picks, from memory too large to be near."""
-        if not sizes.is_far(self.levels[-1], lane, item_bytes, self.mask):
+        # Each step along a wide row asks for one line a row, which costs little even where rows come again soon.
+        is_wide = sizes.extents.get(lane, 0) * item_bytes > NARROW_BYTES
+        if not sizes.is_far(self.levels[-1], lane, item_bytes, None if is_wide else self.mask):
             return []
         gathered = [a.tensor for a in self.reads if index_names(a)[:1] == (self.levels[-1],)]
         return [d.Prefetch(name, AHEAD) for name in dict.fromkeys(gathered)]
