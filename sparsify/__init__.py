@@ -4,6 +4,7 @@ In: `sparsify.einsum("ij,jk->ik", A, B)`, `sparsify.apply(model, "gcn")`. Out: a
 Names are imported when they are first used, so that `import sparsify` needs no torch.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,10 @@ _MODULES = {
     "SparseModule": "sparsify.passes.sparse_module",
     "SparsifyError": "sparsify.errors",
 }
+
+if "torch" in sys.modules:
+    # torch.load(weights_only=True) knows the classes of saved tensors only when they are registered.
+    import_module("sparsify.storage.tensor")
 
 
 def __getattr__(name: str) -> Any:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.api import _einsum_kernel
 from sparsify.compiler import fingerprint, variants
 from sparsify.compiler.cpp import cache
+from sparsify.compiler.evaluate import einsum_kernel
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import _plan, compile_program
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
@@ -40,7 +40,7 @@ def matrix(rows: int = 37, columns: int = 53, density: float = 0.3) -> sparsify.
 
 
 def product_step(a: sparsify.SparseTensor, columns: int) -> GeneratedStep:
-    kernel, _ = _einsum_kernel("ij,jk->ik", (a, torch.ones(a.shape[1], columns)), None, None)
+    kernel, _ = einsum_kernel("ij,jk->ik", (a, torch.ones(a.shape[1], columns)), None, None)
     (step,) = kernel.steps
     assert isinstance(step, GeneratedStep)
     return step

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.api import _einsum_kernel
 from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.evaluate import einsum_kernel
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.plan import Step, steps
 from sparsify.compiler.schedule.choose import candidates
@@ -18,7 +18,7 @@ ROWS, NNZ = 1000, 20_000
 def product() -> Program:
     """`Y[i,k] = sum(j, A[i,j] * B[j,k])` with A compressed by row."""
     matrix = sparsify.tensor(torch.eye(3), "csr")
-    kernel, _ = _einsum_kernel("ij,jk->ik", (matrix, torch.ones(3, 4)), None, None)
+    kernel, _ = einsum_kernel("ij,jk->ik", (matrix, torch.ones(3, 4)), None, None)
     return kernel.program
 
 
@@ -95,7 +95,7 @@ def test_bands_are_near(product: Program) -> None:
 
 @pytest.mark.parametrize("nnz, in_lanes", [(40 * ROWS, True), (5 * ROWS, False)])
 def test_long_rows_times_a_vector_run_in_lanes(nnz: int, in_lanes: bool) -> None:
-    kernel, _ = _einsum_kernel("ij,j->i", (sparsify.tensor(torch.eye(3), "csr"), torch.ones(3)), None, None)
+    kernel, _ = einsum_kernel("ij,j->i", (sparsify.tensor(torch.eye(3), "csr"), torch.ones(3)), None, None)
     text = best(kernel.program, Sizes({"i": ROWS, "j": ROWS}, {"A": nnz}))
     assert ("pos j p A; split p po pi 8;" in text and "vector pi" in text) == in_lanes
 
