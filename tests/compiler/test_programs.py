@@ -1,33 +1,44 @@
-"""Random programs through every representation and through compiled kernels."""
+"""Random programs through every representation and through compiled kernels.
 
+A failure carries a note with its case; `draw(seed)` in `generate.py` makes the same case again.
+"""
+
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
-from sparsify.errors import FormatError, UnsupportedProgramError
+from sparsify.errors import DiscordantError, EinsumError, FormatError, ScheduleError, UnsupportedProgramError
 
 from .compare import Prepared, compile_cases, prepare, run_compiled
-from .generate import Case, draw
+from .generate import Case, draw, draw_adjoint
+from .schedules import Drawn
 
+# What the compiler may say before it generates code; anything else is a mistake.
 REFUSALS = (UnsupportedProgramError, FormatError)
+REFUSED_SCHEDULES = (*REFUSALS, ScheduleError, DiscordantError)
+REFUSED_ADJOINTS = (*REFUSALS, EinsumError)
+
+Draw = Callable[[int], Case]
 
 
-def prepared(case: Case, **how: object) -> Prepared | None:
-    """The case lowered and compared, `None` when the compiler says that it cannot."""
-    try:
-        return prepare(case, **how)
-    except REFUSALS:
-        return None
-    except Exception as error:
-        error.add_note(str(case))
-        raise
+def lowered(cases: Iterable[Case], refusals: tuple[type[Exception], ...], scheduled: bool) -> list[Prepared]:
+    """The cases that are not refused, each compared by all interpreters."""
+    done = []
+    for case in cases:
+        try:
+            done.append(prepare(case, Drawn(case.seed)) if scheduled else prepare(case))
+        except refusals:
+            continue
+        except Exception as error:
+            error.add_note(str(case))
+            raise
+    return done
 
 
-def compile_and_run(cases: list[Case], folder: Path, enough: float) -> None:
-    """All cases in one unit; at least a share of `enough` is not refused."""
-    done = [found for case in cases if (found := prepared(case)) is not None]
-    assert len(done) >= enough * len(cases)
-    compile_cases(done, folder)
+def run(done: list[Prepared], folder: Path, flags: tuple[str, ...] = ("-O1",)) -> None:
+    """The kernels of all cases, compiled in one unit."""
+    compile_cases(done, folder, flags)
     for found in done:
         try:
             run_compiled(found)
@@ -36,12 +47,31 @@ def compile_and_run(cases: list[Case], folder: Path, enough: float) -> None:
             raise
 
 
-@pytest.mark.parametrize("first", range(0, 150, 25))
+@pytest.mark.parametrize("first", range(0, 80, 20))
 def test_interpreters_agree(first):
-    for seed in range(first, first + 25):
-        prepared(draw(seed))
+    assert len(lowered(map(draw, range(first, first + 20)), REFUSALS, scheduled=False)) > 8
 
 
-@pytest.mark.parametrize("first", [150, 175])
-def test_kernels_agree(first, tmp_path):
-    compile_and_run([draw(seed) for seed in range(first, first + 25)], tmp_path, 0.6)
+def test_interpreters_agree_on_scheduled_programs():
+    assert len(lowered(map(draw, range(100, 140)), REFUSED_SCHEDULES, scheduled=True)) > 5
+
+
+def test_interpreters_agree_on_gradients():
+    assert len(lowered(map(draw_adjoint, range(25)), REFUSED_ADJOINTS, scheduled=False)) > 8
+
+
+def test_kernels_agree(tmp_path):
+    done = lowered(map(draw, range(150, 175)), REFUSALS, scheduled=False)
+    done += lowered(map(draw, range(200, 220)), REFUSED_SCHEDULES, scheduled=True)
+    assert len(done) > 15
+    run(done, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 2000, 100))
+def test_many_programs(first, tmp_path):
+    seeds = range(first, first + 100)
+    done = lowered(map(draw, seeds), REFUSALS, scheduled=False)
+    done += lowered(map(draw, seeds), REFUSED_SCHEDULES, scheduled=True)
+    done += lowered(map(draw_adjoint, range(first, first + 40)), REFUSED_ADJOINTS, scheduled=False)
+    run(done, tmp_path)
