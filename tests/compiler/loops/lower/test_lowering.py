@@ -1,0 +1,90 @@
+"""Tails, blocks at the edge, parallel loops and assembly: what code they become, and what is refused."""
+
+import pytest
+
+from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.compiler.loops.lower import lower
+from sparsify.compiler.loops.simplify import simplify
+from sparsify.compiler.notation.concretize import concretize
+from sparsify.compiler.schedule.apply import apply
+from sparsify.compiler.schedule.directives import Schedule
+from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
+from sparsify.storage.format import Format
+
+
+def code(
+    text: str, schedule: str = "", result: str | None = None, vector_bytes: int = 32, **formats: str
+) -> str:
+    """The simplified loops of a text."""
+    operands = {
+        n: Operand(f := Format(s), "float32", 0.0, result_index_dtypes(f)) for n, s in formats.items()
+    }
+    wanted = {"Y": Format(result)} if result is not None else None
+    program = declare(parse(text), operands, ("Y",), formats=wanted)
+    return str(simplify(lower(apply(concretize(program), Schedule.parse(schedule)), vector_bytes)))
+
+
+SPMM = {"text": "Y[i,k] = A[i,j] * T[j,k]", "A": "csr", "T": "dense, dense"}
+
+
+def test_tails_run_in_falling_pieces_and_end_masked():
+    schedule = "split k ko ki 16 tail 8; order i, ko, j, ki; precompute w = Y at ko in register; vector ki"
+    text = code(**SPMM, schedule=schedule)
+    assert "k_done" in text
+    assert "..8 if <" in text
+
+
+def test_lanes_past_the_end_are_not_added_up():
+    schedule = "split j jo ji 8; order i, jo, ji; precompute w = Y at i in register; "
+    schedule += "precompute l = w over ji in register; vector ji"
+    assert "where(0..8 <" in code("Y[i] = sum(j, A[i,j] + b[i])", schedule, A="dense, dense", b="dense")
+    assert "where(0..8 <" not in code("Y[i] = A[i,j] * x[j]", schedule, A="dense, dense", x="dense")
+
+
+def test_blocks_are_cut_at_the_edge():
+    text = code("Y[i] = A[i,j] * x[j]", vector_bytes=0, A="bcsr(2, 3)", x="dense")
+    assert "min(3, j_extent - " in text
+
+
+def test_coordinate_levels_run_over_segments():
+    text = code("Y[i,j,k] = exp(A[i,j,k])", A="coo(3)")
+    assert "A2_crd[" in text
+    assert text.count("while") >= 4
+
+
+def test_parallel_rows_are_balanced_by_an_operand_that_has_them():
+    assert "A2_pos" in code(**SPMM, schedule="order i, j, k; parallel i dynamic A").split("parallel for")[1]
+    with pytest.raises(ScheduleError, match="not its outermost level"):
+        code(**SPMM, schedule="order k, i, j; parallel k dynamic A")
+
+
+def test_assembly_counts_then_fills():
+    text = code("Y[i,j] = A[i,j] + B[i,j]", "order i, j", A="csr", B="csr")
+    assert text.index("count the entries") < text.index("allocate, then fill")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "error", "said"),
+    [
+        ("order j, i", DiscordantError, "opposite loop orders"),
+        ("order i, j; vector j", ScheduleError, "appended"),
+        ("split i io ii 2; order io, ii, j", ScheduleError, "a loop for each level"),
+    ],
+)
+def test_assembly_refuses_other_loops(schedule, error, said):
+    with pytest.raises(error, match=said):
+        code("Y[i,j] = A[i,j] + B[i,j]", schedule, "csr", A="dense, dense", B="dense, dense")
+
+
+def test_too_many_cases_are_refused():
+    names = "ABCDE"
+    text = "Y[i,j] = " + " + ".join(f"{name}[i,j]" for name in names)
+    with pytest.raises(UnsupportedProgramError, match="more than 400 cases"):
+        code(text, "order i, j", **dict.fromkeys(names, "dcsr"))
+
+
+def test_dense_results_in_blocks_are_refused():
+    with pytest.raises(UnsupportedProgramError, match="converted afterwards"):
+        code("Y[i] = x[i]", result="i/2: dense, i%2: dense", x="dense")
