@@ -43,7 +43,7 @@ def test_built_in_recipes_load_and_know_their_lines():
     assert "id: adjacency" in text[gcn.rules[0].line - 1]
     assert text[0].startswith("# yaml-language-server: $schema=")
     assert gcn.rules[1].when is not None
-    assert gcn.rules[1].when.max_density == 0.10
+    assert gcn.rules[1].when.max_density == 0.20
 
 
 def test_shipped_schema_is_the_current_one():
