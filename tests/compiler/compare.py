@@ -274,9 +274,12 @@ def run_compiled(prepared: Prepared) -> None:
 
 
 def _compare_dense(case: Case, results: Mapping[str, tuple[Values, NDArray[np.bool_]]]) -> None:
-    """The interpreter of programs against dense arrays, where infinite fills have not made a NaN."""
+    """The interpreter of programs against dense arrays, where no fill is infinite."""
     masks = {**case.stored, **{name: mask for name, (_, mask) in results.items()}}
+    infinite = any(np.isinf(declared.fill) for declared in case.program.declarations)
     for name, found in compute(case.program, case.values, masks).items():
         wanted = results[name][0]
         case.doubtful[name] = np.isnan(found)
+        if infinite:
+            continue  # the NaN of an infinite fill times 0 may have been compared with something since
         assert_close(f"dense: {name}", case, name, np.where(np.isnan(found), wanted, found), wanted)
