@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sparsify.compiler.einsum.nodes import Call, Reduce
+from sparsify.compiler.node import walk
 from sparsify.errors import DiscordantError, EinsumError, FormatError, ScheduleError, UnsupportedProgramError
 
 from .compare import Prepared, compile_cases, prepare, run_compiled
@@ -73,5 +75,19 @@ def test_many_programs(first, tmp_path):
     seeds = range(first, first + 100)
     done = lowered(map(draw, seeds), REFUSALS, scheduled=False)
     done += lowered(map(draw, seeds), REFUSED_SCHEDULES, scheduled=True)
-    done += lowered(map(draw_adjoint, range(first, first + 40)), REFUSED_ADJOINTS, scheduled=False)
+    adjoints = (case for seed in range(first, first + 40) if not has_rounded_ties(case := draw_adjoint(seed)))
+    done += lowered(adjoints, REFUSED_ADJOINTS, scheduled=False)
     run(done, tmp_path)
+
+
+def has_rounded_ties(case):
+    """Whether the ties of a maximum are found by comparing it with values that are computed again.
+
+    Another order of sums, or another polynomial, may differ from the operand in the last place.
+    """
+    return any(
+        isinstance(node, Call)
+        and node.function == "eq"
+        and any(isinstance(n, Call | Reduce) for n in node.args)
+        for node in walk(case.program)
+    )

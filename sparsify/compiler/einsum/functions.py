@@ -87,6 +87,12 @@ GELU_TANH_SLOPE = (
     " * (1 + 0.134145 * square(x))"
 )
 
+
+def _sign(x: Any) -> Any:
+    """-1, 0 or 1; 0 for NaN, as torch has it."""
+    return np.sign(np.where(np.isnan(x), 0, x)).astype(np.asarray(x).dtype)
+
+
 _OPERATORS = (
     _infix("eq", "==", COMPARISON, np.equal, None, None),
     _infix("ne", "!=", COMPARISON, np.not_equal, None, None),
@@ -111,7 +117,7 @@ _UNARY = (
     _unary("sqrt", np.sqrt, "0.5 / f"),
     _unary("cbrt", np.cbrt, "1 / (3 * square(f))"),
     _unary("abs", np.abs, "sign(x)", "promote"),
-    _unary("sign", np.sign, None, "promote"),
+    _unary("sign", _sign, None, "promote"),
     _unary("square", np.square, "2 * x", "promote"),
     _unary("reciprocal", lambda x: np.true_divide(1, x), "-square(f)"),
     _unary("sin", np.sin, "cos(x)"),

@@ -118,7 +118,12 @@ class Assembly:
             ScheduleError: a loop whose iterations are not in order, or one that is none of a level.
         """
         found = loops_around(self.low.program.body, self.name)
-        names = [self._coordinate_of(loop.index) for loop in found]
+        by_position = next((loop.index for loop in found if loop.index in self.low.positions), None)
+        if by_position is not None:
+            raise ScheduleError(
+                f"{self.target} is appended by coordinates, and {by_position} runs over positions", "no `pos`"
+            )
+        names = [loop.index for loop in found]
         if sorted(names) != sorted(self.variables):
             raise ScheduleError(
                 f"{self.target} is written in loops over {', '.join(names)}, stored in levels of "
@@ -138,11 +143,6 @@ class Assembly:
                 f"appended in it one after the other",
                 "a plain loop",
             )
-
-    def _coordinate_of(self, index: str) -> str:
-        """The variable whose coordinates a loop runs over; for positions that of their coordinates."""
-        relation = self.low.positions.get(index)
-        return index if relation is None else relation.index
 
     def _buffer(self, level: int, array: str) -> str:
         return f"{self.name}{level + 1}_{array}"

@@ -13,6 +13,7 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import lanes_of
 from sparsify.compiler.loops.lower.access import load, position_of
 from sparsify.compiler.loops.lower.environment import Environment, LaneContext
+from sparsify.compiler.node import walk
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
@@ -47,6 +48,10 @@ def _value(low: Lowering, expr: Expr, env: Environment, dtype: str) -> loops.Exp
 
 def _call(low: Lowering, function: str, args: tuple[Expr, ...], env: Environment, dtype: str) -> loops.Expr:
     """A function applied lane by lane to arguments of one dtype; constants take the dtype of the others."""
+    if FUNCTIONS[function].result == "bool":
+        # What is compared has a dtype of its own; constants in it take that of the tensors.
+        tensors = (node.tensor for arg in args for node in walk(arg) if isinstance(node, Access))
+        dtype = max(map(low.dtype, tensors), key=DTYPES.index, default="float64")
     values = [None if isinstance(arg, Const) else _value(low, arg, env, dtype) for arg in args]
     found = [value.type.dtype for value in values if value is not None]  # type: ignore[attr-defined]
     if function == "where":
