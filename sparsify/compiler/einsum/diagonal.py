@@ -12,19 +12,12 @@ from typing import cast
 from sparsify.compiler.einsum.extents import mode_extents
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program, Reduce, Stored
 from sparsify.compiler.einsum.rename import all_indices, fresh
-from sparsify.compiler.node import Node, map_children, walk
-from sparsify.errors import UnsupportedProgramError
+from sparsify.compiler.node import Node, map_children
 
 
 def search_diagonals(program: Program) -> Program:
     """`program` without repeated indices on sparse operands."""
     sparse = {d.name for d in program.declarations if not d.format.is_dense}
-    for access in (n for s in program.statements for n in walk(s.value) if isinstance(n, Access)):
-        blocked = any(s.expression.kind != "whole" for s in program.declaration(access.tensor).format.levels)
-        if blocked and _is_repeated(access, sparse):
-            raise UnsupportedProgramError(
-                f"{access} along the diagonal of blocks", 'a format without blocks: tensor.to(format="csr")'
-            )
     statements = tuple(_statement(statement, sparse) for statement in program.statements)
     if statements == program.statements:
         return program

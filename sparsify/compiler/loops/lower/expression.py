@@ -14,6 +14,7 @@ from sparsify.compiler.loops.arithmetic import lanes_of
 from sparsify.compiler.loops.lower.access import load, position_of
 from sparsify.compiler.loops.lower.environment import Environment, LaneContext
 from sparsify.compiler.node import walk
+from sparsify.errors import UnsupportedProgramError
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
@@ -32,6 +33,10 @@ def _value(low: Lowering, expr: Expr, env: Environment, dtype: str) -> loops.Exp
         case Const(value=value):
             return loops.Literal(value, loops.Type("bool" if isinstance(value, bool) else dtype))
         case Index(name=name):
+            if name not in env.coordinates:
+                raise UnsupportedProgramError(
+                    f"the value of {name} outside of the loop over its blocks", "a format without blocks"
+                )
             coordinate = env.coordinates[name]
             if coordinate.is_uniform or env.lane is None:
                 return coordinate.start
