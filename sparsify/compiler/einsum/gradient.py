@@ -192,7 +192,8 @@ class _Reverse:
             self._declare_gradient(name, target.tensor)
         value = self._total(name, indices)
         self._emit(target, value)
-        self.shared.append((simplify(value), target))
+        if not isinstance(shared := simplify(value), Const):
+            self.shared.append((shared, target))
         return indices, target
 
     def _total(self, name: str, indices: tuple[str, ...]) -> Expr:
