@@ -219,7 +219,7 @@ def _fill(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 def _sort(unit: Unit, dtype: str, lanes: int) -> str:
-    """Shellsort, gaps after Tokuda: short, in place, and never quadratic in practice or by attack."""
+    """Shellsort in place, gaps after Tokuda; lists that are long for their extent are enumerated instead."""
     assert lanes == 1, "memory is sorted element by element"
     element = types.ELEMENTS[dtype]
     return (

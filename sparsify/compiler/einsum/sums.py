@@ -13,7 +13,7 @@ An index variable that is missing on the left is summed
 """
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Reduce, Stored
-from sparsify.compiler.node import Node, children, map_children, walk
+from sparsify.compiler.node import Node, children, map_children
 from sparsify.errors import EinsumError
 
 TERMS = ("add", "sub", "neg")
@@ -120,8 +120,3 @@ def _factors(expr: Expr) -> list[Expr]:
         factors.append(expr.args[1])
         expr = expr.args[0]
     return [expr, *reversed(factors)]
-
-
-def bound_indices(node: Node) -> tuple[str, ...]:
-    """The index variables that reductions in `node` bind, in order of appearance."""
-    return tuple(dict.fromkeys(name for n in walk(node) if isinstance(n, Reduce) for name in n.indices))
