@@ -52,11 +52,14 @@ def layer(
     sparse_features: bool = False,
     dense_ratio: float | None = None,
 ) -> Case:
-    """`relu(A (X W) + b)` of a graph's features to 128, against the best form of torch and torch-geometric's."""
+    """`relu(A (X W) + b)` of a graph's features to 128, against the best form of torch and torch-geometric's.
+
+    With `sparse_features` both sides store X sparse, and `dense_ratio` is asked against torch's forms with dense X.
+    """
     graph, source = graphs.graph(name, place.root, place.scale)
     x, a, w, b = _operands(graph, name, place)
     case = Case(
-        f"gcn-layer-{name}",
+        f"gcn-layer-{name}{'' if sparse_features else '-dense-x'}",
         f"A {graph.nodes} rows, {a.values().shape[0]} stored; X {x.shape[1]} features; {HIDDEN} hidden",
         source,
         [],
