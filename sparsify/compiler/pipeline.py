@@ -23,12 +23,13 @@ from sparsify.compiler.loops import verify as loops
 from sparsify.compiler.notation import concretize, printer
 from sparsify.compiler.notation import verify as notation
 from sparsify.compiler.notation.nodes import Notation
-from sparsify.compiler.plan import Step, Twin
+from sparsify.compiler.plan import Step
 from sparsify.compiler.schedule import apply
 from sparsify.compiler.schedule.choose import candidates
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.gloss import gloss
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.turn import Twin
 from sparsify.dump import Dump
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.options import Options, current

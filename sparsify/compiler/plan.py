@@ -6,18 +6,18 @@ Out: `T = torch.mm(X, W.t())`, then one generated kernel for `Y`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 
 from sparsify.compiler.einsum.collect import collect
 from sparsify.compiler.einsum.extents import name_extents
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Expr, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Index, Program, Reduce
 from sparsify.compiler.einsum.patterns import pattern_access
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.turn import Twin, twins, with_twins
 from sparsify.runtime.buffers import POOL
-from sparsify.storage.format import Format, StoredLevel
+from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
 
@@ -48,18 +48,6 @@ class DenseProduct:
 def _plain(operand: torch.Tensor) -> torch.Tensor:
     """The operand as torch lays out a tensor."""
     return operand.to_dense() if isinstance(operand, SparseTensor) else operand
-
-
-@dataclass(frozen=True, slots=True)
-class Twin:
-    """The operand `source` in another mode ordering, which a step reads under the name `name`."""
-
-    name: str
-    source: str
-    format: Format
-
-    def __str__(self) -> str:
-        return f"{self.name} is {self.source} as {self.format}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,25 +138,23 @@ def _whole(program: Program) -> Step:
 
 def _step(program: Program, statement: Assign) -> Step:
     """`statement` alone, with its operands in mode orderings that let its loops run result first."""
+    output = program.declaration(statement.target.tensor)
+    found = twins(program, statement)
+    statement = replace(statement, value=with_twins(statement.value, found))
     reads = {n.tensor for n in walk(statement.value) if isinstance(n, Access)}
     # A result of an earlier step brings the pattern that it shares; operands are what the caller gives.
-    roots = {program.declaration(name).pattern_of for name in reads - set(program.inputs)}
-    output = program.declaration(statement.target.tensor)
+    roots = {d.pattern_of for d in program.declarations if d.name in reads - set(program.inputs)}
     needed = reads | {root for root in (*roots, output.pattern_of) if root is not None}
-    twins = _twins(program, statement)
-    statement = replace(statement, value=_with_twins(statement.value, twins))
-    replaced = {n.tensor for n in walk(statement.value) if isinstance(n, Access)}
-    turned = {twin.source for twin in twins.values()} - replaced - {output.pattern_of}
-    read = [d for d in program.declarations if d.name in needed - turned and d.name != output.name]
-    read = [replace(d, pattern_of=None) if d.name in program.inputs or twins else d for d in read]
-    turned_once = tuple(dict.fromkeys(twins.values()))
-    for twin in turned_once:
+    read = [d for d in program.declarations if d.name in needed and d.name != output.name]
+    read = [replace(d, pattern_of=None) if d.name in program.inputs or found else d for d in read]
+    turned = tuple(dict.fromkeys(found.values()))
+    for twin in turned:
         source = program.declaration(twin.source)
         read.append(replace(source, name=twin.name, format=twin.format, pattern_of=None))
     read += _shapes(program, statement, read)
     names = tuple(d.name for d in read)
     alone = Program((statement,), (*read, output), names, (output.name,), program.extents)
-    return Step(alone, turned_once)
+    return Step(alone, turned)
 
 
 def _shapes(program: Program, statement: Assign, read: list[Declaration]) -> list[Declaration]:
@@ -185,62 +171,6 @@ def _shapes(program: Program, statement: Assign, read: list[Declaration]) -> lis
             found.append(replace(owner, pattern_of=None))
             given |= set(owner.extents)
     return found
-
-
-def _twins(program: Program, statement: Assign) -> dict[Access, Twin]:
-    """For each access of an input whose levels lie in an order opposite to the result's: the operand turned."""
-    # A sparse result is written in the order of its levels, a dense one in the order of its modes.
-    modes = index_names(statement.target)
-    stored = program.declaration(statement.target.tensor).format.ordering
-    target = [modes[mode] for mode in stored] if len(stored) == len(modes) else list(modes)
-    output = program.declaration(statement.target.tensor)
-    unknown = output.pattern_of is None and not output.format.is_dense
-    if unknown and any(isinstance(n, Reduce) for n in walk(statement.value)):
-        # Sums into rows of unknown pattern run outside of their last mode, which a workspace holds.
-        summed = [name for n in walk(statement.value) if isinstance(n, Reduce) for name in n.indices]
-        target[-1:] = [*summed, *target[-1:]]
-    taken = {declared.name for declared in program.declarations}
-    found: dict[Access, Twin] = {}
-    for access in walk(statement.value):
-        if not isinstance(access, Access) or access in found or access.tensor not in program.inputs:
-            continue
-        format = program.declaration(access.tensor).format
-        if format.is_dense or _is_blocked(format):
-            continue
-        ordering = _concordant(access, format, target)
-        if ordering is None or ordering == format.ordering:
-            continue
-        name = f"{access.tensor}_{''.join(map(str, ordering))}"
-        while name in taken:
-            name += "_"
-        found[access] = Twin(name, access.tensor, _reordered(format, ordering))
-    return found
-
-
-def _concordant(access: Access, format: Format, target: list[str]) -> tuple[int, ...] | None:
-    """The modes of an access in the order of the result's index variables, summed ones last as they are stored."""
-    if not all(isinstance(index, Index) for index in access.indices):
-        return None
-    names = index_names(access)
-    place = [target.index(n) if n in target else len(target) for n in names]
-    return tuple(sorted(range(len(names)), key=lambda mode: (place[mode], format.ordering.index(mode))))
-
-
-def _reordered(format: Format, ordering: tuple[int, ...]) -> Format:
-    """The levels of a format over the modes in another order."""
-    levels = zip(format.levels, ordering, strict=True)
-    return Format(tuple(StoredLevel(replace(s.expression, mode=mode), s.level) for s, mode in levels))
-
-
-def _with_twins(value: Expr, twins: Mapping[Access, Twin]) -> Expr:
-    """`value` reading twins in the place of the operands."""
-
-    def visit(node: Node) -> Node:
-        if isinstance(node, Access) and node in twins:
-            return Access(twins[node].name, node.indices)
-        return map_children(node, visit)
-
-    return cast(Expr, visit(value))
 
 
 def _is_blocked(format_: Format) -> bool:

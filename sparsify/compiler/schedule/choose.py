@@ -320,8 +320,11 @@ class _Shape:
         return d.Precompute("sum_" + name, "register", at=at, source=name)
 
     def _parallel(self, order: list[str], wanted: bool) -> list[d.Directive]:
-        """Threads over the outermost loop, balanced by the operand that is stored by its rows."""
-        if not wanted or not order:
+        """Threads over the outermost loop, balanced by the operand that is stored by its rows.
+
+        Iterations of a sum's loop all write the same entries.
+        """
+        if not wanted or not order or (order[0] in self.loops and order[0] not in self.target):
             return []
         read = [a for a in self.sparse if a.tensor in self.program.inputs]
         by = next((a.tensor for a in read if self._levels(a) and self._levels(a)[0][0] == order[0]), "")

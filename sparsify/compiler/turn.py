@@ -1,0 +1,106 @@
+"""Operands read in another mode ordering: the same entries, sorted once and remembered by their pattern.
+
+In: `Y = sum(i, j, k, A[i,j] * B[j,k] * C[k,i])`, all compressed by row. Out: the loop order i, j, k and the twin
+`C_10[k,i]`, which stores k below i.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import Final, cast
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Program, Reduce
+from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.storage.format import Format, StoredLevel
+
+# Orders of so many summed index variables are all tried.
+MOST_SUMS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """The operand `source` in another mode ordering, which a step reads under the name `name`."""
+
+    name: str
+    source: str
+    format: Format
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.source} as {self.format}"
+
+
+def twins(program: Program, statement: Assign) -> dict[Access, Twin]:
+    """For each access whose levels lie in an order opposite to that of the loops: the operand turned."""
+    found: dict[Access, Twin] = {}
+    sparse = [a for a in walk(statement.value) if isinstance(a, Access) and _can_turn(program, a)]
+    order = loop_order(program, statement, sparse)
+    taken = {declared.name for declared in program.declarations}
+    for access in sparse:
+        format = program.declaration(access.tensor).format
+        ordering = concordant(access, format, order)
+        if access in found or ordering == format.ordering:
+            continue
+        name = f"{access.tensor}_{''.join(map(str, ordering))}"
+        while name in taken:
+            name += "_"
+        found[access] = Twin(name, access.tensor, reordered(format, ordering))
+    return found
+
+
+def loop_order(program: Program, statement: Assign, sparse: list[Access]) -> list[str]:
+    """All index variables of sparse operands: those of the result first, sums in the order that turns fewest."""
+    target = _result_order(program, statement)
+    names = dict.fromkeys(name for access in sparse for name in index_names(access))
+    sums = [name for name in names if name not in target]
+    output = program.declaration(statement.target.tensor)
+    unknown = output.pattern_of is None and not output.format.is_dense
+    last = target[-1:] if unknown and any(isinstance(n, Reduce) for n in walk(statement.value)) else []
+    # Sums into rows of unknown pattern run outside of their last mode, which a workspace holds.
+    first = target[: len(target) - len(last)]
+    if len(sums) > MOST_SUMS:
+        return [*first, *sums, *last]
+
+    def turned(order: tuple[str, ...]) -> int:
+        whole = [*first, *order, *last]
+        formats = [(access, program.declaration(access.tensor).format) for access in dict.fromkeys(sparse)]
+        return sum(concordant(access, format, whole) != format.ordering for access, format in formats)
+
+    return [*first, *min(permutations(sums), key=turned), *last]
+
+
+def concordant(access: Access, format: Format, order: list[str]) -> tuple[int, ...]:
+    """The modes of an access in the order of the loops; those without one as they are stored."""
+    place = [order.index(n) if n in order else len(order) for n in index_names(access)]
+    return tuple(sorted(range(len(place)), key=lambda mode: (place[mode], format.ordering.index(mode))))
+
+
+def reordered(format: Format, ordering: tuple[int, ...]) -> Format:
+    """The levels of a format over the modes in another order."""
+    levels = zip(format.levels, ordering, strict=True)
+    return Format(tuple(StoredLevel(replace(s.expression, mode=mode), s.level) for s, mode in levels))
+
+
+def with_twins(value: Expr, found: Mapping[Access, Twin]) -> Expr:
+    """`value` reading twins in the place of the operands."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Access) and node in found:
+            return Access(found[node].name, node.indices)
+        return map_children(node, visit)
+
+    return cast(Expr, visit(value))
+
+
+def _can_turn(program: Program, access: Access) -> bool:
+    """Whether the operand is sparse, without blocks, and read at a plain index variable for each mode."""
+    format = program.declaration(access.tensor).format
+    plain = all(isinstance(index, Index) for index in access.indices)
+    return plain and not format.is_dense and format.is_short and len(index_names(access)) == format.rank
+
+
+def _result_order(program: Program, statement: Assign) -> list[str]:
+    """The index variables of the result: a sparse one is written as its levels lie, a dense one by its modes."""
+    modes = index_names(statement.target)
+    stored = program.declaration(statement.target.tensor).format.ordering
+    return [modes[mode] for mode in stored] if len(stored) == len(modes) else list(modes)
