@@ -17,7 +17,7 @@ from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.notation import printer
 from sparsify.compiler.pipeline import Stages, compile_stages, directives_text
-from sparsify.compiler.plan import DenseProduct, steps
+from sparsify.compiler.plan import Convert, DenseProduct, steps
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.options import Options, current
@@ -51,7 +51,7 @@ class Section:
 class Explained:
     """A step of a plan and, once it is built, its kernel."""
 
-    step: DenseProduct | Stages
+    step: DenseProduct | Convert | Stages
     kernel: str = ""
 
 
@@ -84,7 +84,7 @@ def explain_program(
     plan = [
         Explained(
             step
-            if isinstance(step, DenseProduct)
+            if isinstance(step, DenseProduct | Convert)
             else compile_stages(
                 step, schedule, width, options, sizes.also({twin.name: twin.source for twin in step.twins})
             )
@@ -112,7 +112,7 @@ def explain_plan(
     if cost:
         sections.append(Section("cost", cost))
     for number, explained in enumerate(plan, 1):
-        inner = () if isinstance(explained.step, DenseProduct) else stage_sections(explained)
+        inner = () if isinstance(explained.step, DenseProduct | Convert) else stage_sections(explained)
         if len(plan) == 1 and inner:
             return (*sections, *inner)
         what = str(explained.step) if not inner else f"{results(explained.step)} by a generated kernel"
@@ -120,9 +120,9 @@ def explain_plan(
     return tuple(sections)
 
 
-def results(step: DenseProduct | Stages) -> str:
+def results(step: DenseProduct | Convert | Stages) -> str:
     """What a step computes, by name."""
-    return step.result if isinstance(step, DenseProduct) else ", ".join(step.program.outputs)
+    return step.result if not isinstance(step, Stages) else ", ".join(step.program.outputs)
 
 
 def stage_sections(explained: Explained) -> tuple[Section, ...]:
@@ -130,7 +130,7 @@ def stage_sections(explained: Explained) -> tuple[Section, ...]:
     stages = explained.step
     assert isinstance(stages, Stages), "products of torch have no stages"
     turned = [
-        f"{twin.name} is {twin.source} stored {twin.format.letters}: it is turned around once"
+        f"{twin.name} is {twin.source} stored {twin.format.letters}, once for each pattern: {twin.why}"
         for twin in stages.twins
     ]
     schedule = [one_line(stages.schedule), "", directives_text(stages.schedule), ""]

@@ -53,8 +53,8 @@ class Frame:
 class DenseInput:
     """An operand whose memory the kernel reads as it is."""
 
-    def __init__(self, declared: Declaration) -> None:
-        self.name, self.dtype = declared.name, getattr(torch, declared.dtype)
+    def __init__(self, declared: Declaration, is_twin: bool = False) -> None:
+        self.name, self.dtype, self.is_twin = declared.name, getattr(torch, declared.dtype), is_twin
         # Where it differs from how torch lays out a tensor.
         plain = declared.format.is_short and declared.format.ordering == tuple(range(declared.format.rank))
         self.format = None if plain else declared.format
@@ -85,6 +85,8 @@ class DenseInput:
                     f"{self.name} is dense and was {self.format} when compiled", "sparsify.tensor"
                 )
             return operand.permute(self.format.ordering)
+        if self.is_twin:
+            operand = operand.to(format=self.format or Format("dense", rank=operand._pattern.rank))
         own = operand._pattern.format
         if own != (self.format or Format("dense", rank=own.rank)):
             raise FormatError(f"{self.name} is stored {own} and was dense when compiled", "value.to_dense()")
@@ -197,7 +199,9 @@ class GeneratedStep:
         if self._current is None:
             self._signature = signature
             self._inputs = tuple(
-                DenseInput(d) if d.format.is_dense else SparseInput(d, d.name in self.twins, signature[0])
+                DenseInput(d, d.name in self.twins)
+                if d.format.is_dense
+                else SparseInput(d, d.name in self.twins, signature[0])
                 for d in self._declared
             )
         assert signature == self._signature, "all kernels of a statement take the same arguments"
@@ -248,6 +252,8 @@ class GeneratedStep:
             frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
             return result if self._is_plain else result.permute(_modes(self.output.format))
         pattern = operands[self._root]._pattern  # type: ignore[attr-defined]
+        if self._inputs[self._root].is_twin:
+            pattern = conversion(pattern, self.output.format).pattern
         stored = pattern.cached((POOL, self._dtype), lambda: POOL.maker((pattern.nnz,), self._dtype))()
         buffers.append(stored)
         frame.call(tuple(sizes), tuple(buffers), count(self.options), None)

@@ -14,7 +14,7 @@ from sparsify.compiler.differentiate import Differentiable
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.plan import DenseProduct, steps
+from sparsify.compiler.plan import Convert, DenseProduct, steps
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.variants import Variants
@@ -36,7 +36,7 @@ class Kernel:
         cache: `hit` when all kernels were found, `miss` when the last request built one.
     """
 
-    def __init__(self, program: Program, plan: tuple["DenseProduct | GeneratedStep", ...]) -> None:
+    def __init__(self, program: Program, plan: tuple["DenseProduct | Convert | GeneratedStep", ...]) -> None:
         self.program, self.steps = program, plan
         self._names, self._results = program.inputs, program.outputs
         step = plan[0] if len(plan) == 1 else None
@@ -137,7 +137,7 @@ def _plan(program: Program, schedule: Schedule | None, options: Options, vector_
         program,
         tuple(
             step
-            if isinstance(step, DenseProduct)
+            if isinstance(step, DenseProduct | Convert)
             else GeneratedStep(step, Variants(step, schedule, vector_bytes, options), options)
             for step in steps(program, scheduled=schedule is not None)
         ),

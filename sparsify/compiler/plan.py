@@ -13,12 +13,16 @@ from sparsify.compiler.einsum.collect import collect
 from sparsify.compiler.einsum.extents import name_extents
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Index, Program, Reduce
 from sparsify.compiler.einsum.patterns import pattern_access
+from sparsify.compiler.einsum.rename import fresh
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.turn import Twin, twins, with_twins
+from sparsify.compiler.unblock import Unblocked, assembled, unblocked
 from sparsify.runtime.buffers import POOL
+from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
-from sparsify.storage.tensor import SparseTensor
+from sparsify.storage.interop import tensor
+from sparsify.storage.tensor import SparseTensor, wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,37 @@ class Step:
         return self.program.outputs[0]
 
 
-def steps(program: Program, *, scheduled: bool = False) -> tuple[DenseProduct | Step, ...]:
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """`result` is `source` in another format; on the pattern of `pattern_of` when that is known.
+
+    Attributes:
+        why: the reason that no kernel writes the result in its own format.
+    """
+
+    result: str
+    source: str
+    format: Format
+    pattern_of: str | None
+    fill: float
+    why: str
+
+    def __call__(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The converted tensor."""
+        source = values[self.source]
+        if self.pattern_of is None:
+            return tensor(source, self.format, fill=self.fill).to(format=self.format)
+        assert isinstance(source, SparseTensor)
+        pattern = values[self.pattern_of]._pattern  # type: ignore[attr-defined]
+        found = conversion(pattern, source.format)
+        filled = torch.full((pattern.nnz,), self.fill, dtype=source.dtype)
+        return wrap(pattern, filled.index_copy_(0, found.permutation, source._vals), self.fill)
+
+    def __str__(self) -> str:
+        return f"{self.result} = {self.source}.to(format={str(self.format)!r}), {self.why}"
+
+
+def steps(program: Program, *, scheduled: bool = False) -> tuple[DenseProduct | Step | Convert, ...]:
     """The steps of `program` in order; a dense product is one of torch.
 
     When a schedule says how to loop, the whole program is one step; so it is where no tensor could hold a result
@@ -72,10 +106,10 @@ def steps(program: Program, *, scheduled: bool = False) -> tuple[DenseProduct | 
     program = name_extents(collect(program))
     if len(program.statements) > 1 and (scheduled or _leaves_blocks(program)):
         return (_whole(program),)
-    found: list[DenseProduct | Step] = []
+    found: list[DenseProduct | Step | Convert] = []
     for statement in program.statements:
         product = None if scheduled else dense_product(program, statement)
-        found.append(product if product is not None else _step(program, statement))
+        found += _written(program, statement) if product is None else [product]
     return tuple(found)
 
 
@@ -136,10 +170,42 @@ def _whole(program: Program) -> Step:
     return Step(replace(program, declarations=tuple(declarations)))
 
 
-def _step(program: Program, statement: Assign) -> Step:
-    """`statement` alone, with its operands in mode orderings that let its loops run result first."""
+def _written(program: Program, statement: Assign) -> tuple[Step | Convert, ...]:
+    """`statement` alone; where no kernel writes its result as it is stored, in another format and then converted."""
     output = program.declaration(statement.target.tensor)
-    found = twins(program, statement)
+    apart = unblocked(program, statement)
+    why = apart.why
+    if output.pattern_of is not None:
+        format = apart.formats.get(Access(output.pattern_of, statement.target.indices), output.format)
+    else:
+        format = assembled(output.format)
+        why = f"no kernel writes {output.format}"
+    if format == output.format:
+        return (_step(program, statement, apart),)
+    name = fresh(f"{output.name}_{format.letters}", {declared.name for declared in program.declarations})
+    computed = replace(output, name=name, format=format, index_dtypes=_index_dtypes(format, output))
+    inside = replace(program, declarations=(*program.declarations, computed))
+    target = replace(statement.target, tensor=name)
+    written = _step(inside, replace(statement, target=target), apart)
+    return written, Convert(output.name, name, output.format, output.pattern_of, output.fill, why)
+
+
+def _index_dtypes(format: Format, declared: Declaration) -> tuple[tuple[str, str], ...]:
+    """The dtypes of the arrays of `format`, as wide as those of a declared tensor."""
+    widest = "int64" if any("int64" in pair for pair in declared.index_dtypes) else "int32"
+    return tuple(
+        (widest if hasattr(s.level, "pos") else "", widest if hasattr(s.level, "crd") else "")
+        for s in format.levels
+    )
+
+
+def _step(program: Program, statement: Assign, apart: Unblocked) -> Step:
+    """`statement` alone, with its operands in formats and mode orderings that let its loops run result first."""
+    output = program.declaration(statement.target.tensor)
+    found = twins(program, statement, apart)
+    root = found.get(Access(output.pattern_of or "", statement.target.indices))
+    if root is not None:
+        output = replace(output, pattern_of=root.name)
     statement = replace(statement, value=with_twins(statement.value, found))
     reads = {n.tensor for n in walk(statement.value) if isinstance(n, Access)}
     # A result of an earlier step brings the pattern that it shares; operands are what the caller gives.
@@ -150,7 +216,9 @@ def _step(program: Program, statement: Assign) -> Step:
     turned = tuple(dict.fromkeys(found.values()))
     for twin in turned:
         source = program.declaration(twin.source)
-        read.append(replace(source, name=twin.name, format=twin.format, pattern_of=None))
+        turned_only = len(source.index_dtypes) == len(twin.format.levels)
+        dtypes = source.index_dtypes if turned_only else _index_dtypes(twin.format, source)
+        read.append(replace(source, name=twin.name, format=twin.format, index_dtypes=dtypes, pattern_of=None))
     read += _shapes(program, statement, read)
     names = tuple(d.name for d in read)
     alone = Program((statement,), (*read, output), names, (output.name,), program.extents)

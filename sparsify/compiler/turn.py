@@ -12,6 +12,7 @@ from typing import Final, cast
 from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Program, Reduce
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.unblock import Unblocked
 from sparsify.storage.format import Format, StoredLevel
 
 # Orders of so many summed index variables are all tried.
@@ -20,35 +21,42 @@ MOST_SUMS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """The operand `source` in another mode ordering, which a step reads under the name `name`."""
+    """The operand `source` in another format, which a step reads under the name `name`, and why."""
 
     name: str
     source: str
     format: Format
+    why: str
 
     def __str__(self) -> str:
         return f"{self.name} is {self.source} as {self.format}"
 
 
-def twins(program: Program, statement: Assign) -> dict[Access, Twin]:
-    """For each access whose levels lie in an order opposite to that of the loops: the operand turned."""
+def twins(program: Program, statement: Assign, apart: Unblocked) -> dict[Access, Twin]:
+    """For each access whose levels lie in an order opposite to that of the loops, or whose blocks are taken apart."""
     found: dict[Access, Twin] = {}
-    sparse = [a for a in walk(statement.value) if isinstance(a, Access) and _can_turn(program, a)]
+    reads = dict.fromkeys(a for a in walk(statement.value) if isinstance(a, Access))
+    formats = {
+        a: apart.formats.get(a, program.declaration(a.tensor).format) for a in (*reads, *apart.formats)
+    }
+    sparse = {access: format for access, format in formats.items() if _can_turn(access, format)}
     order = loop_order(program, statement, sparse)
     taken = {declared.name for declared in program.declarations}
-    for access in sparse:
-        format = program.declaration(access.tensor).format
-        ordering = concordant(access, format, order)
-        if access in found or ordering == format.ordering:
+    for access, format in formats.items():
+        ordering = concordant(access, format, order) if access in sparse else format.ordering
+        is_turned = ordering != format.ordering
+        if not is_turned and access not in apart.formats:
             continue
         name = f"{access.tensor}_{''.join(map(str, ordering))}"
         while name in taken:
             name += "_"
-        found[access] = Twin(name, access.tensor, reordered(format, ordering))
+        whys = [apart.why] * (access in apart.formats) + ["the loops run in another order"] * is_turned
+        wanted = reordered(format, ordering) if is_turned else format
+        found[access] = Twin(name, access.tensor, wanted, " and ".join(whys))
     return found
 
 
-def loop_order(program: Program, statement: Assign, sparse: list[Access]) -> list[str]:
+def loop_order(program: Program, statement: Assign, sparse: Mapping[Access, Format]) -> list[str]:
     """All index variables of sparse operands: those of the result first, sums in the order that turns fewest."""
     target = _result_order(program, statement)
     names = dict.fromkeys(name for access in sparse for name in index_names(access))
@@ -63,8 +71,7 @@ def loop_order(program: Program, statement: Assign, sparse: list[Access]) -> lis
 
     def turned(order: tuple[str, ...]) -> int:
         whole = [*first, *order, *last]
-        formats = [(access, program.declaration(access.tensor).format) for access in dict.fromkeys(sparse)]
-        return sum(concordant(access, format, whole) != format.ordering for access, format in formats)
+        return sum(concordant(access, format, whole) != format.ordering for access, format in sparse.items())
 
     return [*first, *min(permutations(sums), key=turned), *last]
 
@@ -92,9 +99,8 @@ def with_twins(value: Expr, found: Mapping[Access, Twin]) -> Expr:
     return cast(Expr, visit(value))
 
 
-def _can_turn(program: Program, access: Access) -> bool:
+def _can_turn(access: Access, format: Format) -> bool:
     """Whether the operand is sparse, without blocks, and read at a plain index variable for each mode."""
-    format = program.declaration(access.tensor).format
     plain = all(isinstance(index, Index) for index in access.indices)
     return plain and not format.is_dense and format.is_short and len(index_names(access)) == format.rank
 

@@ -28,7 +28,7 @@ from sparsify.compiler.loops.interpret import interpret as interpret_loops
 from sparsify.compiler.loops.lower.assemble import is_assembled
 from sparsify.compiler.notation.interpret import interpret as interpret_notation
 from sparsify.compiler.pipeline import Stages, compile_stages
-from sparsify.compiler.plan import DenseProduct, Step, steps
+from sparsify.compiler.plan import Convert, DenseProduct, Step, steps
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.compiler.variants import Variant, Variants
@@ -50,7 +50,7 @@ class Prepared:
     """A case whose steps are lowered; `results` are what its outputs must be, with the masks of stored entries."""
 
     case: Case
-    plan: list[tuple[Step, Stages] | DenseProduct]
+    plan: list[tuple[Step, Stages] | DenseProduct | Convert]
     results: Mapping[str, tuple[Values, NDArray[np.bool_]]]
     libraries: list[Library] = field(default_factory=list)
 
@@ -70,12 +70,15 @@ def prepare(case: Case, choose: Choose = lambda step: None, *, whole: bool = Fal
     results = interpret_program(case.program, arrays)
     _compare_dense(case, results)
     tensors: dict[str, Tensor] = {name: operand_of(case, name) for name in case.program.inputs}
-    plan: list[tuple[Step, Stages] | DenseProduct] = []
-    for step in steps(case.program, scheduled=whole):
-        if isinstance(step, DenseProduct):
+    plan: list[tuple[Step, Stages] | DenseProduct | Convert] = []
+    whole_plan = steps(case.program, scheduled=whole)
+    # What is converted afterwards has the values of the result under another name.
+    results = {**results, **{s.source: results[s.result] for s in whole_plan if isinstance(s, Convert)}}
+    for step in whole_plan:
+        if not isinstance(step, Step):
             plan.append(step)
             tensors[step.result] = step(tensors)
-            compare_result("product", case, step.result, tensors[step.result], results)
+            compare_result(str(step), case, step.result, tensors[step.result], results)
             continue
         sources = {twin.name: twin.source for twin in step.twins}
         given = [tensors[sources.get(name, name)] for name in step.program.inputs]
@@ -154,7 +157,7 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
         extents.update(zip(declared.extents, tensor.shape, strict=True))
         source: DenseInput | SparseInput = SparseInput(declared, name in twins, function.sizes)
         if declared.format.is_dense:
-            source = DenseInput(declared)
+            source = DenseInput(declared, name in twins)
         source.read(tensor, numbers, buffers)
     sizes = dict(zip(function.sizes, numbers, strict=True))
     sizes |= {f"{name}_extent": extent for name, extent in extents.items() if f"{name}_extent" in sizes}
@@ -171,7 +174,7 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
             continue
         count = int(np.prod(shapes[output.name]))
         if output.pattern_of is not None:
-            count = tensors[output.pattern_of].values().shape[0]
+            count = _root(output, twins, tensors).nnz
         arrays[f"{output.name}_vals"] = np.full(count, poison(output.dtype), output.dtype)
     found = interpret_loops(function, sizes, arrays, case.threads)
     assert found.status == 0, f"status {found.status}"
@@ -182,12 +185,18 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
             continue
         values = torch.from_numpy(arrays[f"{output.name}_vals"])
         if output.pattern_of is not None:
-            root = tensors[output.pattern_of]
-            assert isinstance(root, SparseTensor)
-            results[output.name] = SparseTensor(root.pattern, values, output.fill)
+            results[output.name] = SparseTensor(_root(output, twins, tensors), values, output.fill)
         else:
             results[output.name] = _laid_out(output, values, shapes[output.name])
     return results
+
+
+def _root(output: Declaration, twins: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Pattern:
+    """The pattern that a result has: that of an operand, or of its twin."""
+    assert output.pattern_of is not None
+    source = tensors[twins.get(output.pattern_of, output.pattern_of)]
+    assert isinstance(source, SparseTensor)
+    return source.pattern if output.pattern_of not in twins else source.pattern.twin(output.format)[0]
 
 
 def poison(dtype: str) -> float | int:
@@ -213,17 +222,13 @@ def _grown(output: Declaration, shape: tuple[int, ...], made: Mapping[str, NDArr
 
 def compile_cases(cases: Sequence[Prepared], folder: Path, flags: Sequence[str] = ("-O1",)) -> None:
     """Compiles the kernels of all cases in one run of the compiler; each kernel has a namespace of its own."""
-    units = [
-        (case, stages)
-        for case in cases
-        for step in case.plan
-        if isinstance(step, tuple)
-        for stages in step[1:]
-    ]
+    units = [(case, step[1]) for case in cases for step in case.plan if isinstance(step, tuple)]
+    numbers: dict[str, int] = {}
     texts = []
     for number, (_, stages) in enumerate(units):
-        text = stages.cpp.replace("sparsify_kernel", f"sparsify_kernel_{number}")
-        texts.append(f"namespace unit_{number} {{\n{text}\n}}\n")
+        if numbers.setdefault(stages.cpp, number) == number:
+            text = stages.cpp.replace("sparsify_kernel", f"sparsify_kernel_{number}")
+            texts.append(f"namespace unit_{number} {{\n{text}\n}}\n")
     source, result = folder / "kernels.cpp", folder / "kernels.so"
     source.write_text("\n".join(texts))
     settings = Options(compiler_flags=tuple(flags))
@@ -234,7 +239,8 @@ def compile_cases(cases: Sequence[Prepared], folder: Path, flags: Sequence[str] 
         seed = units[int(place[1])][0].case if place else ""
         raise AssertionError(f"{seed} does not compile:\n{done.stderr[:3000]}")
     handle = ctypes.CDLL(str(result))
-    for number, (case, stages) in enumerate(units):
+    for case, stages in units:
+        number = numbers[stages.cpp]
         address = ctypes.cast(getattr(handle, f"sparsify_kernel_{number}"), ctypes.c_void_p).value
         assert address is not None
         notes = {
@@ -263,7 +269,7 @@ def run_compiled(prepared: Prepared) -> None:
     libraries = iter(prepared.libraries)
     plan = [
         step
-        if isinstance(step, DenseProduct)
+        if not isinstance(step, tuple)
         else GeneratedStep(step[0], Compiled(step[1], next(libraries)), settings)
         for step in prepared.plan
     ]

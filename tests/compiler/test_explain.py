@@ -17,7 +17,7 @@ from sparsify.compiler.explain import (
     only,
     printed,
 )
-from sparsify.compiler.kernel import compile_program
+from sparsify.compiler.kernel import compile_program, result_index_dtypes
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.options import Options
 from sparsify.storage.format import Format
@@ -96,7 +96,19 @@ def test_refused_schedules_are_among_the_runners_up(monkeypatch: pytest.MonkeyPa
 def test_operands_that_are_turned_around_are_named() -> None:
     turned = program("y[j] = A[i,j] * x[i]", A="dense, compressed", x="dense")
     notation = next(s for s in explain_program(turned, options=SCALAR) if s.title == "notation").text
-    assert notation.startswith("A_10 is A stored d1s0: it is turned around once\nforall j: forall i:")
+    why = "A_10 is A stored d1s0, once for each pattern: the loops run in another order"
+    assert notation.startswith(f"{why}\nforall j: forall i:")
+
+
+def test_conversions_are_named_with_their_reason() -> None:
+    formats = {"A": Format("bcsr(2,2)"), "B": Format("csr")}
+    operands = {name: Operand(f, "float32", 0.0, result_index_dtypes(f)) for name, f in formats.items()}
+    statements = parse("Y[i,k] = A[i,j] * B[j,k]")
+    into_blocks = declare(statements, operands, formats={"Y": Format("bcsr(3,3)")})
+    computed, converted = explain_program(into_blocks, options=SCALAR)[2:]
+    notation = next(s for s in computed.inner if s.title == "notation").text
+    assert "A_01 is A stored d0s1, once for each pattern: the pattern of Y is not known" in notation
+    assert converted.title.endswith("no kernel writes i/3: dense, j/3: compressed, i%3: dense, j%3: dense")
 
 
 def test_a_kernel_says_whether_it_was_found() -> None:

@@ -1,0 +1,126 @@
+"""Formats that loops can read and write: blocks taken apart where no loops run over them as they are stored.
+
+In: `Y[i,k] = sum(j, A[i,j] * B[j,k])`, A in blocks of 3 x 3, B and Y compressed by row, the pattern of Y not known.
+Out: A is read compressed by row. Where Y is asked for in blocks, it is computed compressed by row and converted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Index, Program
+from sparsify.compiler.node import walk
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.storage.format import Format, Kind, LevelExpression, StoredLevel
+from sparsify.storage.levels import Compressed, Dense, Level, Singleton
+
+
+@dataclass(frozen=True, slots=True)
+class Unblocked:
+    """How blocked operands of a statement are read.
+
+    Attributes:
+        formats: per access the format that takes the place of its blocks; empty where loops run over blocks.
+        why: what is in the way of such loops.
+    """
+
+    formats: Mapping[Access, Format] = field(default_factory=dict)
+    why: str = ""
+
+
+def unblocked(program: Program, statement: Assign) -> Unblocked:
+    """The formats in which the blocked operands of `statement` are read, and that of its known pattern."""
+    declarations = {declared.name: declared for declared in program.declarations}
+    accesses = [a for a in walk(statement.value) if isinstance(a, Access)]
+    output = declarations[statement.target.tensor]
+    if output.pattern_of is not None:
+        accesses.append(Access(output.pattern_of, statement.target.indices))
+    formats = {access: declarations[access.tensor].format for access in accesses}
+    blocked = {access: format for access, format in formats.items() if not format.is_short}
+    if not blocked:
+        return Unblocked()
+    is_unknown = output.pattern_of is None and not output.format.is_dense
+    why = f"the pattern of {output.name} is not known" if is_unknown else _in_the_way(formats)
+    return Unblocked({a: whole(format) for a, format in blocked.items()}, why) if why else Unblocked()
+
+
+def whole(format: Format) -> Format:
+    """The format with one level for each mode, in the order of its levels; it stores no entry that it need not.
+
+    >>> whole(Format("bcsr(3, 3)")).letters
+    'd0s1'
+    """
+    modes = tuple(dict.fromkeys(format.ordering))
+    if format.is_dense:
+        return _stored(modes, [Dense()] * len(modes))
+    stored = [s for s in format.levels if not isinstance(s.level, Dense)]
+    outermost = min(modes.index(s.expression.mode) for s in stored)
+    levels: list[Level] = [Compressed() if place >= outermost else Dense() for place in range(len(modes))]
+    return _stored(modes, levels)
+
+
+def assembled(format: Format) -> Format:
+    """The nearest format in which a kernel can assemble a result whose pattern is not known.
+
+    One compressed level below dense ones, compressed levels, or coordinates: dense levels below compressed ones
+    would store each fill of theirs.
+
+    >>> assembled(Format("bcsr(3, 3)")).letters, assembled(Format("dense, compressed, compressed")).letters
+    ('d0s1', 's0s1s2')
+    """
+    if format.is_dense:
+        return format if format.is_short else whole(format)
+    plain = format if format.is_short else whole(format)
+    kinds = [type(stored.level) for stored in plain.levels]
+    if kinds[0] is Compressed and len(kinds) > 1 and all(kind is Singleton for kind in kinds[1:]):
+        return plain
+    if all(kind is Compressed for kind in kinds):
+        return plain
+    if kinds[-1] is Compressed and all(kind is Dense for kind in kinds[:-1]):
+        return plain
+    return _stored(plain.ordering, [Compressed()] * len(kinds))
+
+
+def _stored(modes: tuple[int, ...], levels: list[Level]) -> Format:
+    """A format of whole modes."""
+    return Format([StoredLevel(LevelExpression(m), level) for m, level in zip(modes, levels, strict=True)])
+
+
+def _in_the_way(formats: Mapping[Access, Format]) -> str:
+    """Why no loops run over the blocks of all operands at once; "" when they do."""
+    sizes: dict[str, int] = {}
+    for access, format in formats.items():
+        if format.is_short:
+            continue
+        if len({i.name for i in access.indices if isinstance(i, Index)}) < len(access.indices):
+            return f"{access} reads blocks at more than one index variable a mode"
+        for stored in format.levels:
+            name = index_names(access)[stored.expression.mode]
+            size = sizes.setdefault(name, stored.expression.size)
+            if size != stored.expression.size:
+                return f"{name} is stored in blocks of {size or 1} and of {stored.expression.size or 1}"
+    for access, format in formats.items():
+        shared = set(sizes) & set(index_names(access))
+        if format.is_short and not format.is_dense and any(sizes[name] for name in shared):
+            return f"{access} stores {' and '.join(sorted(shared))} without blocks"
+    return "" if _is_ordered(formats) else "the operands need opposite loop orders"
+
+
+def _is_ordered(formats: Mapping[Access, Format]) -> bool:
+    """Whether some order of loops visits the levels of all sparse operands from the outermost to the innermost."""
+    above: dict[tuple[str, Kind], set[tuple[str, Kind]]] = {}
+    for access, format in formats.items():
+        if format.is_dense or not all(isinstance(index, Index) for index in access.indices):
+            continue
+        names = [index.name for index in access.indices if isinstance(index, Index)]
+        levels: list[tuple[str, Kind]] = [
+            (names[s.expression.mode], s.expression.kind) for s in format.levels
+        ]
+        for number, level in enumerate(levels):
+            above.setdefault(level, set()).update(levels[:number])
+    while above:
+        free = [key for key, outer in above.items() if not outer & above.keys()]
+        if not free:
+            return False
+        for key in free:
+            del above[key]
+    return True
