@@ -59,8 +59,8 @@ def pull_back(
     missing = [name for name in backward.program.inputs if name not in values]
     if missing:
         # Temporaries of the plan are computed again: keeping them would hold memory between the passes.
-        again = kernel.run(tuple([values[name] for name in program.inputs]))
-        values.update((name, again[name]) for name in missing)
+        again = kernel.temporaries(tuple(missing))(*[values[name] for name in program.inputs])
+        values.update(zip(missing, again if isinstance(again, tuple) else (again,), strict=True))
     found = backward(*[values[name] for name in backward.program.inputs])
     return dict(zip(wrt, found if isinstance(found, tuple) else (found,), strict=True))
 

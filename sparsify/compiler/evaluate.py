@@ -4,12 +4,15 @@ In: `einsum("ij,jk->ik", A, B)`. Out: the result, dense or sparse by the rules o
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from sparsify.compiler import in_graph
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.extents import bind_extents
@@ -19,6 +22,7 @@ from sparsify.compiler.einsum.rename import substitute_scalars
 from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
+from sparsify.compiler.torch_operator import Operator, register
 from sparsify.errors import DtypeError, EinsumError
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
@@ -56,6 +60,8 @@ def einsum(
     >>> einsum("ij,jk->ik", A, torch.ones(2, 3)).shape
     torch.Size([2, 3])
     """
+    if is_dynamo_compiling():
+        return in_graph.einsum(subscripts, operands, format, schedule)
     kernel, used = einsum_kernel(subscripts, operands, format, schedule)
     return kernel(*used)  # type: ignore[no-any-return]
 
@@ -87,21 +93,36 @@ def evaluate(
     >>> evaluate("y[i] = A[i,j] * x[j]", A=tensor(torch.eye(2), "csr"), x=torch.ones(2))
     tensor([1., 1.])
     """
+    if is_dynamo_compiling():
+        return in_graph.evaluate(text, outputs, format, schedule, sizes, operands)
+    kernel = _evaluate_kernel(text, outputs, format, schedule, sizes, operands)
+    used: list[Any] = [operands[name] for name in kernel.program.inputs]
+    return kernel(*used)
+
+
+def _evaluate_kernel(
+    text: str,
+    outputs: str | Sequence[str] | None,
+    format: Format | str | Mapping[str, Format | str] | None,
+    schedule: Schedule | str | None,
+    sizes: Mapping[str, int] | None,
+    operands: Mapping[str, Any],
+) -> Kernel:
+    """The kernel of an `evaluate`."""
     options = current()
     names = outputs if isinstance(outputs, str) or outputs is None else tuple(outputs)
     formats = format if isinstance(format, Format | str) or format is None else tuple(format.items())
     key: list[Any] = [text, names, formats, schedule, tuple((sizes or {}).items()), id(options)]
     for name, operand in operands.items():
         key += (name, type(operand), operand) if isinstance(operand, int | float) else (name, *_key(operand))
-    found = _evaluations.get(tuple(key))
+    found = _recall(_evaluations, tuple(key))
     if found is None:
         program = _program(text, names, format, sizes, operands)
         met = sizes_of(program, [operands[name] for name in program.inputs])
         found = (compile_program(program, schedule, options, met), options)
         _remember(_evaluations, tuple(key), found)
-    kernel, _ = found
-    used: list[Any] = [operands[name] for name in kernel.program.inputs]
-    return kernel(*used)
+    kernel: Kernel = found[0]
+    return kernel
 
 
 def einsum_kernel(
@@ -115,7 +136,7 @@ def einsum_kernel(
     key: list[Any] = [subscripts, format, schedule, id(options)]
     for operand in operands:
         key += _key(operand)
-    found = _kernels.get(tuple(key))
+    found = _recall(_kernels, tuple(key))
     if found is None:
         described = tuple(_describe(operand) for operand in operands)
         shapes = tuple(tuple(operand.shape) for operand in operands)
@@ -141,14 +162,22 @@ def _key(operand: torch.Tensor) -> tuple[Any, ...]:
     )
 
 
+def _recall(memory: dict[Any, Any], key: tuple[Any, ...]) -> Any:
+    """The value that was kept, `None` without one."""
+    try:
+        return memory.get(key)
+    except TypeError:  # extents that are symbols of a traced graph, which it guards, have no hash
+        return None
+
+
 def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keeps a value; a full memory starts anew."""
+    """Keeps a value, unless its key holds symbols; a full memory starts anew."""
     if len(memory) >= REMEMBERED:
         memory.clear()
-    memory[key] = value
+    with suppress(TypeError):
+        memory[key] = value
 
 
-@lru_cache(maxsize=4096)
 def _einsum_program(
     subscripts: str,
     described: tuple[Operand, ...],
@@ -237,3 +266,41 @@ def _with_scalars(statements: tuple[Assign, ...], scalars: Mapping[str, Any]) ->
     """The statements with Python numbers in place of their names."""
     numbers = {name: Const(value) for name, value in scalars.items()}
     return tuple(replace(s, value=substitute_scalars(s.value, numbers)) for s in statements)
+
+
+@torch.compiler.disable(reason="what a node of a graph is made of is not traced by Dynamo")  # type: ignore[untyped-decorator]
+def _einsum_of_graph(
+    subscripts: str, operands: list[torch.Tensor], format: str | None, schedule: str | None
+) -> torch.Tensor:
+    """The operator `sparsify::einsum`."""
+    kernel, used = einsum_kernel(subscripts, tuple(operands), format, schedule)
+    found: torch.Tensor = kernel(*used)
+    return found
+
+
+@torch.compiler.disable(reason="what a node of a graph is made of is not traced by Dynamo")  # type: ignore[untyped-decorator]
+def _evaluate_of_graph(
+    text: str, outputs: list[str], named: list[str], formats: list[str], schedule: str | None, extents: list[str],
+    sizes: list[int], names: list[str], operands: list[torch.Tensor], words: list[str], scalars: list[Any],
+) -> list[torch.Tensor]:  # fmt: skip
+    """The operator `sparsify::evaluate`."""
+    wanted = dict(zip(named, formats, strict=True))
+    format = wanted.get(in_graph.LAST, wanted or None)
+    given = {name: int(size) for name, size in zip(extents, sizes, strict=True)}
+    by_name: dict[str, Any] = dict(zip(names, operands, strict=True))
+    by_name |= {word: _number(scalar) for word, scalar in zip(words, scalars, strict=True)}
+    kernel = _evaluate_kernel(text, outputs or None, format, schedule, given, by_name)
+    found = kernel(*[by_name[name] for name in kernel.program.inputs])
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def _number(scalar: Any) -> Any:
+    """A number as it is, a symbol of a traced graph as the number that it then always is."""
+    if isinstance(scalar, torch.SymFloat):
+        return float(scalar)
+    return int(scalar) if isinstance(scalar, torch.SymInt) else scalar
+
+
+_library = register(
+    Operator(in_graph.EINSUM, _einsum_of_graph), Operator(in_graph.EVALUATE, _evaluate_of_graph)
+)

@@ -3,6 +3,7 @@
 In: `compile_program(program)` and operands in the order of `program.inputs`. Out: the results, differentiable.
 """
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from sparsify.compiler import traced
 from sparsify.compiler.cpp import target
 from sparsify.compiler.differentiate import Differentiable
+from sparsify.compiler.einsum.adjoint_program import needed
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.generated import GeneratedStep
@@ -32,12 +34,18 @@ class Kernel:
 
     Attributes:
         program: what it computes.
+        schedule: the one that was asked for, `None` when each statement has its own.
         steps: its steps in order, generated kernels and products of torch.
         cache: `hit` when all kernels were found, `miss` when the last request built one.
     """
 
-    def __init__(self, program: Program, plan: tuple["DenseProduct | Convert | GeneratedStep", ...]) -> None:
-        self.program, self.steps = program, plan
+    def __init__(
+        self,
+        program: Program,
+        plan: tuple["DenseProduct | Convert | GeneratedStep", ...],
+        schedule: Schedule | None = None,
+    ) -> None:
+        self.program, self.steps, self.schedule = program, plan, schedule
         self._names, self._results = program.inputs, program.outputs
         step = plan[0] if len(plan) == 1 else None
         # The one step that is the whole program and reads the operands in their order.
@@ -91,6 +99,16 @@ class Kernel:
             self._adjoints[wrt] = _plan(program, None, options, target.vector_bytes(options))
         return self._adjoints[wrt]
 
+    def temporaries(self, names: tuple[str, ...]) -> "Kernel":
+        """The kernel that computes these temporaries of the program alone, from the same operands."""
+        program = self.program
+        statements = tuple(needed(program.statements, names))
+        kept = {*program.inputs, *(statement.target.tensor for statement in statements)}
+        declarations = tuple(d for d in program.declarations if d.name in kept)
+        options = current()
+        part = replace(program, statements=statements, declarations=declarations, outputs=names)
+        return _plan(part, self.schedule, options, target.vector_bytes(options))
+
     def run(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
         """All tensors by name: operands, temporaries of the plan, results."""
         if len(operands) != len(self._names):
@@ -141,6 +159,7 @@ def _plan(program: Program, schedule: Schedule | None, options: Options, vector_
             else GeneratedStep(step, Variants(step, schedule, vector_bytes, options), options)
             for step in steps(program, scheduled=schedule is not None)
         ),
+        schedule,
     )
 
 

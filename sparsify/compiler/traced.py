@@ -1,71 +1,134 @@
-"""Kernels in traced graphs: a kernel on the parts of its operands is one operator of torch.
+"""Kernels in traced graphs: a kernel is one operator of torch.
 
-In: a kernel and operands that stand for others, under `torch.compile` or `torch.export`. Out: results that stand
-for those of the kernel; the graph holds `torch.ops.sparsify.compute(handle, tensors)`, the tensors being dense
-operands and, of sparse ones, the values and the arrays of their patterns.
+In: a kernel and operands that stand for others, under `torch.compile`, `torch.export`, `make_fx` or
+`FakeTensorMode`. Out: results that stand for those of the kernel; the graph holds
+`torch.ops.sparsify.compute(text, tensors, extents)`. Where sparse tensors are taken apart, the tensors are dense
+operands and, of sparse ones, the values and the arrays of their patterns, with `extents` their shapes.
+
+The text says all that the kernel is made of, so graphs may be kept and run by other processes.
 """
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from sparsify.errors import UnsupportedProgramError
+from sparsify.compiler.differentiate import pull_back
+from sparsify.compiler.einsum import exact
+from sparsify.compiler.einsum.nodes import Declaration, Program
+from sparsify.compiler.torch_operator import Operator, register
+from sparsify.storage import dispatch
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
+from sparsify.storage.levels import Compressed, Dense
 from sparsify.storage.pattern import shared
-from sparsify.storage.tensor import SparseTensor, wrap
+from sparsify.storage.tensor import SparseTensor
 
 PLAIN: Final = frozenset({Tensor, torch.nn.Parameter})
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """How a sparse operand is put together: its values come first, then the arrays that exist."""
+    """How a sparse tensor is put together: its values come first, then the arrays that exist, level by level.
+
+    Attributes:
+        levels: per level whether it has (pos, crd).
+    """
 
     format: Format
-    shape: tuple[int, ...]
     fill: Fill
-    pos: tuple[bool, ...]
-    crd: tuple[bool, ...]
+    levels: tuple[tuple[bool, bool], ...]
 
     @property
     def count(self) -> int:
         """How many tensors it has."""
-        return 1 + sum(self.pos) + sum(self.crd)
+        return 1 + sum(sum(level) for level in self.levels)
+
+    def together(self, left: Iterator[Tensor], shape: Sequence[Any]) -> SparseTensor:
+        """The tensor from the next of its parts; those of one pattern share it again."""
+        values = next(left)
+        arrays = [[next(left) if is_there else None for is_there in level] for level in self.levels]
+        pos, crd = [pos for pos, _ in arrays], [crd for _, crd in arrays]
+        return SparseTensor(shared(self.format, shape, pos, crd), values, self.fill)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Traced:
-    """A kernel with the parts of its operands, `None` for dense ones."""
+    """A kernel in a graph; its `repr` is the text in the graph.
 
-    kernel: Any
+    Attributes:
+        program: what it computes.
+        schedule: the text of the one that was asked for, "" when it is chosen.
+        parts: per operand how it is put together, `None` for one that is a tensor of the graph.
+    """
+
+    program: Program
+    schedule: str
     parts: tuple[Parts | None, ...]
 
-    def operands(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def operands(self, tensors: Sequence[Tensor], extents: Sequence[Any]) -> list[Tensor]:
         """The operands from their parts."""
-        left = iter(tensors)
-        return [next(left) if parts is None else _together(parts, left) for parts in self.parts]
+        left, shapes = iter(tensors), iter(extents)
+        found: list[Tensor] = []
+        for parts in self.parts:
+            if parts is None:
+                found.append(next(left))
+            else:
+                found.append(parts.together(left, [next(shapes) for _ in range(parts.format.rank)]))
+        return found
 
     def places(self) -> list[int]:
-        """Per operand where its first tensor, the values of a sparse one, lies among all tensors."""
+        """Per operand where it, or the values of a sparse one, lies among all tensors."""
         found = [0]
         for parts in self.parts:
             found.append(found[-1] + (1 if parts is None else parts.count))
         return found[:-1]
 
+    def extents(self, operands: Sequence[Tensor]) -> dict[str, Any]:
+        """The extents of the program's index variables."""
+        found: dict[str, Any] = dict(self.program.extents)
+        for name, operand in zip(self.program.inputs, operands, strict=True):
+            found.update(zip(self.program.declaration(name).extents, operand.shape, strict=True))
+        return found
 
-_traced: dict[int, Traced] = {}
-_handles: dict[Any, int] = {}
+    def results(self, flat: Sequence[Tensor], operands: Sequence[Tensor]) -> list[Tensor]:
+        """The results from their parts: tensors of known pattern are values alone."""
+        extents = self.extents(operands)
+        found: list[Tensor] = []
+        for name, parts in zip(self.program.outputs, self.split(flat), strict=True):
+            declared = self.program.declaration(name)
+            if declared.format.is_dense:
+                found += parts
+            elif (root := _root(self.program, declared, operands)) is not None:
+                found.append(SparseTensor(root._pattern, parts[0], declared.fill))
+            else:
+                shape = [extents[extent] for extent in declared.extents]
+                found.append(_parts_of(declared).together(iter(parts), shape))
+        return found
+
+    def split(self, flat: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Per result its parts."""
+        left = iter(flat)
+        found = []
+        for name in self.program.outputs:
+            declared = self.program.declaration(name)
+            is_found = not declared.format.is_dense and declared.pattern_of not in self.program.inputs
+            found.append([next(left) for _ in range(_parts_of(declared).count if is_found else 1)])
+        return found
+
+
+_kernels: dict[str, tuple[Traced, Any]] = {}
 
 
 def is_traced(operands: Sequence[Tensor]) -> bool:
-    """Whether operands stand for those that a graph will be called with."""
+    """Whether someone looks at the operators that run, or operands stand for others."""
+    if torch._C._len_torch_dispatch_stack():
+        return True
     for operand in operands:
         inner = operand._vals if isinstance(operand, SparseTensor) else operand
         if type(inner) not in PLAIN and isinstance(inner, FakeTensor | FunctionalTensor):
@@ -77,164 +140,190 @@ def call(kernel: Any, operands: Sequence[Tensor]) -> Any:
     """The results of a kernel in a traced graph; differentiable.
 
     Raises:
-        UnsupportedProgramError: a result whose pattern only the kernel can find.
+        DynamicOutputShapeException: a pattern that only the kernel can find, in a graph without such sizes.
     """
-    program = kernel.program
-    for name in program.outputs:
-        declared = program.declaration(name)
-        if not declared.format.is_dense and declared.pattern_of not in program.inputs:
-            raise UnsupportedProgramError(
-                f"{name}, stored {declared.format}, has a pattern that a traced graph cannot know",
-                "compute it outside of torch.compile, or ask for a dense result with format=",
-            )
-    parts, tensors = _apart(operands)
-    found = torch.ops.sparsify.compute(_handle(kernel, parts), tensors)
-    results = []
-    for name, result in zip(program.outputs, found, strict=True):
-        declared = program.declaration(name)
-        if not declared.format.is_dense:
-            root = operands[program.inputs.index(declared.pattern_of)]
-            result = SparseTensor(root._pattern, result, declared.fill)
-        results.append(result)
-    return results[0] if len(results) == 1 else tuple(results)
+    whole = Traced(kernel.program, str(kernel.schedule or ""), (None,) * len(operands))
+    if _is_seen(operands):
+        found = compute(_text(whole, kernel), list(operands), [])
+        if not any(isinstance(operand, SparseTensor) for operand in operands):
+            found = whole.results(found, operands)
+    else:
+        apart, tensors, extents = _apart(whole, operands)
+        found = apart.results(compute(_text(apart, kernel), tensors, extents), operands)
+    return found[0] if len(found) == 1 else tuple(found)
 
 
-def _handle(kernel: Any, parts: tuple[Parts | None, ...]) -> int:
-    """The number of a kernel with the parts of its operands; it follows from what they are.
+def _is_seen(operands: Sequence[Tensor]) -> bool:
+    """Whether operands can be given to the operator whole.
 
-    torch keeps compiled graphs on disk, and another process that finds one there has to mean the same kernel by it.
+    Where graphs are traced before autograd, sparse tensors that are no inputs of the graph are not known to it.
     """
-    key = (kernel, parts)
-    handle = _handles.get(key)
-    if handle is None:
-        program = kernel.program
-        text = f"{program}\n{program.statements!r}\n{program.declarations!r}\n{parts!r}"
-        handle = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-        _handles[key], _traced[handle] = handle, Traced(kernel, parts)
-    return handle
+    sparse = [operand for operand in operands if isinstance(operand, SparseTensor)]
+    if not sparse or not _len_torch_dispatch_stack_pre_dispatch():
+        return True
+    from torch.fx.experimental import proxy_tensor
+
+    mode = proxy_tensor.get_proxy_mode()
+    return mode is not None and all(proxy_tensor.has_proxy_slot(operand, mode.tracer) for operand in sparse)
 
 
-def _apart(operands: Sequence[Tensor]) -> tuple[tuple[Parts | None, ...], list[Tensor]]:
-    """How operands are put together, and all their tensors."""
+def _text(traced: Traced, kernel: Any) -> str:
+    text = repr(traced)
+    _kernels[text] = traced, kernel
+    return text
+
+
+def _known(text: str) -> tuple[Traced, Any]:
+    """What a text says, and its kernel, made when the graph comes from another process."""
+    found = _kernels.get(text)
+    if found is None:
+        from sparsify.compiler.kernel import compile_program  # kernels know how they are traced
+
+        traced: Traced = exact.read(text, {**exact.CLASSES, "Traced": Traced, "Parts": Parts})
+        found = _kernels[text] = traced, compile_program(traced.program, traced.schedule or None)
+    return found
+
+
+def _apart(whole: Traced, operands: Sequence[Tensor]) -> tuple[Traced, list[Tensor], list[Any]]:
+    """The kernel on parts of its operands, all these parts, and the extents of sparse operands."""
     parts: list[Parts | None] = []
     tensors: list[Tensor] = []
+    extents: list[Any] = []
     for operand in operands:
         if not isinstance(operand, SparseTensor):
             parts.append(None)
             tensors.append(operand)
             continue
         pattern = operand._pattern
-        there = [tuple(a is not None for a in arrays) for arrays in (pattern.pos, pattern.crd)]
-        shape = tuple(int(extent) for extent in pattern.shape)
-        parts.append(Parts(pattern.format, shape, operand._fill, *there))
-        tensors.append(operand.values())
-        tensors += [a for a in (*pattern.pos, *pattern.crd) if a is not None]
-    return tuple(parts), tensors
+        arrays = zip(pattern.pos, pattern.crd, strict=True)
+        levels = tuple((pos is not None, crd is not None) for pos, crd in arrays)
+        parts.append(Parts(pattern.format, operand._fill, levels))
+        tensors += [operand.values(), *pattern.arrays()]
+        extents += pattern.shape
+    return replace(whole, parts=tuple(parts)), tensors, extents
 
 
-def _together(parts: Parts, left: Any) -> SparseTensor:
-    """The sparse operand from the next tensors; those of one pattern share it again."""
-    values = next(left)
-    pos, crd = ([next(left) if there else None for there in role] for role in (parts.pos, parts.crd))
-    return wrap(shared(parts.format, parts.shape, pos, crd), values, parts.fill)
-
-
-def _values(result: Tensor) -> Tensor:
-    return result._vals if isinstance(result, SparseTensor) else result
-
-
-def run(handle: int, tensors: list[Tensor]) -> list[Tensor]:
-    """The operator's computation: dense results, and the values of sparse ones."""
-    traced = _traced[handle]
+def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The operator on sparse tensors, below autograd: the same operator on their parts."""
+    text, operands, _ = args
+    whole, kernel = _known(text)
     with torch.no_grad():
-        found = traced.kernel(*traced.operands([tensor.detach() for tensor in tensors]))
-    return [_values(result) for result in (found if isinstance(found, tuple) else (found,))]
+        apart, tensors, extents = _apart(whole, operands)
+        return apart.results(func(_text(apart, kernel), tensors, extents), operands)
 
 
-def shapes_only(handle: int, tensors: list[Tensor]) -> list[Tensor]:
+def run(text: str, tensors: list[Tensor], extents: list[int]) -> list[Tensor]:
+    """The operator's computation: dense results, and the parts of sparse ones."""
+    traced, kernel = _known(text)
+    with torch.no_grad():
+        operands = tuple(traced.operands([tensor.detach() for tensor in tensors], extents))
+        values = kernel.run(operands)
+    flat: list[Tensor] = []
+    for name in traced.program.outputs:
+        result = values[name]
+        flat.append(result._vals if isinstance(result, SparseTensor) else result)
+        declared = traced.program.declaration(name)
+        if isinstance(result, SparseTensor) and _root(traced.program, declared, operands) is None:
+            flat += result._pattern.arrays()
+    return flat
+
+
+def shapes_only(text: str, tensors: list[Tensor], extents: list[Any]) -> list[Tensor]:
     """The operator on tensors that stand for others."""
-    traced = _traced[handle]
-    program, places = traced.kernel.program, traced.places()
-    extents: dict[str, Any] = dict(program.extents)
-    for name, parts, place in zip(program.inputs, traced.parts, places, strict=True):
-        shape = tensors[place].shape if parts is None else parts.shape
-        extents.update(zip(program.declaration(name).extents, shape, strict=True))
-    results = []
-    for name in program.outputs:
-        declared = program.declaration(name)
+    traced, _ = _known(text)
+    operands = traced.operands(tensors, extents)
+    known = traced.extents(operands)
+    flat: list[Tensor] = []
+    for name in traced.program.outputs:
+        declared = traced.program.declaration(name)
         dtype = getattr(torch, declared.dtype)
+        shape = [known[extent] for extent in declared.extents]
         if declared.format.is_dense:
-            results.append(tensors[0].new_empty([extents[e] for e in declared.extents], dtype=dtype))
+            flat.append(tensors[0].new_empty(shape, dtype=dtype))
+        elif (root := _root(traced.program, declared, operands)) is not None:
+            flat.append(root._vals.new_empty(root._vals.shape, dtype=dtype))
         else:
-            root = tensors[places[program.inputs.index(declared.pattern_of)]]
-            results.append(root.new_empty(root.shape, dtype=dtype))
-    return results
+            flat += _found_by_the_kernel(declared, shape, tensors[0])
+    return flat
 
 
-def run_backward(
-    handle: int, gradients: list[Tensor], tensors: list[Tensor], needed: list[int]
-) -> list[Tensor]:
-    """The gradients of the tensors at the positions `needed`; the forward pass is computed again."""
-    traced = _traced[handle]
-    with torch.enable_grad():
-        leaves = [t.detach().requires_grad_(place in needed) for place, t in enumerate(tensors)]
-        operands = traced.operands(leaves)
-        at = traced.places()
-        operands = [
-            SparseTensor(o._pattern, leaves[place], o._fill) if isinstance(o, SparseTensor) else o
-            for o, place in zip(operands, at, strict=True)
-        ]
-        found = traced.kernel(*operands)
-        results = [
-            r.values() if isinstance(r, SparseTensor) else r
-            for r in (found if isinstance(found, tuple) else (found,))
-        ]
-        wanted = [leaves[place] for place in needed]
-        made = torch.autograd.grad(results, wanted, gradients, allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g.contiguous() for g, t in zip(made, wanted, strict=True)]
+def _found_by_the_kernel(declared: Declaration, shape: Sequence[Any], like: Tensor) -> list[Tensor]:
+    """The parts of a result whose numbers of entries are known when the kernel has run."""
+    arrays: list[Tensor] = []
+    positions: Any = 1
+    for stored, dtypes in zip(declared.format.levels, declared.index_dtypes, strict=True):
+        pos, crd = (getattr(torch, name) if name else None for name in dtypes)
+        if pos is not None:
+            arrays.append(like.new_empty([positions + 1], dtype=pos))
+        match stored.level:
+            case Dense():
+                positions = positions * stored.expression.extent(shape)
+            case Compressed():
+                positions = torch.library.get_ctx().new_dynamic_size()
+        if crd is not None:
+            arrays.append(like.new_empty([positions], dtype=crd))
+    return [like.new_empty([positions], dtype=getattr(torch, declared.dtype)), *arrays]
 
 
-def backward_shapes(
-    handle: int, gradients: list[Tensor], tensors: list[Tensor], needed: list[int]
-) -> list[Tensor]:
-    """The gradients on tensors that stand for others."""
-    return [torch.empty_like(tensors[place], memory_format=torch.contiguous_format) for place in needed]
+def _root(program: Program, declared: Declaration, operands: Sequence[Tensor]) -> SparseTensor | None:
+    """The operand whose pattern a result shares, `None` when the kernel finds its pattern."""
+    if declared.pattern_of not in program.inputs:
+        return None
+    root = operands[program.inputs.index(declared.pattern_of)]
+    assert isinstance(root, SparseTensor), "only sparse operands lend their pattern"
+    return root
+
+
+def _parts_of(declared: Declaration) -> Parts:
+    """How a result is put together whose pattern the kernel finds."""
+    levels = tuple((bool(pos), bool(crd)) for pos, crd in declared.index_dtypes)
+    return Parts(declared.format, declared.fill, levels)
 
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     """Keeps what backward needs."""
-    ctx.handle, tensors = inputs
-    ctx.needed = [place for place, tensor in enumerate(tensors) if tensor.requires_grad]
-    ctx.save_for_backward(*tensors)
+    ctx.text, tensors, ctx.extents = inputs
+    ctx.count = len(tensors)
+    ctx.save_for_backward(*tensors, *output)
 
 
-def backward(ctx: Any, gradients: list[Tensor]) -> tuple[None, list[Tensor | None]]:
-    """The gradients of all tensors."""
-    tensors = list(ctx.saved_tensors)
-    found = torch.ops.sparsify.compute_backward(ctx.handle, gradients, tensors, ctx.needed)
-    made: list[Tensor | None] = [None] * len(tensors)
-    for place, value in zip(ctx.needed, found, strict=True):
-        made[place] = value
-    return None, made
+def backward(
+    ctx: Any, gradients: Sequence[Tensor | None]
+) -> tuple[None, list[Tensor | None], list[None] | None]:
+    """The gradients of all tensors, by the kernel of the adjoint program, which is the same operator."""
+    traced, kernel = _known(ctx.text)
+    program, places = traced.program, traced.places()
+    tensors, results = list(ctx.saved_tensors[: ctx.count]), list(ctx.saved_tensors[ctx.count :])
+    operands = traced.operands(tensors, ctx.extents)
+    if not any(isinstance(tensor, SparseTensor) for tensor in tensors):
+        counts = [len(parts) for parts in traced.split(results)]
+        results = traced.results(results, operands)
+        gradients = _of_results(gradients, results, counts)
+    wrt = tuple(n for n, place in zip(program.inputs, places, strict=True) if tensors[place].requires_grad)
+    values = dict(zip((*program.inputs, *program.outputs), (*operands, *results), strict=True))
+    found = pull_back(kernel, values, gradients, wrt)
+    made: list[Tensor | None] = [None] * ctx.count
+    for name, place, parts in zip(program.inputs, places, traced.parts, strict=True):
+        if name in found:
+            made[place] = found[name] if parts is None else found[name].values()
+    # The empty list is a structure without leaves, to which no gradient belongs.
+    return None, made, None if ctx.extents else []
 
 
-SCHEMAS = (
-    "compute(int handle, Tensor[] tensors) -> Tensor[]",
-    "compute_backward(int handle, Tensor[] gradients, Tensor[] tensors, int[] needed) -> Tensor[]",
-)
+def _of_results(
+    flat: Sequence[Tensor | None], results: Sequence[Tensor], counts: Sequence[int]
+) -> list[Tensor | None]:
+    """Per result its gradient, of a sparse one from that of its values."""
+    firsts = [flat[sum(counts[:number])] for number in range(len(counts))]
+    return [
+        SparseTensor(result._pattern, gradient)
+        if isinstance(result, SparseTensor) and gradient is not None
+        else gradient
+        for result, gradient in zip(results, firsts, strict=True)
+    ]
 
 
-def register() -> torch.library.Library:
-    """The operators `sparsify::compute` and `sparsify::compute_backward`, as long as the library lives."""
-    library = torch.library.Library("sparsify", "FRAGMENT")
-    for schema in SCHEMAS:
-        library.define(schema)
-    library.impl("compute", run, "CompositeExplicitAutograd")
-    library.impl("compute_backward", run_backward, "CompositeExplicitAutograd")
-    torch.library.register_fake("sparsify::compute", shapes_only, lib=library)
-    torch.library.register_fake("sparsify::compute_backward", backward_shapes, lib=library)
-    torch.library.register_autograd("sparsify::compute", backward, setup_context=remember, lib=library)
-    return library
-
-
-_library = register()
+SCHEMA: Final = "compute(str program, Tensor[] tensors, SymInt[] extents) -> Tensor[]"
+_library = register(Operator(SCHEMA, run, shapes_only, remember, backward))
+compute: Final = torch.ops.sparsify.compute.default
+dispatch.HANDLERS[torch.ops.sparsify.compute] = take_apart

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from sparsify.compiler import torch_operator
 from sparsify.compiler.cpp.build import find_compiler
 from sparsify.compiler.differentiate import pull_back
 from sparsify.compiler.einsum.nodes import Program
@@ -315,24 +316,12 @@ def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, list[torch.Tensor 
     return None, gradients, nothing, nothing
 
 
-SCHEMAS = (
-    "region(int handle, Tensor[] tensors, SymInt[] sizes, int[] places) -> Tensor",
+REGION = "region(int handle, Tensor[] tensors, SymInt[] sizes, int[] places) -> Tensor"
+REGION_BACKWARD = (
     "region_backward(int handle, Tensor gradient, Tensor result, Tensor[] tensors, SymInt[] sizes, int[] places, "
-    "int[] needed) -> Tensor[]",
+    "int[] needed) -> Tensor[]"
 )
-
-
-def register() -> torch.library.Library:
-    """The operators `sparsify::region` and `sparsify::region_backward`, as long as the library lives."""
-    library = torch.library.Library("sparsify", "FRAGMENT")
-    for schema in SCHEMAS:
-        library.define(schema)
-    library.impl("region", run, "CompositeExplicitAutograd")
-    library.impl("region_backward", run_backward, "CompositeExplicitAutograd")
-    torch.library.register_fake("sparsify::region", shape_only, lib=library)
-    torch.library.register_fake("sparsify::region_backward", backward_shapes, lib=library)
-    torch.library.register_autograd("sparsify::region", backward, setup_context=remember, lib=library)
-    return library
-
-
-_library = register()
+_library = torch_operator.register(
+    torch_operator.Operator(REGION, run, shape_only, remember, backward),
+    torch_operator.Operator(REGION_BACKWARD, run_backward, backward_shapes),
+)

@@ -6,12 +6,14 @@ and that keeps everything derived from its structure.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage.format import Format
@@ -127,8 +129,14 @@ class Pattern:
         """What `make` returned the first time for `key`: everything derived from the structure is made once."""
         found = self._cache.get(key, _MISSING)
         if found is _MISSING:
-            found = self._cache[key] = make()
+            with self._untraced():
+                found = self._cache[key] = make()
         return cast(T, found)
+
+    def _untraced(self) -> AbstractContextManager[None]:
+        """Inside, nobody records what is computed from arrays that are at hand: it is no part of a graph."""
+        is_seen = torch._C._len_torch_dispatch_stack() and all(type(a) is Tensor for a in self.arrays())
+        return cast(AbstractContextManager[None], _disable_current_modes()) if is_seen else nullcontext()
 
     def recall(self, key: object) -> Any:
         """What `cached` made for `key`, `None` when it has not been asked for."""
@@ -149,7 +157,8 @@ class Pattern:
         if "valid" not in self._cache and all(type(a) is Tensor for a in self.arrays()):
             from sparsify.storage import validate
 
-            validate.pattern(self)
+            with self._untraced():
+                validate.pattern(self)
             self.trusted()
         return self
 
@@ -185,10 +194,15 @@ class Pattern:
         return twin(self, format)
 
     def equals(self, other: "Pattern") -> bool:
-        """Whether both store the same entries in the same order and format."""
+        """Whether both store the same entries in the same order and format; of traced graphs, known to do so."""
         if self is other or other in self._equals:
             return True
-        if self.format != other.format or self.shape != other.shape or self.nnz != other.nnz:
+        if self.format != other.format:
+            return False
+        if any(type(array) is not Tensor for array in (*self.arrays(), *other.arrays())):
+            # They stand for arrays that nobody can look at yet.
+            return all(mine is theirs for mine, theirs in zip(self.arrays(), other.arrays(), strict=True))
+        if self.shape != other.shape or self.nnz != other.nnz:
             return False
         for mine, theirs in zip((*self.pos, *self.crd), (*other.pos, *other.crd), strict=True):
             if (mine is None) != (theirs is None):

@@ -27,7 +27,7 @@ def assemble(
         recomputed: the inner reductions of `forward` by name; those that are read once are written where they
             are read, the others become statements.
     """
-    body = _recompute(_needed(list(statements), outputs), recomputed)
+    body = _recompute(needed(list(statements), outputs), recomputed)
     assigned = {statement.target.tensor for statement in body}
     known = {d.name: d for d in forward.declarations} | dict(declarations)
     inputs = dict.fromkeys(name for s in body for name in _reads(s) if name not in assigned)
@@ -41,14 +41,14 @@ def assemble(
     return infer_format(Program(tuple(body), kept, tuple(inputs), outputs, forward.extents))
 
 
-def _needed(statements: list[Assign], outputs: Sequence[str]) -> list[Assign]:
+def needed(statements: Sequence[Assign], outputs: Sequence[str]) -> list[Assign]:
     """The statements that the outputs depend on."""
-    needed = set(outputs)
+    names = set(outputs)
     kept = []
     for statement in reversed(statements):
-        if statement.target.tensor in needed:
+        if statement.target.tensor in names:
             kept.append(statement)
-            needed.update(_reads(statement))
+            names.update(_reads(statement))
     return kept[::-1]
 
 

@@ -98,10 +98,20 @@ def sizes_of(program: Program, operands: Sequence[object]) -> Sizes:
         declared = program.declaration(name)
         shape = tuple(getattr(operand, "shape", ()))
         if len(shape) == len(declared.extents):
-            extents.update(zip(declared.extents, shape, strict=True))
+            extents.update(_numbers(dict(zip(declared.extents, shape, strict=True))))
         if isinstance(operand, SparseTensor):
-            stored[name] = operand._pattern.nnz
+            stored.update(_numbers({name: operand._pattern.nnz}))
             # In traced graphs tensors stand for others and have no entries to look at.
             if type(operand._vals) is Tensor and operand._pattern.format == declared.format:
                 patterns[name] = operand._pattern
     return Sizes(extents, stored, patterns)
+
+
+def _numbers(sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """These sizes; of a traced graph those of its example, without binding the graph to them."""
+    if all(type(size) is int for size in sizes.values()):
+        return sizes
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
+
+    hints = {name: optimization_hint(size, fallback=-1) for name, size in sizes.items()}
+    return {name: size for name, size in hints.items() if size >= 0}

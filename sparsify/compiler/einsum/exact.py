@@ -1,0 +1,60 @@
+"""Programs as texts that read back exactly: the dataclasses as Python writes them.
+
+In: `Const(value=0.5)` and the classes that may occur. Out: the same node; nothing is executed.
+"""
+
+import ast
+from collections.abc import Mapping
+from math import inf, nan
+from typing import Any, Final
+
+from sparsify.compiler.einsum import nodes
+from sparsify.errors import SparsifyError
+from sparsify.storage.format import Format
+
+NUMBERS: Final = {"inf": inf, "nan": nan}
+CLASSES: Final[Mapping[str, type]] = {
+    kind.__name__: kind
+    for kind in (
+        *(nodes.Program, nodes.Declaration, nodes.Assign, nodes.Const, nodes.Index, nodes.Access, nodes.Call),
+        *(nodes.Reduce, nodes.Stored, Format),
+    )
+}
+
+
+def read(text: str, classes: Mapping[str, type] = CLASSES) -> Any:
+    """What `repr` wrote: numbers, texts, tuples and objects of these classes.
+
+    Raises:
+        SparsifyError: the text holds anything else.
+
+    >>> read(repr(nodes.Call("add", (nodes.Index("i"), nodes.Const(-inf)))))
+    Call(function='add', args=(Index(name='i'), Const(value=-inf)))
+    """
+
+    def value(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(found):
+                return found
+            case ast.Name(name) if name in NUMBERS:
+                return NUMBERS[name]
+            case ast.UnaryOp(ast.USub(), operand):
+                return -value(operand)
+            case ast.Tuple(items):
+                return tuple(value(item) for item in items)
+            case ast.Call(ast.Name(name), given, named) if name in classes:
+                fields = {str(word.arg): value(word.value) for word in named}
+                return classes[name](*(value(item) for item in given), **fields)
+        raise _unknown(text)
+
+    try:
+        return value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError):
+        raise _unknown(text) from None
+
+
+def _unknown(text: str) -> SparsifyError:
+    return SparsifyError(
+        f"{text[:60]!r} is no program of this version of sparsify",
+        "trace or export the model again; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 leaves graphs on disk unread",
+    )
