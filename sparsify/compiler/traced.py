@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch._ops import _len_torch_dispatch_stack_pre_dispatch
+from torch._ops import _get_dispatch_mode_pre_dispatch, _len_torch_dispatch_stack_pre_dispatch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -161,10 +161,8 @@ def _is_seen(operands: Sequence[Tensor]) -> bool:
     sparse = [operand for operand in operands if isinstance(operand, SparseTensor)]
     if not sparse or not _len_torch_dispatch_stack_pre_dispatch():
         return True
-    from torch.fx.experimental import proxy_tensor
-
-    mode = proxy_tensor.get_proxy_mode()
-    return mode is not None and all(proxy_tensor.has_proxy_slot(operand, mode.tracer) for operand in sparse)
+    mode = _get_dispatch_mode_pre_dispatch(torch._C._TorchDispatchModeKey.PROXY)
+    return mode is not None and all(operand in mode.tracer.tensor_tracker for operand in sparse)
 
 
 def _text(traced: Traced, kernel: Any) -> str:

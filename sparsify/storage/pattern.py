@@ -215,6 +215,11 @@ class Pattern:
         other._equals.add(self)
         return True
 
+    def stands_for(self, other: "Pattern") -> bool:
+        """Whether this is the pattern of a gradient in a traced graph, which in its calls is what it is one of."""
+        is_known = all(type(array) is Tensor for array in (*self.arrays(), *other.arrays()))
+        return not is_known and self.format == other.format
+
     def statistics(self) -> tuple[LevelStatistics, ...]:
         """The sizes of each level."""
         return self.cached("statistics", lambda: _statistics(self))

@@ -374,7 +374,7 @@ class _ToValues(torch.autograd.Function):
 def values_at(tensor: Tensor, pattern: Pattern) -> Tensor:
     """The entries of a tensor at the stored coordinates of a pattern [nnz], 0 in the padding of blocks."""
     if isinstance(tensor, SparseTensor):
-        if tensor._pattern.equals(pattern) or _stand_for_one(tensor._pattern, pattern):
+        if tensor._pattern.equals(pattern) or tensor._pattern.stands_for(pattern):
             return tensor.values()
         raise UnsupportedOperatorError(
             f"values of {tensor._pattern} at the entries of {pattern}", "one pattern for both"
@@ -384,12 +384,6 @@ def values_at(tensor: Tensor, pattern: Pattern) -> Tensor:
         return tensor[tuple(coordinates)].reshape(-1)
     safe = torch.where(inside, coordinates, 0)
     return torch.where(inside, tensor[tuple(safe)], 0)
-
-
-def _stand_for_one(first: Pattern, second: Pattern) -> bool:
-    """Whether patterns of a traced graph are one in its calls: a gradient lies on the pattern of what it is of."""
-    is_known = all(type(array) is Tensor for array in (*first.arrays(), *second.arrays()))
-    return not is_known and first.format == second.format
 
 
 def _fill() -> None:

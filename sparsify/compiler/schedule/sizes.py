@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Final
 
-from torch import Tensor
+from torch import SymInt, Tensor
 
 from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.storage.pattern import Pattern
@@ -111,7 +111,5 @@ def _numbers(sizes: Mapping[str, int]) -> Mapping[str, int]:
     """These sizes; of a traced graph those of its example, without binding the graph to them."""
     if all(type(size) is int for size in sizes.values()):
         return sizes
-    from torch.fx.experimental.symbolic_shapes import optimization_hint
-
-    hints = {name: optimization_hint(size, fallback=-1) for name, size in sizes.items()}
-    return {name: size for name, size in hints.items() if size >= 0}
+    hints = {name: size.node.hint if isinstance(size, SymInt) else size for name, size in sizes.items()}
+    return {name: int(size) for name, size in hints.items() if size is not None}
