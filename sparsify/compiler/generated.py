@@ -15,6 +15,7 @@ import torch
 from sparsify.compiler import native
 from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.einsum.nodes import Declaration
+from sparsify.compiler.known import KNOWN
 from sparsify.compiler.loops.lower.assemble import is_assembled
 from sparsify.compiler.pipeline import Stages
 from sparsify.compiler.plan import Step
@@ -245,7 +246,7 @@ class GeneratedStep:
         if len(self._outputs) > 1:
             return self._several(operands, sizes, buffers, frame)
         if self._is_assembled:
-            return self._assembled(sizes, buffers, frame)
+            return self._assembled(operands, sizes, buffers, frame)
         if self._root is None:
             result = frame.empty()
             buffers.append(result)
@@ -305,18 +306,31 @@ class GeneratedStep:
         frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
         return tuple(results)
 
-    def _assembled(self, sizes: list[int], buffers: list[torch.Tensor | None], frame: Frame) -> torch.Tensor:
-        """A result whose pattern the kernel finds."""
+    def _assembled(
+        self,
+        operands: Sequence[torch.Tensor],
+        sizes: list[int],
+        buffers: list[torch.Tensor | None],
+        frame: Frame,
+    ) -> torch.Tensor:
+        """A result whose pattern the kernel finds, or which operands of the same patterns had before."""
         arguments = self._signature[1]
+        patterns = [operand._pattern for operand in operands if isinstance(operand, SparseTensor)]
+        known = KNOWN.find(self, patterns)
+        sizes[self._signature[0].index(f"{self.result}_nnz")] = -1 if known is None else known.nnz
+        given = [] if known is None else known.arrays()
+        missing = [None] * (len(arguments) - len(buffers) - len(given))
         slots = Slots({slot: getattr(torch, argument.dtype) for slot, argument in enumerate(arguments)})
-        missing = (None,) * (len(arguments) - len(buffers))
-        frame.call(tuple(sizes), (*buffers, *missing), count(self.options), slots)
+        frame.call(tuple(sizes), (*buffers, *given, *missing), count(self.options), slots)
         made = {arguments[slot].name: array for slot, array in slots.tensors.items()}
-        levels = range(1, len(self.output.format.levels) + 1)
-        pos = [made.get(f"{self.result}{number}_pos") for number in levels]
-        crd = [made.get(f"{self.result}{number}_crd") for number in levels]
-        pattern = Pattern(self.output.format, frame.shape, pos, crd).trusted()
-        return wrap(pattern, made[f"{self.result}_vals"], self.output.fill)
+        values = made.pop(f"{self.result}_vals")
+        if known is None or made:
+            levels = range(1, len(self.output.format.levels) + 1)
+            pos = [made.get(f"{self.result}{number}_pos") for number in levels]
+            crd = [made.get(f"{self.result}{number}_crd") for number in levels]
+            known = Pattern(self.output.format, frame.shape, pos, crd).trusted()
+            KNOWN.remember(self, patterns, known)
+        return wrap(known, values, self.output.fill)
 
 
 def _match(declared: Declaration, shape: Sequence[int], extents: dict[str, int]) -> None:

@@ -161,7 +161,8 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
         source.read(tensor, numbers, buffers)
     sizes = dict(zip(function.sizes, numbers, strict=True))
     sizes |= {f"{name}_extent": extent for name, extent in extents.items() if f"{name}_extent" in sizes}
-    sizes = {name: 0 if name == "serial_threshold" else size for name, size in sizes.items()}
+    unknown = {f"{output}_nnz": -1 for output in step.program.outputs}
+    sizes = {name: unknown.get(name, 0 if name == "serial_threshold" else s) for name, s in sizes.items()}
     arrays = {
         argument.name: buffer.detach().reshape(-1).numpy()
         for argument, buffer in zip(function.buffers, buffers, strict=False)

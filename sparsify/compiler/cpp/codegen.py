@@ -10,7 +10,7 @@ The size `serial_threshold` is the work below which a parallel loop runs on one 
 
 from typing import Final
 
-from sparsify.compiler.cpp import arithmetic, elementary, memory, names, parallel, shuffles, types
+from sparsify.compiler.cpp import arithmetic, elementary, marks, memory, names, parallel, shuffles, types
 from sparsify.compiler.cpp.expressions import Expressions
 from sparsify.compiler.cpp.statements import Statements
 from sparsify.compiler.cpp.unit import Template, Unit, indent
@@ -18,6 +18,7 @@ from sparsify.compiler.loops import nodes
 
 TEMPLATES: Final[dict[str, Template]] = {
     **memory.TEMPLATES,
+    **marks.TEMPLATES,
     **shuffles.TEMPLATES,
     **arithmetic.TEMPLATES,
     **elementary.TEMPLATES,
@@ -57,7 +58,5 @@ def emit(function: nodes.Function) -> str:
 
 def _unpack(buffer: nodes.Buffer, slot: int, name: str) -> str:
     element = types.ELEMENTS[buffer.dtype]
-    if buffer.grown:
-        return f"{element} *__restrict {name} = nullptr;"
     const = "" if buffer.output else "const "
     return f"{const}{element} *__restrict {name} = ({const}{element} *)buffers[{slot}];"

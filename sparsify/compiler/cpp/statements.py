@@ -74,6 +74,12 @@ class Statements:
                 name, e = self.expressions.name, self.expressions
                 helper = self.unit.use("enumerate", "int64", 1)
                 return [f"{helper}({name(buffer)}, {name(flags)}, {e.index(count)});"]
+            case nodes.Mark(buffer, index, extent):
+                e = self.expressions
+                helper = self.unit.use("mark", "int8", 1)
+                return [f"{helper}({e.name(buffer)}, {e.index(extent)}, {e.index(index)});"]
+            case nodes.TakeMarks():
+                return [self._take_marks(stmt)]
             case nodes.Prefetch(buffer, index):
                 return [f"__builtin_prefetch({self.expressions.address(buffer, index)});"]
             case nodes.ParallelFor():
@@ -83,6 +89,14 @@ class Statements:
             case nodes.Return(status):
                 return [f"return {status};"]
         raise AssertionError(f"unknown statement {stmt!r}")
+
+    def _take_marks(self, stmt: nodes.TakeMarks) -> str:
+        e = self.expressions
+        var, marks, extent = e.name(stmt.var.name), e.name(stmt.marks), e.index(stmt.extent)
+        if stmt.buffer is None:
+            return f"{var} += {self.unit.use('count_marks', 'int8', 1)}({marks}, {extent});"
+        helper = self.unit.use("take_marks", e.buffers[stmt.buffer], 1)
+        return f"{var} = {helper}({e.name(stmt.buffer)}, {var}, {marks}, {extent});"
 
     def _declare(self, var: nodes.Var, value: nodes.Expr, mutable: bool) -> str:
         e = self.expressions

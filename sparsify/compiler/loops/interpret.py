@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.loops import nodes
+from sparsify.compiler.loops.marks import MARKS, padded
 from sparsify.compiler.loops.nodes import type_of
 from sparsify.compiler.node import Node
 
@@ -193,6 +194,8 @@ class Machine:
             case nodes.Enumerate(buffer, flags, count):
                 found = np.flatnonzero(self.buffers[flags][: self.integer(count, variables)])
                 self._memory(buffer, np.arange(len(found)), stmt)[: len(found)] = found
+            case nodes.Mark() | nodes.TakeMarks():
+                self._marks(stmt, variables)
             case nodes.Allocate() | nodes.AllocateOutput() | nodes.Fill():
                 self._allocate(stmt, variables)
             case nodes.Return(status):
@@ -210,6 +213,23 @@ class Machine:
             self.sharing.write(stmt.buffer, indices[:count], stmt)
         for index, lane in zip(indices[:count], value[:count], strict=True):
             memory[index] = lane
+
+    def _marks(self, stmt: nodes.Mark | nodes.TakeMarks, variables: dict[str, Array]) -> None:
+        extent = self.integer(stmt.extent, variables)
+        match stmt:
+            case nodes.Mark(buffer, index, _):
+                number = self.integer(index, variables)
+                assert 0 <= number < extent, f"{stmt} is outside of {extent}"
+                places = np.array([number, padded(extent) + number // MARKS])
+                self._memory(buffer, places, stmt)[places] = 1
+            case nodes.TakeMarks(var, buffer, marks, _):
+                found = np.flatnonzero(self.buffers[marks][:extent])
+                first = int(variables[var.name][0])
+                if buffer is not None:
+                    places = np.arange(first, first + len(found))
+                    self._memory(buffer, places, stmt)[places] = found
+                self.buffers[marks][:] = 0
+                variables[var.name] = np.array([first + len(found)], np.int64)
 
     def _control(
         self, stmt: nodes.For | nodes.While | nodes.If | nodes.ParallelFor, variables: dict[str, Array]

@@ -277,6 +277,28 @@ class Enumerate(Stmt):
 
 
 @dataclass(frozen=True, slots=True)
+class Mark(Stmt):
+    """Number `index` of 0..extent is marked in `buffer`, int8, laid out as `marks.py` says."""
+
+    buffer: str
+    index: Expr
+    extent: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class TakeMarks(Stmt):
+    """`var` grows by the number of marks in `marks`, which are cleared.
+
+    The marked numbers are written to `buffer` from `var` on, ascending; without a buffer they are only counted.
+    """
+
+    var: Var
+    buffer: str | None
+    marks: str
+    extent: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Prefetch(Stmt):
     """The cache line of `buffer[index]` is asked for."""
 

@@ -154,6 +154,11 @@ def _line(stmt: "nodes.Stmt") -> str:
             return f"sort {buffer}[0 ..{_within(count, ATOM)}]"
         case nodes.Enumerate(buffer, flags, count):
             return f"{buffer} = enumerate {flags}[0 ..{_within(count, ATOM)}]"
+        case nodes.Mark(buffer, index, _):
+            return f"mark {expression(index)} in {buffer}"
+        case nodes.TakeMarks(var, buffer, marks, extent):
+            into = "" if buffer is None else f"{buffer}[{var.name} ..] and "
+            return f"{into}{var.name} += marks of {marks}[0 ..{_within(extent, ATOM)}]"
         case nodes.Prefetch(buffer, index):
             return f"prefetch {buffer}[{expression(index)}]"
         case nodes.AllocateOutput(buffer, dtype, count):

@@ -88,6 +88,7 @@ class Temporary(Node):
             dense, outermost. Inside loops over outer levels of the tensor, `indices` are the loops that are
             left, and positions count from the beginning of the segment.
         listed: whether it keeps a list of its entries in use, which loops that read it run over.
+        marked: whether it marks its entries in use, from which the pattern of the result is made first.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Temporary(Node):
     pattern_of: str | None = None
     pattern_indices: tuple[str, ...] = ()
     listed: bool = False
+    marked: bool = False
 
     def __str__(self) -> str:
         return printer.temporary(self)

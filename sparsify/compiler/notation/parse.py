@@ -7,7 +7,7 @@ In: `forall i: forall j: y[i] += A[i,j] * x[j]`. Out: `Forall("i", Forall("j", A
     head       [kind] "forall" name [policy] ["by positions of" name] ["chunks" number]
              | "let" temporary ("," temporary)* | "if" expression
     temporary  name ["[" name ("," name)* "]"] ":" dtype "in" scope ["layout (" numbers ")"] ["pattern of"
-               name "[" name ("," name)* "]"] ["listed"]
+               name "[" name ("," name)* "]"] ["listed"] ["marked"]
 """
 
 import re
@@ -39,7 +39,8 @@ FORALL = re.compile(
 TEMPORARY = re.compile(
     rf"\s*(?P<name>{NAME})(?:\[(?P<indices>[^\]]*)\])?\s*:\s*(?P<dtype>\w+)\s+in\s+(?P<scope>\w+)"
     rf"(?:\s+layout\s*\((?P<layout>[\d,\s]*)\))?"
-    rf"(?:\s+pattern of\s+(?P<pattern>{NAME})\[(?P<places>[^\]]*)\])?(?P<listed>\s+listed)?\s*(?P<end>[,:])"
+    rf"(?:\s+pattern of\s+(?P<pattern>{NAME})\[(?P<places>[^\]]*)\])?(?P<listed>\s+listed)?(?P<marked>\s+marked)?"
+    r"\s*(?P<end>[,:])"
 )
 LET = re.compile(r"\s*let\s+")
 IF = re.compile(r"\s*if\s+")
@@ -150,7 +151,7 @@ def _temporary(found: re.Match[str]) -> Temporary:
     indices = tuple(name.strip() for name in (found["indices"] or "").split(",") if name.strip())
     layout = tuple(int(n) for n in (found["layout"] or "").split(",") if n.strip())
     places = tuple(name.strip() for name in (found["places"] or "").split(",") if name.strip())
-    listed = found["listed"] is not None
+    kept = (found["listed"] is not None, found["marked"] is not None)
     return Temporary(
-        found["name"], indices, found["dtype"], found["scope"], layout, found["pattern"], places, listed
+        found["name"], indices, found["dtype"], found["scope"], layout, found["pattern"], places, *kept
     )

@@ -72,7 +72,7 @@ def temporary(temp: "nodes.Temporary") -> str:
         text += f" layout ({','.join(map(str, temp.layout))})"
     if temp.pattern_of is not None:
         text += f" pattern of {temp.pattern_of}[{','.join(temp.pattern_indices)}]"
-    return f"{text} listed" if temp.listed else text
+    return f"{text}{' listed' * temp.listed}{' marked' * temp.marked}"
 
 
 def relation(rel: "nodes.Relation") -> str:

@@ -75,7 +75,8 @@ class _Verifier:
                 self.visit(body, loops)
             case Let(temporaries, body):
                 for temporary in temporaries:
-                    if temporary.listed and (len(temporary.indices) != 1 or temporary.pattern_of is not None):
+                    is_kept = temporary.listed or temporary.marked
+                    if is_kept and (len(temporary.indices) != 1 or temporary.pattern_of is not None):
                         raise ScheduleError(
                             f"`{temporary}` lists its entries and is no dense row", "one index, no pattern"
                         )

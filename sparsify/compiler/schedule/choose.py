@@ -50,7 +50,7 @@ def candidates(
         yield from found.schedules(lanes, item_bytes, sizes)
         return
     if (sums := scattered(program)) is not None:
-        yield from sums.schedules()
+        yield from sums.schedules(sizes)
     yield from joined(program)
     nests = _nests(program)
     if len(nests) <= 2:

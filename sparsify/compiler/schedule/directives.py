@@ -79,7 +79,8 @@ class Precompute(Directive):
 
     `precompute a = Y at ko in register` introduces `a` to collect what is added to `Y` inside loop `ko`;
     `precompute a = w over p in register` gives each iteration of `p` a copy of `w`, added up afterwards.
-    `listed` temporaries keep a list of their entries in use: the workspaces of sparse results.
+    `listed` temporaries keep a list of their entries in use: the workspaces of sparse results. `marked` ones mark
+    them: the pattern of the whole result is made of marks first, then the values on it.
     """
 
     temporary: str
@@ -88,12 +89,13 @@ class Precompute(Directive):
     source: str = ""
     over: str = ""
     listed: bool = False
+    marked: bool = False
 
     def __str__(self) -> str:
         source = f" = {self.source}" if self.source else ""
         place = f" over {self.over}" if self.over else f" at {self.at or 'root'}"
-        listed = " listed" if self.listed else ""
-        return f"precompute {self.temporary}{source}{place} in {self.scope}{listed}"
+        kept = " listed" * self.listed + " marked" * self.marked
+        return f"precompute {self.temporary}{source}{place} in {self.scope}{kept}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +220,8 @@ _FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
     ("fuse i j f", rf"fuse\s+(?P<first>{_NAME})\s+(?P<second>{_NAME})\s+(?P<fused>{_NAME})", Fuse),
     ("pos j p A", rf"pos\s+(?P<index>{_NAME})\s+(?P<position>{_NAME})\s+(?P<tensor>{_NAME})", Pos),
     (
-        "precompute a [= Y] at i|over p in register|thread|memory [listed]",
-        rf"precompute\s+(?P<temporary>{_NAME})(?:\s*=\s*(?P<source>{_NAME}))?\s+(?:at\s+(?P<at>{_NAME})|over\s+(?P<over>{_NAME}))\s+in\s+(?P<scope>{_NAME})(?P<listed>\s+listed)?",
+        "precompute a [= Y] at i|over p in register|thread|memory [listed|marked]",
+        rf"precompute\s+(?P<temporary>{_NAME})(?:\s*=\s*(?P<source>{_NAME}))?\s+(?:at\s+(?P<at>{_NAME})|over\s+(?P<over>{_NAME}))\s+in\s+(?P<scope>{_NAME})(?:\s+(?P<listed>listed)|\s+(?P<marked>marked))?",
         Precompute,
     ),
     (
@@ -266,12 +268,10 @@ def _field(name: str, value: str) -> object:
             return int(value)
         case "tail":
             return tuple(int(size) for size in value.split())
-        case "masked":
+        case "masked" | "listed" | "marked":
             return True
         case "indices":
             return tuple(index.strip() for index in value.split(","))
-        case "listed":
-            return True
         case "at":
             return "" if value == "root" else value
     return value
@@ -282,7 +282,7 @@ def _check(directive: Directive, text: str) -> None:
     match directive:
         case Precompute(scope=scope) | Pack(scope=scope) if scope not in SCOPES:
             raise ScheduleError(f"`{text}`: there is no scope {scope}", f"one of {', '.join(SCOPES)}")
-        case Precompute(scope="register", listed=True):
+        case Precompute(scope="register", listed=True) | Precompute(scope="register", marked=True):
             raise ScheduleError(f"`{text}`: registers have no list", "in thread or in memory")
         case Split(size=size) if size < 2:
             raise ScheduleError(f"`{text}`: a tile of {size}", "a size of 2 or more")

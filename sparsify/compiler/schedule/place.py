@@ -47,9 +47,7 @@ def precompute_at(program: Notation, directive: d.Precompute) -> Notation:
     let = _let_of(program, directive)
     temporary = next(t for t in let.temporaries if t.name == directive.temporary)
     if not directive.at:
-        return _replace_let(
-            program, let, _with(let, replace(temporary, scope=directive.scope, listed=directive.listed))
-        )
+        return _replace_let(program, let, _with(let, _kept(temporary, directive)))
     around = _loop_around(program.body, directive.at, let)
     return (
         _shared_loops(program, let, temporary, directive)
@@ -240,7 +238,12 @@ def _shrink(
         n for n in walk(producer) if isinstance(n, Forall)
     ]
     indices = tuple(loop.index for loop in around if loop.index in wanted)
-    return replace(temporary, indices=indices, scope=directive.scope, listed=directive.listed)
+    return replace(_kept(temporary, directive), indices=indices)
+
+
+def _kept(temporary: Temporary, directive: d.Precompute) -> Temporary:
+    """`temporary` in the memory that the directive gives it."""
+    return replace(temporary, scope=directive.scope, listed=directive.listed, marked=directive.marked)
 
 
 def _cut_chain(nest: Body, directive: d.Precompute) -> tuple[list[Forall], Body]:

@@ -8,13 +8,21 @@ Source: Gustavson, Two Fast Algorithms for Sparse Matrices, 1978.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from sparsify.compiler.einsum.nodes import Access, Assign
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation
 from sparsify.compiler.schedule import directives as d
-from sparsify.storage.levels import Dense
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.storage.levels import Compressed, Dense
+
+# Flags of blocks that a row looks at together, see `loops/marks.py`; so many looks cost as much as a product, and as
+# many as a row always has time for.
+WIDTH: Final = 256
+FEW_LOOKS: Final = 64
+LOOKS_A_PRODUCT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,8 @@ class Scattered:
         collected: the sum's target, the result or a temporary that it is computed from.
         is_temporary: whether it is a temporary.
         by: the operand whose rows balance the threads.
+        factors: the sparse operands.
+        has_rows: whether dense levels of the result make rows that are assembled apart.
     """
 
     rows: tuple[str, ...]
@@ -36,19 +46,35 @@ class Scattered:
     collected: str
     is_temporary: bool
     by: str
+    factors: tuple[Declaration, ...]
+    has_rows: bool
 
-    def schedules(self) -> Iterator[d.Schedule]:
-        """With threads over the rows, then without."""
+    def schedules(self, sizes: Sizes) -> Iterator[d.Schedule]:
+        """With threads over the rows, then without; entries marked where that is cheap, else in a list."""
+        is_cheap = self.has_rows and self._is_cheap(sizes)
+        for marked in (True, False) if is_cheap else (False, True) if self.has_rows else (False,):
+            yield from self._workspace(marked)
+
+    def _workspace(self, marked: bool) -> Iterator[d.Schedule]:
         name = self.collected if self.is_temporary else f"row_{self.collected}"
         source = "" if self.is_temporary else self.collected
-        at = self.rows[-1] if self.rows else ""
+        scope, at = ("thread", self.rows[-1]) if self.rows else ("memory", "")
         steps = [
             d.Order((*self.rows, *self.sums, self.column), self.collected if self.is_temporary else ""),
-            d.Precompute(name, "thread" if self.rows else "memory", at=at, source=source, listed=True),
+            d.Precompute(name, scope, at=at, source=source, listed=not marked, marked=marked),
         ]
         if self.rows:
             yield d.Schedule((*steps, d.Parallel(self.rows[0], "dynamic" if self.by else "static", self.by)))
         yield d.Schedule(tuple(steps))
+
+    def _is_cheap(self, sizes: Sizes) -> bool:
+        """Whether a row has so many products that looking at its marks does not count."""
+        extent = sizes.extents.get(self.column)
+        products = 1.0
+        for declared in self.factors:
+            outermost = sizes.extents.get(declared.extents[declared.format.ordering[0]])
+            products *= sizes.stored.get(declared.name, 0) / max(1, outermost or 1)
+        return extent is not None and extent <= WIDTH * (FEW_LOOKS + LOOKS_A_PRODUCT * products)
 
 
 def scattered(program: Notation) -> Scattered | None:
@@ -78,4 +104,16 @@ def scattered(program: Notation) -> Scattered | None:
         if isinstance(declared.format.levels[0].level, Dense) and not declared.format.is_dense
         if index_names(access)[declared.format.ordering[0]] == stored[0]
     )
-    return Scattered(tuple(stored[:-1]), tuple(sums), stored[-1], target, target in temporaries, next(by, ""))
+    read = {n.tensor for n in walk(summed[0].value) if isinstance(n, Access) and n.tensor in program.inputs}
+    factors = tuple(declarations[name] for name in sorted(read) if not declarations[name].format.is_dense)
+    kinds = [type(level.level) for level in output.format.levels]
+    return Scattered(
+        tuple(stored[:-1]),
+        tuple(sums),
+        stored[-1],
+        target,
+        target in temporaries,
+        next(by, ""),
+        factors,
+        kinds[-1] is Compressed and len(kinds) > 1 and set(kinds[:-1]) == {Dense},
+    )

@@ -18,8 +18,8 @@ int64_t sparsify_kernel(const int64_t *sizes, void *const *buffers, const Contex
   const int32_t *__restrict B_pos = (const int32_t *)buffers[3];
   const int32_t *__restrict B_crd = (const int32_t *)buffers[4];
   const float *__restrict B_vals = (const float *)buffers[5];
-  int32_t *__restrict C_crd = nullptr;
-  float *__restrict C_vals = nullptr;
+  int32_t *__restrict C_crd = (int32_t *)buffers[6];
+  float *__restrict C_vals = (float *)buffers[7];
   int32_t *__restrict C_pos = (int32_t *)buffers[8];
   int64_t pA = A_pos[0];
   int64_t pB = B_pos[0];

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus, product
+from sparsify.compiler.loops.lower import marked
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.levels import level_variable
 from sparsify.compiler.node import walk
@@ -49,6 +50,10 @@ def phases(low: Lowering, names: list[str]) -> Lowered:
         )
     assembly = Assembly(low, names[0])
     low.assembly = assembly
+    if marked.is_marked(low):
+        lowered = marked.phases(low, assembly)
+        low.assembly = None
+        return lowered
     counted = low.statement(low.program.body, Environment())
     allocated = assembly.allocate()
     assembly.filling = True
@@ -80,7 +85,7 @@ class Assembly:
     """
 
     def __init__(self, low: Lowering, name: str) -> None:
-        self.low, self.name, self.filling = low, name, False
+        self.low, self.name, self.filling, self.phase = low, name, False, ""
         self.declaration = low.declaration(name)
         self.levels = self.declaration.format.levels
         kinds = [type(stored.level) for stored in self.levels]
@@ -102,6 +107,8 @@ class Assembly:
                 "ask for a dense result with format=",
             )
         self._check_loops()
+        self.total: loops.Var = loops.Var("", loops.INT)
+        self.place: loops.Expr = ZERO
         last = len(self.levels) - 1
         self.counters = [
             loops.Var(low.fresh(f"{name}{level + 1}_next"), loops.INT) for level in range(last + 1)
@@ -109,6 +116,21 @@ class Assembly:
         self.starts = [
             loops.Var(low.fresh(f"{name}{level + 1}_first"), loops.INT) for level in range(last + 1)
         ]
+
+    @property
+    def coordinates(self) -> str:
+        """The coordinates of the last level."""
+        return self._buffer(len(self.levels) - 1, "crd")
+
+    def read_coordinate(self, place: loops.Expr) -> loops.Expr:
+        """The coordinate of the last level at a position."""
+        return self._read(self.coordinates, place)
+
+    def lowered_body(self) -> Lowered:
+        """The whole program in the phase at hand."""
+        self.filling = self.phase != marked.COUNT
+        self.counters[-1] = loops.Var(self.low.fresh(self.counters[-1].name), loops.INT)
+        return self.low.statement(self.low.program.body, Environment())
 
     def _check_loops(self) -> None:
         """Entries are appended: the loops around them are those of the levels, in their order, one after the other.
@@ -180,31 +202,41 @@ class Assembly:
     def allocate(self) -> Lowered:
         """Between the phases: positions summed up, arrays allocated, counters back at the start."""
         last = len(self.levels) - 1
-        total = self.counters[last]
         lowered: Lowered = [loops.Comment("allocate, then fill")]
         if self.by_rows:
-            total = loops.Var(self.low.fresh(f"{self.name}_total"), loops.INT)
+            lowered += self.positions()
             self.counters[last] = loops.Var(self.low.fresh(self.counters[last].name), loops.INT)
-            row = loops.Var(self.low.fresh(f"{self.name}_row"), loops.INT)
-            count = self._read_pos(last, plus(row, ONE))
-            sum_up = loops.Block(
-                (loops.Set(total, plus(total, count)), self._put(last, "pos", plus(row, ONE), total))
-            )
-            check = compare("gt", total, integer(LARGEST[self.low.index_dtype(self._buffer(last, "pos"))]))
-            lowered.append(loops.Declare(total, ZERO, True))
-            # The sum may pass the range of the positions only after the last row that fits; it is checked on the way.
-            guarded = loops.Block((sum_up, loops.If(check, loops.Return(POSITION_OVERFLOW))))
-            lowered.append(loops.For(row, ZERO, self._row_count(), guarded))
-            lowered.append(self._allocate(last, "crd", total))
         else:
+            self.total = self.counters[last]
             lowered += self._allocate_levels()
-        lowered.append(loops.AllocateOutput(f"{self.name}_vals", self.declaration.dtype, total))
+        lowered.append(loops.AllocateOutput(f"{self.name}_vals", self.declaration.dtype, self.total))
         if not self.by_rows:
             lowered += [loops.Set(counter, ZERO) for counter in self.counters]
         return lowered
 
+    def positions(self) -> Lowered:
+        """The counts of rows summed up, `total` of them, and the coordinates allocated."""
+        last = len(self.levels) - 1
+        total = self.total = loops.Var(self.low.fresh(f"{self.name}_total"), loops.INT)
+        row = loops.Var(self.low.fresh(f"{self.name}_row"), loops.INT)
+        count = self._read_pos(last, plus(row, ONE))
+        sum_up = loops.Block(
+            (loops.Set(total, plus(total, count)), self._put(last, "pos", plus(row, ONE), total))
+        )
+        check = compare("gt", total, integer(LARGEST[self.low.index_dtype(self._buffer(last, "pos"))]))
+        # The sum may pass the range of the positions only after the last row that fits; it is checked on the way.
+        guarded = loops.Block((sum_up, loops.If(check, loops.Return(POSITION_OVERFLOW))))
+        return [
+            loops.Declare(total, ZERO, True),
+            loops.For(row, ZERO, self._row_count(), guarded),
+            self._allocate(last, "crd", total),
+        ]
+
     def _read_pos(self, level: int, index: loops.Expr) -> loops.Expr:
-        buffer = self._buffer(level, "pos")
+        return self._read(self._buffer(level, "pos"), index)
+
+    def _read(self, buffer: str, index: loops.Expr) -> loops.Expr:
+        """An entry of an array as int64."""
         value = loops.Load(buffer, index, loops.Type(self.low.index_dtype(buffer)))
         return value if self.low.index_dtype(buffer) == "int64" else loops.Convert(value, loops.INT)
 
@@ -227,6 +259,8 @@ class Assembly:
     def append(self, target: Access, value: loops.Expr, env: Environment) -> Lowered:
         """The entry at the current coordinates."""
         last = len(self.levels) - 1
+        if self.phase == marked.VALUES:
+            return [loops.Store(f"{self.name}_vals", self.place, value)]
         counter = self.counters[last]
         step = loops.Set(counter, plus(counter, ONE))
         if not self.filling:
@@ -261,18 +295,29 @@ class Assembly:
 
     def _around_row(self, body: Lowered, env: Environment) -> Lowered:
         """A row starts at its position and, while counting, leaves its number of entries."""
-        last = len(self.levels) - 1
+        last, row = len(self.levels) - 1, self._row(env)
+        if self.phase == marked.VALUES:
+            return body
+        counter = self.counters[last]
+        if self.filling:
+            return [loops.Declare(counter, self._read_pos(last, row), True), *body]
+        return [loops.Declare(counter, ZERO, True), *body, self._put(last, "pos", plus(row, ONE), counter)]
+
+    def _row(self, env: Environment) -> loops.Expr:
+        """The number of the row at hand."""
         row: loops.Expr = ZERO
-        for level in range(last):
+        for level in range(len(self.levels) - 1):
             extent = self.low.extent(self.declaration.extents[self.levels[level].expression.mode])
             row = plus(
                 loops.Op("mul", (row, extent), loops.INT) if row != ZERO else ZERO,
                 env.coordinates[self.variables[level]].start,
             )
-        counter = self.counters[last]
-        if self.filling:
-            return [loops.Declare(counter, self._read_pos(last, row), True), *body]
-        return [loops.Declare(counter, ZERO, True), *body, self._put(last, "pos", plus(row, ONE), counter)]
+        return row
+
+    def row_range(self, env: Environment) -> tuple[loops.Expr, loops.Expr]:
+        """The positions of the row at hand, where they are known."""
+        last, row = len(self.levels) - 1, self._row(env)
+        return self._read_pos(last, row), self._read_pos(last, plus(row, ONE))
 
     def _around_parent(self, level: int, body: Lowered, env: Environment) -> Lowered:
         """A coordinate is appended to its level when something was appended below it."""

@@ -11,7 +11,7 @@ from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Const
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import lanes_of
-from sparsify.compiler.loops.lower import workspace
+from sparsify.compiler.loops.lower import marked, workspace
 from sparsify.compiler.loops.lower.access import load, position_of, store
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.expression import evaluate, is_zero_past_end, truth, used_lanes, widen
@@ -57,6 +57,8 @@ def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
     if _spills(target, env) and (combine != "add" or not is_zero_past_end(added)):
         assert env.lane is not None, "only lanes spill"
         combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), kind)
+    if target.tensor in low.marked:
+        return marked.add(low, target, combined, env)
     if target.tensor in low.listed:
         return workspace.add(low, target, added, combined, env)
     return [store(low, target, combined, env)]

@@ -26,7 +26,7 @@ from sparsify.compiler.loops.arithmetic import (
     smaller,
     times,
 )
-from sparsify.compiler.loops.lower import parallel, positions, sparse, transpose, workspace
+from sparsify.compiler.loops.lower import marked, parallel, positions, sparse, transpose, workspace
 from sparsify.compiler.loops.lower.environment import (
     Coordinate,
     Environment,
@@ -50,6 +50,8 @@ def forall(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
     """The loop IR of `forall index: body`, by the kind of the loop and how its coordinates are stored."""
     if isinstance(loop.kind, notation.Parallel):
         return parallel.parallel(low, loop, env)
+    if (marks := marked.read_by(low, loop)) is not None:
+        return marked.iterate(low, loop, marks, env)
     if (listed := workspace.read_by(low, loop)) is not None:
         return workspace.iterate(low, loop, listed, env)
     split = low.split_by_outer.get(loop.index)

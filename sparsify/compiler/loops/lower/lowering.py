@@ -84,6 +84,8 @@ class Lowering:
         self.blocks_divide = True
         self.memory: dict[str, notation.Temporary] = {}
         self.listed: dict[str, loops.Var] = {}
+        self.marked: set[str] = set()
+        self.starts: dict[str, float] = {}
         self.longest: set[str] = set()
         self.transposed: dict[Access, loops.Expr] = {}
         self.setups: list[list[loops.Stmt]] = [[]]
@@ -251,8 +253,9 @@ class Lowering:
         return split
 
     def fill_of(self, access: Access) -> float:
-        """The value of unstored entries."""
-        return float(self.declarations[access.tensor].fill) if access.tensor in self.declarations else 0.0
+        """The value of unstored entries; that of a workspace is what its sums start with."""
+        declared = self.declarations.get(access.tensor)
+        return self.starts.get(access.tensor, 0.0) if declared is None else float(declared.fill)
 
     def root_of(self, access: Access) -> Access:
         """The access to the operand whose pattern this one follows, itself when it has its own or none."""
@@ -316,6 +319,12 @@ class Lowering:
         for name in self.program.inputs:
             if not self.declarations[name].format.is_dense:
                 names[f"{name}_nnz"] = None
+        # Of results whose pattern may be given: a negative number where it is not.
+        names.update(
+            (f"{name}_nnz", None)
+            for name in self.program.outputs
+            if assemble.is_assembled(self.declarations[name])
+        )
         if self.is_parallel:
             names["serial_threshold"] = None
         return tuple(names)

@@ -13,7 +13,7 @@ from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, minus, plus, product
-from sparsify.compiler.loops.lower import workspace
+from sparsify.compiler.loops.lower import marked, workspace
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register, scalar
 from sparsify.compiler.loops.lower.levels import level_extent, level_variable, place_of
 from sparsify.compiler.node import Node, walk
@@ -42,8 +42,9 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
                 f"{temporary} lies in the vector loop over {env.lane.index}, whose lanes would share it",
                 f"precompute {temporary.name} at {env.lane.index} in register",
             )
-        elif temporary.listed:
-            declared += workspace.begin(low, temporary)
+        elif temporary.listed or temporary.marked:
+            low.starts[temporary.name] = float(starts[temporary.name] or 0)
+            declared += (marked if temporary.marked else workspace).begin(low, temporary)
         else:
             _allocate(low, temporary)
     around = low.prefilled - set(starts)
@@ -56,7 +57,7 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
             start = low.fill_of(Access(temporary.name))
         if temporary.listed:
             body += workspace.end(low, temporary)
-        elif start is not None and temporary.scope != "register":
+        elif start is not None and temporary.scope != "register" and not temporary.marked:
             value = loops.Literal(start, loops.Type(temporary.dtype))
             fills.append(loops.Fill(temporary.name, ZERO, _count(low, temporary), value))
     low.prefilled |= around

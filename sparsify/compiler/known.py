@@ -1,0 +1,79 @@
+"""Patterns of results that were met before: the same operands' patterns give the same pattern.
+
+In: a step and the patterns of its operands. Out: the pattern of its result, when it was computed with them before.
+
+Operands are remembered weakly, and what was remembered of them goes with them; results up to a bound.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Final
+from weakref import ref
+
+from sparsify.storage.pattern import Pattern
+
+MOST_BYTES: Final = 256 * 1024 * 1024
+Key = tuple[int, ...]
+
+
+class KnownPatterns:
+    """A memory of patterns.
+
+    Attributes:
+        most_bytes: of the arrays that are kept; what was used longest ago goes first.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self.most_bytes = most_bytes
+        self._known: OrderedDict[Key, tuple[Any, tuple[ref[Pattern], ...], Pattern]] = OrderedDict()
+        self._bytes = 0
+
+    def find(self, step: object, operands: Sequence[Pattern]) -> Pattern | None:
+        """The pattern that `step` gave for operands of these patterns."""
+        key = _key(step, operands)
+        found = self._known.get(key)
+        if found is None or any(was() is not now for was, now in zip(found[1], operands, strict=True)):
+            return None
+        self._known.move_to_end(key)
+        return found[2]
+
+    def remember(self, step: object, operands: Sequence[Pattern], result: Pattern) -> None:
+        """Keeps the pattern of a result; one that is larger than all that may be kept is not."""
+        size = _bytes(result)
+        if size > self.most_bytes:
+            return
+        key = _key(step, operands)
+        self._forget(key)
+        while self._known and self._bytes + size > self.most_bytes:
+            self._forget(next(iter(self._known)))
+
+        def forget(gone: object) -> None:
+            self._forget(key)
+
+        self._known[key] = step, tuple(ref(operand, forget) for operand in operands), result
+        self._bytes += size
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._known.clear()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def _forget(self, key: Key) -> None:
+        found = self._known.pop(key, None)
+        if found is not None:
+            self._bytes -= _bytes(found[2])
+
+
+def _key(step: object, operands: Sequence[Pattern]) -> Key:
+    return id(step), *map(id, operands)
+
+
+def _bytes(pattern: Pattern) -> int:
+    """The memory of the arrays of a pattern."""
+    return sum(array.nbytes for array in pattern.arrays())
+
+
+KNOWN: Final = KnownPatterns()

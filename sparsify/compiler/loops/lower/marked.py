@@ -1,0 +1,134 @@
+"""Marked workspaces: the pattern of all rows is made of marks first, then the values on it.
+
+In: `let w[k] in thread marked: (forall j: forall k: w[k] += A[i,j] * B[j,k]); forall k: Y[i,k] = w[k]`.
+Out: three loops over the rows. Marks are counted; marks become coordinates; `w[k] += ..` for all products, then
+`Y[p] = w[k]; w[k] = 0` for each coordinate k of the row. Neither branches on what is in use, and where the pattern
+of the result is known the third loop is all there is.
+
+Source: two-phase Gustavson, as in Nagasaka et al., Performance optimization, modeling and analysis of sparse
+matrix-matrix products on multi-core and many-core processors, 2019.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ZERO
+from sparsify.compiler.loops.lower import iterate as ranges
+from sparsify.compiler.loops.lower.access import store
+from sparsify.compiler.loops.lower.environment import Environment, scalar
+from sparsify.compiler.loops.lower.lattice import statement_points
+from sparsify.compiler.loops.marks import marks_bytes
+from sparsify.compiler.node import walk
+from sparsify.compiler.notation import nodes as notation
+from sparsify.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.assemble import Assembly
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+COUNT, COORDINATES, VALUES = "count", "coordinates", "values"
+NO_MARKS: Final = 0
+
+
+def is_marked(low: Lowering) -> bool:
+    """Whether the program has a marked workspace."""
+    return any(t.marked for n in walk(low.program.body) if isinstance(n, notation.Let) for t in n.temporaries)
+
+
+def begin(low: Lowering, temporary: notation.Temporary) -> Lowered:
+    """The memory of a workspace, once a thread: entries at the identity, no marks."""
+    name = temporary.name
+    if any(isinstance(node, notation.If) for node in walk(low.program.body)):
+        raise ScheduleError(f"{name} is marked where values may decide what is stored", "listed")
+    if low.assembly is None or not low.assembly.by_rows:
+        raise ScheduleError(
+            f"{name} is marked, and its result has no rows that are assembled apart",
+            "listed, or a csr result",
+        )
+    if name not in low.memory:
+        extent = low.bound(temporary.indices[0])
+        low.memory[name] = temporary
+        low.setups[-1] += [
+            loops.Allocate(name, temporary.dtype, extent, low.starts[name]),
+            loops.Allocate(f"{name}_marks", "int8", marks_bytes(extent), NO_MARKS),
+        ]
+    low.marked.add(name)
+    return []
+
+
+def add(low: Lowering, target: Access, combined: loops.Expr, env: Environment) -> Lowered:
+    """A mark while the pattern is made, then the sum."""
+    index = target.indices[0]
+    assert isinstance(index, Index)
+    coordinate = env.coordinates[index.name]
+    if env.lane is not None or not coordinate.is_uniform:
+        raise ScheduleError(
+            f"{target.tensor} marks its entries one by one", f"no vector loop around {target}"
+        )
+    assert low.assembly is not None, "marked workspaces belong to assembled results"
+    if low.assembly.phase == VALUES:
+        return [store(low, target, combined, env)]
+    return [loops.Mark(f"{target.tensor}_marks", coordinate.start, low.bound(index.name))]
+
+
+def read_by(low: Lowering, loop: notation.Forall) -> str | None:
+    """The workspace whose marked entries are what `loop` runs over."""
+    written = {n.target.tensor for n in walk(loop.body) if isinstance(n, Assign)}
+    for access in (n for n in walk(loop.body) if isinstance(n, Access)):
+        is_marked = access.tensor in low.marked and access.tensor not in written
+        if is_marked and access.indices == (Index(loop.index),):
+            return access.tensor
+    return None
+
+
+def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -> Lowered:
+    """The marks of a row counted or taken, or the values at its coordinates, which leaves the identity there."""
+    access, assembly = Access(name, (Index(loop.index),)), low.assembly
+    points = statement_points(loop.body, frozenset({access}), low, env.absent)
+    is_row = isinstance(loop.body, Assign) and isinstance(loop.kind, notation.Serial)
+    if assembly is None or points != frozenset({frozenset({access})}) or not is_row:
+        raise ScheduleError(
+            f"{loop.index} runs over the marks of {name} and does more than the row", "listed"
+        )
+    counter, crd = assembly.counters[-1], assembly.coordinates
+    if assembly.phase != VALUES:
+        into = crd if assembly.phase == COORDINATES else None
+        return [loops.TakeMarks(counter, into, f"{name}_marks", low.bound(loop.index))]
+    place = loops.Var(low.fresh(f"p{assembly.name}"), loops.INT)
+    coordinate = loops.Var(low.fresh(loop.index), loops.INT)
+    bound, inner = ranges.bind(low, loop.index, scalar(coordinate), loop.body, env)
+    assembly.place = place
+    value = loops.Literal(low.starts[name], loops.Type(low.dtype(name)))
+    block = loops.Block(
+        (
+            loops.Declare(coordinate, assembly.read_coordinate(place)),
+            *bound,
+            *low.body(loop, inner),
+            loops.Store(name, coordinate, value),
+        )
+    )
+    return [loops.For(place, *assembly.row_range(env), block)]
+
+
+def phases(low: Lowering, assembly: Assembly) -> Lowered:
+    """Count, coordinates, values; the first two only where the pattern of the result is not given."""
+    known = loops.Var(f"{assembly.name}_nnz", loops.INT)
+    assembly.phase = COUNT
+    counted = assembly.lowered_body()
+    pattern = [*assembly.before(), *counted, *assembly.positions()]
+    assembly.phase = COORDINATES
+    pattern += assembly.lowered_body()
+    assembly.phase = VALUES
+    total = loops.Var(low.fresh(f"{assembly.name}_stored"), loops.INT)
+    is_unknown = loops.Op("lt", (known, ZERO), loops.BOOL)
+    return [
+        loops.Declare(total, known, True),
+        loops.If(is_unknown, loops.Block((*pattern, loops.Set(total, assembly.total)))),
+        loops.Comment("values"),
+        loops.AllocateOutput(f"{assembly.name}_vals", assembly.declaration.dtype, total),
+        *assembly.lowered_body(),
+    ]

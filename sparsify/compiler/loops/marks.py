@@ -1,0 +1,28 @@
+"""Marks: flags of numbers below an extent, and of blocks of them, so that few are looked at.
+
+In: an extent of 1000. Out: 1024 flags, a byte each, then 32 flags of blocks of 32 numbers.
+"""
+
+from typing import Final
+
+from sparsify.compiler.loops.arithmetic import integer, plus, quotient, times
+from sparsify.compiler.loops.nodes import Expr
+
+# Numbers in a block, and blocks that are looked at together.
+MARKS: Final = 32
+BLOCKS: Final = 8
+WIDTH: Final = MARKS * BLOCKS
+
+
+def padded(extent: int) -> int:
+    """Where the flags of blocks begin.
+
+    >>> padded(1000)
+    1024
+    """
+    return -(-extent // WIDTH) * WIDTH
+
+
+def marks_bytes(extent: Expr) -> Expr:
+    """The memory of all flags."""
+    return times(quotient(plus(extent, integer(WIDTH - 1)), integer(WIDTH)), integer(WIDTH + BLOCKS))

@@ -1,0 +1,86 @@
+"""Marked workspaces: marks in every order and number, the three phases, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+import sparsify
+from sparsify.compiler.loops.marks import marks_bytes
+from sparsify.compiler.loops.nodes import Allocate, AllocateOutput, Declare, Mark, TakeMarks
+from sparsify.compiler.schedule.directives import Schedule
+from sparsify.errors import ScheduleError
+
+from ...cpp.running import compare
+from ..build import kernel, lit, load, loop, var
+
+MARKED = "order i, j, k; precompute row_Y = Y at i in thread marked; parallel i dynamic A"
+
+
+@pytest.mark.parametrize("extent", [1, 31, 32, 255, 256, 257, 5000])
+def test_marks_come_out_in_order(extent):
+    """Numbers are marked, counted, marked again and taken; nothing is left for a second round."""
+    again = [
+        loop("p", lit(0), var("n"), Mark("marks", load("A", var("p"), var("p").type), var("extent"))),
+    ]
+    function = kernel(
+        "n extent",
+        "A:int64 *Y:int32",
+        Allocate("marks", "int8", marks_bytes(var("extent")), 0),
+        Declare(var("count"), lit(0), True),
+        Declare(var("next"), lit(0), True),
+        *again,
+        TakeMarks(var("count"), None, "marks", var("extent")),
+        AllocateOutput("Y", "int32", var("count")),
+        *again,
+        TakeMarks(var("next"), "Y", "marks", var("extent")),
+        TakeMarks(var("next"), "Y", "marks", var("extent")),
+    )
+    draw = np.random.default_rng(extent)
+    numbers = np.concatenate([draw.integers(0, extent, size=extent // 3), [0, extent - 1]])
+    left = compare(function, {"n": len(numbers), "extent": extent}, {"A": numbers})
+    assert left["Y"].tolist() == sorted(set(numbers.tolist()))
+
+
+def random(rows, columns, seed, density=0.1):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=draw) * (torch.rand(rows, columns, generator=draw) < density)
+
+
+@pytest.mark.parametrize("density", [0.0, 0.03, 1.0])
+@pytest.mark.parametrize("shape", [(40, 300, 50), (1, 1, 1), (3, 5, 0), (0, 5, 3)], ids=str)
+def test_products_are_right_and_sorted(shape, density):
+    rows, inner, columns = shape
+    a, b = random(rows, inner, 0, density), random(inner, columns, 1, density)
+    A, B = sparsify.tensor(a, "csr"), sparsify.tensor(b, "csr")
+    for _ in range(2):
+        found = sparsify.einsum("ij,jk->ik", A, B, schedule=MARKED)
+        torch.testing.assert_close(found.to_dense(), a @ b)
+        sparsify.tensor(found.to_torch())  # refuses what is not sorted or stored twice
+
+
+def test_a_function_of_a_product():
+    a, b = random(30, 40, 0), random(40, 50, 1)
+    A, B = sparsify.tensor(a, "csr"), sparsify.tensor(b, "csr")
+    for _ in range(2):
+        found = sparsify.evaluate("Y[i,k] = relu(sum(j, A[i,j] * B[j,k]))", A=A, B=B, format="csr")
+        torch.testing.assert_close(found.to_dense(), (a @ b).relu())
+
+
+def test_a_minimum_over_paths():
+    distance = torch.where(random(30, 30, 2) != 0, random(30, 30, 3, 1.0).abs(), torch.inf)
+    D = sparsify.tensor(distance, "csr", fill=torch.inf)
+    for _ in range(2):
+        found = sparsify.evaluate("Y[i,k] = min(j, D[i,j] + E[j,k])", D=D, E=D, format="csr")
+        torch.testing.assert_close(found.to_dense(), (distance[:, :, None] + distance[None]).amin(1))
+
+
+def test_the_text_of_a_marked_workspace_is_read_back():
+    assert str(Schedule.parse(MARKED)).replace("\n", "; ") == MARKED
+    with pytest.raises(ScheduleError, match="registers have no list"):
+        Schedule.parse("precompute w at i in register marked")
+
+
+def test_results_without_rows_are_refused():
+    A = sparsify.tensor(random(5, 5, 0), "csr")
+    with pytest.raises(ScheduleError, match="no rows that are assembled apart"):
+        sparsify.einsum("ij,jk->ik", A, A, format="dcsr", schedule=MARKED.split("; parallel")[0])
