@@ -13,6 +13,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from sparsify.compiler import in_graph
+from sparsify.compiler.dtypes import BYTES, name_of
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.extents import bind_extents
@@ -28,7 +29,6 @@ from sparsify.options import Options, current
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
-DTYPES = ("float32", "float64")
 REMEMBERED = 4096
 
 _descriptions: dict[Operand, Operand] = {}
@@ -47,7 +47,7 @@ def einsum(
 
     Args:
         subscripts: as torch's: ellipsis, repeated indices, implicit output, spaces.
-        operands: dense tensors and `SparseTensor`s of float32 or float64.
+        operands: dense tensors and `SparseTensor`s; dtypes promote as by `torch.result_type`.
         format: of the result; inferred without it.
         schedule: text as `explain` prints it; chosen without it.
 
@@ -209,9 +209,11 @@ def _describe(operand: torch.Tensor) -> Operand:
 
 def _describe_sparse(operand: SparseTensor) -> Operand:
     fill = operand.fill
-    if isinstance(fill, complex):
+    if isinstance(fill, complex) and fill.imag:
         raise DtypeError(f"an operand with the fill {fill}", "a real fill: operand.with_fill(0)")
-    made = Operand(operand.format, _dtype_name(operand.dtype), float(fill), index_dtypes(operand.pattern))
+    made = Operand(
+        operand.format, _dtype_name(operand.dtype), float(fill.real), index_dtypes(operand.pattern)
+    )
     return _descriptions.setdefault(made, made)
 
 
@@ -225,10 +227,10 @@ def _describe_dense(dtype: torch.dtype, rank: int, layout: torch.layout) -> Oper
 
 def _dtype_name(dtype: torch.dtype) -> str:
     """`float32`, when kernels can be generated for it."""
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
+    name = name_of(dtype)
+    if name not in BYTES:
         raise DtypeError(
-            f"an operand of dtype {name}", f"one of {', '.join(DTYPES)}: operand.to(torch.float32)"
+            f"an operand of dtype {name}", f"one of {', '.join(BYTES)}: operand.to(torch.float32)"
         )
     return name
 

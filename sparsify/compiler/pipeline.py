@@ -10,8 +10,6 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
 
-import torch
-
 from sparsify.compiler.cpp import codegen
 from sparsify.compiler.cpp import verify as cpp
 from sparsify.compiler.einsum import infer_format
@@ -22,6 +20,7 @@ from sparsify.compiler.loops import nodes as loop_nodes
 from sparsify.compiler.loops import verify as loops
 from sparsify.compiler.notation import concretize, printer
 from sparsify.compiler.notation import verify as notation
+from sparsify.compiler.notation.lane import lane_bytes, lanes
 from sparsify.compiler.notation.nodes import Notation
 from sparsify.compiler.plan import Step
 from sparsify.compiler.schedule import apply
@@ -230,5 +229,4 @@ def schedules(
     program: Program, plain: Notation, vector_bytes: int, sizes: Sizes = UNKNOWN
 ) -> Iterator[Schedule]:
     """The schedules to try, the best first."""
-    item_bytes = getattr(torch, program.declaration(program.outputs[0]).dtype).itemsize
-    return candidates(plain, max(1, vector_bytes // item_bytes), item_bytes, sizes)
+    return candidates(plain, lanes(plain, vector_bytes), lane_bytes(plain), sizes)

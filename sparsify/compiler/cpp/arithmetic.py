@@ -113,7 +113,10 @@ def _mod(unit: Unit, dtype: str, lanes: int) -> str:
         rest = f"{unit.use('fmod', dtype, lanes)}(x, y)"
         test = f"(rest != {zero}) & ((rest < {zero}) != (y < {zero}))"
     else:
-        rest = narrow("x % y", dtype, lanes)
+        # By 0, which traps, the remainder is 0; so it is by -1, where the least integer would trap.
+        unit_ = constant(unit, 1, dtype, lanes)
+        divisor = f"((y == {zero}) | (y == {constant(unit, -1, dtype, lanes)}) ? {unit_} : y)"
+        rest = narrow(f"x % {divisor}", dtype, lanes)
         test = f"(rest != {zero}) & ((rest ^ y) < {zero})"
     sum_ = narrow("rest + y", dtype, lanes)
     return define(

@@ -10,13 +10,25 @@ The size `serial_threshold` is the work below which a parallel loop runs on one 
 
 from typing import Final
 
-from sparsify.compiler.cpp import arithmetic, elementary, marks, memory, names, parallel, shuffles, types
+from sparsify.compiler.cpp import (
+    arithmetic,
+    complex_numbers,
+    elementary,
+    halves,
+    marks,
+    memory,
+    names,
+    parallel,
+    shuffles,
+    types,
+)
 from sparsify.compiler.cpp.expressions import Expressions
 from sparsify.compiler.cpp.statements import Statements
 from sparsify.compiler.cpp.unit import Template, Unit, indent
 from sparsify.compiler.loops import nodes
 
 TEMPLATES: Final[dict[str, Template]] = {
+    **halves.TEMPLATES,
     **memory.TEMPLATES,
     **marks.TEMPLATES,
     **shuffles.TEMPLATES,
@@ -39,8 +51,9 @@ SIGNATURE: Final = (
 
 def emit(function: nodes.Function) -> str:
     """The C++ text of a kernel; the same function gives the same text everywhere."""
-    unit = Unit(TEMPLATES)
+    unit = Unit(TEMPLATES, complex_numbers.TEMPLATES)
     unit.declare("context", CONTEXT)
+    complex_numbers.declare(unit, function)
     expressions = Expressions(unit, names.assign(function), {b.name: b.dtype for b in function.buffers})
     body = Statements(function, expressions).lines(function.body)
     used = set(names.mentioned(function.body))

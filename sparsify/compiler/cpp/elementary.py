@@ -353,8 +353,11 @@ def _pow(unit: Unit, dtype: str, lanes: int) -> str:
         each = f"for (int lane = 0; lane < {lanes}; ++lane) x[lane] = {scalar}(x[lane], y[lane]);"
         return define(unit, "pow", dtype, lanes, "x y", [each, "return x;"])
     element = types.ELEMENTS[dtype]
+    negative = "if (y < 0) return x == 1 ? 1 : x == -1 ? (y & 1 ? -1 : 1) : 0;"
     loop = f"for (; y > 0; y >>= 1, x = ({element})(x * x)) if (y & 1) result = ({element})(result * x);"
-    return define(unit, "pow", dtype, lanes, "x y", [f"{element} result = 1;", loop, "return result;"])
+    return define(
+        unit, "pow", dtype, lanes, "x y", [negative, f"{element} result = 1;", loop, "return result;"]
+    )
 
 
 # Too rare to have polynomials of their own: the C library, lane by lane.

@@ -7,9 +7,10 @@ In: `fma(A_vals[p], T_vals[j * k_extent ..8], w_0)`. Out:
 from dataclasses import dataclass, field
 from typing import Final
 
-from sparsify.compiler.cpp import types
+from sparsify.compiler.cpp import complex_numbers, types
 from sparsify.compiler.cpp.arithmetic import constant, narrow
 from sparsify.compiler.cpp.unit import Unit
+from sparsify.compiler.dtypes import REAL, STORED_HALVES
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
 
@@ -156,7 +157,7 @@ class Expressions:
             symbol, precedence = INFIX[name]
             left, right = self._operands(args)
             # Only integers may be regrouped: rounding depends on the order.
-            regroup = name in ("add", "mul") and not types.is_float(type.dtype)
+            regroup = name in ("add", "mul") and type.dtype.startswith("int")
             after = precedence if regroup else precedence + 1
             return self._narrow(
                 f"{within(left, precedence)} {symbol} {within(right, after)}", precedence, type
@@ -222,9 +223,17 @@ class Expressions:
         source = type_of(value)
         if source == type:
             return self.write(value)
+        if type.dtype in STORED_HALVES or source.dtype in STORED_HALVES:
+            half, helper = (type, "narrow") if type.dtype in STORED_HALVES else (source, "widen")
+            return f"{self.unit.use(helper, half.dtype, half.lanes)}({self.text(value)})", ATOM
+        if (source.dtype in REAL or type.dtype in REAL) and type.dtype != "bool":
+            if source.dtype in REAL and type.dtype in REAL:
+                complex_numbers.declare_conversion(self.unit, source.dtype, type.dtype)
+            return complex_numbers.converted(self.text(value), source.dtype, type.dtype), ATOM
         if type.lanes == 1:
             if type.dtype == "bool":
-                return f"{within(self.write(value), EQUALITY + 1)} != 0", EQUALITY
+                zero = types.literal(0, source.dtype) if source.dtype in REAL else "0"
+                return f"{within(self.write(value), EQUALITY + 1)} != {zero}", EQUALITY
             return f"({types.ELEMENTS[type.dtype]}){within(self.write(value), PREFIX)}", PREFIX
         vector = self.unit.type(type.dtype, type.lanes)
         if source.dtype == "bool":
@@ -265,6 +274,8 @@ class Expressions:
     def _horizontal(self, expr: nodes.Horizontal) -> Text:
         source = type_of(expr.value)
         count = _open(expr.count, source.lanes)
+        if source.dtype == "bool":
+            return self._any_or_all(expr, count)
         rest = identity(expr.function, source.dtype)
         if source.lanes == 1:
             if count is None:
@@ -277,6 +288,20 @@ class Expressions:
             keep = self.unit.use("keep", source.dtype, source.lanes)
             text = f"{keep}({text}, {self.index(count)}, {constant(self.unit, rest, source.dtype, source.lanes)})"
         return f"{self.unit.use(f'reduce_{expr.function}', source.dtype, source.lanes)}({text})", ATOM
+
+    def _any_or_all(self, expr: nodes.Horizontal, count: nodes.Expr | None) -> Text:
+        """Whether some lane is true, or all are."""
+        lanes, is_or = type_of(expr.value).lanes, expr.function == "logical_or"
+        if lanes == 1:
+            return self.write(expr.value)
+        width = self.mask_bytes(expr.value) or 1
+        mask, dtype = self.mask(expr.value, width), types.MASKS[width]
+        text = mask[0] if is_or else f"~{within(mask, PREFIX)}"
+        if count is not None:
+            keep = self.unit.use("keep", dtype, lanes)
+            text = f"{keep}({text}, {self.index(count)}, {constant(self.unit, 0, dtype, lanes)})"
+        found = f"{self.unit.use('any', dtype, lanes)}({text})"
+        return (found, ATOM) if is_or else (f"!{found}", PREFIX)
 
     # Masks
 

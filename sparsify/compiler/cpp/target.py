@@ -11,7 +11,7 @@ from typing import Final
 
 from sparsify.options import Options
 
-# -ffast-math would assume finite values, and fills may be infinite.
+# -ffast-math would assume finite values, and fills may be infinite; integers wrap around, as those of torch do.
 FLAGS: Final = (
     "-std=gnu++17",
     "-march=native",
@@ -19,6 +19,7 @@ FLAGS: Final = (
     "-shared",
     "-fPIC",
     "-fno-math-errno",
+    "-fwrapv",
     "-ffp-contract=fast",
 )
 # Kernels throw nothing and are found by one name; each of these saves time of the compiler or linker.

@@ -4,9 +4,14 @@ In: `float32` with 8 lanes. Out: the type `float32x8` and, when used, its defini
 `typedef float float32x8 __attribute__((vector_size(32)));`.
 
 A vector of bool is a mask: integers as wide as the values that were compared, -1 for true and 0 for false.
+The 16-bit floats are their bits, `uint16_t`; complex numbers are pairs, `complex64`.
 """
 
 from typing import Final
+
+import torch
+
+from sparsify.compiler import dtypes
 
 ELEMENTS: Final = {
     "float32": "float",
@@ -16,20 +21,14 @@ ELEMENTS: Final = {
     "int32": "int32_t",
     "int64": "int64_t",
     "bool": "bool",
+    "bfloat16": "uint16_t",
+    "float16": "uint16_t",
+    "complex64": "complex64",
+    "complex128": "complex128",
     "uint32": "uint32_t",
     "uint64": "uint64_t",
 }
-BYTES: Final = {
-    "float32": 4,
-    "float64": 8,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "bool": 1,
-    "uint32": 4,
-    "uint64": 8,
-}
+BYTES: Final = {**dtypes.BYTES, "uint32": 4, "uint64": 8}
 FLOATS: Final = ("float32", "float64")
 MASKS: Final = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 
@@ -40,6 +39,7 @@ INTEGER_TYPES: Final = (
     "typedef __INT64_TYPE__ int64_t;"
 )
 UNSIGNED_TYPES: Final = "typedef __UINT32_TYPE__ uint32_t;\ntypedef __UINT64_TYPE__ uint64_t;"
+HALF_TYPE: Final = "typedef __UINT16_TYPE__ uint16_t;"
 
 
 def is_float(dtype: str) -> bool:
@@ -73,10 +73,17 @@ def definition(dtype: str, lanes: int) -> str:
     )
 
 
-def literal(value: float | int | bool, dtype: str) -> str:
+def literal(value: complex, dtype: str) -> str:
     """`value` written as a C++ constant of `dtype` that reads back exactly."""
     if dtype == "bool":
         return "true" if value else "false"
+    if dtype in dtypes.REAL:
+        number, part = complex(value), dtypes.REAL[dtype]
+        return f"{dtype}{{{_float_literal(number.real, part)}, {_float_literal(number.imag, part)}}}"
+    assert not isinstance(value, complex), f"{value} is no {dtype}"
+    if dtype in dtypes.STORED_HALVES:
+        bits = torch.tensor(float(value), dtype=dtypes.torch_dtype(dtype)).view(torch.int16).item()
+        return f"(uint16_t){hex(int(bits) & 0xFFFF)}"
     if not is_float(dtype):
         number = int(value)
         if number == -(2**63):

@@ -26,9 +26,11 @@ class Unit:
 
     Attributes:
         templates: per helper the function that writes its definition for a dtype and a number of lanes.
+        complex_templates: those that come first for complex numbers.
     """
 
     templates: Mapping[str, Template]
+    complex_templates: Mapping[str, Template] = field(default_factory=dict)
     unsigned: bool = False
     vectors: set[tuple[str, int]] = field(default_factory=set)
     declarations: dict[str, str] = field(default_factory=dict)
@@ -47,7 +49,8 @@ class Unit:
         """The name of a helper function for `dtype` and `lanes`, defined once."""
         name = f"{helper}_{types.suffix(dtype, lanes)}"
         if name not in self.definitions:
-            text = self.templates[helper](self, dtype, lanes)
+            own = self.complex_templates.get(helper) if dtype.startswith("complex") else None
+            text = (own or self.templates[helper])(self, dtype, lanes)
             self.definitions[name] = text
         return name
 
@@ -59,7 +62,10 @@ class Unit:
         """The whole unit around the text of the kernel function."""
         vectors = [types.definition(dtype, lanes) for dtype, lanes in sorted(self.vectors)]
         declarations = [self.declarations[name] for name in sorted(self.declarations)]
+        others = [*vectors, *declarations, *self.definitions.values(), *self.regions, kernel]
         head = [types.INTEGER_TYPES + (f"\n{types.UNSIGNED_TYPES}" if self.unsigned else "")]
+        if any("uint16_t" in part for part in others):
+            head[0] += f"\n{types.HALF_TYPE}"
         if self.vectors:
             head.append("\n".join(['#pragma GCC diagnostic ignored "-Wpsabi"', *vectors]))
         parts = [*head, *declarations, *self.definitions.values(), *self.regions, kernel]

@@ -20,6 +20,15 @@ NEGATION: Final = 4
 POWER: Final = 5
 ATOM: Final = 6
 
+NOT_OF_BOOL: Final = frozenset({"sub", "neg", "abs", "relu", "mod", "pow"})
+# Complex numbers have no order, and these have no complex extension in torch.
+NOT_OF_COMPLEX: Final = frozenset(
+    {
+        *("lt", "le", "gt", "ge", "min", "max", "relu", "sign", "heaviside", "mod"),
+        *("atan2", "cbrt", "erf", "gelu", "gelu_tanh"),
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -43,6 +52,16 @@ class Function:
     precedence: int = ATOM
     result: str = "promote"
     body: str = ""
+
+    @property
+    def of_bool(self) -> bool:
+        """Whether torch computes the function of truth values."""
+        return self.name not in NOT_OF_BOOL
+
+    @property
+    def of_complex(self) -> bool:
+        """Whether torch computes the function of complex numbers."""
+        return self.name not in NOT_OF_COMPLEX
 
     def __post_init__(self) -> None:
         if len(self.derivative) != self.arity:

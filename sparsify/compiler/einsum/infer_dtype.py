@@ -1,23 +1,34 @@
-"""Dtypes of expressions, by the rules of `torch.result_type`.
+"""Dtypes of expressions, by the rules of `torch.result_type`: of their values, operands and reductions.
 
-In: `A[i,j] * 2.0` with A of int32. Out: `float32`.
+In: `A[i,j] * 2.0` with A of int32. Out: `float32`, and so both operands are multiplied as float32.
 
-A number gives way to every tensor, a tensor without modes to one with modes, unless its category (bool,
-integer, floating, complex) is higher. Sums of integers are int64; a sum of products of truth
-values is their or.
+Sums and products of integers are int64, contractions (sums of products of tensors) keep the dtype of the product; a
+contraction of truth values is their or. What has no meaning is refused, such as the larger of two complex numbers.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Mapping, Sequence
+from functools import cache, reduce
+from operator import is_
 
-import torch
-
-from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.dtypes import (
+    BOOL,
+    COMPLEX,
+    FLOATING,
+    INTEGER,
+    NUMBER,
+    SCALAR,
+    TENSOR,
+    Kind,
+    category,
+    promote,
+    real,
+)
+from sparsify.compiler.einsum.functions import FUNCTIONS, argument_names
 from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
     Call,
+    Cast,
     Const,
     Declaration,
     Expr,
@@ -25,82 +36,141 @@ from sparsify.compiler.einsum.nodes import (
     Reduce,
     Stored,
 )
+from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.errors import DtypeError
 
-NUMBER, SCALAR, TENSOR = 0, 1, 2
+# What is computed of truth values, as torch does.
+OF_BOOL = {
+    "add": "logical_or",
+    "mul": "logical_and",
+    "max": "logical_or",
+    "min": "logical_and",
+    "heaviside": "logical_or",
+    "sign": "logical_or",
+}
+WORDS = {BOOL: "truth values", COMPLEX: "complex numbers"}
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A dtype and how strong it is: that of a number, of a tensor without modes or of one with modes."""
-
-    dtype: str
-    strength: int
-
-
-def infer_dtype(assign: Assign, declarations: Mapping[str, Declaration]) -> str:
-    """The dtype of the result of a statement."""
-    kind = _kind(assign.value, declarations)
-    return _reduced(kind, assign.monoid, assign.value).dtype if assign.monoid is not None else kind.dtype
+def infer_dtype(statements: Sequence[Assign], declarations: Mapping[str, Declaration]) -> str:
+    """The dtype of the result that some statements assign."""
+    kinds = {name: declared_kind(declared) for name, declared in declarations.items()}
+    found = []
+    for statement in statements:
+        kind = kind_of(statement.value, kinds)
+        if statement.monoid is not None:
+            kind = reduced(kind, statement.monoid, statement.value, kinds)
+        found.append(kind)
+    return reduce(promote, found).dtype
 
 
-def _kind(expr: Expr, declarations: Mapping[str, Declaration]) -> Kind:
+def declared_kind(declared: Declaration) -> Kind:
+    """The kind of a tensor."""
+    return Kind(declared.dtype, TENSOR if declared.extents else SCALAR)
+
+
+def kind_of(expr: Expr, kinds: Mapping[str, Kind]) -> Kind:
+    """The kind of the values of an expression over tensors of these kinds.
+
+    Raises:
+        DtypeError: a function of values that it is not defined for.
+    """
     match expr:
         case Const(bool()) | Stored():
             return Kind("bool", NUMBER if isinstance(expr, Const) else TENSOR)
         case Const(value):
-            return Kind("int64" if isinstance(value, int) else "float32", NUMBER)
+            dtype = "complex64" if isinstance(value, complex) else "float32"
+            return Kind("int64" if isinstance(value, int) else dtype, NUMBER)
         case Index():
             return Kind("int64", NUMBER)
-        case Access(tensor, indices):
-            return Kind(declarations[tensor].dtype, TENSOR if indices else SCALAR)
+        case Access(tensor):
+            return kinds[tensor]
+        case Cast(dtype):
+            return Kind(dtype)
         case Reduce(monoid, _, body):
-            return _reduced(_kind(body, declarations), monoid, body)
-        case Call("where", (_, yes, no)):
-            return _promote(_kind(yes, declarations), _kind(no, declarations))
-        case Call(name, args):
-            function = FUNCTIONS[name]
-            kind = reduce(_promote, (_kind(arg, declarations) for arg in args))
-            if function.result == "bool":
-                return Kind("bool", kind.strength)
-            if function.result == "float" and _category(kind.dtype) < 2:
-                return Kind("float32", kind.strength)
-            return kind
+            return reduced(kind_of(body, kinds), monoid, body, kinds)
+        case Call(function, args):
+            found = [kind_of(arg, kinds) for arg in args]
+            if FUNCTIONS[function].body:
+                return kind_of(_body(function), dict(zip(argument_names(len(found)), found, strict=True)))
+            return result_kind(function, found)
     raise AssertionError(f"{type(expr).__name__} has no dtype")
 
 
-def _reduced(kind: Kind, monoid: str, body: Expr) -> Kind:
-    """The dtype of a reduction: int64 for sums and products of integers."""
+def operand_kind(function: str, kinds: list[Kind]) -> Kind:
+    """The kind that the operands of a call are converted to; the condition of a `where` becomes a bool.
+
+    Raises:
+        DtypeError: the function is not defined for it.
+    """
+    described = FUNCTIONS[function]
+    common = reduce(promote, kinds[1:] if function == "where" else kinds)
+    kind = category(common.dtype)
+    if (kind == BOOL and not described.of_bool) or (kind == COMPLEX and not described.of_complex):
+        raise DtypeError(
+            f"{described.symbol or function} of {WORDS[kind]} ({common.dtype})",
+            "convert them: value.to(torch.float32)"
+            if kind == BOOL
+            else "the absolute values, or another function",
+        )
+    if function in ("logical_and", "logical_or", "logical_xor", "logical_not"):
+        return Kind("bool", common.strength)
+    if described.result == "float" and kind < FLOATING:
+        return Kind("float32", common.strength)
+    if function == "square" and kind == BOOL:
+        return Kind("int64", common.strength)
+    return common
+
+
+def result_kind(function: str, kinds: list[Kind]) -> Kind:
+    """The kind of a call of operands of these kinds."""
+    common = operand_kind(function, kinds)
+    if FUNCTIONS[function].result == "bool":
+        return Kind("bool", common.strength)
+    return Kind(real(common.dtype), common.strength) if function in ("abs", "real") else common
+
+
+def with_casts(expr: Expr, kinds: Mapping[str, Kind]) -> Expr:
+    """`expr` where each operand of another dtype than its call computes in is cast; numbers stay as they are.
+
+    The parts that are left of it where operands are known to be fills then have their dtypes.
+    """
+    if not isinstance(expr, Call):
+        return expr
+    found = [kind_of(arg, kinds) for arg in expr.args]
+    wanted = operand_kind(expr.function, found)
+    args = []
+    for place, (arg, kind) in enumerate(zip(expr.args, found, strict=True)):
+        cast = with_casts(arg, kinds)
+        is_condition = wanted.dtype == "bool" or (expr.function == "where" and place == 0)
+        is_other = kind.strength > NUMBER and kind.dtype != wanted.dtype and not is_condition
+        args.append(Cast(wanted.dtype, cast) if is_other else cast)
+    return expr if all(map(is_, args, expr.args)) else Call(expr.function, tuple(args))
+
+
+def reduced(kind: Kind, monoid: str, body: Expr, kinds: Mapping[str, Kind]) -> Kind:
+    """The kind of a reduction of values of `kind`.
+
+    Raises:
+        DtypeError: the values have no order.
+    """
+    if monoid in ("min", "max") and category(kind.dtype) == COMPLEX:
+        raise DtypeError(f"the {monoid} of complex numbers ({kind.dtype})", "the absolute values")
     if monoid in ("or", "and"):
         return Kind("bool", kind.strength)
-    if monoid not in ("sum", "prod") or _category(kind.dtype) > 1:
-        return kind
-    is_contraction = isinstance(body, Call) and body.function == "mul"
-    return kind if kind.dtype == "bool" and is_contraction else Kind("int64", kind.strength)
+    if monoid in ("sum", "prod") and category(kind.dtype) <= INTEGER and not _is_contraction(body, kinds):
+        return Kind("int64", kind.strength)
+    return kind
 
 
-def _promote(one: Kind, other: Kind) -> Kind:
-    """The common dtype of two operands."""
-    strong, weak = (one, other) if one.strength >= other.strength else (other, one)
-    if strong.strength == weak.strength:
-        common = torch.promote_types(_torch(strong.dtype), _torch(weak.dtype))
-        return Kind(str(common).removeprefix("torch."), strong.strength)
-    if _category(weak.dtype) <= _category(strong.dtype):
-        return strong
-    if weak.strength == NUMBER and weak.dtype == "float32":
-        return Kind("float32", strong.strength)
-    return Kind(weak.dtype, strong.strength)
+@cache
+def _body(function: str) -> Expr:
+    """What a registered function computes."""
+    return parse_expression(FUNCTIONS[function].body)
 
 
-def _category(dtype: str) -> int:
-    """0 for truth values, 1 for integers, 2 for floating and 3 for complex numbers."""
-    kind = _torch(dtype)
-    return 3 if kind.is_complex else 2 if kind.is_floating_point else 0 if kind is torch.bool else 1
-
-
-def _torch(dtype: str) -> torch.dtype:
-    """The torch dtype of a name."""
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype):
-        raise DtypeError(f"{dtype} is not a dtype; use one of torch's names, as float32")
-    return found
+def _is_contraction(body: Expr, kinds: Mapping[str, Kind]) -> bool:
+    """Whether what is summed is a product of tensors."""
+    match body:
+        case Call("mul", args):
+            return all(kind_of(arg, kinds).strength > NUMBER for arg in args)
+    return False

@@ -187,7 +187,7 @@ def _declare(group: list[Assign], modes: tuple[str, ...], known: Mapping[str, De
         total = _of_call(MONOIDS[monoid].combine, parts[:2])
         for part in parts[2:]:
             total = _of_call(MONOIDS[monoid].combine, [total, part])
-    dtype = infer_dtype(group[0], known)
+    dtype = infer_dtype(group, known)
     base = Declaration(target.tensor, modes, dense_format(len(modes)), dtype)
     return base if _is_dense(total, group, known) else _declare_sparse(base, target, total, group, known)
 

@@ -52,6 +52,14 @@ class Call(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class Cast(Expr):
+    """`float64(A[i])`: a value in another dtype; `with_casts` writes what programs leave to promotion."""
+
+    dtype: str
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Reduce(Expr):
     """`sum(j, body)`: `body` combined over index variables by a monoid of `monoids.py`."""
 

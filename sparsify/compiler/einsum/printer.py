@@ -29,6 +29,8 @@ def expression(expr: "nodes.Expr") -> str:
             return f"stored({expression(access)})"
         case nodes.Call(name, args):
             return _call(name, args)
+        case nodes.Cast(dtype, value):
+            return f"{dtype}({expression(value)})"
         case _:
             raise AssertionError(f"no text for {type(expr).__name__}")
 

@@ -3,7 +3,8 @@
 In: `plus(INT 0, k)`, `times(k, INT 1)`. Out: `k`, `k`.
 """
 
-from sparsify.compiler.loops.nodes import BOOL, INT, Expr, Literal, Op, Type
+from sparsify.compiler.dtypes import STORED_HALVES
+from sparsify.compiler.loops.nodes import BOOL, INT, Convert, Expr, Literal, Op, Type
 
 ZERO = Literal(0, INT)
 ONE = Literal(1, INT)
@@ -123,3 +124,17 @@ def lanes_of(expr: Expr) -> int:
     """The number of lanes of a value."""
     type_: Type = expr.type  # type: ignore[attr-defined]
     return type_.lanes
+
+
+def convert(value: Expr, dtype: str) -> Expr:
+    """`value` in another dtype; to and from the 16-bit floats by way of float32."""
+    kind: Type = value.type  # type: ignore[attr-defined]
+    if kind.dtype == dtype:
+        return value
+    if kind.dtype in STORED_HALVES and dtype != "float32":
+        return convert(Convert(value, Type("float32", kind.lanes)), dtype)
+    if dtype in STORED_HALVES and kind.dtype != "float32" and not isinstance(value, Literal):
+        value = Convert(value, Type("float32", kind.lanes))
+    if isinstance(value, Literal):
+        return Literal(value.value, Type(dtype, kind.lanes))
+    return Convert(value, Type(dtype, kind.lanes))

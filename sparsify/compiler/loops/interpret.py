@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sparsify.compiler.dtypes import FLOATING, category
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.marks import MARKS, padded
@@ -20,7 +21,14 @@ from sparsify.compiler.node import Node
 
 Array = NDArray[Any]
 
-REDUCTIONS: Final = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
+REDUCTIONS: Final = {
+    "add": np.add,
+    "mul": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "logical_or": np.logical_or,
+    "logical_and": np.logical_and,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,9 @@ def interpret(
         if not buffer.grown:
             assert buffer.name in buffers, f"no array was given for {buffer.name}"
             found = buffers[buffer.name].dtype
-            assert found == np.dtype(buffer.dtype), f"{buffer.name} is {buffer.dtype}, its array is {found}"
+            assert found == array_dtype(buffer.dtype), (
+                f"{buffer.name} is {buffer.dtype}, its array is {found}"
+            )
     variables = {name: np.array([sizes[name]], np.int64) for name in function.sizes}
     status = 0
     try:
@@ -82,7 +92,7 @@ class Machine:
     def value(self, expr: nodes.Expr, variables: dict[str, Array]) -> Array:
         """The lanes of `expr`."""
         kind = type_of(expr)
-        result = self._value(expr, variables).astype(kind.dtype, copy=False)
+        result = self._value(expr, variables).astype(array_dtype(kind.dtype), copy=False)
         assert result.shape == (kind.lanes,), f"{expr} has {result.shape} lanes, its type says {kind.lanes}"
         return result
 
@@ -96,13 +106,13 @@ class Machine:
                 assert name in variables, f"{name} is used before it is defined"
                 return variables[name]
             case nodes.Literal(value, kind):
-                return np.full(kind.lanes, value, kind.dtype)
+                return _full(kind.lanes, value, kind.dtype)
             case nodes.Op(name, args, kind):
                 with np.errstate(all="ignore"):
                     return self._operation(name, args, kind, variables)
             case nodes.Convert(operand, kind):
                 with np.errstate(invalid="ignore", over="ignore"):
-                    return self.value(operand, variables).astype(kind.dtype)
+                    return _converted(self.value(operand, variables), type_of(operand).dtype, kind.dtype)
             case nodes.Broadcast(operand, kind):
                 return np.repeat(self.value(operand, variables), kind.lanes)
             case nodes.Lanes(start, kind):
@@ -144,10 +154,10 @@ class Machine:
         return min(number, lanes)
 
     def _read(self, expr: nodes.Load | nodes.Gather, indices: Array, variables: dict[str, Array]) -> Array:
-        result = np.zeros(expr.type.lanes, expr.type.dtype)
+        result = np.zeros(expr.type.lanes, array_dtype(expr.type.dtype))
         count = self._count(expr.count, expr.type.lanes, variables)
         memory = self._memory(expr.buffer, indices[:count], expr)
-        assert memory.dtype == np.dtype(expr.type.dtype), f"{expr} reads {memory.dtype} as {expr.type}"
+        assert memory.dtype == result.dtype, f"{expr} reads {memory.dtype} as {expr.type}"
         if self.sharing is not None:
             self.sharing.read(expr.buffer, indices[:count], expr)
         result[:count] = memory[indices[:count]]
@@ -283,11 +293,11 @@ class Machine:
             case nodes.Allocate(buffer, dtype, count, fill):
                 number = self.integer(count, variables)
                 assert number >= 0, f"{stmt} asks for {number} elements"
-                self.buffers[buffer] = np.full(number, _poison(dtype) if fill is None else fill, dtype)
+                self.buffers[buffer] = _full(number, _poison(dtype) if fill is None else fill, dtype)
                 if self.sharing is not None:
                     self.sharing.forget(buffer)
             case nodes.AllocateOutput(buffer, dtype, count):
-                self.buffers[buffer] = np.full(self.integer(count, variables), _poison(dtype), dtype)
+                self.buffers[buffer] = _full(self.integer(count, variables), _poison(dtype), dtype)
             case nodes.Fill(buffer, begin, count, value):
                 first, number = self.integer(begin, variables), self.integer(count, variables)
                 assert buffer not in self.constant, f"{stmt} writes to an input"
@@ -343,6 +353,8 @@ def _reduce(name: str, lanes: Array) -> Any:
         return REDUCTIONS[name].reduce(lanes).astype(lanes.dtype)
     if name in ("add", "mul"):
         return lanes.dtype.type(name == "mul")
+    if lanes.dtype == bool:
+        return name == "logical_and"
     if lanes.dtype.kind == "f":
         return lanes.dtype.type(np.inf if name == "min" else -np.inf)
     limits = np.iinfo(lanes.dtype)
@@ -353,4 +365,27 @@ def _poison(dtype: str) -> Any:
     """What undefined memory holds: NaN, or an integer that is no index."""
     if dtype == "bool":
         return True
-    return np.nan if dtype.startswith("float") else np.iinfo(dtype).min
+    return np.nan if category(dtype) >= FLOATING else np.iinfo(dtype).min
+
+
+def array_dtype(dtype: str) -> np.dtype[Any]:
+    """How numpy holds values of `dtype`; a bfloat16 by its bits."""
+    return np.dtype("uint16" if dtype == "bfloat16" else dtype)
+
+
+def _full(count: int, value: Any, dtype: str) -> Array:
+    """The same value many times."""
+    return np.repeat(_converted(np.asarray([value]), "", dtype), count)
+
+
+def _converted(values: Array, source: str, dtype: str) -> Array:
+    """Values in another dtype; of a complex number the real part, of a bfloat16 by its bits."""
+    if source == "bfloat16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    if dtype == "bfloat16":
+        bits = values.astype(np.float32).view(np.uint32)
+        rounded = np.where(np.isnan(values), 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+        return rounded.astype(np.uint16)
+    if values.dtype.kind == "c" and category(dtype) == FLOATING:
+        values = values.real
+    return values.astype(dtype)

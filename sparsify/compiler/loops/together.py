@@ -52,7 +52,7 @@ class _Sum:
 def _sum(stmt: Stmt) -> _Sum | None:
     match stmt:
         case Set(var, Op(name, (Var(same), Horizontal(function, value, _, None)), _)):
-            if same == var.name and name == function and type_of(value).lanes > 1:
+            if same == var.name and name == function and type_of(value).lanes > 1 and var.type != nodes.BOOL:
                 return _Sum(var, function, value)
     return None
 

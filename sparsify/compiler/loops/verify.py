@@ -7,17 +7,18 @@ set, buffers are declared and inputs only read, and parallel loops neither retur
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from sparsify.compiler.dtypes import BYTES, FLOATING, STORED_HALVES, category, real
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
 from sparsify.compiler.node import Node
 
-DTYPES: Final = ("float32", "float64", "int8", "int16", "int32", "int64", "bool")
+DTYPES: Final = tuple(BYTES)
 INDEX_DTYPES: Final = ("int16", "int32", "int64")
 COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
 LOGIC: Final = ("logical_and", "logical_or", "logical_xor", "logical_not")
 ARITIES: Final = {"fma": 3, "floordiv": 2, **{name: f.arity for name, f in FUNCTIONS.items() if not f.body}}
-REDUCTIONS: Final = ("add", "mul", "min", "max")
+REDUCTIONS: Final = ("add", "mul", "min", "max", "logical_or", "logical_and")
 
 
 def verify(function: nodes.Function) -> None:
@@ -99,7 +100,9 @@ class Scope:
                 assert name in self.variables, f"{name} is used before it is defined"
                 assert self.variables[name] == kind, f"{name} is {self.variables[name]}, used as {kind}"
             case nodes.Literal(value, _):
-                whole = kind.dtype.startswith("float") or value == int(value)
+                whole = category(kind.dtype) >= FLOATING or (
+                    not isinstance(value, complex) and value == int(value)
+                )
                 assert whole, f"the constant {value} is no {kind.dtype}"
             case nodes.Op(name, args, _):
                 self._operation(expr, name, [self.type(arg) for arg in args])
@@ -123,7 +126,7 @@ class Scope:
             case nodes.Horizontal(name, value, _, count):
                 assert name in REDUCTIONS, f"{expr} combines lanes by {name}, which is none of {REDUCTIONS}"
                 dtype = self.type(value).dtype
-                assert dtype != "bool" and kind == nodes.Type(dtype), (
+                assert (dtype == "bool") == (name in LOGIC) and kind == nodes.Type(dtype), (
                     f"{expr} makes {kind} of {type_of(value)}"
                 )
                 self.count(count, expr)
@@ -137,15 +140,19 @@ class Scope:
         assert name in ARITIES, f"{expr} calls the unknown function {name}"
         assert len(args) == ARITIES[name], f"{name} takes {ARITIES[name]} operands, {expr} has {len(args)}"
         kind = expr.type
+        halves = [arg for arg in (kind, *args) if arg.dtype in STORED_HALVES]
+        assert not halves, f"{expr} computes in {halves[0]}, which is for memory"
         if name in COMPARISONS:
             fits = args[0] == args[1] and kind == nodes.Type("bool", args[0].lanes)
         elif name in LOGIC:
             fits = all(arg == kind for arg in args) and kind.dtype == "bool"
         elif name == "where":
             fits = args == [nodes.Type("bool", kind.lanes), kind, kind]
+        elif name in ("abs", "real"):
+            fits = kind.dtype == real(args[0].dtype) != "bool" and kind.lanes == args[0].lanes
         else:
             needs_float = name in FUNCTIONS and FUNCTIONS[name].result == "float"
-            allowed = kind.dtype != "bool" and (kind.dtype.startswith("float") or not needs_float)
+            allowed = kind.dtype != "bool" and (category(kind.dtype) >= FLOATING or not needs_float)
             fits = allowed and all(arg == kind for arg in args)
         operands = ", ".join(map(str, args))
         assert fits, f"{expr} of type {kind} has operands of types {operands}"

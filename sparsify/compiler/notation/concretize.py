@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
+from sparsify.compiler.dtypes import NUMBER, Kind, computing
 from sparsify.compiler.einsum import nodes as einsum
 from sparsify.compiler.einsum.factor import factor
+from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of
 from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh
@@ -63,6 +65,9 @@ class _Hoist:
         self.temporaries: list[Temporary] = []
         self.names = {declaration.name for declaration in program.declarations}
         self.names |= set(all_indices(program.statements))
+        self.kinds = {declared.name: declared_kind(declared) for declared in program.declarations}
+        self.last = {statement.target.tensor: statement for statement in program.statements}
+        self.accumulators: dict[str, str] = {}
 
     def add(self, statement: einsum.Assign) -> None:
         """Adds the nest of `statement`, after the nests of the sums inside it."""
@@ -70,21 +75,51 @@ class _Hoist:
         reduced: tuple[str, ...] = ()
         declaration = self.program.declaration(target.tensor)
         if target.tensor not in self.program.outputs:
-            self._add_temporary(target, declaration)
+            self._add_temporary(target, declaration, computing(declaration.dtype))
         if monoid is None and isinstance(value, einsum.Reduce):
+            dtype = self._dtype(value, declaration.dtype)
             monoid, reduced, value = value.monoid, value.indices, value.body
+        elif monoid is not None:
+            dtype = computing(declaration.dtype)
+        else:
+            dtype = declaration.dtype
+        sums = target
+        if (
+            target.tensor in self.program.outputs
+            and dtype != declaration.dtype
+            and not _is_found(declaration)
+        ):
+            sums = self._accumulator(target, declaration, dtype)
         inner: list[InnerSum] = []
         value = self._hoist(value, index_names(target), declaration.dtype, inner)
-        self.nests.append(nest(einsum.Assign(target, monoid, value), reduced, inner=inner))
+        self.nests.append(nest(einsum.Assign(sums, monoid, value), reduced, inner=inner))
+        if sums is not target and statement is self.last[target.tensor]:
+            self.nests.append(nest(einsum.Assign(target, None, sums)))
 
-    def _add_temporary(self, target: einsum.Access, declaration: einsum.Declaration) -> None:
-        """The temporary that holds a result which is not returned: dense, or by the positions of an operand."""
+    def _dtype(self, expr: einsum.Expr, wanted: str) -> str:
+        """The dtype in which a reduction is accumulated; what is made of numbers alone takes that of the result."""
+        kind = kind_of(expr, self.kinds)
+        return computing(wanted if kind.strength == NUMBER else kind.dtype)
+
+    def _accumulator(
+        self, target: einsum.Access, declaration: einsum.Declaration, dtype: str
+    ) -> einsum.Access:
+        """What sums into a result are accumulated in where its own dtype is another: a temporary stored like it."""
+        if target.tensor not in self.accumulators:
+            self.accumulators[target.tensor] = self._fresh_name()
+        sums = replace(target, tensor=self.accumulators[target.tensor])
+        self._add_temporary(sums, declaration, dtype)
+        return sums
+
+    def _add_temporary(self, target: einsum.Access, declaration: einsum.Declaration, dtype: str) -> None:
+        """The temporary that holds what is not returned: dense, or by the positions of an operand."""
         if any(temporary.name == target.tensor for temporary in self.temporaries):
             return
         indices = tuple(index.name for index in target.indices if isinstance(index, einsum.Index))
-        temporary = Temporary(target.tensor, indices, declaration.dtype)
+        temporary = Temporary(target.tensor, indices, dtype)
+        self.kinds[target.tensor] = declared_kind(replace(declaration, dtype=dtype))
         if not declaration.format.is_dense:
-            root = pattern_access(self.program, target)
+            root = pattern_access(self.program, replace(target, tensor=declaration.name))
             if root.tensor not in self.program.inputs:
                 raise UnsupportedProgramError(
                     f"{declaration} is stored and its pattern is not that of an operand",
@@ -111,19 +146,23 @@ class _Hoist:
         def visit(node: Node) -> Node:
             if is_sparse and isinstance(node, einsum.Reduce) and is_inner(node):
                 name = self._fresh_name()
+                own_dtype = self._dtype(node, dtype)
+                self.kinds[name] = Kind(own_dtype)
                 scalar = einsum.Assign(einsum.Access(name), node.monoid, node.body)
                 loops = tuple(n for n in index_names(node.body) if n not in node.indices)
-                inner.append(InnerSum(Temporary(name, (), dtype), loops, scalar, node.indices))
+                inner.append(InnerSum(Temporary(name, (), own_dtype), loops, scalar, node.indices))
                 return scalar.target
             if not isinstance(node, einsum.Reduce):
                 return map_children(node, visit)
             own: list[InnerSum] = []
-            body = self._hoist(node.body, order, dtype, own)
+            own_dtype = self._dtype(node, dtype)
+            body = self._hoist(node.body, order, own_dtype, own)
             free = [name for name in index_names(node.body) if name not in node.indices]
             indices = tuple(sorted(free, key=lambda name: order.index(name) if name in order else len(order)))
             name = self._fresh_name()
             target = einsum.Access(name, tuple(einsum.Index(index) for index in indices))
-            self.temporaries.append(Temporary(name, indices, dtype))
+            self.temporaries.append(Temporary(name, indices, own_dtype))
+            self.kinds[name] = Kind(own_dtype)
             self.nests.append(nest(einsum.Assign(target, node.monoid, body), node.indices, inner=own))
             return target
 
@@ -138,6 +177,11 @@ class _Hoist:
             number += 1
         self.names.add(name)
         return name
+
+
+def _is_found(declaration: einsum.Declaration) -> bool:
+    """Whether the kernel finds the pattern of a result: sums are then held by workspaces of their own."""
+    return declaration.pattern_of is None and not declaration.format.is_dense
 
 
 def nest(

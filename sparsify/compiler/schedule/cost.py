@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
+from sparsify.compiler.dtypes import BYTES
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.node import walk
 
@@ -22,7 +23,6 @@ MEMORY: Final = 10_000.0
 PRODUCT: Final = 5_000.0
 POINTWISE: Final = 1_000.0
 CALL_US: Final = 5.0
-ITEM_BYTES: Final = {"float32": 4, "float64": 8}
 COORDINATE_BYTES: Final = 4
 
 
@@ -60,7 +60,7 @@ def statement_us(
 ) -> float:
     """The time of one statement."""
     target = program.declaration(statement.target.tensor)
-    item = ITEM_BYTES.get(target.dtype, 8)
+    item = BYTES[target.dtype]
     lanes = max(1, machine.vector_bytes // item)
     result = prod(extents[name] for name in target.extents)
     busy = 0.0
@@ -90,7 +90,7 @@ def reduction_us(
     driver = min(sparse, key=lambda access: stored[access.tensor])
     dense = prod(extents[name] for name in variables - names(driver))
     count = stored[driver.tensor] * dense
-    item = ITEM_BYTES.get(program.declaration(driver.tensor).dtype, 8)
+    item = BYTES[program.declaration(driver.tensor).dtype]
     gathered = sum(count * item for a in accesses if a is not driver and names(a) & set(reduction.indices))
     return max(2 * count / (PRODUCT * min(lanes, max(1, dense))), gathered / CACHE)
 
@@ -102,7 +102,7 @@ def names(expr: Expr) -> set[str]:
 
 def tensor_bytes(declared: Declaration, extents: Mapping[str, int], stored: Mapping[str, int]) -> int:
     """The bytes that a tensor takes."""
-    item = ITEM_BYTES.get(declared.dtype, 8)
+    item = BYTES[declared.dtype]
     if not declared.format.is_dense and declared.name in stored:
         return stored[declared.name] * (item + COORDINATE_BYTES)
     return item * prod(extents[name] for name in declared.extents)

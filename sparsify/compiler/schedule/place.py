@@ -8,6 +8,7 @@ Out: `forall i: let w[k] in register: (forall k: forall j: w[k] += ..); forall k
 from dataclasses import replace
 from itertools import takewhile
 
+from sparsify.compiler.dtypes import computing
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation.concretize import index_names
@@ -324,13 +325,15 @@ def _access(temporary: Temporary) -> Access:
 
 
 def _dtype(program: Notation, name: str) -> str:
-    """The dtype of a tensor or temporary."""
+    """The dtype of a temporary that takes the place of a tensor or temporary: the one that it is computed in."""
     for node in walk(program.body):
         if isinstance(node, Let):
             for temporary in node.temporaries:
                 if temporary.name == name:
                     return temporary.dtype
-    return next(declaration.dtype for declaration in program.declarations if declaration.name == name)
+    return next(
+        computing(declaration.dtype) for declaration in program.declarations if declaration.name == name
+    )
 
 
 def _leaves(program: Notation, index: str) -> list[str]:

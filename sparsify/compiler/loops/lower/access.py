@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparsify.compiler.dtypes import computing
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, constant
+from sparsify.compiler.loops.arithmetic import ONE, constant, convert
 from sparsify.compiler.loops.lower import temporaries
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment
 from sparsify.compiler.loops.lower.levels import level_variable, place_of
@@ -68,7 +69,12 @@ def lanes_in_use(low: Lowering, access: Access, env: Environment) -> loops.Expr 
 
 
 def load(low: Lowering, access: Access, env: Environment) -> loops.Expr:
-    """The value of an access: scalar when all lanes agree, else a vector."""
+    """The value of an access in the dtype that it is computed in: scalar when all lanes agree, else a vector."""
+    return convert(_load(low, access, env), computing(low.dtype(access.tensor)))
+
+
+def _load(low: Lowering, access: Access, env: Environment) -> loops.Expr:
+    """The value of an access as it is stored."""
     if access.tensor in env.registers:
         return register_name(low, access, env)
     if (transposed := low.transposed.get(access)) is not None:
@@ -87,6 +93,7 @@ def store(low: Lowering, access: Access, value: loops.Expr, env: Environment) ->
     """The assignment of `value` to the entry."""
     if access.tensor in env.registers:
         return loops.Set(register_name(low, access, env), value)
+    value = convert(value, low.dtype(access.tensor))
     buffer, position = position_of(low, access, env)
     if env.lane is None or position.is_uniform:
         return loops.Store(buffer, position.start, value)

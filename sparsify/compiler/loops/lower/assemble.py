@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus, product
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, convert, integer, plus, product
 from sparsify.compiler.loops.lower import marked
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.levels import level_variable
@@ -268,7 +268,11 @@ class Assembly:
         levels = range(len(self.levels)) if self.repeating else [last]
         coordinates = [env.coordinates[self.variables[level]].start for level in levels]
         puts = [self._put(level, "crd", counter, c) for level, c in zip(levels, coordinates, strict=True)]
-        return [*puts, loops.Store(f"{self.name}_vals", counter, value), step]
+        return [
+            *puts,
+            loops.Store(f"{self.name}_vals", counter, convert(value, self.declaration.dtype)),
+            step,
+        ]
 
     def check_parallel(self, loop: notation.Forall) -> None:
         """Refuses threads that would append to the same level: only rows that dense levels make are apart."""

@@ -5,8 +5,10 @@ In: `w[ki] += A[i,j] * T[j,k]` in a vector loop over `ki`. Out: `w_0 = w_0 + A_v
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from sparsify.compiler.dtypes import computing
+from sparsify.compiler.einsum.infer_dtype import OF_BOOL, with_casts
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Const
 from sparsify.compiler.loops import nodes as loops
@@ -14,21 +16,18 @@ from sparsify.compiler.loops.arithmetic import lanes_of
 from sparsify.compiler.loops.lower import marked, workspace
 from sparsify.compiler.loops.lower.access import load, position_of, store
 from sparsify.compiler.loops.lower.environment import Environment
-from sparsify.compiler.loops.lower.expression import evaluate, is_zero_past_end, truth, used_lanes, widen
+from sparsify.compiler.loops.lower.expression import evaluate, is_zero_past_end, used_lanes, widen
 from sparsify.compiler.loops.lower.lattice import prune
 from sparsify.errors import ScheduleError
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
-# How truth values that are stored as 0 and 1 combine.
-LOGICAL: Final = {"logical_or": "max", "logical_and": "min"}
-
 
 def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
     """`target = value` or `target = combine(target, value)`; nothing when the value is the identity."""
-    value = prune(assign.value, env.absent, low)
-    target, dtype = assign.target, low.dtype(assign.target.tensor)
+    value = prune(with_casts(assign.value, low.kinds), env.absent, low)
+    target, dtype = assign.target, computing(low.dtype(assign.target.tensor))
     if low.assembly is not None and target.tensor == low.assembly.name:
         return low.assembly.append(target, evaluate(low, value, env, dtype), env)
     if assign.monoid is None:
@@ -37,12 +36,10 @@ def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
             return workspace.add(low, target, result, result, env)
         return [store(low, target, _fit(low, result, assign, env), env)]
     monoid = MONOIDS[assign.monoid]
-    if isinstance(value, Const) and float(value.value) == float(monoid.neutral):
+    if isinstance(value, Const) and value.value == monoid.neutral:
         return []
     added = evaluate(low, value, env, dtype)
-    combine = monoid.combine
-    if combine in LOGICAL and dtype != "bool":
-        added, combine = truth(added), LOGICAL[combine]
+    combine = monoid.combine if dtype != "bool" else OF_BOOL.get(monoid.combine, monoid.combine)
     current = load(low, target, env)
     if lanes_of(current) == 1 and env.lane is not None:
         added = widen(added, env.lane.lanes)

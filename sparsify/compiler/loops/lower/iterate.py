@@ -146,7 +146,7 @@ def _unrolled(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered
 
 def _vector(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
     """The body once for each vector of a constant extent, else a loop over vectors and a masked rest."""
-    lanes = lanes_in(low, loop)
+    lanes = low.lanes
     if lanes == 1:
         reach = range_of(low, loop.index, loop.body, env)
         return _unrolled(low, loop, env) if reach.bound is not None else serial(low, loop, env)
@@ -210,12 +210,6 @@ def _lane_body(
     """The body with one iteration in each lane from `start` on."""
     env = replace(env, lane=LaneContext(loop.index, lanes, count))
     return inside(low, loop, Coordinate(start, ONE), env)
-
-
-def lanes_in(low: Lowering, loop: notation.Forall) -> int:
-    """How many lanes the targets in the loop allow, those of the widest dtype."""
-    dtypes = {low.dtype(n.target.tensor) for n in walk(loop.body) if isinstance(n, Assign)}
-    return min(low.lanes(dtype) for dtype in dtypes)
 
 
 def tiles(low: Lowering, split: notation.Split, loop: notation.Forall, env: Environment) -> Lowered:

@@ -12,14 +12,17 @@ from typing import Protocol
 
 import numpy as np
 
+from sparsify.compiler.dtypes import Kind, held
 from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.infer_dtype import kind_of
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Stored
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Expr, Index, Stored
 from sparsify.compiler.einsum.values import Grid, annihilated
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation.nodes import Let
 
 Point = frozenset[Access]
+Value = complex | float | int | bool
 NOWHERE: frozenset[Point] = frozenset()
 EVERYWHERE: frozenset[Point] = frozenset({frozenset()})
 
@@ -27,7 +30,9 @@ EVERYWHERE: frozenset[Point] = frozenset({frozenset()})
 class Tensors(Protocol):
     """What the lattice asks about the tensors of a program."""
 
-    def fill_of(self, access: Access) -> float:
+    kinds: Mapping[str, Kind]
+
+    def fill_of(self, access: Access) -> Value:
         """The value of unstored entries."""
 
     def root_of(self, access: Access) -> Access:
@@ -42,7 +47,7 @@ class Regions:
     """
 
     points: frozenset[Point]
-    background: float | None
+    background: Value | None
     is_number: bool = False
 
 
@@ -94,7 +99,7 @@ def expression_regions(
     """
     match expr:
         case Const(value=value):
-            return Regions(NOWHERE, float(value), is_number=True)
+            return Regions(NOWHERE, value, is_number=True)
         case Access() if tensors.root_of(expr) in sparse:
             return Regions(frozenset({frozenset({tensors.root_of(expr)})}), tensors.fill_of(expr))
         case Access() if tensors.root_of(expr) in absent:
@@ -141,16 +146,18 @@ def _call_regions(function: str, args: list[Regions]) -> Regions:
     return Regions(points, value, all(arg.is_number for arg in args))
 
 
-def _decided(function: str, place: int, fill: float) -> float | None:
+def _decided(function: str, place: int, fill: Value) -> Value | None:
     """The value of a call of which an unstored argument alone decides it, whatever the others are."""
     hit, value = annihilated(function, place, Grid(np.asarray(fill), np.asarray(True)))
-    return float(value) if hit else None
+    return value.item() if hit else None  # type: ignore[no-any-return]
 
 
-def _evaluate(function: str, values: Iterable[float | int | bool | None]) -> float:
+def _evaluate(function: str, values: Iterable[Value | None]) -> Value:
     """The value of a function of constants."""
+    numbers = [v if isinstance(v, complex) else float(v) for v in values if v is not None]
     with np.errstate(all="ignore"):
-        return float(FUNCTIONS[function].evaluate(*(float(value) for value in values if value is not None)))
+        found = np.asarray(FUNCTIONS[function].evaluate(*numbers)).item()
+    return found if isinstance(found, complex) else float(found)
 
 
 def _combined(first: frozenset[Point], second: frozenset[Point]) -> frozenset[Point]:
@@ -179,16 +186,24 @@ def _prune(expr: Expr, absent: frozenset[Access], tensors: Tensors) -> tuple[Exp
             return Const(tensors.fill_of(expr)), True
         case Stored(access=access) if tensors.root_of(access) in absent:
             return Const(False), True
+        case Cast(dtype=dtype, value=value):
+            inner, is_gone = _prune(value, absent, tensors)
+            return (inner if isinstance(inner, Const) else Cast(dtype, inner)), is_gone
         case Call(function=function, args=args):
             pruned = [_prune(arg, absent, tensors) for arg in args]
-            return _prune_call(Call(function, tuple(arg for arg, _ in pruned)), [gone for _, gone in pruned])
+            found, is_gone = _prune_call(
+                Call(function, tuple(arg for arg, _ in pruned)), [gone for _, gone in pruned]
+            )
+            if isinstance(found, Const) and is_gone:
+                found = Const(held(found.value, kind_of(expr, tensors.kinds).dtype))
+            return found, is_gone
     return expr, False
 
 
 def _prune_call(call: Call, gone: list[bool]) -> tuple[Expr, bool]:
     """`call` when the arguments marked in `gone` are background values."""
     args = call.args
-    values = [float(arg.value) if isinstance(arg, Const) else None for arg in args]
+    values = [arg.value if isinstance(arg, Const) else None for arg in args]
     decided = [
         _decided(call.function, place, value)
         for place, value in enumerate(values)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import assert_never
 
+from sparsify.compiler.dtypes import BYTES, held
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
 from sparsify.compiler.loops import nodes as loops
@@ -30,22 +31,13 @@ from sparsify.compiler.loops.lower.environment import Coordinate, Environment
 from sparsify.compiler.loops.lower.expression import evaluate
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
+from sparsify.compiler.notation.lane import lanes, tensor_kinds
 from sparsify.compiler.notation.provenance import extent_names
 from sparsify.errors import ScheduleError, UnsupportedProgramError
 from sparsify.storage.levels import Dense
 
 # Of merged loops in one kernel: three operands in two sparse levels have 361.
 MOST_CASES = 400
-ITEM_BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "float32": 4,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
 
 
 def lower(program: notation.Notation, vector_bytes: int) -> loops.Function:
@@ -81,6 +73,8 @@ class Lowering:
         lets = [node for node in walk(program.body) if isinstance(node, notation.Let)]
         self.dtypes |= {t.name: t.dtype for let in lets for t in let.temporaries}
         self.patterns = {t.name: t for let in lets for t in let.temporaries if t.pattern_of is not None}
+        self.kinds = tensor_kinds(program)
+        self.lanes = lanes(program, vector_bytes)
         self.blocks_divide = True
         self.memory: dict[str, notation.Temporary] = {}
         self.listed: dict[str, loops.Var] = {}
@@ -183,11 +177,7 @@ class Lowering:
 
     def item_bytes(self, name: str) -> int:
         """The size of an element of a tensor."""
-        return ITEM_BYTES[self.dtype(name)]
-
-    def lanes(self, dtype: str) -> int:
-        """How many elements of `dtype` a vector register holds; 1 in scalar code."""
-        return max(1, self.vector_bytes // ITEM_BYTES[dtype])
+        return BYTES[self.dtype(name)]
 
     def extent(self, index: str) -> loops.Expr:
         """The extent of an original index variable, a constant when it is known."""
@@ -255,7 +245,8 @@ class Lowering:
     def fill_of(self, access: Access) -> float:
         """The value of unstored entries; that of a workspace is what its sums start with."""
         declared = self.declarations.get(access.tensor)
-        return self.starts.get(access.tensor, 0.0) if declared is None else float(declared.fill)
+        fill = self.starts.get(access.tensor, 0.0) if declared is None else declared.fill
+        return held(fill, self.kinds[access.tensor].dtype)
 
     def root_of(self, access: Access) -> Access:
         """The access to the operand whose pattern this one follows, itself when it has its own or none."""

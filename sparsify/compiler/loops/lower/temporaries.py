@@ -76,7 +76,7 @@ def _register(
     low: Lowering, node: notation.Let, temporary: notation.Temporary, start: Start, env: Environment
 ) -> tuple[list[loops.Stmt], Environment]:
     """One variable for each element of a temporary in registers."""
-    lanes = low.lanes(temporary.dtype)
+    lanes = low.lanes
     kinds = {index: _kinds(node, index) for index in temporary.indices}
     vectors = [index for index in temporary.indices if kinds[index] == {notation.Vector}]
     for index in temporary.indices:

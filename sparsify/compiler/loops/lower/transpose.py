@@ -36,7 +36,7 @@ def transposed(low: Lowering, loop: notation.Forall, env: Environment) -> Lowere
         )
     if env.lane is not None:
         raise ScheduleError(f"transpose {loop.index} inside vector {env.lane.index}", "vector one of them")
-    lanes = iterate.lanes_in(low, loop)
+    lanes = low.lanes
     if lanes == 1:
         return iterate.serial(low, replace(loop, kind=notation.Serial()), env)
     rows = iterate.range_of(low, loop.index, loop.body, env)

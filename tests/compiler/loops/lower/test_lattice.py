@@ -1,7 +1,10 @@
 """Lattices: at which stored operands a statement has something to do."""
 
+from collections import defaultdict
+
 import pytest
 
+from sparsify.compiler.dtypes import Kind
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.loops.lower.lattice import prune, statement_points
@@ -13,6 +16,7 @@ class Fills:
 
     def __init__(self, **fills: float) -> None:
         self.fills = fills
+        self.kinds = defaultdict(lambda: Kind("float32"))
 
     def fill_of(self, access: Access) -> float:
         return self.fills.get(access.tensor, 0.0)
