@@ -43,6 +43,7 @@ class Kind:
     strength: int = TENSOR
 
 
+@cache
 def category(dtype: str) -> int:
     """`BOOL`, `INTEGER`, `FLOATING` or `COMPLEX`."""
     kind = torch_dtype(dtype)
@@ -65,6 +66,7 @@ def real(dtype: str) -> str:
     return REAL.get(dtype, dtype)
 
 
+@cache
 def promote(one: Kind, other: Kind) -> Kind:
     """The common dtype of two operands, by the rules of `torch.result_type`.
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import isfinite
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of
 from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import (
@@ -44,6 +45,7 @@ class _Factoring:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.declarations: dict[str, Declaration] = {d.name: d for d in program.declarations}
+        self.kinds = {d.name: declared_kind(d) for d in program.declarations}
         names = [statement.target.tensor for statement in program.statements]
         self.definitions = {
             s.target.tensor: s for s in program.statements if names.count(s.target.tensor) == 1
@@ -52,8 +54,6 @@ class _Factoring:
     def statement(self, assign: Assign) -> Assign:
         """`Y += a * b -> Y = a * sum(.., b)` where `a` may leave the sum; else the sums inside the value."""
         target = assign.target
-        if not self.declarations[target.tensor].dtype.startswith("float"):
-            return assign
         if assign.monoid is None:
             value = bottom_up(assign.value, self._rule)
             assert isinstance(value, Expr)
@@ -81,6 +81,8 @@ class _Factoring:
         assert kept is not None
         numerator = _product([f for f in leaving if f[1] > 0])
         total: Expr = Reduce("sum", node.indices, kept)
+        if kind_of(total, self.kinds).dtype != kind_of(node, self.kinds).dtype:
+            return None  # the sum of truth values, or of smaller integers, is another one
         total = total if numerator is None else Call("mul", (numerator, total))
         for divisor in (f for f, power in leaving if power < 0):
             total = Call("div", (total, divisor))

@@ -88,6 +88,14 @@ def _binary(name: str, evaluate: Evaluate, x: str | None, y: str | None, result:
     return Function(name, 2, evaluate, (x, y), result=result)
 
 
+def _power(x: Any, y: Any) -> Any:
+    """`x ** y`; of integers 0 for a negative exponent, unless x is 1 or -1."""
+    if np.asarray(x).dtype.kind not in "iu" or np.asarray(y).dtype.kind not in "iu":
+        return np.power(x, y)
+    inverse = np.where(x == 1, 1, np.where(x == -1, np.where(y % 2, -1, 1), 0))
+    return np.where(y < 0, inverse, np.power(x, np.where(y < 0, 0, y)))
+
+
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -123,9 +131,7 @@ _OPERATORS = (
     _infix("sub", "-", SUM, np.subtract, "1", "-1"),
     _infix("mul", "*", PRODUCT, np.multiply, "y", "x"),
     _infix("div", "/", PRODUCT, np.true_divide, "1 / y", "-(f / y)"),
-    _infix(
-        "pow", "**", POWER, np.power, "where(y == 0, 0, y * x ** (y - 1))", "where(x == 0, 0, f * log(x))"
-    ),
+    _infix("pow", "**", POWER, _power, "where(y == 0, 0, y * x ** (y - 1))", "where(x == 0, 0, f * log(x))"),
     Function("neg", 1, np.negative, ("-1",), "-", NEGATION),
 )
 

@@ -2,7 +2,7 @@
 
 In: `y[i] = sum(j, A[i,j] * x[j])`, A with the mask of its stored entries, x. Out: y and its mask.
 
-Every statement is evaluated over the full grid of its index variables, in float64 or complex128.
+Every statement is evaluated over the full grid of its index variables; floating numbers of all sizes in float64.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,20 @@ from collections.abc import Mapping
 import numpy as np
 
 from sparsify.compiler.einsum.extents import index_variables, program_extents
+from sparsify.compiler.einsum.infer_dtype import declared_kind
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Assign, Index, Program
 from sparsify.compiler.einsum.sums import free_indices
-from sparsify.compiler.einsum.values import Array, Grid, Tensor, apply, evaluate, reduce_axis
+from sparsify.compiler.einsum.values import (
+    Array,
+    Grid,
+    Tensor,
+    apply,
+    evaluate,
+    in_dtype,
+    prepared,
+    reduce_axis,
+)
 
 Input = Array | tuple[Array, Array]
 
@@ -39,7 +49,8 @@ def interpret(program: Program, inputs: Mapping[str, Input]) -> dict[str, tuple[
         elif name in declared and declared[name].format.is_dense:
             stored = np.ones_like(stored)
         fill = declared[name].fill if name in declared else 0.0
-        tensors[name] = Tensor(result.values, stored, fill)
+        kind = declared_kind(declared[name]) if name in declared else result.kind
+        tensors[name] = Tensor(in_dtype(result.values, kind.dtype), stored, fill, kind)
     assigned = dict.fromkeys(statement.target.tensor for statement in program.statements)
     return {name: (tensors[name].values, tensors[name].stored) for name in assigned}
 
@@ -50,10 +61,13 @@ def input_tensors(program: Program, inputs: Mapping[str, Input]) -> dict[str, Te
     for name in program.inputs:
         given = inputs[name]
         values, stored = given if isinstance(given, tuple) else (given, np.ones(np.shape(given), dtype=bool))
-        values = np.asarray(values)
-        if values.dtype.kind not in "fc":
-            values = values.astype(np.float64)
-        tensors[name] = Tensor(values, np.asarray(stored, dtype=bool), program.declaration(name).fill)
+        declared = program.declaration(name)
+        tensors[name] = Tensor(
+            in_dtype(np.asarray(values), declared.dtype),
+            np.asarray(stored, dtype=bool),
+            declared.fill,
+            declared_kind(declared),
+        )
     return tensors
 
 
@@ -65,6 +79,7 @@ def _execute(statement: Assign, tensors: dict[str, Tensor], extents: Mapping[str
     coordinates = _coordinates(order, extents)
     grid = evaluate(statement.value, coordinates, tensors)
     if statement.monoid is not None:
+        grid = prepared(statement.monoid, grid, statement.value, tensors)
         for name in free_indices(statement.value):
             if name not in targets:
                 axis = axis_of_name(order, name)
@@ -74,7 +89,8 @@ def _execute(statement: Assign, tensors: dict[str, Tensor], extents: Mapping[str
     previous = tensors.get(statement.target.tensor)
     if statement.monoid is None or previous is None:
         return grid
-    return apply(MONOIDS[statement.monoid].combine, [Grid(previous.values, ~previous.stored), grid])
+    before = Grid(previous.values, ~previous.stored, kind=previous.kind)
+    return apply(MONOIDS[statement.monoid].combine, [before, grid.cast(previous.kind.dtype)])
 
 
 def _coordinates(order: list[str], extents: Mapping[str, int]) -> dict[str, Array]:
@@ -99,4 +115,4 @@ def _fit(grid: Grid, shape: tuple[int, ...], rank: int) -> Grid:
     is_fill = (
         np.broadcast_to(grid.is_fill, full).reshape(shape) if grid.is_fill.ndim <= rank else grid.is_fill
     )
-    return Grid(values.copy(), is_fill.copy(), grid.is_number)
+    return Grid(values.copy(), is_fill.copy(), grid.is_number, grid.kind)

@@ -6,10 +6,13 @@ fill because only unstored entries took part.
 An entry is a *fill entry* when the operator gives its value whatever the operands without fill are: all
 operands are fill entries, or one of them annihilates (`0 * ?`). A NaN that meets only fill entries has no
 effect.
+
+Values have the kinds of `infer_dtype`, and operands are converted as it says: truth values are combined by logic,
+integers wrap around. Floating and complex numbers of all sizes are float64 and complex128.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import inf
 from typing import Any
@@ -17,12 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparsify.compiler.dtypes import NUMBER, Kind, category, promote
 from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.infer_dtype import OF_BOOL, kind_of, operand_kind, reduced, result_kind
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce, Stored
 
 Array = NDArray[Any]
-LOGICAL = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not", "where", "eq", "ne"})
+FLOAT = Kind("float64")
+MONOIDS_OF_BOOL = {"logical_or": "or", "logical_and": "and"}
 REDUCERS: dict[str, Callable[..., Any]] = {
     "sum": np.sum,
     "prod": np.prod,
@@ -40,6 +46,7 @@ class Tensor:
     values: Array
     stored: Array
     fill: float | int | bool = 0.0
+    kind: Kind = FLOAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,11 @@ class Grid:
     values: Array
     is_fill: Array
     is_number: bool = False
+    kind: Kind = FLOAT
+
+    def cast(self, dtype: str) -> "Grid":
+        """The values in another dtype."""
+        return replace(self, values=in_dtype(self.values, dtype), kind=Kind(dtype, self.kind.strength))
 
 
 def evaluate(expr: Expr, coordinates: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> Grid:
@@ -59,22 +71,22 @@ def evaluate(expr: Expr, coordinates: Mapping[str, Array], tensors: Mapping[str,
     """
     match expr:
         case Const(value):
-            return Grid(np.asarray(value), np.asarray(False), is_number=True)
+            return Grid(np.asarray(value), np.asarray(False), is_number=True, kind=kind_of(expr, {}))
         case Index(name):
-            values = coordinates[name].astype(np.float64)
-            return Grid(values, np.zeros(values.shape, dtype=bool))
-        case Access():
+            values = coordinates[name]
+            return Grid(values, np.zeros(values.shape, dtype=bool), kind=Kind("int64", NUMBER))
+        case Access(tensor):
             values, stored = read(expr, coordinates, tensors)
-            return Grid(values, ~stored)
+            return Grid(values, ~stored, kind=tensors[tensor].kind)
         case Stored(access):
             _, stored = read(access, coordinates, tensors)
-            return Grid(stored, ~stored)
+            return Grid(stored, ~stored, kind=Kind("bool"))
         case Call("where", (condition, yes, no)):
             return choose(*(evaluate(arg, coordinates, tensors) for arg in (condition, yes, no)))
         case Call(function, args):
             return apply(function, [evaluate(arg, coordinates, tensors) for arg in args])
         case Reduce(monoid, indices, body):
-            grid = evaluate(body, coordinates, tensors)
+            grid = prepared(monoid, evaluate(body, coordinates, tensors), body, tensors)
             for name in indices:
                 axis = axis_of(coordinates[name])
                 grid = reduce_axis(monoid, grid, axis, coordinates[name].shape[axis] if axis else 1)
@@ -120,8 +132,17 @@ def index_values(index: Expr, coordinates: Mapping[str, Array]) -> Array:
 
 def apply(function: str, args: list[Grid]) -> Grid:
     """A function of grids, by the rules of fill entries."""
-    arrays = [a.values if function in LOGICAL else _number(a.values) for a in args]
-    values = np.asarray(FUNCTIONS[function].evaluate(*arrays))
+    kinds = [arg.kind for arg in args]
+    if FUNCTIONS[function].body:
+        kind, arrays = reduce(promote, kinds), [_number(arg.values) for arg in args]
+        values = np.asarray(FUNCTIONS[function].evaluate(*arrays))
+    else:
+        dtype, kind = operand_kind(function, kinds).dtype, result_kind(function, kinds)
+        arrays = [in_dtype(arg.values, dtype) for arg in args]
+        name = OF_BOOL.get(function, function) if dtype == "bool" else function
+        if len(arrays) < FUNCTIONS[name].arity:
+            arrays *= 2
+        values = in_dtype(FUNCTIONS[name].evaluate(*arrays), kind.dtype)
     is_number = all(a.is_number for a in args)
     is_fill = np.asarray(not is_number)
     for arg in args:
@@ -129,9 +150,9 @@ def apply(function: str, args: list[Grid]) -> Grid:
             is_fill = is_fill & arg.is_fill
     for position, arg in enumerate(args):
         hit, result = annihilated(function, position, arg)
-        values = np.where(hit, result, values)
+        values = np.where(hit, in_dtype(result, kind.dtype), values) if hit.any() else values
         is_fill = is_fill | hit
-    return Grid(values, is_fill, is_number)
+    return Grid(values, is_fill, is_number, kind)
 
 
 def annihilated(function: str, position: int, arg: Grid) -> tuple[Array, Array]:
@@ -158,25 +179,34 @@ def annihilated(function: str, position: int, arg: Grid) -> tuple[Array, Array]:
     return arg.is_fill & rule, values
 
 
+def prepared(monoid: str, grid: Grid, body: Expr, tensors: Mapping[str, Tensor]) -> Grid:
+    """Values in the dtype in which they are reduced."""
+    kinds = {name: tensor.kind for name, tensor in tensors.items()}
+    return grid.cast(reduced(grid.kind, monoid, body, kinds).dtype)
+
+
 def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
     """A grid reduced along an axis, counted from the end, which becomes 1; axis 0 has a single entry."""
-    entries = grid.values != 0 if monoid in ("or", "and") else _number(grid.values)
     if axis == 0:
-        return Grid(entries, grid.is_fill, grid.is_number)
+        return grid
+    if grid.kind.dtype == "bool":
+        monoid = MONOIDS_OF_BOOL.get(OF_BOOL.get(MONOIDS[monoid].combine, ""), monoid)
+    entries = grid.values
     shape = list(np.broadcast_shapes(entries.shape, grid.is_fill.shape, (1,) * -axis))
     shape[axis] = extent
     values, is_fill = (np.broadcast_to(entries, shape), np.broadcast_to(grid.is_fill, shape))
     if extent == 0:
         shape[axis] = 1
-        return Grid(np.full(shape, MONOIDS[monoid].neutral), np.zeros(shape, dtype=bool))
-    result = _fold(monoid, values, axis)
+        neutral = in_dtype(np.full(shape, MONOIDS[monoid].identity(grid.kind.dtype)), grid.kind.dtype)
+        return Grid(neutral, np.zeros(shape, dtype=bool), kind=grid.kind)
+    result = in_dtype(_fold(monoid, values, axis), grid.kind.dtype)
     all_fill = np.all(is_fill, axis=axis, keepdims=True)
     hit, decided = annihilated(MONOIDS[monoid].combine, 0, Grid(values, is_fill))
     ends = np.any(hit, axis=axis, keepdims=True)
     first = np.take_along_axis(
         np.broadcast_to(decided, shape), np.argmax(hit, axis=axis, keepdims=True), axis
     )
-    return Grid(np.where(ends, first, result), all_fill | ends, grid.is_number)
+    return Grid(np.where(ends, first, result), all_fill | ends, grid.is_number, grid.kind)
 
 
 def _fold(monoid: str, values: Array, axis: int) -> Array:
@@ -191,12 +221,27 @@ def _fold(monoid: str, values: Array, axis: int) -> Array:
 def choose(condition: Grid, yes: Grid, no: Grid) -> Grid:
     """`where(condition, yes, no)`: a fill entry where the condition is one and so is what it chooses."""
     chosen = np.asarray(condition.values).astype(bool)
-    values = np.where(chosen, yes.values, no.values)
+    kind = result_kind("where", [condition.kind, yes.kind, no.kind])
+    values = np.where(chosen, in_dtype(yes.values, kind.dtype), in_dtype(no.values, kind.dtype))
     chosen_fill = np.where(chosen, yes.is_fill | yes.is_number, no.is_fill | no.is_number)
     all_numbers = condition.is_number and yes.is_number and no.is_number
     return Grid(
-        values, (condition.is_fill | condition.is_number) & chosen_fill & (not all_numbers), all_numbers
+        values, (condition.is_fill | condition.is_number) & chosen_fill & (not all_numbers), all_numbers, kind
     )
+
+
+def in_dtype(values: Array, dtype: str) -> Array:
+    """Values as numpy holds a dtype here: bool, int64 within its range, float64, complex128."""
+    values = np.asarray(values)
+    match category(dtype):
+        case 0:
+            return values != 0
+        case 1:
+            whole = values if values.dtype.kind in "iu" else np.nan_to_num(values.real).astype(np.int64)
+            return whole.astype(dtype).astype(np.int64)
+        case 2:
+            return values.real.astype(np.float64)
+    return values.astype(np.complex128)
 
 
 def _number(values: Array) -> Array:

@@ -7,6 +7,7 @@ allocated is an `AssertionError` that names the access.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -368,6 +369,7 @@ def _poison(dtype: str) -> Any:
     return np.nan if category(dtype) >= FLOATING else np.iinfo(dtype).min
 
 
+@cache
 def array_dtype(dtype: str) -> np.dtype[Any]:
     """How numpy holds values of `dtype`; a bfloat16 by its bits."""
     return np.dtype("uint16" if dtype == "bfloat16" else dtype)

@@ -13,12 +13,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sparsify.compiler.dtypes import Kind
 from sparsify.compiler.einsum.extents import declared_extents
+from sparsify.compiler.einsum.infer_dtype import declared_kind
 from sparsify.compiler.einsum.interpret import Input, input_tensors
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices
-from sparsify.compiler.einsum.values import Array, Grid, Tensor, apply, evaluate, index_values
+from sparsify.compiler.einsum.values import (
+    Array,
+    Grid,
+    Tensor,
+    apply,
+    evaluate,
+    in_dtype,
+    index_values,
+)
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation.nodes import (
     Forall,
@@ -69,7 +79,10 @@ class _Machine:
         for name in notation.outputs:
             if name not in self.tensors:
                 declared = program.declaration(name)
-                self.tensors[name] = self._allocate(name, declared.extents, notation.body, declared.fill)
+                kind = declared_kind(declared)
+                self.tensors[name] = self._allocate(
+                    name, declared.extents, notation.body, declared.fill, kind
+                )
 
     def run(self, statement: Statement | Assign, env: Environment) -> None:
         """Executes a statement."""
@@ -115,9 +128,11 @@ class _Machine:
         tensor = self.tensors[assign.target.tensor]
         place = tuple(int(index_values(index, coordinates).item()) for index in assign.target.indices)
         if assign.monoid is not None:
-            before = Grid(np.asarray(tensor.values[place]), np.asarray(not tensor.stored[place]))
-            grid = apply(MONOIDS[assign.monoid].combine, [before, grid])
-        tensor.values[place] = grid.values.item()
+            before = Grid(
+                np.asarray(tensor.values[place]), np.asarray(not tensor.stored[place]), kind=tensor.kind
+            )
+            grid = apply(MONOIDS[assign.monoid].combine, [before, grid.cast(tensor.kind.dtype)])
+        tensor.values[place] = in_dtype(grid.values, tensor.kind.dtype).item()
         tensor.stored[place] = not grid.is_fill.item()
 
     def _grid(self, env: Environment, node: Node | None = None) -> dict[str, Array]:
@@ -252,17 +267,16 @@ class _Machine:
 
     def _temporary(self, temporary: Temporary, body: Statement | Assign) -> Tensor:
         """A new temporary: undefined, or the identity where the first write reduces."""
-        return self._allocate(temporary.name, temporary.indices, body, 0.0)
+        return self._allocate(temporary.name, temporary.indices, body, 0.0, Kind(temporary.dtype))
 
-    def _allocate(self, name: str, indices: tuple[str, ...], body: Node, fill: float) -> Tensor:
+    def _allocate(self, name: str, indices: tuple[str, ...], body: Node, fill: float, kind: Kind) -> Tensor:
         """A tensor before its first write."""
         shape = tuple(self._extent(index, Environment()) for index in indices)
         writes = [node for node in walk(body) if isinstance(node, Assign) and node.target.tensor == name]
         start = fill if self._is_skipped(name, body) else float("nan")
         if writes and writes[0].monoid is not None:
-            start = float(MONOIDS[writes[0].monoid].neutral)
-        dtype = complex if any(t.values.dtype.kind == "c" for t in self.tensors.values()) else float
-        return Tensor(np.full(shape, start, dtype=dtype), np.zeros(shape, dtype=bool), fill)
+            start = MONOIDS[writes[0].monoid].identity(kind.dtype)
+        return Tensor(in_dtype(np.full(shape, start), kind.dtype), np.zeros(shape, dtype=bool), fill, kind)
 
     def _is_skipped(self, name: str, body: Node) -> bool:
         """Whether a loop over stored positions writes a tensor: entries that it does not meet are the fill."""

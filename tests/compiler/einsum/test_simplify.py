@@ -6,6 +6,7 @@ import pytest
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.simplify import simplify
 from sparsify.compiler.einsum.values import Tensor, evaluate
+from sparsify.errors import DtypeError
 
 from .programs import random_expression
 
@@ -66,7 +67,10 @@ def test_values_stay(seed):
         shape[axis] = 4
         coordinates[name] = np.arange(4).reshape(shape)
     with np.errstate(all="ignore"):
-        before = evaluate(expr, coordinates, tensors).values
+        try:
+            before = evaluate(expr, coordinates, tensors).values
+        except DtypeError:
+            return  # a function that truth values do not have
         after = evaluate(simplify(expr), coordinates, tensors).values
     np.testing.assert_array_equal(
         *np.broadcast_arrays(before * 1.0, after * 1.0), err_msg=f"seed {seed}: {expr}"
