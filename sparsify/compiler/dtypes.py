@@ -83,12 +83,12 @@ def promote(one: Kind, other: Kind) -> Kind:
     return Kind(weak.dtype, strong.strength)
 
 
-def held(value: complex, dtype: str) -> complex:
+def held(value: float | int | bool, dtype: str) -> float | int | bool:
     """A number as one that `dtype` holds: `1.0` is 1 as an integer and true as a truth value."""
     match category(dtype):
         case 0:
             return bool(value)
-        case 1 if not isinstance(value, complex):
+        case 1:
             return int(value)
     return value
 

@@ -73,7 +73,7 @@ def evaluate(
     format: Format | str | Mapping[str, Format | str] | None = None,
     schedule: Schedule | str | None = None,
     sizes: Mapping[str, int] | None = None,
-    **operands: torch.Tensor | float,
+    **operands: torch.Tensor | complex,
 ) -> Any:
     """The results of statements in index notation, `y[i] = A[i,j] * x[j] + z[i]`.
 
@@ -110,6 +110,8 @@ def _evaluate_kernel(
 ) -> Kernel:
     """The kernel of an `evaluate`."""
     options = current()
+    # Of complex numbers there are no constants; a tensor without modes promotes as they do.
+    operands = {n: torch.tensor(o) if isinstance(o, complex) else o for n, o in operands.items()}
     names = outputs if isinstance(outputs, str) or outputs is None else tuple(outputs)
     formats = format if isinstance(format, Format | str) or format is None else tuple(format.items())
     key: list[Any] = [text, names, formats, schedule, tuple((sizes or {}).items()), id(options)]

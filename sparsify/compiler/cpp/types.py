@@ -73,14 +73,12 @@ def definition(dtype: str, lanes: int) -> str:
     )
 
 
-def literal(value: complex, dtype: str) -> str:
+def literal(value: float | int | bool, dtype: str) -> str:
     """`value` written as a C++ constant of `dtype` that reads back exactly."""
     if dtype == "bool":
         return "true" if value else "false"
     if dtype in dtypes.REAL:
-        number, part = complex(value), dtypes.REAL[dtype]
-        return f"{dtype}{{{_float_literal(number.real, part)}, {_float_literal(number.imag, part)}}}"
-    assert not isinstance(value, complex), f"{value} is no {dtype}"
+        return f"{dtype}{{{_float_literal(float(value), dtypes.REAL[dtype])}, 0}}"
     if dtype in dtypes.STORED_HALVES:
         bits = torch.tensor(float(value), dtype=dtypes.torch_dtype(dtype)).view(torch.int16).item()
         return f"(uint16_t){hex(int(bits) & 0xFFFF)}"

@@ -78,8 +78,7 @@ def kind_of(expr: Expr, kinds: Mapping[str, Kind]) -> Kind:
         case Const(bool()) | Stored():
             return Kind("bool", NUMBER if isinstance(expr, Const) else TENSOR)
         case Const(value):
-            dtype = "complex64" if isinstance(value, complex) else "float32"
-            return Kind("int64" if isinstance(value, int) else dtype, NUMBER)
+            return Kind("int64" if isinstance(value, int) else "float32", NUMBER)
         case Index():
             return Kind("int64", NUMBER)
         case Access(tensor):

@@ -100,9 +100,7 @@ class Scope:
                 assert name in self.variables, f"{name} is used before it is defined"
                 assert self.variables[name] == kind, f"{name} is {self.variables[name]}, used as {kind}"
             case nodes.Literal(value, _):
-                whole = category(kind.dtype) >= FLOATING or (
-                    not isinstance(value, complex) and value == int(value)
-                )
+                whole = category(kind.dtype) >= FLOATING or value == int(value)
                 assert whole, f"the constant {value} is no {kind.dtype}"
             case nodes.Op(name, args, _):
                 self._operation(expr, name, [self.type(arg) for arg in args])

@@ -22,7 +22,7 @@ from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation.nodes import Let
 
 Point = frozenset[Access]
-Value = complex | float | int | bool
+Value = float | int | bool
 NOWHERE: frozenset[Point] = frozenset()
 EVERYWHERE: frozenset[Point] = frozenset({frozenset()})
 
@@ -30,7 +30,9 @@ EVERYWHERE: frozenset[Point] = frozenset({frozenset()})
 class Tensors(Protocol):
     """What the lattice asks about the tensors of a program."""
 
-    kinds: Mapping[str, Kind]
+    @property
+    def kinds(self) -> Mapping[str, Kind]:
+        """The dtypes of the tensors."""
 
     def fill_of(self, access: Access) -> Value:
         """The value of unstored entries."""
@@ -154,10 +156,8 @@ def _decided(function: str, place: int, fill: Value) -> Value | None:
 
 def _evaluate(function: str, values: Iterable[Value | None]) -> Value:
     """The value of a function of constants."""
-    numbers = [v if isinstance(v, complex) else float(v) for v in values if v is not None]
     with np.errstate(all="ignore"):
-        found = np.asarray(FUNCTIONS[function].evaluate(*numbers)).item()
-    return found if isinstance(found, complex) else float(found)
+        return float(FUNCTIONS[function].evaluate(*(float(value) for value in values if value is not None)))
 
 
 def _combined(first: frozenset[Point], second: frozenset[Point]) -> frozenset[Point]:

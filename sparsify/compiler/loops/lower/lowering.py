@@ -242,7 +242,7 @@ class Lowering:
             )
         return split
 
-    def fill_of(self, access: Access) -> float:
+    def fill_of(self, access: Access) -> float | int | bool:
         """The value of unstored entries; that of a workspace is what its sums start with."""
         declared = self.declarations.get(access.tensor)
         fill = self.starts.get(access.tensor, 0.0) if declared is None else declared.fill
