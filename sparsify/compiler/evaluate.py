@@ -111,7 +111,7 @@ def _evaluate_kernel(
     """The kernel of an `evaluate`."""
     options = current()
     # Of complex numbers there are no constants; a tensor without modes promotes as they do.
-    operands = {n: torch.tensor(o) if isinstance(o, complex) else o for n, o in operands.items()}
+    operands = {name: _held(operand) for name, operand in operands.items()}
     names = outputs if isinstance(outputs, str) or outputs is None else tuple(outputs)
     formats = format if isinstance(format, Format | str) or format is None else tuple(format.items())
     key: list[Any] = [text, names, formats, schedule, tuple((sizes or {}).items()), id(options)]
@@ -125,6 +125,11 @@ def _evaluate_kernel(
         _remember(_evaluations, tuple(key), found)
     kernel: Kernel = found[0]
     return kernel
+
+
+def _held(operand: Any) -> Any:
+    """An operand, a complex number as a tensor without modes."""
+    return torch.tensor(operand, dtype=torch.complex128) if isinstance(operand, complex) else operand
 
 
 def einsum_kernel(

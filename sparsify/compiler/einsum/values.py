@@ -235,12 +235,12 @@ def in_dtype(values: Array, dtype: str) -> Array:
     values = np.asarray(values)
     match category(dtype):
         case 0:
-            return values != 0
+            return np.asarray(values != 0)
         case 1:
             whole = values if values.dtype.kind in "iu" else np.nan_to_num(values.real).astype(np.int64)
             return whole.astype(dtype).astype(np.int64)
         case 2:
-            return values.real.astype(np.float64)
+            return np.asarray(values.real.astype(np.float64))
     return values.astype(np.complex128)
 
 

@@ -151,7 +151,7 @@ def _call_regions(function: str, args: list[Regions]) -> Regions:
 def _decided(function: str, place: int, fill: Value) -> Value | None:
     """The value of a call of which an unstored argument alone decides it, whatever the others are."""
     hit, value = annihilated(function, place, Grid(np.asarray(fill), np.asarray(True)))
-    return value.item() if hit else None  # type: ignore[no-any-return]
+    return value.item() if hit else None
 
 
 def _evaluate(function: str, values: Iterable[Value | None]) -> Value:

@@ -1,0 +1,116 @@
+"""Programs of every dtype against dense tensors of torch: values and dtypes of the results."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify.errors import DtypeError
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+COMPLEX = (torch.complex64, torch.complex128)
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+DTYPES = (*FLOATS, *COMPLEX, *INTEGERS, torch.bool)
+# Each dtype with a stronger one, a weaker one and one of another category.
+PAIRS = (
+    *((dtype, dtype) for dtype in DTYPES),
+    *((torch.float32, torch.float64), (torch.float64, torch.bfloat16), (torch.float16, torch.bfloat16)),
+    *((torch.int8, torch.float16), (torch.float32, torch.int64), (torch.int16, torch.int8)),
+    *((torch.bool, torch.float32), (torch.int32, torch.bool), (torch.bool, torch.bfloat16)),
+    *((torch.complex64, torch.float64), (torch.int64, torch.complex64), (torch.complex64, torch.complex128)),
+)
+pairs = pytest.mark.parametrize(("one", "other"), PAIRS, ids=lambda d: str(d).removeprefix("torch."))
+
+
+def drawn(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
+    """Small whole numbers, half of them 0: all sums are exact in every dtype."""
+    generator = torch.Generator().manual_seed(seed + 17 * len(shape))
+    values = torch.randint(-3, 4, shape, generator=generator).to(
+        torch.complex64 if dtype.is_complex else dtype
+    )
+    if dtype.is_complex:
+        values = values + 1j * torch.randint(-2, 3, shape, generator=generator)
+    kept = torch.rand(shape, generator=generator) < 0.5
+    return torch.where(kept, values.to(dtype), torch.zeros((), dtype=dtype))
+
+
+def contracted(subscripts: str, *operands: torch.Tensor) -> torch.Tensor:
+    """`torch.einsum` in the common dtype, in which torch itself does not always contract."""
+    dtype = operands[0].dtype
+    for operand in operands[1:]:
+        dtype = torch.promote_types(dtype, operand.dtype)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    found = torch.einsum(subscripts, *(operand.to(wide) for operand in operands))
+    return found != 0 if dtype is torch.bool else found.to(dtype)
+
+
+def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Equal in dtype, and in values up to the last places of the narrower 16-bit floats."""
+    found = found.to_dense() if isinstance(found, sparsify.SparseTensor) else found
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted)
+
+
+@pairs
+def test_products(one, other):
+    A, S, X = drawn(one, 7, 9), drawn(other, 9, 6), drawn(other, 9, 5, seed=1)
+    stored = sparsify.tensor(A, "csr")
+    check(sparsify.einsum("ij,jk->ik", stored, X), contracted("ij,jk->ik", A, X))
+    check(sparsify.einsum("ij,jk->ik", stored, sparsify.tensor(S, "csr")), contracted("ij,jk->ik", A, S))
+    check(sparsify.einsum("ij,j->i", stored, X[:, 0]), contracted("ij,j->i", A, X[:, 0]))
+    Q, K = drawn(other, 7, 4, seed=2), drawn(other, 9, 4, seed=3)
+    check(sparsify.einsum("ij,ik,jk->ij", stored, Q, K), contracted("ij,ik,jk->ij", A, Q, K))
+
+
+@pairs
+def test_sums_and_products_of_patterns(one, other):
+    A, B = drawn(one, 7, 9), drawn(other, 7, 9, seed=1)
+    stored, more = sparsify.tensor(A, "csr"), sparsify.tensor(B, "csr")
+    check(stored + more, A + B)
+    check(stored * more, A * B)
+    check(stored * B, A * B)
+    check(sparsify.evaluate("Y[i,j] = A[i,j] * 2 + B[i,j]", A=stored, B=B), A * 2 + B)
+    ones = torch.where(B == 0, torch.ones((), dtype=other), B)
+    check(stored / ones, A / ones)
+
+
+@pairs
+def test_comparisons(one, other):
+    A, B = drawn(one, 7, 9), drawn(other, 7, 9, seed=1)
+    stored = sparsify.tensor(A, "csr")
+    check(sparsify.evaluate("Y[i,j] = A[i,j] == B[i,j]", A=stored, B=B), A == B)
+    if one.is_complex or other.is_complex:
+        with pytest.raises(DtypeError, match="complex"):
+            sparsify.evaluate("Y[i,j] = A[i,j] < B[i,j]", A=stored, B=B)
+    else:
+        check(sparsify.evaluate("Y[i,j] = A[i,j] < B[i,j]", A=stored, B=B), A < B)
+        check(sparsify.evaluate("Y[i,j] = max(A[i,j], B[i,j])", A=stored, B=B), torch.maximum(A, B))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_reductions(dtype):
+    A = drawn(dtype, 7, 9)
+    stored = sparsify.tensor(A, "csr")
+    check(sparsify.evaluate("y[i] = sum(j, A[i,j])", A=stored), A.sum(1))
+    check(stored.sum(0), A.sum(0))
+    check(sparsify.evaluate("y[i] *= A[i,j]", A=stored), A.prod(1))
+    check(sparsify.evaluate("y[i] |= A[i,j]", A=stored), (A != 0).any(1))
+    if dtype.is_complex:
+        with pytest.raises(DtypeError, match="max of complex numbers"):
+            sparsify.evaluate("y[i] = max(j, A[i,j])", A=stored)
+    else:
+        check(stored.amax(1), A.amax(1))
+        check(stored.amin(1), A.amin(1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_keep_their_dtype(dtype):
+    A = drawn(dtype, 7, 9)
+    stored = sparsify.tensor(A, "csr")
+    assert stored.dtype == dtype
+    assert torch.equal(stored.to_dense(), A)
+    for other in DTYPES:
+        if dtype.is_complex and not other.is_complex:
+            continue  # torch drops the imaginary parts and warns
+        converted = stored.to(other)
+        assert converted.dtype == other
+        assert torch.equal(converted.to_dense(), A.to(other))
