@@ -95,6 +95,8 @@ def evaluate(
     """
     if is_dynamo_compiling():
         return in_graph.evaluate(text, outputs, format, schedule, sizes, operands)
+    # Of complex numbers there are no constants; a tensor without modes promotes as they do.
+    operands = {name: _held(operand) for name, operand in operands.items()}
     kernel = _evaluate_kernel(text, outputs, format, schedule, sizes, operands)
     used: list[Any] = [operands[name] for name in kernel.program.inputs]
     return kernel(*used)
@@ -110,8 +112,6 @@ def _evaluate_kernel(
 ) -> Kernel:
     """The kernel of an `evaluate`."""
     options = current()
-    # Of complex numbers there are no constants; a tensor without modes promotes as they do.
-    operands = {name: _held(operand) for name, operand in operands.items()}
     names = outputs if isinstance(outputs, str) or outputs is None else tuple(outputs)
     formats = format if isinstance(format, Format | str) or format is None else tuple(format.items())
     key: list[Any] = [text, names, formats, schedule, tuple((sizes or {}).items()), id(options)]
@@ -273,6 +273,9 @@ def _formats(
 
 def _with_scalars(statements: tuple[Assign, ...], scalars: Mapping[str, Any]) -> tuple[Assign, ...]:
     """The statements with Python numbers in place of their names."""
+    for name, value in scalars.items():
+        if isinstance(value, complex):
+            raise DtypeError(f"the complex number {name}={value}", f"torch.tensor({value})")
     numbers = {name: Const(value) for name, value in scalars.items()}
     return tuple(replace(s, value=substitute_scalars(s.value, numbers)) for s in statements)
 
