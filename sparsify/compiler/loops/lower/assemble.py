@@ -260,7 +260,7 @@ class Assembly:
         """The entry at the current coordinates."""
         last = len(self.levels) - 1
         if self.phase == marked.VALUES:
-            return [loops.Store(f"{self.name}_vals", self.place, value)]
+            return [loops.Store(f"{self.name}_vals", self.place, convert(value, self.declaration.dtype))]
         counter = self.counters[last]
         step = loops.Set(counter, plus(counter, ONE))
         if not self.filling:
