@@ -3,8 +3,9 @@
 In: `compile_program(program)` and operands in the order of `program.inputs`. Out: the results, differentiable.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.plan import Convert, DenseProduct, steps
 from sparsify.compiler.schedule.directives import Schedule
-from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
+from sparsify.compiler.side_by_side import side_by_side
 from sparsify.compiler.variants import Variants
 from sparsify.errors import ShapeError
 from sparsify.options import Options, current
@@ -36,6 +38,7 @@ class Kernel:
         program: what it computes.
         schedule: the one that was asked for, `None` when each statement has its own.
         steps: its steps in order, generated kernels and products of torch.
+        generated: those of them that are generated kernels.
         cache: `hit` when all kernels were found, `miss` when the last request built one.
     """
 
@@ -50,20 +53,27 @@ class Kernel:
         step = plan[0] if len(plan) == 1 else None
         # The one step that is the whole program and reads the operands in their order.
         self._whole = step if isinstance(step, GeneratedStep) and step.operands == self._names else None
-        self._generated = [step for step in plan if isinstance(step, GeneratedStep)]
+        self.generated = [step for step in plan if isinstance(step, GeneratedStep)]
         self.cache = "hit"
         self.estimated_us: float | None = None
+        self._is_prepared = False
         self._adjoints: dict[tuple[str, ...], Kernel] = {}
 
     @property
     def key(self) -> str:
         """Of the generated kernels in the cache, shortened."""
-        return "+".join(step.library.key[:12] for step in self._generated) or "torch"
+        return "+".join(step.library.key[:12] for step in self.generated) or "torch"
 
     def prepare(self, sizes: Sizes) -> None:
-        """Compiles what operands of these sizes need."""
-        built = [step.prepare(sizes) for step in self._generated]
-        self.cache = "miss" if any(built) else "hit"
+        """Compiles what operands of these sizes need, the kernels of several statements side by side.
+
+        Raises:
+            ScheduleError, UnsupportedProgramError, CompilerError: as `compile_program`.
+        """
+        (error,) = prepare_all([(self, sizes)])
+        self._is_prepared = True
+        if error is not None:
+            raise error
 
     def __call__(self, *operands: Operand) -> Any:
         """The results for operands in the order of `program.inputs`; one result is not in a tuple.
@@ -113,6 +123,8 @@ class Kernel:
         """All tensors by name: operands, temporaries of the plan, results."""
         if len(operands) != len(self._names):
             raise ShapeError(f"{len(operands)} operands for {', '.join(self._names)}")
+        if not self._is_prepared and len(self.generated) > 1:
+            self.prepare(sizes_of(self.program, operands))
         values = dict(zip(self._names, operands))
         for step in self.steps:
             if isinstance(step, GeneratedStep) and len(step.results) > 1:
@@ -141,11 +153,44 @@ def compile_program(
         UnsupportedProgramError: the program cannot be compiled yet.
         CompilerError: there is no compiler, or it failed.
     """
-    text = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
-    options = options or current()
-    kernel = _plan(program, text, options, target.vector_bytes(options))
+    kernel = plan(program, schedule, options)
     kernel.prepare(sizes)
     return kernel
+
+
+def plan(program: Program, schedule: Schedule | str | None = None, options: Options | None = None) -> Kernel:
+    """The kernel of a program before anything is compiled; arguments as those of `compile_program`."""
+    text = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
+    options = options or current()
+    return _plan(program, text, options, target.vector_bytes(options))
+
+
+def prepare_all(wanted: Sequence[tuple[Kernel, Sizes]]) -> list[Exception | None]:
+    """Compiles what these kernels need for operands of these sizes, all side by side.
+
+    Returns:
+        per kernel what went wrong, `None` when it is ready.
+    """
+    steps: dict[GeneratedStep, list[Sizes]] = {}
+    for kernel, sizes in wanted:
+        for step in kernel.generated:
+            steps.setdefault(step, []).append(sizes.shared(kernel.program))
+    tasks = [partial(_prepare, step, sizes) for step, sizes in steps.items()]
+    # Dumps of several kernels at once could not be read.
+    found = side_by_side(tasks, in_turn=bool(current().dump))
+    outcomes = dict(zip(steps, found, strict=True))
+    errors: list[Exception | None] = []
+    for kernel, _ in wanted:
+        own = [outcomes[step] for step in kernel.generated]
+        kernel.cache = "miss" if True in own else "hit"
+        errors.append(next((outcome for outcome in own if isinstance(outcome, Exception)), None))
+    return errors
+
+
+def _prepare(step: GeneratedStep, wanted: Sequence[Sizes]) -> bool:
+    """Compiles a statement for operands of all these sizes; whether something had to be built."""
+    built = [step.prepare(sizes) for sizes in wanted]
+    return any(built)
 
 
 @cache

@@ -20,8 +20,8 @@ from sparsify.compiler import torch_operator
 from sparsify.compiler.cpp.build import find_compiler
 from sparsify.compiler.differentiate import pull_back
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.kernel import compile_program
-from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.kernel import plan
+from sparsify.compiler.schedule.sizes import UNKNOWN
 from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
 from sparsify.passes.base import Notices
@@ -68,18 +68,20 @@ class RegionCall:
     """A region's kernel with the way its operands are found.
 
     Args:
-        name: for reports.
         program: the einsum program; its inputs are in the order of `operands`.
         shape: per mode of the result its extent, or the argument that is its extent.
         dense: the nodes that the region replaces, for when the kernel cannot be built or fails.
         options: settings.
         notices: where the warning about a failure goes.
         is_training: whether backward is expected: its kernels are made when forward runs.
+
+    Attributes:
+        name: for reports.
+        kernel: of the program; what makes the call sees to it that it is built.
     """
 
     def __init__(
         self,
-        name: str,
         program: Program,
         operands: Sequence[Operand],
         shape: tuple[int | SizeAt, ...],
@@ -88,7 +90,7 @@ class RegionCall:
         notices: Notices,
         is_training: bool = False,
     ) -> None:
-        self.name, self.program, self.operands = name, program, tuple(operands)
+        self.name, self.program, self.operands = "", program, tuple(operands)
         self.shape, self.dense, self.options, self.notices = shape, dense, options, notices
         self.dtype = getattr(torch, program.declaration(program.outputs[0]).dtype)
         self.is_training = is_training
@@ -96,17 +98,13 @@ class RegionCall:
         self.times_us: list[float] | None = None
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
         self.handle = secrets.randbits(62)
-        self.kernel: Any = None
+        self.kernel = plan(program, options=options)
         self.differentiable: set[tuple[str, ...]] = set()
         self.origin: Origin | None = None
         _calls[self.handle] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RegionCall":
         return self  # kernels and memories are shared: they hold no parameters
-
-    def compile(self, sizes: Sizes = UNKNOWN) -> None:
-        """Makes the kernel, for operands of these sizes first."""
-        self.kernel = compile_program(self.program, options=self.options, sizes=sizes)
 
     def values(self, arguments: Sequence[Any]) -> list[Any]:
         """The operands in the order of the program."""

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from sparsify.compiler.kernel import prepare_all
+from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import InvalidTensorError, SparsifyError
 from sparsify.passes import canonicalize, operators
 from sparsify.passes.base import Draft
@@ -63,8 +65,25 @@ class Binding:
     is_full: bool = False
 
 
+@dataclass(frozen=True)
+class Site:
+    """A region and the call that will take its place.
+
+    Attributes:
+        arguments: of the call, as the graph was before any region was replaced.
+        once: the nodes from which operands are computed once, by name.
+        sizes: that the kernel meets in the example.
+    """
+
+    region: Region
+    call: RegionCall
+    arguments: list[fx.Node]
+    once: dict[str, list[fx.Node]]
+    sizes: Sizes
+
+
 def emit(draft: Draft) -> Draft:
-    """The draft with a call in place of each region.
+    """The draft with a call in place of each region; their kernels are built side by side.
 
     A region without a kernel stays dense, and the report says why.
     """
@@ -75,19 +94,20 @@ def emit(draft: Draft) -> Draft:
     bound = [(region, bind(draft, region, plans)) for region in draft.regions]
     for plan in plans.values():
         cut_out(draft, plan)
-    emitted: list[RegionCall] = []
+    sites = [site_of(draft, region, bindings) for region, bindings in bound]
+    kernels = [(site.call.kernel, site.sizes) for site in sites if isinstance(site, Site)]
+    errors = iter(prepare_all(kernels))
     replaced: dict[fx.Node, fx.Node] = {}
-    for region, bindings in bound:
-        try:
-            call, new = replace_nodes(draft, region, bindings, replaced)
-        except SparsifyError as error:
-            if draft.is_strict or isinstance(error, InvalidTensorError):
-                raise
-            keep_dense(draft, region, error)
-        else:
-            emitted.append(call)
-            replaced[region.output] = new
-    draft.regions = emitted
+    for (region, _), site in zip(bound, sites, strict=True):
+        error = next(errors) if isinstance(site, Site) else site
+        if isinstance(site, Site) and error is None:
+            replace_nodes(draft, site, replaced)
+            continue
+        assert error is not None, "a region without a site has a reason"
+        if draft.is_strict or isinstance(error, InvalidTensorError) or not isinstance(error, SparsifyError):
+            raise error
+        keep_dense(draft, region, error)
+    draft.regions = [node.meta["region"] for node in replaced.values()]
     canonicalize.remove_unused(draft.graph)
     as_methods(draft.graph)
     return draft
@@ -240,17 +260,11 @@ def extract(draft: Draft, inputs: list[fx.Node], outputs: list[fx.Node | int]) -
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def replace_nodes(
-    draft: Draft, region: Region, bindings: list[Binding], replaced: dict[fx.Node, fx.Node]
-) -> tuple[RegionCall, fx.Node]:
-    """Compiles a region and puts a call in the place of its nodes.
-
-    `replaced` knows the calls of earlier regions.
-    """
+def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | SparsifyError:
+    """The call that computes a region, its kernel not built yet; or why there is none."""
     arguments: list[fx.Node] = []
 
     def at(node: fx.Node) -> int:
-        node = replaced.get(node, node)
         if node not in arguments:
             arguments.append(node)
         return arguments.index(node)
@@ -265,27 +279,38 @@ def replace_nodes(
         assert binding.plan.structure is not None, "structures are cut out before calls are made"
         structure, result = binding.plan.structure, binding.result
         operands.append(Operand(binding.name, argument, structure, leaves, result, binding.is_full))
-    node = region.output
-    shape = output_shape(node, at)
     assert region.program is not None, "fuse finishes programs"
-    name = f"region_{len(replaced) + 1}"
-    dense = extract(draft, arguments, [node])
-    settings = (draft.options, draft.notices, draft.captured.training)
-    call = RegionCall(name, region.program, operands, shape, dense, *settings)
-    entry = describe(draft, region, call)
+    try:
+        shape = output_shape(region.output, at)
+        dense = extract(draft, arguments, [region.output])
+        settings = (draft.options, draft.notices, draft.captured.training)
+        call = RegionCall(region.program, operands, shape, dense, *settings)
+        sizes = example_sizes(draft, region, call, arguments)
+    except SparsifyError as error:
+        return error
     once = {binding.name: binding.plan.leaves for binding in bindings if binding.plan is not None}
-    call.origin = origin(draft.graph, region, once, replaced)
-    sizes = example_sizes(draft, region, call, arguments)
-    call.compile(sizes)
+    return Site(region, call, arguments, once, sizes)
+
+
+def replace_nodes(draft: Draft, site: Site, replaced: dict[fx.Node, fx.Node]) -> None:
+    """Puts the call of a region, whose kernel is ready, in the place of its nodes.
+
+    `replaced` knows the calls of earlier regions, and this one afterwards.
+    """
+    region, call, node = site.region, site.call, site.region.output
+    call.name = f"region_{len(replaced) + 1}"
+    call.origin = origin(draft.graph, region, site.once, replaced)
+    entry = describe(draft, region, call)
     entry.kernel, entry.cache = call.kernel.key, call.kernel.cache
-    entry.estimated_us = estimated_us(draft, region, sizes)
+    entry.estimated_us = estimated_us(draft, region, site.sizes)
+    arguments = [replaced.get(argument, argument) for argument in site.arguments]
     with draft.graph.inserting_before(node):
-        new = draft.graph.create_node("call_function", call_region, (call.handle, *arguments), name=name)
+        new = draft.graph.create_node("call_function", call_region, (call.handle, *arguments), name=call.name)
     new.meta.update({key: node.meta[key] for key in ("val", "nn_module_stack") if key in node.meta})
     new.meta["region"] = call
     node.replace_all_uses_with(new)
     draft.report.regions.append(entry)
-    return call, new
+    replaced[node] = new
 
 
 def output_shape(node: fx.Node, at: Any) -> tuple[int | SizeAt, ...]:

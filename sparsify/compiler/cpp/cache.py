@@ -17,8 +17,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -138,33 +137,6 @@ def library(
         made = _from_directories(request)
         _memory.libraries[request.key] = made
         return made
-
-
-def compile_many(
-    sources: Sequence[tuple[str, Mapping[str, str]]],
-    progress: Callable[[int, int], None] | None = None,
-    options: Options | None = None,
-) -> list[Library]:
-    """The kernels of many sources, each with its key parts, compiled by as many processes as there are cores.
-
-    Args:
-        sources: pairs of translation unit and key parts.
-        progress: called with the number that is ready and the number of all, after each.
-        options: by default those in force.
-    """
-    chosen = options or current()
-    workers = max(1, min(len(sources), len(os.sched_getaffinity(0))))
-    with ThreadPoolExecutor(workers, thread_name_prefix="sparsify-compile") as pool:
-        futures = [pool.submit(library, source, parts, chosen) for source, parts in sources]
-        try:
-            for ready, future in enumerate(as_completed(futures), 1):
-                future.result()
-                if progress is not None:
-                    progress(ready, len(futures))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [future.result() for future in futures]
 
 
 def _request(

@@ -54,6 +54,19 @@ class Sizes:
         more = {name: self.stored[source] for name, source in sources.items() if source in self.stored}
         return replace(self, stored={**more, **self.stored}) if more else self
 
+    def shared(self, program: Program) -> "Sizes":
+        """These sizes, with what is known of the operands whose patterns other tensors of the program share."""
+        stored, patterns = dict(self.stored), dict(self.patterns)
+        for declared in program.declarations:
+            root = declared.pattern_of
+            if root is None or declared.format != program.declaration(root).format:
+                continue
+            if root in stored:
+                stored.setdefault(declared.name, stored[root])
+            if root in patterns:
+                patterns.setdefault(declared.name, patterns[root])
+        return replace(self, stored=stored, patterns=patterns)
+
     def reach(self, name: str) -> int | None:
         """How far apart neighbouring rows of an operand read, as `Pattern.reach` says."""
         pattern = self.patterns.get(name)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from sparsify.compiler.cpp import cache, directories
-from sparsify.compiler.cpp.cache import compile_many, library
-from sparsify.errors import BuildError, CacheError
+from sparsify.compiler.cpp.cache import library
+from sparsify.errors import CacheError
 from sparsify.options import Options, override
 
 from .tiny_kernels import ask, compiler, constant, result, runs
@@ -247,20 +247,6 @@ def test_no_directory_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with said as warnings, pytest.raises(CacheError, match=r"no directory can hold .* free some disk space"):
         library(constant(5))
     assert len(warnings) == 1
-
-
-def test_compile_many(folder: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    made = compile_many([(constant(n), {}) for n in (7, 8, 9, 7)], lambda ready, of: seen.append((ready, of)))
-    assert len(runs(folder)) == 3
-    assert [result(one) for one in made] == [7, 8, 9, 7]
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert compile_many([]) == []
-
-
-def test_compile_many_raises_what_went_wrong(folder: Path) -> None:
-    with pytest.raises(BuildError):
-        compile_many([(constant(7), {}), ("no C++", {})])
 
 
 def test_size_prune_clean(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,58 @@
+"""Kernels built at the same time: while one compiler runs, the next translation unit is generated.
+
+In: what builds each kernel. Out: what each returned or raised.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+# Building for longer than this shows a bar.
+QUIET_SECONDS: Final = 2.0
+
+
+def side_by_side(tasks: Sequence[Callable[[], T]], *, in_turn: bool = False) -> list[T | Exception]:
+    """What each task returned, or the exception that it raised, in order; as many run at once as there are cores.
+
+    When building takes long, a bar on standard error says how far it is, where that is a terminal.
+
+    Args:
+        in_turn: one after the other instead.
+    """
+    if len(tasks) < 2 or in_turn:
+        return [_outcome(task) for task in tasks]
+    workers = min(len(tasks), len(os.sched_getaffinity(0)))
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="sparsify-build")
+    try:
+        # Options in force are those of the caller, in every thread.
+        futures = [pool.submit(copy_context().run, _outcome, task) for task in tasks]
+        if wait(futures, timeout=QUIET_SECONDS).not_done:
+            _show(futures)
+        return [future.result() for future in futures]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome(task: Callable[[], T]) -> T | Exception:
+    try:
+        return task()
+    except Exception as error:
+        return error
+
+
+def _show(futures: Sequence["Future[T | Exception]"]) -> None:
+    """Waits for all, with a bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn("building kernels"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(futures))
+        left = set(futures)
+        while left:
+            bar.update(task, completed=len(futures) - len(left))
+            left = wait(left, timeout=0.1).not_done
