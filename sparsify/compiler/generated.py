@@ -99,12 +99,15 @@ class SparseInput:
 
     Attributes:
         place: where among the kernel's sizes the number of stored entries is; -1 when it is not asked for.
+        widths: level and place among the sizes of each number of positions that all parents have.
     """
 
     def __init__(self, declared: Declaration, is_twin: bool, sizes: tuple[str, ...]) -> None:
         self.name, self.dtype = declared.name, getattr(torch, declared.dtype)
         self.declared, self.is_twin = declared, is_twin
         self.place = sizes.index(f"{self.name}_nnz") if f"{self.name}_nnz" in sizes else -1
+        names = [f"{self.name}{number}_width" for number in range(1, len(declared.format.levels) + 1)]
+        self.widths = [(level, sizes.index(name)) for level, name in enumerate(names) if name in sizes]
 
     def read(self, operand: torch.Tensor, sizes: list[int], buffers: list[torch.Tensor | None]) -> None:
         """Appends the arrays and the values to the buffers, and sets the number of entries.
@@ -121,16 +124,20 @@ class SparseInput:
             raise DtypeError(f"{self.name} has dtype {values.dtype}, the kernel takes {self.dtype}")
         if not values.is_cpu:
             raise FormatError(f"{self.name} is on {values.device}, kernels run on the CPU", "value.cpu()")
-        arrays, converted = pattern.recall(self) or pattern.cached(self, lambda: self.arrays(pattern))
+        arrays, widths, converted = pattern.recall(self) or pattern.cached(self, lambda: self.arrays(pattern))
         if converted is not None:
             values = permuted(values, converted, operand._fill)
         if self.place >= 0:
             sizes[self.place] = values.shape[0]
+        for place, width in widths:
+            sizes[place] = width
         buffers += arrays
         buffers.append(values if values.is_contiguous() else values.contiguous())
 
-    def arrays(self, pattern: Pattern) -> tuple[tuple[torch.Tensor, ...], Conversion | None]:
-        """The arrays of a pattern as the kernel was compiled for them, and how values get into their order."""
+    def arrays(
+        self, pattern: Pattern
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[tuple[int, int], ...], Conversion | None]:
+        """The arrays of a pattern as the kernel was compiled for them, its widths, and how values get into order."""
         found: Conversion | None = None
         wanted = self.declared.format
         if pattern.format != wanted:
@@ -146,7 +153,11 @@ class SparseInput:
             for array, dtype in zip((pattern.pos[number], pattern.crd[number]), dtypes, strict=True):
                 if array is not None:
                     indices.append(array.to(getattr(torch, dtype)))
-        return tuple(indices), found
+        widths = tuple(
+            (place, pattern.level_arrays(level, pattern.positions(level)).width)
+            for level, place in self.widths
+        )
+        return tuple(indices), widths, found
 
 
 class GeneratedStep:
@@ -268,7 +279,8 @@ class GeneratedStep:
         self.prepare(sizes_of(self.program, operands))
         known = {f"{name}_extent": extent for name, extent in extents.items()}
         known["serial_threshold"] = self.options.serial_threshold
-        sizes = tuple(0 if name.endswith("_nnz") else known[name] for name in self._signature[0])
+        # What the patterns give is set when they are read.
+        sizes = tuple(known.get(name, 0) for name in self._signature[0])
         shape = tuple(extents[name] for name in self.output.extents)
         stored = shape
         if self.output.format.is_dense:

@@ -25,7 +25,6 @@ from sparsify.compiler.variants import Variants
 from sparsify.errors import ShapeError
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
-from sparsify.storage.levels import Dense
 from sparsify.storage.pattern import Pattern
 
 Operand = torch.Tensor
@@ -221,6 +220,6 @@ def result_index_dtypes(format_: Format, dtype: str = "int32") -> tuple[tuple[st
     """The dtypes of the arrays of a new tensor in this format."""
     found = []
     for stored in format_.levels:
-        has_pos = hasattr(stored.level, "pos")
-        found.append(("", "") if isinstance(stored.level, Dense) else (dtype if has_pos else "", dtype))
+        pos, crd = (dtype if role in stored.level.arrays else "" for role in ("pos", "crd"))
+        found.append((pos, crd))
     return tuple(found)

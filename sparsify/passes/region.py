@@ -16,7 +16,7 @@ from sparsify.passes.lift.fragment import DTYPES, Fragment
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import parameter_behind, tensor_value
 from sparsify.storage.format import Format
-from sparsify.storage.levels import Compressed, Level, Singleton
+from sparsify.storage.levels import Level
 
 SUM_NAMES = ("j", "f", "g", "h", "l", "m", "n", "p", "q", "r")
 
@@ -187,12 +187,10 @@ def declare(name: str, extents: tuple[str, ...], operand: fx.Node | Matrix) -> D
 
 def index_dtypes(level: Level) -> tuple[str, str]:
     """The dtypes of (pos, crd) that a structure gives to a level."""
-    match level:
-        case Compressed():
-            return (level.pos or "int32", level.crd or "int32")
-        case Singleton():
-            return ("", level.crd or "int32")
-    return ("", "")
+    pos, crd = (
+        getattr(level, role, None) or "int32" if role in level.arrays else "" for role in ("pos", "crd")
+    )
+    return pos, crd
 
 
 def tensor_names(region: Region) -> dict[str, str]:

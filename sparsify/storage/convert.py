@@ -8,20 +8,22 @@ columns. Nothing is allocated in the size of the shape except what dense levels 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparsify.errors import FormatError
+from sparsify.storage.arrays import Arrays
+from sparsify.storage.entries import Entries
 from sparsify.storage.format import Format, StoredLevel
-from sparsify.storage.levels import Compressed, Dense, Singleton
 from sparsify.storage.pattern import Pattern, shared
 
 LARGEST_KEY = 2**63 - 1
 MOST_POSITIONS = 2**36
 NARROW = 2**31 - 1
-DTYPES = {"int16": torch.int16, "int32": torch.int32, "int64": torch.int64}
+DTYPES = {"int8": torch.int8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,38 +75,36 @@ def from_sorted(
     pos: list[Tensor | None] = [None] * len(levels)
     crd: list[Tensor | None] = [None] * len(levels)
     places: Tensor | None = None  # of the entries, at the levels done; None: all at 0
-    parents, number = 1, 0
-    while number < len(levels):
-        stored, column = levels[number], columns[number]
-        if isinstance(stored.level, Dense):
-            extent = stored.expression.extent(shape)
-            places = column.long() if places is None else places * extent + column
-            parents *= extent
-            number += 1
-            if parents > MOST_POSITIONS:
-                raise FormatError(
-                    f"{format} of shape {list(shape)} has {parents} positions", "compressed levels"
-                )
-            continue
-        end = number + 1
-        while end < len(levels) and isinstance(levels[end].level, Singleton):
-            end += 1
-        first = _opens(places, columns[number:end])
-        starts = None if first is None else first.nonzero().squeeze(1)
-        above = places if starts is None or places is None else places[starts]
-        stored_count = count if starts is None else starts.shape[0]
-        pos[number] = narrowed(_segments(above, parents, stored_count), stored, "pos", dtype)
-        for level in range(number, end):
-            kept = columns[level] if starts is None else columns[level][starts]
-            crd[level] = narrowed(kept, levels[level], "crd", dtype)
-        places = torch.arange(count) if first is None else first.cumsum(0) - 1
-        parents, number = stored_count, end
+    parents = 1
+    for number, stored in enumerate(levels):
+        run = number + 1
+        while not stored.level.is_branchless and run < len(levels) and levels[run].level.is_branchless:
+            run += 1
+        extent = stored.expression.extent(shape)
+        entries = Entries(
+            places, parents, columns[number:run], extent, partial(_name, format, columns, number)
+        )
+        built = stored.level.store(entries, Arrays(extent, parents))
+        places, parents = built.places, built.positions
+        if parents > MOST_POSITIONS:
+            raise FormatError(f"{format} of shape {list(shape)} has {parents} positions", "compressed levels")
+        if built.pos is not None:
+            pos[number] = narrowed(built.pos, stored, "pos", dtype)
+        if built.crd is not None:
+            crd[number] = narrowed(built.crd, stored, "crd", dtype)
     pattern = shared(format, shape, pos, crd).trusted()
-    if not columns or (
-        parents == count and (isinstance(levels[-1].level, Singleton | Compressed) or _is_range(places))
-    ):
+    if places is None or (parents == count and (levels[-1].level.can_append or _is_range(places))):
         return pattern, None
     return pattern, places
+
+
+def _name(format: Format, columns: Sequence[Tensor], number: int, entry: int) -> str:
+    """The coordinates of an entry in the levels above `number`, `i = 3, j/4 = 1`."""
+    parts = [
+        f"{stored.expression} = {int(column[entry])}"
+        for stored, column in zip(format.levels[:number], columns, strict=False)
+    ]
+    return ", ".join(parts) or "the tensor"
 
 
 def order(columns: Sequence[Tensor], extents: Sequence[int]) -> Tensor | None:
@@ -133,8 +133,8 @@ def linear_keys(columns: Sequence[Tensor], extents: Sequence[int]) -> list[Tenso
     return keys
 
 
-def level_columns(format: Format, coordinates: Sequence[Tensor]) -> list[Tensor]:
-    """Per level the coordinates [n] of entries, from those of the modes."""
+def level_columns(format: Format, coordinates: Sequence[Tensor], shape: Sequence[int]) -> list[Tensor]:
+    """Per level the coordinates [n] of entries, from those of the modes of a tensor of `shape`."""
     columns = []
     for stored in format.levels:
         expression = stored.expression
@@ -145,9 +145,8 @@ def level_columns(format: Format, coordinates: Sequence[Tensor]) -> list[Tensor]
             case "within":
                 column = column % expression.size
             case "difference":
-                raise FormatError(
-                    f"{format}: difference levels cannot be stored", "csr, coo or another format"
-                )
+                assert expression.other is not None, "a difference has two modes"
+                column = column.long() - coordinates[expression.other] - expression.lowest(shape)
         columns.append(column)
     return columns
 
@@ -161,7 +160,7 @@ def index_dtype(format: Format, shape: Sequence[int], count: int) -> torch.dtype
     """int32 when all coordinates and positions of `count` entries fit, else int64."""
     inner = 1
     for stored in reversed(format.levels):
-        if not isinstance(stored.level, Dense):
+        if not stored.level.is_full:
             break
         inner *= stored.expression.extent(shape)
     largest = max([count * (inner if not format.is_dense else 1), *extents(format, shape)])
@@ -178,7 +177,9 @@ def _conversion(pattern: Pattern, format: Format) -> Conversion:
     coordinates = pattern.coordinates()
     inside = pattern.inside()
     kept = None if inside is None else inside.nonzero().squeeze(1)
-    columns = level_columns(format, list(coordinates if kept is None else coordinates[:, kept]))
+    columns = level_columns(
+        format, list(coordinates if kept is None else coordinates[:, kept]), pattern.shape
+    )
     sorting = order(columns, extents(format, pattern.shape))
     if sorting is not None:
         columns = [column[sorting] for column in columns]
@@ -206,30 +207,6 @@ def _remember_way_back(pattern: Pattern, result: Conversion) -> None:
         inverse[result.permutation] = torch.arange(pattern.nnz)
     back = Conversion(pattern, inverse, is_identity=result.is_identity, is_padded=False)
     result.pattern.cached(("conversion", pattern.format), lambda: back)
-
-
-def _opens(places: Tensor | None, columns: Sequence[Tensor]) -> Tensor | None:
-    """Which sorted entries open a new position, bool [n]; `None` when all do."""
-    count = columns[0].shape[0]
-    if count == 0:
-        return None
-    first = torch.ones(count, dtype=torch.bool)
-    changes = columns[0][1:] != columns[0][:-1]
-    for column in columns[1:]:
-        changes |= column[1:] != column[:-1]
-    if places is not None:
-        changes |= places[1:] != places[:-1]
-    first[1:] = changes
-    return None if bool(first.all()) else first
-
-
-def _segments(places: Tensor | None, parents: int, count: int) -> Tensor:
-    """`pos` of `count` positions that lie below the parents `places`."""
-    if places is None:
-        return torch.tensor([0, count])
-    pos = torch.zeros(parents + 1, dtype=torch.int64)
-    torch.cumsum(torch.bincount(places, minlength=parents), 0, out=pos[1:])
-    return pos
 
 
 def narrowed(array: Tensor, stored: StoredLevel, role: str, default: torch.dtype) -> Tensor:

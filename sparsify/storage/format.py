@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparsify.errors import FormatError
-from sparsify.storage.levels import Compressed, Dense, Level, Singleton, spelled
+from sparsify.storage.levels import Compressed, Dense, Level, spelled
 
 MODE_NAMES = "ijklmnopqrstuvwxyz"
 Kind = Literal["whole", "block", "within", "difference"]
@@ -17,7 +17,10 @@ Kind = Literal["whole", "block", "within", "difference"]
 
 @dataclass(frozen=True, slots=True)
 class LevelExpression:
-    """What a level stores of a mode: `i`, `i/16` (block), `i%16` (within) or `j-i` (difference)."""
+    """What a level stores of a mode: `i`, `i/16` (block), `i%16` (within) or `j-i` (difference).
+
+    Coordinates count from 0: those of `j-i` from the lowest difference, 1 less the extent of `i`.
+    """
 
     mode: int
     kind: Kind = "whole"
@@ -40,6 +43,14 @@ class LevelExpression:
                 assert self.other is not None, "a difference has two modes"
                 return max(whole + shape[self.other] - 1, 0)
         return whole
+
+    def lowest(self, shape: Sequence[int]) -> int:
+        """What coordinate 0 stands for: the lowest difference, else 0."""
+        return 0 if self.other is None else min(1 - shape[self.other], 0)
+
+    def can_lie_outside(self, shape: Sequence[int]) -> bool:
+        """Whether positions may belong to coordinates of the mode outside of a tensor of `shape`."""
+        return self.kind == "difference" or (self.kind == "block" and shape[self.mode] % self.size > 0)
 
     def __str__(self) -> str:
         name = MODE_NAMES[self.mode]
@@ -122,7 +133,10 @@ class Format:
     @property
     def is_dense(self) -> bool:
         """Whether every entry is stored."""
-        return all(isinstance(stored.level, Dense) for stored in self.levels)
+        return all(
+            isinstance(stored.level, Dense) and stored.expression.kind != "difference"
+            for stored in self.levels
+        )
 
     @property
     def is_short(self) -> bool:
@@ -198,11 +212,14 @@ def _checked(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
     for number, stored in enumerate(levels):
         level = stored.level
         below = levels[number + 1].level if number + 1 < len(levels) else None
-        if isinstance(level, Singleton) and not (
-            number and isinstance(levels[number - 1].level, Compressed | Singleton)
-        ):
-            raise FormatError("a singleton level without a compressed level above", "compressed, singleton")
-        if isinstance(level, Compressed) and isinstance(below, Singleton):
+        above = levels[number - 1].level if number else None
+        if level.is_branchless and not (above is not None and above.can_append):
+            raise FormatError(
+                f"a {level.name} level without a compressed level above", f"compressed, {level.name}"
+            )
+        if stored.expression.kind == "within":
+            level.check(stored.expression.size)
+        if isinstance(level, Compressed) and below is not None and below.is_branchless:
             level = Compressed(False, level.ordered, level.pos, level.crd)
         elif isinstance(level, Compressed) and not level.unique:
             raise FormatError(
@@ -231,7 +248,7 @@ def _check_mode(expressions: list[LevelExpression]) -> None:
 def _is_coordinate(levels: tuple[StoredLevel, ...], number: int) -> bool:
     """Whether the level is one of consecutive `coordinate` levels."""
     level = levels[number].level
-    return isinstance(level, Singleton) or (isinstance(level, Compressed) and not level.unique)
+    return level.is_branchless or not level.is_unique
 
 
 def _level_text(levels: tuple[StoredLevel, ...], number: int) -> str:

@@ -91,11 +91,11 @@ def _expressions(texts: list[str], form: str) -> list[LevelExpression]:
 
 
 def _arguments(text: str) -> list[int]:
-    """The numbers in the parentheses after a name."""
-    match = re.fullmatch(r"\s*\w+\s*(?:\(([\d\s,]*)\))?\s*", text)
+    """The numbers in the parentheses after a name; `group=` may stand before the last one."""
+    match = re.fullmatch(r"\s*\w+\s*(?:\(([\d\s,]*(?:,\s*group\s*=\s*\d+\s*)?)\))?\s*", text)
     if match is None:
         raise FormatError(f"cannot read the format {text!r}", "numbers in parentheses, as in bcsr(16, 16)")
-    return [int(word) for word in (match[1] or "").split(",") if word.strip()]
+    return [int(word.split("=")[-1]) for word in (match[1] or "").split(",") if word.strip()]
 
 
 def _fixed(form: str, rank: int = 2) -> Callable[[list[int], int | None], str]:
@@ -138,6 +138,19 @@ def _blocked(form: str) -> Callable[[list[int], int | None], str]:
     return text
 
 
+def _grouped(arguments: list[int], asked: int | None) -> str:
+    """n of every m entries of a row, the same for `group` rows in a row."""
+    if len(arguments) not in (2, 3) or asked not in (None, 2) or arguments[0] > arguments[1]:
+        raise FormatError(
+            f"nm{tuple(arguments)} in a tensor of {asked or 2} modes",
+            "n of m entries: nm(2, 4), nm(2, 4, group=16)",
+        )
+    n, m, group = (*arguments, 1)[:3]
+    if group == 1:
+        return f"i: dense, j/{m}: dense, j%{m}: grouped({n})"
+    return f"i/{group}: dense, j/{m}: dense, j%{m}: grouped({n}), i%{group}: dense"
+
+
 NAMED: dict[str, Callable[[list[int], int | None], str]] = {
     "dense": _repeated("dense", 2),
     "coo": _repeated("coordinate", 2),
@@ -148,4 +161,5 @@ NAMED: dict[str, Callable[[list[int], int | None], str]] = {
     "dcsc": _fixed("j: compressed, i: compressed"),
     "bcsr": _blocked("i/{h}: dense, j/{w}: compressed, i%{h}: dense, j%{w}: dense"),
     "bcsc": _blocked("j/{w}: dense, i/{h}: compressed, i%{h}: dense, j%{w}: dense"),
+    "nm": _grouped,
 }

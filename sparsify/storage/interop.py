@@ -14,7 +14,6 @@ from sparsify.errors import InvalidTensorError
 from sparsify.storage import convert, torch_layouts, validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
-from sparsify.storage.levels import Compressed, Dense, Singleton
 from sparsify.storage.pattern import Pattern, shape_of
 from sparsify.storage.tensor import SparseTensor, is_stored
 
@@ -169,7 +168,7 @@ def _assembled(
     """The tensor of entries without duplicates, in a format."""
     if _is_unordered_list(target):
         return _unordered(columns, values, shape, target, fill)
-    stored = convert.level_columns(target, columns)
+    stored = convert.level_columns(target, columns, shape)
     sorting = convert.order(stored, convert.extents(target, shape))
     if sorting is not None:
         stored, values = [c[sorting] for c in stored], values[sorting]
@@ -182,7 +181,7 @@ def _assembled(
 
 def _given_dtype(columns: Sequence[Tensor], target: Format) -> torch.dtype | None:
     """The dtype of coordinates that the format takes over as they are, `None` when they are stored anew."""
-    is_list = bool(columns) and target.is_short and all(not isinstance(s.level, Dense) for s in target.levels)
+    is_list = bool(columns) and target.is_short and all("crd" in s.level.arrays for s in target.levels)
     dtypes = {c.dtype for c in columns}
     if not is_list or len(dtypes) != 1 or (len(columns) > 1 and not target.letters.startswith("o")):
         return None
@@ -195,9 +194,8 @@ def _is_unordered_list(format: Format) -> bool:
     levels = [stored.level for stored in format.levels]
     return (
         bool(levels)
-        and isinstance(levels[0], Compressed)
-        and not levels[0].ordered
-        and all(isinstance(level, Singleton) for level in levels[1:])
+        and not levels[0].is_ordered
+        and all(level.is_branchless for level in levels[1:])
         and format.is_short
     )
 

@@ -2,31 +2,124 @@
 
 In: `compressed(crd=int16)`. Out: `Compressed(crd="int16")`.
 
+A level states what it can do and three functions of positions and coordinates. They are arithmetic, written once:
+storage evaluates them on torch's tensors, the compiler on the variables of the kernel that it generates. Positions
+below the parents 0, 1, 2 ... follow one another.
+
 Source: Chou, Kjolstad and Amarasinghe, Format Abstraction for Sparse Tensor Algebra Compilers, 2018.
 """
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 from sparsify.errors import FormatError
+from sparsify.storage.entries import Built, Entries, compressed, fixed, located, single
 
-INDEX_DTYPES = ("int16", "int32", "int64")
+CRD_DTYPES = ("int8", "int16", "int32", "int64")
+POS_DTYPES = ("int16", "int32", "int64")
+ARRAY_DTYPES = {"pos": POS_DTYPES, "crd": CRD_DTYPES}
+# Integers with `+ - * // %`: tensors of them, or expressions of a kernel.
+Number = Any
+
+
+class Stored(Protocol):
+    """What the functions of a level read.
+
+    Attributes:
+        extent: how many coordinates there are.
+        width: how many positions each parent has, where that is the same for all and found in the data.
+    """
+
+    @property
+    def extent(self) -> Number: ...
+
+    @property
+    def width(self) -> Number: ...
+
+    def pos(self, index: Number) -> Number:
+        """An entry of the `pos` array."""
+
+    def crd(self, index: Number) -> Number:
+        """An entry of the `crd` array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A level format; its class has the name that formats spell and the letter of printed IR."""
+    """A level format; its class has the name that formats spell and the letter of printed IR.
+
+    Attributes:
+        arrays: which of `pos` and `crd` it has.
+        can_iterate: its positions and their coordinates can be listed.
+        can_locate: the position of a coordinate is computed by `locate`.
+        can_append: coordinates can be stored in ascending order, their number unknown before.
+        can_insert: coordinates can be stored in any order.
+        is_full: every coordinate has a position.
+        is_branchless: every position above has exactly one position.
+        is_padded: it has positions that entries did not ask for; they hold the fill.
+        holds_all: it can hold any set of coordinates.
+        has_width: all parents have the same number of positions, which is found in the data.
+    """
 
     name: ClassVar[str]
     letter: ClassVar[str]
+    arrays: ClassVar[tuple[str, ...]] = ()
+    can_iterate: ClassVar[bool] = True
+    can_locate: ClassVar[bool] = False
+    can_append: ClassVar[bool] = False
+    can_insert: ClassVar[bool] = False
+    is_full: ClassVar[bool] = False
+    is_branchless: ClassVar[bool] = False
+    is_padded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for role in ("pos", "crd"):
+        for role, allowed in ARRAY_DTYPES.items():
             dtype = getattr(self, role, None)
-            if dtype is not None and dtype not in INDEX_DTYPES:
-                raise FormatError(
-                    f"{role}={dtype} of a {self.name} level", f"one of {', '.join(INDEX_DTYPES)}"
-                )
+            if dtype is not None and dtype not in allowed:
+                raise FormatError(f"{role}={dtype} of a {self.name} level", f"one of {', '.join(allowed)}")
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether no coordinate occurs twice below a parent."""
+        return True
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether coordinates ascend below a parent."""
+        return True
+
+    @property
+    def holds_all(self) -> bool:
+        return True
+
+    @property
+    def has_width(self) -> bool:
+        return False
+
+    def begin(self, at: Stored, parent: Number) -> Number:
+        """The first position below a parent; the last one comes before the first below the next parent."""
+        return at.pos(parent)
+
+    def coordinate(self, at: Stored, parent: Number, position: Number) -> Number:
+        """The coordinate at a position."""
+        return at.crd(position)
+
+    def locate(self, at: Stored, parent: Number, coordinate: Number) -> Number:
+        """The position of a coordinate."""
+        raise FormatError(f"a {self.name} level cannot locate a coordinate", "a dense level")
+
+    def check(self, extent: int) -> None:
+        """Nothing when the level can have `extent` coordinates, else `FormatError`."""
+
+    def store(self, entries: Entries, at: Stored) -> Built:
+        """The level that holds sorted entries; here that of a level without arrays.
+
+        Raises:
+            InvalidTensorError: it cannot hold them.
+        """
+        above = entries.places if entries.places is not None else 0
+        places = self.locate(at, above, entries.column.long())
+        count = int(self.begin(at, entries.parents))
+        return located(entries, places, count, self.coordinate(at, above, places))
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -34,8 +127,10 @@ class Level:
         words = []
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, bool) and value is False:
-                words.append(FLAG_WORDS[f.name])
+            if isinstance(value, bool):
+                words += [] if value else [FLAG_WORDS[f.name]]
+            elif isinstance(value, int):
+                words.append(str(value))
             elif isinstance(value, str):
                 words.append(f"{f.name}={value}")
         return tuple(words)
@@ -50,6 +145,19 @@ class Dense(Level):
 
     name: ClassVar[str] = "dense"
     letter: ClassVar[str] = "d"
+    can_locate: ClassVar[bool] = True
+    can_insert: ClassVar[bool] = True
+    is_full: ClassVar[bool] = True
+    is_padded: ClassVar[bool] = True
+
+    def begin(self, at: Stored, parent: Number) -> Number:
+        return parent * at.extent
+
+    def coordinate(self, at: Stored, parent: Number, position: Number) -> Number:
+        return position - parent * at.extent
+
+    def locate(self, at: Stored, parent: Number, coordinate: Number) -> Number:
+        return parent * at.extent + coordinate
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +173,23 @@ class Compressed(Level):
 
     name: ClassVar[str] = "compressed"
     letter: ClassVar[str] = "s"
+    arrays: ClassVar[tuple[str, ...]] = ("pos", "crd")
+    can_append: ClassVar[bool] = True
     unique: bool = True
     ordered: bool = True
     pos: str | None = None
     crd: str | None = None
+
+    @property
+    def is_unique(self) -> bool:
+        return self.unique
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.ordered
+
+    def store(self, entries: Entries, at: Stored) -> Built:
+        return compressed(entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +198,63 @@ class Singleton(Level):
 
     name: ClassVar[str] = "singleton"
     letter: ClassVar[str] = "q"
+    arrays: ClassVar[tuple[str, ...]] = ("crd",)
+    can_append: ClassVar[bool] = True
+    is_branchless: ClassVar[bool] = True
     crd: str | None = None
+
+    def begin(self, at: Stored, parent: Number) -> Number:
+        return parent
+
+    def store(self, entries: Entries, at: Stored) -> Built:
+        return single(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped(Level):
+    """Exactly `n` distinct coordinates, in order, below every parent `p`: `crd[p * n:(p + 1) * n]`.
+
+    Attributes:
+        n: how many; `None` for as many as the fullest parent of a tensor has, as in ELLPACK.
+        crd: dtype of `crd` where the format fixes it.
+    """
+
+    name: ClassVar[str] = "grouped"
+    letter: ClassVar[str] = "g"
+    arrays: ClassVar[tuple[str, ...]] = ("crd",)
+    is_padded: ClassVar[bool] = True
+    n: int | None = None
+    crd: str | None = None
+
+    def __post_init__(self) -> None:
+        Level.__post_init__(self)
+        if self.n is not None and self.n < 1:
+            raise FormatError(f"grouped({self.n})", "1 or more entries a group")
+
+    @property
+    def holds_all(self) -> bool:
+        return self.n is None
+
+    @property
+    def has_width(self) -> bool:
+        return self.n is None
+
+    def begin(self, at: Stored, parent: Number) -> Number:
+        return parent * (at.width if self.n is None else self.n)
+
+    def check(self, extent: int) -> None:
+        if self.n is not None and self.n > extent:
+            raise FormatError(
+                f"{self} of {extent} coordinates", f"at most {extent} distinct coordinates a group"
+            )
+
+    def store(self, entries: Entries, at: Stored) -> Built:
+        return fixed(entries, self.n)
 
 
 FLAG_WORDS = {"unique": "nonunique", "ordered": "unordered"}
 FLAGS = {word: name for name, word in FLAG_WORDS.items()}
-LEVELS: dict[str, type[Level]] = {level.name: level for level in (Dense, Compressed, Singleton)}
+LEVELS: dict[str, type[Level]] = {level.name: level for level in (Dense, Compressed, Singleton, Grouped)}
 
 
 def spelled(name: str, parameters: tuple[str, ...]) -> str:
@@ -95,20 +267,27 @@ def level(name: str, parameters: tuple[str, ...] = ()) -> Level:
 
     >>> level("compressed", ("unordered",))
     Compressed(unique=True, ordered=False, pos=None, crd=None)
+    >>> level("grouped", ("2", "crd=int8"))
+    Grouped(n=2, crd='int8')
     """
     if name not in LEVELS:
         raise FormatError(f"no level is called {name!r}", f"one of {', '.join((*LEVELS, 'coordinate'))}")
-    known = {f.name for f in fields(LEVELS[name])}
-    arguments: dict[str, str | bool] = {}
+    known = {f.name: str(f.type) for f in fields(LEVELS[name])}
+    numbers = [key for key, type in known.items() if "int" in type]
+    arguments: dict[str, str | bool | int] = {}
     for word in parameters:
         key, separator, value = (part.strip() for part in word.partition("="))
         flag = FLAGS.get(key)
         if flag in known and not separator:
             arguments[str(flag)] = False
-        elif key in known and key not in FLAG_WORDS and separator:
+        elif key in ARRAY_DTYPES and key in known and separator:
             arguments[key] = value
+        elif word.isdigit() and (left := [n for n in numbers if n not in arguments]):
+            arguments[left[0]] = int(word)
         else:
-            choices = [FLAG_WORDS.get(k, f"{k}=int32") for k in sorted(known)]
+            choices = [
+                key if key in numbers else FLAG_WORDS.get(key, f"{key}=int32") for key in sorted(known)
+            ]
             raise FormatError(
                 f"a {name} level has no parameter {word!r}", f"it takes {', '.join(choices) or 'none'}"
             )

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsify.errors import FormatError, InvalidTensorError
+from sparsify.storage.arrays import Arrays as LevelArrays
 from sparsify.storage.format import Format
-from sparsify.storage.levels import Compressed, Dense, Singleton
 
 T = TypeVar("T")
 # How many pairs of entries `reach` looks at.
@@ -111,15 +111,17 @@ class Pattern:
         """How many positions the first `levels` levels have together."""
         count = 1
         for number in range(levels):
+            crd = self.crd[number]
             stored = self.format.levels[number]
-            match stored.level:
-                case Dense():
-                    count *= stored.expression.extent(self.shape)
-                case Compressed() | Singleton():
-                    crd = self.crd[number]
-                    assert crd is not None, f"level {number} of {self.format} has coordinates"
-                    count = crd.shape[0]
+            count = (
+                stored.level.begin(self.level_arrays(number, count), count) if crd is None else crd.shape[0]
+            )
         return count
+
+    def level_arrays(self, number: int, parents: int) -> LevelArrays:
+        """The arrays of a level below so many positions."""
+        extent = self.format.levels[number].expression.extent(self.shape)
+        return LevelArrays(extent, parents, self.pos[number], self.crd[number])
 
     def arrays(self) -> list[Tensor]:
         """The arrays that exist, level by level, `pos` before `crd`."""
@@ -298,7 +300,7 @@ def _check_levels(format: Format, shape: tuple[int, ...], pos: Arrays, crd: Arra
         for number, (array, stored) in enumerate(zip(arrays, format.levels, strict=True)):
             name = f"{role} of level {number} ({stored})"
             if array is None:
-                if role == "crd" and not isinstance(stored.level, Dense):
+                if role == "crd" and role in stored.level.arrays:
                     raise InvalidTensorError(f"{name} is missing", "an array of integers for crd")
             elif not isinstance(array, Tensor):
                 raise InvalidTensorError(f"{name} is a {type(array).__name__}", "a torch tensor of integers")
@@ -311,49 +313,45 @@ def _expand(pattern: Pattern) -> list[Tensor]:
     found: list[Tensor] = []
     count = 1
     for number, stored in enumerate(pattern.format.levels):
-        pos, crd = pattern.pos[number], pattern.crd[number]
-        match stored.level:
-            case Dense():
-                extent = stored.expression.extent(pattern.shape)
-                found = [c.repeat_interleave(extent) for c in found]
-                found.append(torch.arange(extent, device=pattern.device).repeat(count))
-                count *= extent
-            case Compressed():
-                assert pos is not None and crd is not None, "a compressed level has pos and crd"
-                if found:
-                    parents = torch.repeat_interleave(pos.diff(), output_size=crd.shape[0])
-                    found = [c.index_select(0, parents) for c in found]
-                found.append(crd.long())
-                count = crd.shape[0]
-            case Singleton():
-                assert crd is not None, "a singleton level has crd"
-                found.append(crd.long())
+        level, at = stored.level, pattern.level_arrays(number, count)
+        if level.is_branchless:
+            parents = positions = torch.arange(count, device=pattern.device)
+        else:
+            begins = level.begin(at, torch.arange(count + 1, device=pattern.device))
+            count = pattern.positions(number + 1)
+            parents = torch.repeat_interleave(begins.diff(), output_size=count)
+            positions = torch.arange(count, device=pattern.device)
+            found = [c.index_select(0, parents) for c in found]
+        found.append(level.coordinate(at, parents, positions).long())
     return found
 
 
 def _mode_coordinates(pattern: Pattern) -> Tensor:
     """Mode coordinates from level coordinates."""
     result = torch.zeros((pattern.rank, pattern.nnz), dtype=torch.int64, device=pattern.device)
+    differences = []
     for stored, found in zip(pattern.format.levels, _expand(pattern), strict=True):
         expression = stored.expression
-        assert expression.kind != "difference", "patterns of difference levels are refused when they are made"
         result[expression.mode] += found * expression.size if expression.kind == "block" else found
+        if expression.kind == "difference":
+            differences.append(expression)
+    for expression in differences:
+        assert expression.other is not None, "a difference has two modes"
+        result[expression.mode] += result[expression.other] + expression.lowest(pattern.shape)
     return result
 
 
 def _inside(pattern: Pattern) -> Tensor | None:
     """The entries inside the shape, `None` for all of them."""
-    partial = [
-        s.expression.mode
-        for s in pattern.format.levels
-        if s.expression.kind == "block" and pattern.shape[s.expression.mode] % s.expression.size
-    ]
+    partial = {
+        s.expression.mode for s in pattern.format.levels if s.expression.can_lie_outside(pattern.shape)
+    }
     if not partial:
         return None
     coordinates = pattern.coordinates()
     mask = torch.ones(pattern.nnz, dtype=torch.bool, device=pattern.device)
-    for mode in partial:
-        mask &= coordinates[mode] < pattern.shape[mode]
+    for mode in sorted(partial):
+        mask &= (coordinates[mode] >= 0) & (coordinates[mode] < pattern.shape[mode])
     return None if bool(mask.all()) else mask
 
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage import convert
 from sparsify.storage.fill import Fill
-from sparsify.storage.levels import Compressed, Dense, Singleton
 from sparsify.storage.pattern import Pattern
 
-COORDINATE_DTYPES = (torch.int16, torch.int32, torch.int64)
+COORDINATE_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
 POSITION_DTYPES = (torch.int32, torch.int64)
 MOST_ENTRIES = 2**63 - 1
 # Numbers of a graph that is being traced.
@@ -39,19 +38,19 @@ def pattern(pattern: Pattern) -> None:
         raise FormatError(
             f"{format} stores {format.rank} modes, the shape is {list(pattern.shape)}", "another format"
         )
-    if any(stored.expression.kind == "difference" for stored in format.levels):
-        raise FormatError(f"{format}: difference levels cannot be stored", "csr, coo or another format")
     parents, number = 1, 0
     while number < len(format.levels):
         stored = format.levels[number]
-        if isinstance(stored.level, Dense):
-            _no_array(pattern, number)
-            parents *= stored.expression.extent(pattern.shape)
+        if parents:
+            stored.level.check(stored.expression.extent(pattern.shape))
+        _check_arrays(pattern, number)
+        if stored.level.arrays:
+            run = _run(pattern, number)
+            parents = _check_run(pattern, number, run, parents)
+            number += run
+        else:
+            parents = pattern.positions(number + 1)
             number += 1
-            continue
-        run = _run(pattern, number)
-        parents = _check_run(pattern, number, run, parents)
-        number += run
 
 
 def values(pattern: Pattern, values: Tensor) -> None:
@@ -128,29 +127,34 @@ def coordinates(coordinates: Sequence[Tensor], shape: Sequence[int]) -> None:
         )
 
 
-def _no_array(pattern: Pattern, number: int) -> None:
-    """A dense level has no arrays."""
-    if pattern.pos[number] is not None or pattern.crd[number] is not None:
-        raise InvalidTensorError(
-            f"level {number} of {pattern.format} is dense and has arrays", "None for both"
-        )
+def _check_arrays(pattern: Pattern, number: int) -> None:
+    """A level has the arrays of its format and no others."""
+    level = pattern.format.levels[number].level
+    for role, array in (("pos", pattern.pos[number]), ("crd", pattern.crd[number])):
+        if array is not None and role not in level.arrays:
+            raise InvalidTensorError(
+                f"level {number} of {pattern.format} is {level.name} and has arrays: {role}",
+                "None for both" if not level.arrays else f"None for {role}",
+            )
 
 
 def _run(pattern: Pattern, number: int) -> int:
-    """How many levels store their coordinates together: a compressed level and the singletons below it."""
+    """How many levels store their coordinates together: a level and the branchless ones below it."""
     end = number + 1
-    while end < len(pattern.format.levels) and isinstance(pattern.format.levels[end].level, Singleton):
+    while end < len(pattern.format.levels) and pattern.format.levels[end].level.is_branchless:
         end += 1
     return end - number
 
 
 def _check_run(pattern: Pattern, number: int, run: int, parents: int) -> int:
-    """A compressed level with the singletons below; how many positions it has."""
+    """A level that lists coordinates, with the branchless levels below; how many positions it has."""
     level = pattern.format.levels[number].level
-    assert isinstance(level, Compressed), "a run starts with a compressed level"
     arrays = [_coordinates_of(pattern, n) for n in range(number, number + run)]
     count = arrays[0].shape[0]
-    pos = _positions_of(pattern, number, parents, count)
+    if "pos" in level.arrays:
+        begins = _positions_of(pattern, number, parents, count)
+    else:
+        begins = _computed_positions(pattern, number, parents, count)
     for offset, crd in enumerate(arrays):
         if crd.shape[0] != count:
             raise InvalidTensorError(
@@ -159,8 +163,20 @@ def _check_run(pattern: Pattern, number: int, run: int, parents: int) -> int:
             )
         _check_range(pattern, number + offset, crd)
     if count > 1:
-        _check_order(pattern, number, pos, arrays, level.ordered)
+        _check_order(pattern, number, begins, arrays, level.is_ordered)
     return count
+
+
+def _computed_positions(pattern: Pattern, number: int, parents: int, count: int) -> Tensor:
+    """Where the segments of a level begin that has no `pos` array; its coordinates fill them exactly."""
+    stored = pattern.format.levels[number]
+    begins: Tensor = stored.level.begin(pattern.level_arrays(number, parents), torch.arange(parents + 1))
+    if int(begins[-1]) != count:
+        raise InvalidTensorError(
+            f"crd of level {number} ({stored}) has {count} entries below {parents} positions",
+            f"{int(begins[-1])}, the same number below each",
+        )
+    return begins
 
 
 def _coordinates_of(pattern: Pattern, number: int) -> Tensor:

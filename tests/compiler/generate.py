@@ -19,6 +19,7 @@ from sparsify.compiler.einsum.rename import rename_indices
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import walk
+from sparsify.storage.convert import level_columns
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
@@ -29,7 +30,7 @@ EXTENTS = (1, 2, 3, 3, 4, 5, 7, 9)
 # Values that float32 adds and multiplies without error in the sums that occur here.
 VALUES = (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
 NAMED = {
-    1: ("dense", "compressed", "coo(1)"),
+    1: ("dense", "compressed", "coo(1)", "grouped", "i/4: dense, i%4: grouped(2)"),
     2: (
         *("csr", "csc", "coo", "dcsr", "dcsc", "csr", "csc"),
         *("j: dense, i: dense", "compressed, dense", "j: compressed, i: dense"),
@@ -40,6 +41,8 @@ NAMED = {
             "j: coordinate, i: coordinate",
             "dense, compressed(crd=int16)",
         ),
+        *("nm(2, 4)", "nm(1, 3, group=2)", "i: dense, j/2: dense, j%2: grouped(1, crd=int8)"),
+        *("dense, grouped", "j: compressed, i: grouped", "i: dense, j/3: compressed, j%3: grouped(2)"),
     ),
     3: (
         "csf",
@@ -47,6 +50,7 @@ NAMED = {
         "dense, dense, compressed",
         "dense, compressed, compressed",
         "j: compressed, k: dense, i: compressed",
+        "i: dense, k/2: dense, j: grouped, k%2: grouped(1)",
     ),
     4: ("coo(4)", "compressed, compressed, compressed, compressed", "dense, compressed, dense, compressed"),
 }
@@ -168,6 +172,7 @@ def place(case: Case, name: str, drawn: NDArray[np.float64], mask: NDArray[np.bo
     if declared.format.is_dense and declared.format.ordering == tuple(range(drawn.ndim)):
         case.values[name], case.stored[name] = drawn, np.ones(drawn.shape, bool)
         return
+    mask = mask if declared.pattern_of is not None else held(mask, declared.format)
     values = torch.from_numpy(drawn[mask]).to(getattr(torch, declared.dtype))
     coordinates = torch.from_numpy(np.argwhere(mask).T.copy())
     if not mask.ndim:
@@ -184,6 +189,25 @@ def place(case: Case, name: str, drawn: NDArray[np.float64], mask: NDArray[np.bo
         tensor = sparsify.tensor((coordinates, values, drawn.shape), declared.format, fill=declared.fill)
     case.tensors[name] = tensor
     case.values[name], case.stored[name] = dense_of(tensor)
+
+
+def held(mask: NDArray[np.bool_], form: Format) -> NDArray[np.bool_]:
+    """The entries of a mask that a format can hold: of each group the first ones."""
+    kept = mask.copy()
+    for number, stored in enumerate(form.levels):
+        if stored.level.holds_all:
+            continue
+        coordinates = np.argwhere(kept)
+        columns = level_columns(form, list(torch.from_numpy(coordinates.T.copy())), mask.shape)
+        groups: dict[tuple[int, ...], set[int]] = {}
+        for entry, place in enumerate(coordinates):
+            group = groups.setdefault(tuple(int(c[entry]) for c in columns[:number]), set())
+            here = int(columns[number][entry])
+            if here in group or len(group) < stored.level.n:
+                group.add(here)
+            else:
+                kept[tuple(place)] = False
+    return kept
 
 
 def dense_of(tensor: SparseTensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -21,6 +21,8 @@ MATRIX_FORMATS = (
     "dense, compressed(unordered, pos=int64, crd=int32)",
     "j: coordinate, i: coordinate",
     "i%2: dense, j: compressed, i/2: compressed",
+    *("nm(3, 3)", "nm(2, 2, group=2)", "dense, grouped", "j: compressed, i: grouped(crd=int8)"),
+    *("j-i: compressed, i: dense", "j-i: dense, i: dense", "i: dense, j-i: compressed"),
 )
 FORMATS = {
     0: ("scalar",),
@@ -30,6 +32,7 @@ FORMATS = {
         *("csf", "coo(3)", "dense(3)", "dense, compressed, compressed", "k: dense, i: compressed, j: dense"),
         "j/2: dense, i: compressed, k/3: compressed, j%2: dense, k%3: dense",
         "coordinate, coordinate, dense",
+        *("i: dense, k-j: compressed, j: dense", "i: compressed, j/2: grouped, k: grouped, j%2: dense"),
     ),
     4: (
         "csf(4)",

@@ -111,8 +111,6 @@ def test_refused():
     stored = tensor(torch.eye(3))
     with pytest.raises(FormatError, match="stores 3 modes"):
         stored.pattern.twin(Format("csf"))
-    with pytest.raises(FormatError, match="difference"):
-        stored.to(format="j-i: compressed, i: dense")
     with pytest.raises(FormatError, match="positions"):
         tensor((torch.zeros(2, 0), torch.zeros(0), (10**9, 10**9)), "dense(2)")
 

@@ -21,6 +21,8 @@ NAMED = (
     "dense",
     "coo(4)",
     "scalar",
+    "nm(2, 4)",
+    "nm(2, 4, group=16)",
 )
 
 
@@ -46,6 +48,12 @@ def test_text_reads_back(text):
             "d0/16s1/16d0%16d1%16",
         ),
         ("k: dense , h:compressed( crd = int16 )", "j: dense, i: compressed(crd=int16)", "d1s0"),
+        ("nm(2,4)", "i: dense, j/4: dense, j%4: grouped(2)", "d0d1/4g1%4"),
+        (
+            "nm(2, 4, group=16)",
+            "i/16: dense, j/4: dense, j%4: grouped(2), i%16: dense",
+            "d0/16d1/4g1%4d0%16",
+        ),
         ("j-i: compressed, i: dense", "j-i: compressed, i: dense", "s1-id0"),
     ],
 )
@@ -81,6 +89,8 @@ def test_ordering_and_levels():
         ("i: dense, compressed", "only some levels"),
         ("dense, compressed(nonunique)", "nonunique level without a singleton"),
         ("bcsr(4)", "two sizes"),
+        ("nm(2)", "n of m entries: nm(2, 4)"),
+        ("nm(2, 4, rows=3)", "cannot read the format"),
         ("csr(3)", "takes none"),
         ("dense; compressed", "cannot read"),
         ("", "cannot read"),

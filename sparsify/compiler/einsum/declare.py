@@ -77,7 +77,7 @@ def _fix_format(program: Program, name: str, format: Format) -> Program:
         return program
     levels = "" if format.is_dense else _index_dtype(program)
     dtypes = tuple(
-        (levels if hasattr(s.level, "pos") else "", levels if hasattr(s.level, "crd") else "")
+        (levels if "pos" in s.level.arrays else "", levels if "crd" in s.level.arrays else "")
         for s in format.levels
     )
     fixed = replace(declared, format=format, pattern_of=None, index_dtypes=() if format.is_dense else dtypes)

@@ -36,7 +36,6 @@ from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.einsum.values import Grid, annihilated, apply, choose
 from sparsify.compiler.node import walk
 from sparsify.storage.format import Format
-from sparsify.storage.levels import Dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def _of_tensor(declared: Declaration, indices: Sequence[Expr]) -> Sparsity:
     compressed: dict[str, bool] = {}
     for stored in declared.format.levels:
         for name in free_indices(indices[stored.expression.mode]):
-            compressed[name] = compressed.get(name, False) or not isinstance(stored.level, Dense)
+            compressed[name] = compressed.get(name, False) or not stored.level.is_full
     root = declared.pattern_of or declared.name
     return Sparsity(declared.fill, False, tuple(compressed.items()), (root, tuple(indices)))
 

@@ -20,7 +20,7 @@ from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
-from sparsify.storage.levels import Compressed, Dense
+from sparsify.storage.levels import Level
 
 # What accumulators in registers cover of a row: 16 AVX2 or 8 AVX-512 registers, enough independent chains to hide
 # the latency of an fma, and one pass over the positions of a row for up to 128 columns of float32.
@@ -61,6 +61,11 @@ def candidates(
         yield shape.schedule(parallel=False, vector=False)
         yield d.Schedule((d.Order(tuple(shape.order)),)) if len(shape.order) > 1 else d.Schedule()
     yield d.Schedule()
+
+
+def _lists(level: Level) -> bool:
+    """Whether a level lists coordinates of its own below each parent."""
+    return "crd" in level.arrays and not level.is_branchless
 
 
 def _nests(program: Notation) -> list[tuple[list[Forall], Assign]]:
@@ -123,7 +128,7 @@ class _Shape:
             if stored.expression.kind != "whole" and name in self.splits:
                 split = self.splits[name]
                 name = split.outer if stored.expression.kind == "block" else split.inner
-            levels.append((name, isinstance(stored.level, Dense)))
+            levels.append((name, stored.level.is_full))
         return levels
 
     def _level_edges(self) -> list[tuple[str, str]]:
@@ -249,7 +254,7 @@ class _Shape:
         if len(reads) != 1 or self._levels(reads[0])[-1][0] != sums[-1]:
             return None
         declared = next(dec for dec in self.program.declarations if dec.name == reads[0].tensor)
-        return declared if isinstance(declared.format.levels[-1].level, Compressed) else None
+        return declared if _lists(declared.format.levels[-1].level) else None
 
     def _positions(
         self, sums: list[str], count: int, collected: str, steps: list[d.Directive]

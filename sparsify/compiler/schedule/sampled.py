@@ -16,7 +16,6 @@ from sparsify.compiler.notation.nodes import Forall, Let, Notation, Sequence, Sp
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loop_chain
 from sparsify.compiler.schedule.sizes import NARROW_BYTES, Sizes
-from sparsify.storage.levels import Compressed, Dense, Singleton
 
 # Entries whose sums run side by side: each keeps a register or two, and their number hides the latency of an fma.
 TOGETHER = 4
@@ -45,11 +44,7 @@ class Sampled:
         """The best one first for operands of these sizes; the last one always lowers."""
         share = d.Parallel(self.levels[0], "dynamic", self.mask.name)
         order = [d.Order(self.levels)] if len(self.levels) > 1 else []
-        if (
-            lanes > 1
-            and self.lane is not None
-            and not isinstance(self.mask.format.levels[-1].level, Singleton)
-        ):
+        if lanes > 1 and self.lane is not None and not self.mask.format.levels[-1].level.is_branchless:
             yield d.Schedule(
                 (*order, *self._together(self.lane, lanes), share, *self._ahead(self.lane, item_bytes, sizes))
             )
@@ -68,7 +63,7 @@ class Sampled:
         """The innermost loop in groups, their sums along the lanes."""
         position = self.levels[-1]
         steps: list[d.Directive] = []
-        if isinstance(self.mask.format.levels[-1].level, Compressed):
+        if not self.mask.format.levels[-1].level.is_full:
             position = self.name("p")
             steps.append(d.Pos(self.levels[-1], position, self.mask.name))
         outer, inner = self.name(f"{position}o"), self.name(f"{position}i")
@@ -128,7 +123,7 @@ def _levels(program: Notation, declared: Declaration, access: Access) -> tuple[s
     found = []
     for stored in declared.format.levels:
         index = access.indices[stored.expression.mode]
-        if not isinstance(index, Index) or not isinstance(stored.level, Dense | Compressed | Singleton):
+        if not isinstance(index, Index):
             return None
         kind, name = stored.expression.kind, index.name
         found.append(

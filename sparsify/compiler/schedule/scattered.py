@@ -16,7 +16,6 @@ from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.storage.levels import Compressed, Dense
 
 # Flags of blocks that a row looks at together, see `loops/marks.py`; so many looks cost as much as a product, and as
 # many as a row always has time for.
@@ -101,12 +100,12 @@ def scattered(program: Notation) -> Scattered | None:
         for access in walk(summed[0].value)
         if isinstance(access, Access) and (declared := declarations.get(access.tensor)) is not None
         if declared.name in program.inputs and len(declared.format.levels) > 1
-        if isinstance(declared.format.levels[0].level, Dense) and not declared.format.is_dense
+        if declared.format.levels[0].level.is_full and not declared.format.is_dense
         if index_names(access)[declared.format.ordering[0]] == stored[0]
     )
     read = {n.tensor for n in walk(summed[0].value) if isinstance(n, Access) and n.tensor in program.inputs}
     factors = tuple(declarations[name] for name in sorted(read) if not declarations[name].format.is_dense)
-    kinds = [type(level.level) for level in output.format.levels]
+    *above, last = [level.level for level in output.format.levels]
     return Scattered(
         tuple(stored[:-1]),
         tuple(sums),
@@ -115,5 +114,5 @@ def scattered(program: Notation) -> Scattered | None:
         target in temporaries,
         next(by, ""),
         factors,
-        kinds[-1] is Compressed and len(kinds) > 1 and set(kinds[:-1]) == {Dense},
+        last.can_append and not last.is_branchless and bool(above) and all(level.is_full for level in above),
     )

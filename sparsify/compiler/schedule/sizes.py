@@ -39,10 +39,11 @@ class Sizes:
     def mean_below(self, declared: Declaration) -> float | None:
         """The mean number of entries in the last level of an operand below each of its parents, at least."""
         stored = self.stored.get(declared.name)
-        above = [declared.extents[level.expression.mode] for level in declared.format.levels[:-1]]
-        if stored is None or any(name not in self.extents for name in above):
+        above = declared.format.levels[:-1]
+        if stored is None or any(name not in self.extents for name in declared.extents):
             return None
-        return stored / max(1, prod(self.extents[name] for name in above))
+        shape = [self.extents[name] for name in declared.extents]
+        return stored / max(1, prod(level.expression.extent(shape) for level in above))
 
     def key(self, program: Program) -> tuple[object, ...]:
         """What is known of the operands of a program, to compare with."""

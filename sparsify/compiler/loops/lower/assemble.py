@@ -21,7 +21,6 @@ from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.provenance import Provenance
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
-from sparsify.storage.levels import Compressed, Dense, Singleton
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
@@ -88,16 +87,17 @@ class Assembly:
         self.low, self.name, self.filling, self.phase = low, name, False, ""
         self.declaration = low.declaration(name)
         self.levels = self.declaration.format.levels
-        kinds = [type(stored.level) for stored in self.levels]
+        kinds = [stored.level for stored in self.levels]
         self.target = next(
             n.target for n in walk(low.program.body) if isinstance(n, Assign) and n.target.tensor == name
         )
         self.variables = [level_variable(low, self.target, stored) for stored in self.levels]
         above = kinds[:-1]
-        self.by_rows = kinds[-1] is Compressed and bool(above) and all(kind is Dense for kind in above)
-        self.repeating = kinds[0] is Compressed and len(kinds) > 1 and all(k is Singleton for k in kinds[1:])
-        appended = all(kind is Compressed for kind in kinds)
-        if not self.by_rows and not self.repeating and not appended:
+        segments = [kind.can_append and not kind.is_branchless for kind in kinds]
+        self.by_rows = segments[-1] and bool(above) and all(kind.is_full for kind in above)
+        self.repeating = segments[0] and len(kinds) > 1 and all(kind.is_branchless for kind in kinds[1:])
+        is_known = self.by_rows or self.repeating or all(segments)
+        if not is_known or not self.declaration.format.is_short:
             raise UnsupportedProgramError(
                 f"a result stored {self.declaration.format} of unknown pattern", "csr, csc, dcsr, csf or coo"
             )
@@ -249,7 +249,7 @@ class Assembly:
         lowered: Lowered = [loops.If(limit, loops.Return(POSITION_OVERFLOW))]
         for level, stored in enumerate(self.levels):
             counter = self.counters[last] if self.repeating else self.counters[level]
-            if isinstance(stored.level, Compressed):
+            if not stored.level.is_branchless:
                 parents = ONE if level == 0 else self.counters[level - 1]
                 lowered.append(self._allocate(level, "pos", plus(parents, ONE)))
                 lowered.append(self._put(level, "pos", ZERO, ZERO))

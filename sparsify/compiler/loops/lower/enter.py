@@ -53,6 +53,12 @@ def _divides(low: Lowering, split: notation.Split) -> bool:
     return low.is_whole(split) or (extent is not None and extent % split.size == 0)
 
 
+def padded_split(low: Lowering, index: str) -> notation.Split | None:
+    """The split of which `index` is the stored coordinate within a block, when some may lie outside of the tensor."""
+    split = low.split_by_inner.get(index)
+    return split if split is not None and split in low.blocks and not _divides(low, split) else None
+
+
 def body_at(
     low: Lowering,
     loop: notation.Forall,
@@ -68,6 +74,10 @@ def body_at(
 
     def inside(bound: Lowered, inner: Environment) -> Lowered:
         body = low.body(loop, inner)
+        padded = padded_split(low, loop.index)
+        if body and padded is not None:
+            is_inside = compare("lt", inner.coordinates[padded.index].start, low.bound(padded.index))
+            body = [loops.If(is_inside, loops.Block(tuple(body)))]
         return [*ahead(inner), *bound, *body] if body else []
 
     split = low.split_by_outer.get(loop.index)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.nodes import Access, Const, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ZERO, integer, plus, quotient
-from sparsify.compiler.loops.lower.environment import Environment, Place, scalar
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Place, scalar
+from sparsify.compiler.loops.lower.numbers import LevelNumbers, Number
 from sparsify.errors import UnsupportedProgramError
 from sparsify.storage.format import StoredLevel
-from sparsify.storage.levels import Dense
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
@@ -49,7 +49,7 @@ def place_of(low: Lowering, access: Access, env: Environment) -> Place:
     declaration = low.declaration(access.tensor)
     place = env.places.get(access, Place(0, scalar(ZERO)))
     levels = declaration.format.levels
-    while place.levels < len(levels) and isinstance(levels[place.levels].level, Dense):
+    while place.levels < len(levels) and is_located(levels[place.levels]):
         stored = levels[place.levels]
         index = access.indices[stored.expression.mode]
         if isinstance(index, Const) and stored.expression.kind == "whole":
@@ -59,9 +59,45 @@ def place_of(low: Lowering, access: Access, env: Environment) -> Place:
             if name not in env.coordinates:
                 break
             coordinate = env.coordinates[name]
-        extent = level_extent(low, access.tensor, stored)
-        place = Place(place.levels + 1, place.position.times(extent).plus(coordinate))
+        at = numbers_of(low, access, place.levels)
+        found = stored.level.locate(at, Number(place.position), Number(coordinate))
+        place = Place(place.levels + 1, found.value)
     return place
+
+
+def is_located(stored: StoredLevel) -> bool:
+    """Whether loops over all coordinates find their positions in the level; else its stored ones are iterated."""
+    return stored.level.is_full and stored.level.can_locate
+
+
+def numbers_of(low: Lowering, access: Access, number: int, lane: LaneContext | None = None) -> LevelNumbers:
+    """What the functions of a level read in the kernel."""
+    stored = low.declaration(access.tensor).format.levels[number]
+    return LevelNumbers(low, access, number, level_extent(low, access.tensor, stored), lane)
+
+
+def first_below(low: Lowering, access: Access, number: int, parent: loops.Expr) -> loops.Expr:
+    """The first position of a level below a parent."""
+    level = low.declaration(access.tensor).format.levels[number].level
+    found = level.begin(numbers_of(low, access, number), Number(scalar(parent)))
+    position: loops.Expr = found.value.start
+    return position
+
+
+def coordinate_at(
+    low: Lowering,
+    access: Access,
+    number: int,
+    parent: loops.Expr,
+    position: Coordinate,
+    lane: LaneContext | None = None,
+) -> Coordinate:
+    """The coordinate at a position of a level below a parent, one a lane where positions differ."""
+    level = low.declaration(access.tensor).format.levels[number].level
+    at = numbers_of(low, access, number, lane)
+    found = level.coordinate(at, Number(scalar(parent)), Number(position))
+    coordinate: Coordinate = found.value
+    return coordinate
 
 
 def advance(env: Environment, access: Access, place: Place) -> Environment:

@@ -34,7 +34,6 @@ from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.lane import lanes, tensor_kinds
 from sparsify.compiler.notation.provenance import extent_names
 from sparsify.errors import ScheduleError, UnsupportedProgramError
-from sparsify.storage.levels import Dense
 
 # Of merged loops in one kernel: three operands in two sparse levels have 361.
 MOST_CASES = 400
@@ -225,11 +224,7 @@ class Lowering:
             for stored in self.declarations[access.tensor].format.levels:
                 index = access.indices[stored.expression.mode]
                 split = self.splits.get(index.name) if isinstance(index, Index) else None
-                if (
-                    stored.expression.kind == "within"
-                    and isinstance(stored.level, Dense)
-                    and split is not None
-                ):
+                if stored.expression.kind == "within" and stored.level.is_padded and split is not None:
                     found.add(split)
         return frozenset(found)
 
@@ -301,7 +296,7 @@ class Lowering:
         return loops.Fill(f"{name}_vals", ZERO, count, loops.Literal(value, loops.Type(declaration.dtype)))
 
     def _sizes(self) -> tuple[str, ...]:
-        """The extents that are not constant, then the stored entries of each sparse operand."""
+        """The extents that are not constant, then the stored entries and the widths of each sparse operand."""
         names: dict[str, None] = {}
         for declaration in self.program.declarations:
             names.update(
@@ -310,6 +305,9 @@ class Lowering:
         for name in self.program.inputs:
             if not self.declarations[name].format.is_dense:
                 names[f"{name}_nnz"] = None
+            for number, stored in enumerate(self.declarations[name].format.levels, 1):
+                if stored.level.has_width:
+                    names[f"{name}{number}_width"] = None
         # Of results whose pattern may be given: a negative number where it is not.
         names.update(
             (f"{name}_nnz", None)
@@ -327,11 +325,7 @@ class Lowering:
             declaration, output = self.declarations[name], name in self.program.outputs
             grown = output and assemble.is_assembled(declaration)
             if not output or grown:
-                for number, (stored, (pos, crd)) in enumerate(
-                    zip(declaration.format.levels, declaration.index_dtypes, strict=False), 1
-                ):
-                    if isinstance(stored.level, Dense):
-                        continue
+                for number, (pos, crd) in enumerate(declaration.index_dtypes, 1):
                     if pos:
                         buffers.append(loops.Buffer(f"{name}{number}_pos", pos, output, grown))
                     if crd:

@@ -23,14 +23,19 @@ from sparsify.compiler.loops.arithmetic import (
     times,
 )
 from sparsify.compiler.loops.lower import iterate, sparse
-from sparsify.compiler.loops.lower.environment import Environment, Range
+from sparsify.compiler.loops.lower.environment import Environment, Range, scalar
 from sparsify.compiler.loops.lower.lattice import statement_points
-from sparsify.compiler.loops.lower.levels import level_extent, level_variable, place_of
+from sparsify.compiler.loops.lower.levels import (
+    coordinate_at,
+    is_located,
+    level_extent,
+    level_variable,
+    place_of,
+)
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.errors import ScheduleError
-from sparsify.storage.levels import Compressed, Dense
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
@@ -101,14 +106,17 @@ def _stored_part(
     first, last = plus(reach.begin, begin), plus(reach.begin, end)
     if not sparse.repeats(low, access, place.levels):
         return extent, sparse.iterate(low, loop, [access], env, Range(first, last))
-    crd = f"{access.tensor}{place.levels + 1}_crd"
     ends: list[loops.Var] = []
     lowered: list[loops.Stmt] = []
     for start, name in ((first, f"{loop.index}_first"), (last, f"{loop.index}_last")):
         var = loops.Var(low.fresh(name), loops.INT)
         inside = both(compare("gt", var, reach.begin), compare("lt", var, reach.end))
         same = compare(
-            "eq", sparse.stored_coordinate(low, crd, var), sparse.stored_coordinate(low, crd, minus(var, ONE))
+            "eq",
+            *(
+                coordinate_at(low, access, place.levels, place.position.start, scalar(p)).start
+                for p in (var, minus(var, ONE))
+            ),
         )
         lowered.append(loops.Declare(var, start, True))
         lowered.append(loops.While(both(inside, same), loops.Set(var, plus(var, ONE))))
@@ -154,11 +162,7 @@ def _balance(low: Lowering, loop: notation.Forall, extent: loops.Expr) -> str | 
             f"parallel {loop.index} by {loop.kind.by}: {loop.index} is not its outermost level",
             "the operand that is stored by it, or none",
         )
-    if (
-        len(levels) < 2
-        or not isinstance(levels[0].level, Dense)
-        or not isinstance(levels[1].level, Compressed)
-    ):
+    if len(levels) < 2 or not is_located(levels[0]) or "pos" not in levels[1].level.arrays:
         return None
     return f"{loop.kind.by}2_pos" if extent == level_extent(low, loop.kind.by, levels[0]) else None
 

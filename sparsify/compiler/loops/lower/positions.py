@@ -11,14 +11,13 @@ from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ZERO
 from sparsify.compiler.loops.lower import prefetch, sparse
-from sparsify.compiler.loops.lower.enter import enter
+from sparsify.compiler.loops.lower.enter import enter, padded_split
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Place, Range, scalar
 from sparsify.compiler.loops.lower.lattice import statement_points
-from sparsify.compiler.loops.lower.levels import advance, level_variable, place_of
+from sparsify.compiler.loops.lower.levels import advance, coordinate_at, is_located, level_variable, place_of
 from sparsify.compiler.node import Node
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
-from sparsify.storage.levels import Dense
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
@@ -40,7 +39,7 @@ def driver_of_position(
             continue
         place = place_of(low, access, env)
         levels = low.declaration(access.tensor).format.levels
-        if place.levels == len(levels) or isinstance(levels[place.levels].level, Dense):
+        if place.levels == len(levels) or is_located(levels[place.levels]):
             continue
         if level_variable(low, access, levels[place.levels]) == relation.index:
             return access, place
@@ -78,18 +77,19 @@ def bind_position(
     access, place = driver_of_position(low, relation, body, env)
     begin = sparse.level_range(low, access, place).begin
     env = advance(env, access, Place(place.levels + 1, value, segment=begin))
-    buffer = f"{access.tensor}{place.levels + 1}_crd"
+    if padded_split(low, relation.index) is not None:
+        raise ScheduleError(
+            f"{relation.position} runs over positions of {access}, some of which are padding",
+            f"loop over {relation.index}",
+        )
+    found = coordinate_at(low, access, place.levels, place.position.start, value, env.lane)
     if value.is_uniform or env.lane is None:
         var = loops.Var(low.fresh(relation.index), loops.INT)
-        declared: Lowered = [loops.Declare(var, sparse.stored_coordinate(low, buffer, value.start))]
+        declared: Lowered = [loops.Declare(var, found.start)]
         more, env = enter(low, relation.index, scalar(var), body, env)
         fetched = prefetch.prefetches(low, access, place.levels, value.start, relation.index, body, env)
         return [*declared, *fetched, *more], env
     lanes = env.lane.lanes
-    stored = loops.Type(low.index_dtype(buffer), lanes)
-    vector: loops.Expr = loops.Load(buffer, value.start, stored, env.lane.count)
-    if stored.dtype != "int64":
-        vector = loops.Convert(vector, loops.Type("int64", lanes))
     name = loops.Var(low.fresh(relation.index), loops.Type("int64", lanes))
     more, env = enter(low, relation.index, Coordinate(ZERO, ZERO, name), body, env)
-    return [loops.Declare(name, vector), *more], env
+    return [loops.Declare(name, found.as_vector(lanes)), *more], env

@@ -28,7 +28,7 @@ def prefetches(
     """The prefetches of one iteration at `position` of `level`; none where the positions ahead are unknown."""
     levels = low.declaration(driver.tensor).format.levels
     wanted = [a for a in _gathered(body, index) if a.tensor in low.prefetches]
-    if not wanted or level + 1 != len(levels):
+    if not wanted or level + 1 != len(levels) or "crd" not in levels[level].level.arrays:
         return []
     lowered: list[loops.Stmt] = []
     for access in dict.fromkeys(wanted):

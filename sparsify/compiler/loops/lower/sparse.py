@@ -8,7 +8,7 @@ Source: Kjolstad et al., The Tensor Algebra Compiler, 2017, section 4 (merge lat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,17 @@ from sparsify.compiler.loops.lower import prefetch
 from sparsify.compiler.loops.lower.enter import body_at
 from sparsify.compiler.loops.lower.environment import Environment, Place, Range, scalar
 from sparsify.compiler.loops.lower.lattice import Point, statement_points
-from sparsify.compiler.loops.lower.levels import advance, level_variable, place_of
+from sparsify.compiler.loops.lower.levels import (
+    advance,
+    coordinate_at,
+    first_below,
+    is_located,
+    level_variable,
+    place_of,
+)
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
-from sparsify.storage.levels import Compressed, Dense, Singleton
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
@@ -37,7 +43,7 @@ def drivers(low: Lowering, loop: notation.Forall, env: Environment) -> list[Acce
     for access in stored_accesses(low, loop.body, env):
         place = place_of(low, access, env)
         levels = low.declaration(access.tensor).format.levels
-        if place.levels == len(levels) or isinstance(levels[place.levels].level, Dense):
+        if place.levels == len(levels) or is_located(levels[place.levels]):
             continue
         if level_variable(low, access, levels[place.levels]) == loop.index:
             found[access] = None
@@ -60,23 +66,14 @@ def stored_accesses(low: Lowering, node: Node, env: Environment) -> list[Access]
 
 def level_range(low: Lowering, access: Access, place: Place) -> Range:
     """The positions of the level that `access` has reached."""
-    stored = low.declaration(access.tensor).format.levels[place.levels]
     if not place.position.is_uniform:
         raise ScheduleError(
             f"the lanes of a vector loop reach different rows of {access}", "vector an inner loop"
         )
     start = place.position.start
-    if isinstance(stored.level, Compressed):
-        buffer = f"{access.tensor}{place.levels + 1}_pos"
-        return Range(stored_coordinate(low, buffer, start), stored_coordinate(low, buffer, plus(start, ONE)))
-    return Range(start, plus(start, ONE) if place.segment_end is None else place.segment_end)
-
-
-def stored_coordinate(low: Lowering, buffer: str, index: loops.Expr) -> loops.Expr:
-    """An entry of a pos or crd array as int64."""
-    dtype = low.index_dtype(buffer)
-    value = loops.Load(buffer, index, loops.Type(dtype))
-    return value if dtype == "int64" else loops.Convert(value, loops.INT)
+    after = plus(start, ONE) if place.segment_end is None else place.segment_end
+    begin, end = (first_below(low, access, place.levels, parent) for parent in (start, after))
+    return Range(begin, end)
 
 
 def iterate(
@@ -118,9 +115,9 @@ def note_skipping(low: Lowering, body: Node, found: list[Access]) -> None:
 def repeats(low: Lowering, access: Access, level: int) -> bool:
     """Whether a level holds a coordinate once for each entry below it, as all levels of COO but the last."""
     levels = [stored.level for stored in low.declaration(access.tensor).format.levels]
-    if level + 1 == len(levels) or not isinstance(levels[level + 1], Singleton):
+    if level + 1 == len(levels) or not levels[level + 1].is_branchless:
         return False
-    return isinstance(levels[level], Singleton) or not getattr(levels[level], "unique", True)
+    return levels[level].is_branchless or not levels[level].is_unique
 
 
 def _single(
@@ -141,7 +138,7 @@ def _single(
     body = body_at(low, loop, coordinate, inner, ahead)
     if not body:
         return []
-    declared = loops.Declare(coordinate, stored_coordinate(low, cursor.crd, var))
+    declared = loops.Declare(coordinate, cursor.coordinate_of(low, var))
     block = loops.Block((declared, *body))
     return [loops.For(var, reach.begin, reach.end, block)]
 
@@ -174,7 +171,7 @@ class _Cursor:
     access: Access
     level: int
     name: str
-    crd: str
+    parent: loops.Expr
     reach: Range
     repeats: bool
     var: loops.Var
@@ -193,7 +190,7 @@ class _Cursor:
             access,
             place.levels,
             name,
-            f"{access.tensor}{place.levels + 1}_crd",
+            place.position.start,
             reach,
             again,
             nothing,
@@ -206,7 +203,7 @@ class _Cursor:
         var = loops.Var(low.fresh(self.name), loops.INT)
         end = loops.Var(low.fresh(f"{self.name}_end"), loops.INT)
         made = (loops.Declare(var, reach.begin, True), loops.Declare(end, reach.end))
-        return _Cursor(self.access, self.level, self.name, self.crd, reach, self.repeats, var, end, made)
+        return replace(self, reach=reach, var=var, end=end, declarations=made)
 
     @property
     def alive(self) -> loops.Expr:
@@ -215,7 +212,11 @@ class _Cursor:
 
     def coordinate(self, low: Lowering) -> loops.Expr:
         """`crd[p]`."""
-        return stored_coordinate(low, self.crd, self.var)
+        return self.coordinate_of(low, self.var)
+
+    def coordinate_of(self, low: Lowering, position: loops.Expr) -> loops.Expr:
+        """The coordinate at a position."""
+        return coordinate_at(low, self.access, self.level, self.parent, scalar(position)).start
 
     def here(self, low: Lowering, env: Environment, coordinate: loops.Expr) -> tuple[Lowered, Environment]:
         """The operand is at `p`: what finds the end of its segment, and the environment inside."""
@@ -223,7 +224,7 @@ class _Cursor:
             place = Place(self.level + 1, scalar(self.var), segment=self.reach.begin)
             return [], advance(env, self.access, place)
         end = loops.Var(low.fresh(f"{self.name}_next"), loops.INT)
-        same = compare("eq", stored_coordinate(low, self.crd, end), coordinate)
+        same = compare("eq", self.coordinate_of(low, end), coordinate)
         search: Lowered = [
             loops.Declare(end, plus(self.var, ONE), True),
             loops.While(both(compare("lt", end, self.end), same), loops.Set(end, plus(end, ONE))),
@@ -244,7 +245,7 @@ def _cursors(
     """`for j in 0..extent`: at each coordinate the operands that are stored there, with a cursor on each."""
     cursors = [_Cursor.start(low, access, env).declared(low) for access in found]
     var = loops.Var(low.fresh(loop.index), loops.INT)
-    reach = limits or Range(ZERO, low.bound(loop.index))
+    reach = limits or env.ranges.get(loop.index) or Range(ZERO, low.bound(loop.index))
     lowered: Lowered = [stmt for cursor in cursors for stmt in cursor.declarations]
     if limits is not None:
         lowered += [_skip(low, cursor, reach.begin) for cursor in cursors]

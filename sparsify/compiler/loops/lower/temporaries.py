@@ -15,13 +15,12 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, minus, plus, product
 from sparsify.compiler.loops.lower import marked, workspace
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register, scalar
-from sparsify.compiler.loops.lower.levels import level_extent, level_variable, place_of
+from sparsify.compiler.loops.lower.levels import first_below, is_located, level_variable, place_of
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.provenance import Provenance
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
-from sparsify.storage.levels import Compressed, Dense
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
@@ -219,9 +218,9 @@ def _strip_level(low: Lowering, temporary: notation.Temporary, index: str) -> in
     """The compressed level of the pattern whose coordinates are those of `index`, `None` for a dense mode."""
     root = Access(temporary.pattern_of or "", tuple(Index(name) for name in temporary.pattern_indices))
     levels = list(enumerate(low.declaration(root.tensor).format.levels))
-    stored = {level_variable(low, root, s): number for number, s in levels if not isinstance(s.level, Dense)}
+    stored = {level_variable(low, root, s): number for number, s in levels if not is_located(s)}
     inside = [name for name in temporary.indices if name in stored]
-    if len(inside) > 1 or any(not isinstance(levels[stored[name]][1].level, Compressed) for name in inside):
+    if len(inside) > 1 or any(levels[stored[name]][1].level.is_branchless for name in inside):
         raise ScheduleError(
             f"{temporary} has positions of several levels of {root}", "precompute it further inside"
         )
@@ -258,7 +257,9 @@ def longest_segment(low: Lowering, tensor: str, level: int) -> loops.Expr:
     low.longest.add(longest.name)
     parents = _parents(low, tensor, level)
     parent = loops.Var(low.fresh(f"{tensor}{level + 1}_segment"), loops.INT)
-    length = minus(_read_pos(low, tensor, level, plus(parent, ONE)), _read_pos(low, tensor, level, parent))
+    access = Access(tensor)
+    ends = [first_below(low, access, level, p) for p in (plus(parent, ONE), parent)]
+    length = minus(*ends)
     found = loops.Var(low.fresh(f"{longest.name}_found"), loops.INT)
     larger = loops.Set(found, loops.Op("max", (found, length), loops.INT))
     low.setups[0] += [
@@ -272,15 +273,6 @@ def longest_segment(low: Lowering, tensor: str, level: int) -> loops.Expr:
 def _parents(low: Lowering, tensor: str, level: int) -> loops.Expr:
     """How many positions the level above has."""
     count: loops.Expr = ONE
-    for number, stored in enumerate(low.declaration(tensor).format.levels[:level]):
-        if isinstance(stored.level, Dense):
-            count = product([count, level_extent(low, tensor, stored)])
-        elif isinstance(stored.level, Compressed):
-            count = _read_pos(low, tensor, number, count)
+    for number in range(level):
+        count = first_below(low, Access(tensor), number, count)
     return count
-
-
-def _read_pos(low: Lowering, tensor: str, level: int, index: loops.Expr) -> loops.Expr:
-    buffer = f"{tensor}{level + 1}_pos"
-    value = loops.Load(buffer, index, loops.Type(low.index_dtype(buffer)))
-    return value if low.index_dtype(buffer) == "int64" else loops.Convert(value, loops.INT)

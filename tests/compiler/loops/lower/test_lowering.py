@@ -48,6 +48,17 @@ def test_blocks_are_cut_at_the_edge():
     assert "min(3, j_extent - " in text
 
 
+def test_groups(golden):
+    text = code("Y[i,k] = A[i,j] * T[j,k]", "order i, jo, ji, k; vector k", A="nm(2, 4)", T="dense, dense")
+    golden("loops/grouped.txt", text)
+
+
+def test_positions_of_groups_that_may_be_padded_are_refused():
+    text, schedule = "Y[i] = A[i,j] * x[j]", "pos ji p A; order i, jo, p"
+    with pytest.raises(ScheduleError, match="some of which are padding"):
+        code(text, schedule, A="nm(2, 4)", x="dense")
+
+
 def test_coordinate_levels_run_over_segments():
     text = code("Y[i,j,k] = exp(A[i,j,k])", A="coo(3)")
     assert "A2_crd[" in text
