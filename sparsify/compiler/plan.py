@@ -194,7 +194,7 @@ def _index_dtypes(format: Format, declared: Declaration) -> tuple[tuple[str, str
     """The dtypes of the arrays of `format`, as wide as those of a declared tensor."""
     widest = "int64" if any("int64" in pair for pair in declared.index_dtypes) else "int32"
     return tuple(
-        (widest if hasattr(s.level, "pos") else "", widest if hasattr(s.level, "crd") else "")
+        (widest if "pos" in s.level.arrays else "", widest if "crd" in s.level.arrays else "")
         for s in format.levels
     )
 
@@ -216,8 +216,9 @@ def _step(program: Program, statement: Assign, apart: Unblocked) -> Step:
     turned = tuple(dict.fromkeys(found.values()))
     for twin in turned:
         source = program.declaration(twin.source)
-        turned_only = len(source.index_dtypes) == len(twin.format.levels)
-        dtypes = source.index_dtypes if turned_only else _index_dtypes(twin.format, source)
+        dtypes = _index_dtypes(twin.format, source)
+        if [tuple(map(bool, pair)) for pair in source.index_dtypes] == [tuple(map(bool, p)) for p in dtypes]:
+            dtypes = source.index_dtypes  # the levels are turned, nothing else
         read.append(replace(source, name=twin.name, format=twin.format, index_dtypes=dtypes, pattern_of=None))
     read += _shapes(program, statement, read)
     names = tuple(d.name for d in read)

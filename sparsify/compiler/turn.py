@@ -5,7 +5,7 @@ In: `Y = sum(i, j, k, A[i,j] * B[j,k] * C[k,i])`, all compressed by row. Out: th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import permutations
 from typing import Final, cast
 
@@ -13,7 +13,8 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Program,
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.unblock import Unblocked
-from sparsify.storage.format import Format, StoredLevel
+from sparsify.storage.format import Format, LevelExpression, StoredLevel
+from sparsify.storage.levels import Compressed
 
 # Orders of so many summed index variables are all tried.
 MOST_SUMS: Final = 6
@@ -83,9 +84,10 @@ def concordant(access: Access, format: Format, order: list[str]) -> tuple[int, .
 
 
 def reordered(format: Format, ordering: tuple[int, ...]) -> Format:
-    """The levels of a format over the modes in another order."""
-    levels = zip(format.levels, ordering, strict=True)
-    return Format(tuple(StoredLevel(replace(s.expression, mode=mode), s.level) for s, mode in levels))
+    """The levels of a format over the modes in another order, compressed where they may not hold the entries then."""
+    kinds = [s.level if s.level.is_full or s.level.can_append else Compressed() for s in format.levels]
+    levels = zip(ordering, kinds, strict=True)
+    return Format(tuple(StoredLevel(LevelExpression(mode), kind) for mode, kind in levels))
 
 
 def with_twins(value: Expr, found: Mapping[Access, Twin]) -> Expr:

@@ -11,7 +11,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Index, Program
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.storage.format import Format, Kind, LevelExpression, StoredLevel
-from sparsify.storage.levels import Compressed, Dense, Level, Singleton
+from sparsify.storage.levels import Compressed, Dense, Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def whole(format: Format) -> Format:
     modes = tuple(dict.fromkeys(format.ordering))
     if format.is_dense:
         return _stored(modes, [Dense()] * len(modes))
-    stored = [s for s in format.levels if not isinstance(s.level, Dense)]
+    stored = [s for s in format.levels if not s.level.is_full]
     outermost = min(modes.index(s.expression.mode) for s in stored)
     levels: list[Level] = [Compressed() if place >= outermost else Dense() for place in range(len(modes))]
     return _stored(modes, levels)
@@ -70,14 +70,15 @@ def assembled(format: Format) -> Format:
     if format.is_dense:
         return format if format.is_short else whole(format)
     plain = format if format.is_short else whole(format)
-    kinds = [type(stored.level) for stored in plain.levels]
-    if kinds[0] is Compressed and len(kinds) > 1 and all(kind is Singleton for kind in kinds[1:]):
+    kinds = [stored.level for stored in plain.levels]
+    segments = [kind.can_append and not kind.is_branchless for kind in kinds]
+    if segments[0] and all(kind.is_branchless for kind in kinds[1:]):
         return plain
-    if all(kind is Compressed for kind in kinds):
+    if segments[-1] and all(kind.is_full for kind in kinds[:-1]):
         return plain
-    if kinds[-1] is Compressed and all(kind is Dense for kind in kinds[:-1]):
-        return plain
-    return _stored(plain.ordering, [Compressed()] * len(kinds))
+    if all(kind.is_full for kind in kinds[:-1]):
+        return _stored(plain.ordering, [*kinds[:-1], Compressed()])
+    return plain if all(segments) else _stored(plain.ordering, [Compressed()] * len(kinds))
 
 
 def _stored(modes: tuple[int, ...], levels: list[Level]) -> Format:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.errors import UnsupportedProgramError
+from sparsify.errors import InvalidTensorError
 
 SHAPES = {"whole": (8, 12), "cut": (7, 10), "one": (1, 3)}
 FORMATS = ("nm(2, 4)", "nm(1, 4)", "nm(2, 4, group=4)", "dense, grouped", "j: dense, i: grouped")
@@ -87,11 +87,19 @@ def test_results_on_a_known_pattern(form):
 
 
 @pytest.mark.parametrize("form", ["nm(2, 4)", "dense, grouped"])
-def test_results_that_no_kernel_can_append_to_are_refused(form):
-    A, _ = matrix(form, SHAPES["cut"])
+def test_results_of_unknown_pattern_are_converted(form):
+    A, dense = matrix(form, SHAPES["cut"])
     S = A.to(format="csr")
-    with pytest.raises(UnsupportedProgramError, match="of unknown pattern; csr, csc"):
-        sparsify.evaluate("C[i,j] = A[i,j] + S[i,j]", format=form, A=A, S=S)
+    found = sparsify.evaluate("C[i,j] = A[i,j] + S[i,j]", format=form, A=A, S=S)
+    assert found.format == A.format
+    close(found, 2 * dense)
+
+
+def test_results_that_do_not_fit_their_groups_are_refused():
+    A, _ = matrix("nm(2, 4)", SHAPES["cut"])
+    S = sparsify.tensor(torch.ones(SHAPES["cut"], dtype=torch.float64), "csr")
+    with pytest.raises(InvalidTensorError, match="4 entries in the group of i = 0, j/4 = 0, which holds 2"):
+        sparsify.evaluate("C[i,j] = A[i,j] + S[i,j]", format="nm(2, 4)", A=A, S=S)
 
 
 @pytest.mark.parametrize("form", FORMATS)
