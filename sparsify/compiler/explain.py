@@ -89,7 +89,7 @@ def explain_program(
                 step, schedule, width, options, sizes.also({twin.name: twin.source for twin in step.twins})
             )
         )
-        for step in steps(program, scheduled=schedule is not None)
+        for step in steps(program, sizes, scheduled=schedule is not None)
     ]
     return explain_plan(program, plan, **facts)
 

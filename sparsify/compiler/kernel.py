@@ -17,7 +17,7 @@ from sparsify.compiler.einsum.adjoint_program import needed
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.plan import Convert, DenseProduct, steps
+from sparsify.compiler.plan import Convert, DenseProduct, Step, steps
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.side_by_side import side_by_side
@@ -38,6 +38,7 @@ class Kernel:
         schedule: the one that was asked for, `None` when each statement has its own.
         steps: its steps in order, generated kernels and products of torch.
         generated: those of them that are generated kernels.
+        sizes: of the operands that it was last prepared for.
         cache: `hit` when all kernels were found, `miss` when the last request built one.
     """
 
@@ -57,6 +58,7 @@ class Kernel:
         self.estimated_us: float | None = None
         self._is_prepared = False
         self._adjoints: dict[tuple[str, ...], Kernel] = {}
+        self.sizes = UNKNOWN
 
     @property
     def key(self) -> str:
@@ -103,9 +105,8 @@ class Kernel:
         """
         if wrt not in self._adjoints:
             gradients = {name: f"g_{name}" for name in self.program.outputs}
-            options = current()
             program = adjoint(self.program, wrt, gradients)
-            self._adjoints[wrt] = _plan(program, None, options, target.vector_bytes(options))
+            self._adjoints[wrt] = _plan(program, None, current(), self.sizes)
         return self._adjoints[wrt]
 
     def temporaries(self, names: tuple[str, ...]) -> "Kernel":
@@ -114,9 +115,8 @@ class Kernel:
         statements = tuple(needed(program.statements, names))
         kept = {*program.inputs, *(statement.target.tensor for statement in statements)}
         declarations = tuple(d for d in program.declarations if d.name in kept)
-        options = current()
         part = replace(program, statements=statements, declarations=declarations, outputs=names)
-        return _plan(part, self.schedule, options, target.vector_bytes(options))
+        return _plan(part, self.schedule, current(), self.sizes)
 
     def run(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
         """All tensors by name: operands, temporaries of the plan, results."""
@@ -152,16 +152,20 @@ def compile_program(
         UnsupportedProgramError: the program cannot be compiled yet.
         CompilerError: there is no compiler, or it failed.
     """
-    kernel = plan(program, schedule, options)
+    kernel = plan(program, schedule, options, sizes)
     kernel.prepare(sizes)
     return kernel
 
 
-def plan(program: Program, schedule: Schedule | str | None = None, options: Options | None = None) -> Kernel:
+def plan(
+    program: Program,
+    schedule: Schedule | str | None = None,
+    options: Options | None = None,
+    sizes: Sizes = UNKNOWN,
+) -> Kernel:
     """The kernel of a program before anything is compiled; arguments as those of `compile_program`."""
     text = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
-    options = options or current()
-    return _plan(program, text, options, target.vector_bytes(options))
+    return _plan(program, text, options or current(), sizes)
 
 
 def prepare_all(wanted: Sequence[tuple[Kernel, Sizes]]) -> list[Exception | None]:
@@ -172,6 +176,8 @@ def prepare_all(wanted: Sequence[tuple[Kernel, Sizes]]) -> list[Exception | None
     """
     steps: dict[GeneratedStep, list[Sizes]] = {}
     for kernel, sizes in wanted:
+        if sizes is not UNKNOWN:
+            kernel.sizes = sizes.without_operands()
         for step in kernel.generated:
             steps.setdefault(step, []).append(sizes.shared(kernel.program))
     tasks = [partial(_prepare, step, sizes) for step, sizes in steps.items()]
@@ -192,16 +198,28 @@ def _prepare(step: GeneratedStep, wanted: Sequence[Sizes]) -> bool:
     return any(built)
 
 
+def _plan(program: Program, schedule: Schedule | None, options: Options, sizes: Sizes) -> Kernel:
+    """The kernel of a program before anything is compiled; programs with the same steps share one."""
+    plan = steps(program, sizes, scheduled=schedule is not None)
+    return _planned(program, plan, schedule, options, target.vector_bytes(options))
+
+
 @cache
-def _plan(program: Program, schedule: Schedule | None, options: Options, vector_bytes: int) -> Kernel:
-    """The kernel of a program before anything is compiled."""
+def _planned(
+    program: Program,
+    plan: tuple[DenseProduct | Step | Convert, ...],
+    schedule: Schedule | None,
+    options: Options,
+    vector_bytes: int,
+) -> Kernel:
+    """The kernel of a plan before anything is compiled."""
     return Kernel(
         program,
         tuple(
             step
             if isinstance(step, DenseProduct | Convert)
             else GeneratedStep(step, Variants(step, schedule, vector_bytes, options), options)
-            for step in steps(program, scheduled=schedule is not None)
+            for step in plan
         ),
         schedule,
     )

@@ -185,7 +185,7 @@ def compile_stages(
     dump = Dump(options, f"{step.result}-{hashlib.sha256(key.encode()).hexdigest()[:12]}")
     program, plain = run(STAGES[:UNSCHEDULED], step.program, Given(Schedule(), vector_bytes), options, dump)
     refused: list[tuple[Schedule, str]] = []
-    waiting = schedules(program, plain, vector_bytes, sizes)
+    waiting = schedules(program, plain, vector_bytes, sizes, step.order)
     for candidate in (schedule,) if schedule is not None else waiting:
         given = Given(candidate, vector_bytes)
         try:
@@ -216,7 +216,7 @@ def run(stages: tuple[Stage, ...], start: Any, given: Given, options: Options, d
 
 def chosen(step: Step, vector_bytes: int, sizes: Sizes) -> Schedule:
     """The schedule that is tried first for operands of these sizes."""
-    return next(schedules(step.program, _plain(step), vector_bytes, sizes))
+    return next(schedules(step.program, _plain(step), vector_bytes, sizes, step.order))
 
 
 @lru_cache(maxsize=256)
@@ -226,7 +226,11 @@ def _plain(step: Step) -> Notation:
 
 
 def schedules(
-    program: Program, plain: Notation, vector_bytes: int, sizes: Sizes = UNKNOWN
+    program: Program,
+    plain: Notation,
+    vector_bytes: int,
+    sizes: Sizes = UNKNOWN,
+    order: tuple[str, ...] = (),
 ) -> Iterator[Schedule]:
-    """The schedules to try, the best first."""
-    return candidates(plain, lanes(plain, vector_bytes), lane_bytes(plain), sizes)
+    """The schedules to try, the best first; `order` is that of the loops where it was found by cost."""
+    return candidates(plain, lanes(plain, vector_bytes), lane_bytes(plain), sizes, order)

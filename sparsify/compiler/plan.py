@@ -16,6 +16,9 @@ from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import fresh
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.schedule.contract import contract
+from sparsify.compiler.schedule.order import statement_order
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.turn import Twin, twins, with_twins
 from sparsify.compiler.unblock import Unblocked, assembled, unblocked
 from sparsify.runtime.buffers import POOL
@@ -56,10 +59,17 @@ def _plain(operand: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one kernel computes, mostly one statement, and the operands that it reads in another mode ordering."""
+    """What one kernel computes, mostly one statement.
+
+    Attributes:
+        program: the statement.
+        twins: the operands that it reads in another mode ordering.
+        order: the loops, outermost first, where they were ordered by cost.
+    """
 
     program: Program
     twins: tuple[Twin, ...] = ()
+    order: tuple[str, ...] = ()
 
     @property
     def result(self) -> str:
@@ -97,20 +107,31 @@ class Convert:
         return f"{self.result} = {self.source}.to(format={str(self.format)!r}), {self.why}"
 
 
-def steps(program: Program, *, scheduled: bool = False) -> tuple[DenseProduct | Step | Convert, ...]:
+def steps(
+    program: Program, sizes: Sizes = UNKNOWN, *, scheduled: bool = False
+) -> tuple[DenseProduct | Step | Convert, ...]:
     """The steps of `program` in order; a dense product is one of torch.
 
-    When a schedule says how to loop, the whole program is one step; so it is where no tensor could hold a result
-    that one statement leaves to another.
+    Products of three and more operands are split where that is cheaper for operands of these sizes. When a schedule
+    says how to loop, the whole program is one step; so it is where no tensor could hold a result that one statement
+    leaves to another.
     """
     program = name_extents(collect(program))
     if len(program.statements) > 1 and (scheduled or _leaves_blocks(program)):
         return (_whole(program),)
+    if not scheduled:
+        program, sizes = contracted(program, sizes)
     found: list[DenseProduct | Step | Convert] = []
     for statement in program.statements:
         product = None if scheduled else dense_product(program, statement)
-        found += _written(program, statement) if product is None else [product]
+        found += _written(program, statement, sizes) if product is None else [product]
     return tuple(found)
+
+
+def contracted(program: Program, sizes: Sizes) -> tuple[Program, Sizes]:
+    """The program with its products split, and what is expected of their temporaries."""
+    split = contract(program, sizes)
+    return split.program, replace(sizes, stored={**sizes.stored, **split.stored})
 
 
 def dense_product(program: Program, statement: Assign) -> DenseProduct | None:
@@ -170,7 +191,7 @@ def _whole(program: Program) -> Step:
     return Step(replace(program, declarations=tuple(declarations)))
 
 
-def _written(program: Program, statement: Assign) -> tuple[Step | Convert, ...]:
+def _written(program: Program, statement: Assign, sizes: Sizes) -> tuple[Step | Convert, ...]:
     """`statement` alone; where no kernel writes its result as it is stored, in another format and then converted."""
     output = program.declaration(statement.target.tensor)
     apart = unblocked(program, statement)
@@ -181,12 +202,12 @@ def _written(program: Program, statement: Assign) -> tuple[Step | Convert, ...]:
         format = assembled(output.format)
         why = f"no kernel writes {output.format}"
     if format == output.format:
-        return (_step(program, statement, apart),)
+        return (_step(program, statement, apart, sizes),)
     name = fresh(f"{output.name}_{format.letters}", {declared.name for declared in program.declarations})
     computed = replace(output, name=name, format=format, index_dtypes=_index_dtypes(format, output))
     inside = replace(program, declarations=(*program.declarations, computed))
     target = replace(statement.target, tensor=name)
-    written = _step(inside, replace(statement, target=target), apart)
+    written = _step(inside, replace(statement, target=target), apart, sizes)
     return written, Convert(output.name, name, output.format, output.pattern_of, output.fill, why)
 
 
@@ -199,10 +220,12 @@ def _index_dtypes(format: Format, declared: Declaration) -> tuple[tuple[str, str
     )
 
 
-def _step(program: Program, statement: Assign, apart: Unblocked) -> Step:
+def _step(program: Program, statement: Assign, apart: Unblocked, sizes: Sizes) -> Step:
     """`statement` alone, with its operands in formats and mode orderings that let its loops run result first."""
     output = program.declaration(statement.target.tensor)
-    found = twins(program, statement, apart)
+    best = None if apart.formats else statement_order(program, statement, sizes)
+    order = () if best is None else best.names
+    found = twins(program, statement, apart, order)
     root = found.get(Access(output.pattern_of or "", statement.target.indices))
     if root is not None:
         output = replace(output, pattern_of=root.name)
@@ -223,7 +246,7 @@ def _step(program: Program, statement: Assign, apart: Unblocked) -> Step:
     read += _shapes(program, statement, read)
     names = tuple(d.name for d in read)
     alone = Program((statement,), (*read, output), names, (output.name,), program.extents)
-    return Step(alone, turned)
+    return Step(alone, turned, order)
 
 
 def _shapes(program: Program, statement: Assign, read: list[Declaration]) -> list[Declaration]:

@@ -33,15 +33,20 @@ class Twin:
         return f"{self.name} is {self.source} as {self.format}"
 
 
-def twins(program: Program, statement: Assign, apart: Unblocked) -> dict[Access, Twin]:
-    """For each access whose levels lie in an order opposite to that of the loops, or whose blocks are taken apart."""
+def twins(
+    program: Program, statement: Assign, apart: Unblocked, known: tuple[str, ...] = ()
+) -> dict[Access, Twin]:
+    """For each access whose levels lie in an order opposite to that of the loops, or whose blocks are taken apart.
+
+    `known` are the loops in order, where it was found by cost.
+    """
     found: dict[Access, Twin] = {}
     reads = dict.fromkeys(a for a in walk(statement.value) if isinstance(a, Access))
     formats = {
         a: apart.formats.get(a, program.declaration(a.tensor).format) for a in (*reads, *apart.formats)
     }
     sparse = {access: format for access, format in formats.items() if _can_turn(access, format)}
-    order = loop_order(program, statement, sparse)
+    order = list(known) or loop_order(program, statement, sparse)
     taken = {declared.name for declared in program.declarations}
     for access, format in formats.items():
         ordering = concordant(access, format, order) if access in sparse else format.ordering

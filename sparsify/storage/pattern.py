@@ -5,7 +5,7 @@ and that keeps everything derived from its structure.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
@@ -225,6 +225,18 @@ class Pattern:
     def statistics(self) -> tuple[LevelStatistics, ...]:
         """The sizes of each level."""
         return self.cached("statistics", lambda: _statistics(self))
+
+    def distinct(self) -> Mapping[tuple[int, ...], int]:
+        """How many distinct coordinates the entries have along some sets of modes (`statistics.distinct`)."""
+        from sparsify.storage.statistics import distinct
+
+        return self.validated().cached("distinct", lambda: distinct(self))
+
+    def bucket(self) -> tuple[int, ...]:
+        """How many entries there are, level by level, in powers of two: what choices by size are kept under."""
+        from sparsify.storage.statistics import bucket
+
+        return self.cached("bucket", lambda: bucket(self))
 
     def reach(self) -> int:
         """How far apart two entries of the last level lie that are read one parent apart, in coordinates.

@@ -13,7 +13,7 @@ from sparsify.compiler import fingerprint, variants
 from sparsify.compiler.cpp import cache
 from sparsify.compiler.evaluate import einsum_kernel
 from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.kernel import _plan, compile_program
+from sparsify.compiler.kernel import _planned, compile_program
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.options import Options, override
 
@@ -30,7 +30,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Optio
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process."""
     monkeypatch.setattr(cache, "_memory", cache._Memory())
-    _plan.cache_clear()
+    _planned.cache_clear()
 
 
 def matrix(rows: int = 37, columns: int = 53, density: float = 0.3) -> sparsify.SparseTensor:

@@ -37,7 +37,11 @@ LONG_LANES = 1.5
 
 
 def candidates(
-    program: Notation, lanes: int, item_bytes: int, sizes: Sizes = UNKNOWN
+    program: Notation,
+    lanes: int,
+    item_bytes: int,
+    sizes: Sizes = UNKNOWN,
+    order: tuple[str, ...] = (),
 ) -> Iterator[d.Schedule]:
     """Schedules that may suit `program`, the best first; the last ones always lower.
 
@@ -45,16 +49,17 @@ def candidates(
         lanes: elements of the result's dtype in a vector register.
         item_bytes: the size of such an element.
         sizes: of the operands, as far as they are known.
+        order: of the loops, where it was found by cost.
     """
     if (found := sampled(program)) is not None:
         yield from found.schedules(lanes, item_bytes, sizes)
         return
     if (sums := scattered(program)) is not None:
-        yield from sums.schedules(sizes)
+        yield from sums.schedules(sizes, order)
     yield from joined(program)
     nests = _nests(program)
     if len(nests) <= 2:
-        shape = _Shape(program, nests, lanes, item_bytes, sizes)
+        shape = _Shape(program, nests, lanes, item_bytes, sizes, order)
         yield shape.schedule(parallel=True)
         yield shape.schedule(parallel=True, sets=False)
         yield shape.schedule(parallel=False)
@@ -90,6 +95,7 @@ class _Shape:
     lanes: int
     item_bytes: int
     sizes: Sizes
+    wanted: tuple[str, ...]
 
     def __post_init__(self) -> None:
         self.chain, self.assign = next((n for n in self.nests if n[1].monoid), self.nests[-1])
@@ -100,7 +106,8 @@ class _Shape:
         self.edges = self._level_edges()
         self.stored = {name for edge in self.edges for name in edge} | self._single_levels()
         self.lane = self._lane()
-        self.order = self._concordant()
+        is_known = sorted(self.wanted) == sorted(self.loops)
+        self.order = list(self.wanted) if is_known else self._concordant()
 
     def _derived(self, access: Access) -> list[str]:
         """The loops over the modes of an access, in the order of the modes."""

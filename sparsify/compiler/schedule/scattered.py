@@ -48,18 +48,25 @@ class Scattered:
     factors: tuple[Declaration, ...]
     has_rows: bool
 
-    def schedules(self, sizes: Sizes) -> Iterator[d.Schedule]:
-        """With threads over the rows, then without; entries marked where that is cheap, else in a list."""
+    def schedules(self, sizes: Sizes, order: tuple[str, ...] = ()) -> Iterator[d.Schedule]:
+        """With threads over the rows, then without; entries marked where that is cheap, else in a list.
+
+        The sums come inside of all levels where `order` says so: then every entry is summed and appended.
+        """
+        sums = sorted(self.sums, key=lambda name: order.index(name) if name in order else len(order))
+        is_known = sorted(order) == sorted((*self.rows, self.column, *sums))
+        if is_known and sums and order.index(self.column) < order.index(sums[0]):
+            yield from self._appended(sums)
         is_cheap = self.has_rows and self._is_cheap(sizes)
         for marked in (True, False) if is_cheap else (False, True) if self.has_rows else (False,):
-            yield from self._workspace(marked)
+            yield from self._workspace(sums, marked)
 
-    def _workspace(self, marked: bool) -> Iterator[d.Schedule]:
+    def _workspace(self, sums: list[str], marked: bool) -> Iterator[d.Schedule]:
         name = self.collected if self.is_temporary else f"row_{self.collected}"
         source = "" if self.is_temporary else self.collected
         scope, at = ("thread", self.rows[-1]) if self.rows else ("memory", "")
         steps = [
-            d.Order((*self.rows, *self.sums, self.column), self.collected if self.is_temporary else ""),
+            d.Order((*self.rows, *sums, self.column), self.collected if self.is_temporary else ""),
             d.Precompute(name, scope, at=at, source=source, listed=not marked, marked=marked),
         ]
         if self.rows:
@@ -74,6 +81,18 @@ class Scattered:
             outermost = sizes.extents.get(declared.extents[declared.format.ordering[0]])
             products *= sizes.stored.get(declared.name, 0) / max(1, outermost or 1)
         return extent is not None and extent <= WIDTH * (FEW_LOOKS + LOOKS_A_PRODUCT * products)
+
+    def _appended(self, sums: list[str]) -> Iterator[d.Schedule]:
+        """Each entry of the result is summed in a register and appended."""
+        name = self.collected if self.is_temporary else f"sum_{self.collected}"
+        source = "" if self.is_temporary else self.collected
+        steps = (
+            d.Order((*self.rows, self.column, *sums), self.collected if self.is_temporary else ""),
+            d.Precompute(name, "register", at=self.column, source=source),
+        )
+        if self.rows:
+            yield d.Schedule((*steps, d.Parallel(self.rows[0], "dynamic" if self.by else "static", self.by)))
+        yield d.Schedule(steps)
 
 
 def scattered(program: Notation) -> Scattered | None:

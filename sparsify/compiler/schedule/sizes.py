@@ -29,12 +29,14 @@ class Sizes:
         stored: entries of sparse operands.
         patterns: of sparse operands that are at hand and stored as they are read.
         reaches: of operands that are not at hand any more.
+        counts: distinct coordinates of those.
     """
 
     extents: Mapping[str, int] = field(default_factory=dict)
     stored: Mapping[str, int] = field(default_factory=dict)
     patterns: Mapping[str, Pattern] = field(default_factory=dict)
     reaches: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
 
     def mean_below(self, declared: Declaration) -> float | None:
         """The mean number of entries in the last level of an operand below each of its parents, at least."""
@@ -44,6 +46,11 @@ class Sizes:
             return None
         shape = [self.extents[name] for name in declared.extents]
         return stored / max(1, prod(level.expression.extent(shape) for level in above))
+
+    def distinct(self, name: str) -> Mapping[tuple[int, ...], int]:
+        """Distinct coordinates of an operand along some sets of its modes, as `Pattern.distinct` says."""
+        pattern = self.patterns.get(name)
+        return self.counts.get(name, {}) if pattern is None else pattern.distinct()
 
     def key(self, program: Program) -> tuple[object, ...]:
         """What is known of the operands of a program, to compare with."""
@@ -75,8 +82,10 @@ class Sizes:
 
     def without_operands(self) -> "Sizes":
         """The same knowledge in numbers alone, for what outlives the operands."""
+        reaches = {name: found.reach() for name, found in self.patterns.items()}
+        counts = {name: found.distinct() for name, found in self.patterns.items()}
         return replace(
-            self, patterns={}, reaches={name: found.reach() for name, found in self.patterns.items()}
+            self, patterns={}, reaches={**self.reaches, **reaches}, counts={**self.counts, **counts}
         )
 
     def is_far(self, row: str, column: str, item_bytes: int, driver: Declaration | None) -> bool:

@@ -1,0 +1,189 @@
+"""Products of several operands as products of two or three: which sums come first.
+
+In: `Y[i,l] = sum(j, k, A[i,j] * B[j,k] * C[k,l])`, A and B sparse, C narrow and dense.
+Out: `T[j,l] = sum(k, B[j,k] * C[k,l]); Y[i,l] = sum(j, A[i,j] * T[j,l])`.
+
+The path is the cheapest by `paths.py`; one nest over all operands is among those that are compared. A temporary with
+a sparse factor is stored sparse: what none of its terms reaches then meets nothing, as in the one sum that it comes
+from.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Final, cast
+
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Call,
+    Const,
+    Declaration,
+    Expr,
+    Index,
+    Program,
+    Reduce,
+)
+from sparsify.compiler.einsum.rename import all_indices
+from sparsify.compiler.node import Node, walk
+from sparsify.compiler.rewrite import bottom_up
+from sparsify.compiler.schedule.paths import Part, Paths
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.compiler.schedule.work import Nest, is_plain, nest_of
+from sparsify.storage.format import Format
+
+# In which sums of rounded sums are not rounded more than the sum itself.
+WIDE: Final = ("float32", "float64", "complex64", "complex128", "int64")
+
+
+@dataclass(frozen=True, slots=True)
+class Contracted:
+    """A program after its products were split.
+
+    Attributes:
+        program: with a statement for each temporary.
+        stored: the entries that sparse temporaries are expected to have.
+    """
+
+    program: Program
+    stored: Mapping[str, int]
+
+
+def contract(program: Program, sizes: Sizes) -> Contracted:
+    """`program` with each product of three and more operands computed in the cheapest way; the same when it is so."""
+    statements: list[Assign] = []
+    declared = list(program.declarations)
+    stored: dict[str, int] = {}
+    for statement in program.statements:
+        known = replace(program, declarations=tuple(declared))
+        split = _Split(known, statement, sizes)
+        statements += split.statements()
+        declared += split.declared
+        stored |= split.stored
+    if len(statements) == len(program.statements):
+        return Contracted(program, {})
+    return Contracted(replace(program, statements=tuple(statements), declarations=tuple(declared)), stored)
+
+
+class _Split:
+    """One statement, and the statements for temporaries that come before it."""
+
+    def __init__(self, program: Program, statement: Assign, sizes: Sizes) -> None:
+        self.program, self.statement, self.sizes = program, statement, sizes
+        self.declared: list[Declaration] = []
+        self.stored: dict[str, int] = {}
+        self.before: list[Assign] = []
+        self.taken = {d.name for d in program.declarations} | set(all_indices(program.statements))
+
+    def statements(self) -> list[Assign]:
+        """The temporaries, then the statement that reads them."""
+        statement = self.statement
+        kept = [index.name for index in statement.target.indices if isinstance(index, Index)]
+        if self.program.declaration(statement.target.tensor).dtype not in WIDE:
+            return [statement]
+        if statement.monoid == "sum":
+            free = {n.name for n in walk(statement.value) if isinstance(n, Index)}
+            summed = tuple(sorted(free - set(kept)))
+            if summed and not any(isinstance(n, Reduce) for n in walk(statement.value)):
+                value = self.split(Reduce("sum", summed, statement.value), statement.target)
+                if isinstance(value, Reduce):
+                    statement = replace(statement, value=value.body)
+                elif value is not None:
+                    statement = Assign(statement.target, None, value)
+            return [*self.before, statement]
+        if statement.monoid is not None:
+            return [statement]
+
+        def rule(node: Node) -> Node | None:
+            is_sum = isinstance(node, Reduce) and node.monoid == "sum"
+            return self.split(cast(Reduce, node), statement.target) if is_sum else None
+
+        split = cast(Expr, bottom_up(statement.value, rule))
+        return [*self.before, replace(statement, value=split)] if self.before else [statement]
+
+    def split(self, node: Reduce, target: Access) -> Expr | None:
+        """`sum(j, k, A * B * C) -> sum(j, A * T)` after `T = sum(k, B * C)`, `None` where that is not cheaper."""
+        factors = product_factors(node.body)
+        accesses = [factor for factor in factors or () if isinstance(factor, Access)]
+        declared = {d.name: d for d in self.program.declarations}
+        if len(accesses) < 3 or not all(is_plain(a, declared[a.tensor]) for a in accesses):
+            return None
+        if len({declared[a.tensor].dtype for a in accesses}) > 1 or not set(node.indices) <= set(
+            all_indices((node.body,))
+        ):
+            return None
+        # Where the sum is the whole value, it is computed where the result is stored.
+        free = tuple(n for n in dict.fromkeys(all_indices((target, node.body))) if n not in node.indices)
+        is_all = node == self.statement.value or self.statement.monoid is not None
+        written = target if is_all else Access("", tuple(Index(n) for n in free))
+        nest = nest_of(self.program, written, node.body, self.sizes)
+        if nest is None:
+            return None
+        path = Paths(nest, accesses).best()
+        if not path.parts or all(not part.parts for part in path.parts):
+            return None
+        constants = [factor for factor in factors or () if not isinstance(factor, Access)]
+        rest = [self.emit(part, nest, accesses) for part in path.parts]
+        body = _product([*constants, *rest])
+        summed = tuple(n for n in node.indices if n in all_indices((body,)))
+        return Reduce("sum", summed, body) if summed else body
+
+    def emit(self, part: Part, nest: Nest, accesses: list[Access]) -> Access:
+        """The access that reads a part, after the statements that compute it."""
+        if not part.parts:
+            return accesses[part.factors.bit_length() - 1]
+        inner = [self.emit(child, nest, accesses) for child in part.parts]
+        name = self.name()
+        names = tuple(nest.variables[bit.bit_length() - 1] for bit in part.modes)
+        target = Access(name, tuple(map(Index, names)))
+        body = _product(list(inner))
+        summed = tuple(n for n in dict.fromkeys(all_indices((body,))) if n not in names)
+        self.before.append(Assign(target, None, Reduce("sum", summed, body) if summed else body))
+        self.declared.append(self.declare(name, names, part, nest, accesses))
+        if part.is_sparse:
+            self.stored[name] = round(part.entries)
+        return target
+
+    def declare(
+        self, name: str, names: tuple[str, ...], part: Part, nest: Nest, accesses: list[Access]
+    ) -> Declaration:
+        """The declaration of a temporary: dense, or with its rows compressed."""
+        declared = {d.name: d for d in self.program.declarations}
+        extents: dict[str, str] = {}
+        for access in (*accesses, self.statement.target):
+            for index, extent in zip(access.indices, declared[access.tensor].extents, strict=True):
+                extents.setdefault(cast(Index, index).name, extent)
+        dtype = declared[accesses[0].tensor].dtype
+        shape = tuple(extents[n] for n in names)
+        if not part.is_sparse:
+            return Declaration(name, shape, Format("dense", rank=len(names)), dtype)
+        rows = nest.extents[nest.variables.index(names[0])]
+        first = "dense" if len(names) == 2 and rows <= part.entries else "compressed"
+        kinds = [first, *["compressed"] * (len(names) - 1)]
+        wide = {d for a in accesses for pair in declared[a.tensor].index_dtypes for d in pair if d}
+        integer = "int32" if wide == {"int32"} else "int64"
+        dtypes = tuple(("", "") if kind == "dense" else (integer, integer) for kind in kinds)
+        return Declaration(name, shape, Format(", ".join(kinds)), dtype, index_dtypes=dtypes)
+
+    def name(self) -> str:
+        """`T`, `T1`, `T2`, ...: the next name that nothing has."""
+        number = 0
+        while (name := f"T{number or ''}") in self.taken:
+            number += 1
+        self.taken.add(name)
+        return name
+
+
+def product_factors(expr: Expr) -> list[Expr] | None:
+    """The factors of a product of accesses and numbers, from left to right; `None` for anything else."""
+    match expr:
+        case Call("mul", (left, right)):
+            first, second = product_factors(left), product_factors(right)
+            return None if first is None or second is None else [*first, *second]
+        case Access() | Const():
+            return [expr]
+    return None
+
+
+def _product(factors: list[Expr]) -> Expr:
+    return reduce(lambda left, right: Call("mul", (left, right)), factors)

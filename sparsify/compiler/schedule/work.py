@@ -1,0 +1,362 @@
+"""How often loops run: a nest as counts, and the iterations of each of its loops in any order.
+
+In: `sum(j, A[i,j] * B[j,k])`, both compressed by row, 1,000 x 1,000 with 10 entries a row. Out: 1,000 iterations of
+`i`, 10,000 of `j` inside it, 100,000 of `k` inside both; 10,000,000 of `j` inside `i` and `k`.
+
+Coordinates count as independent: a product keeps the share of the coordinates that all its factors keep, a sum that
+of any. Distinct coordinates are taken from the operands where they are known.
+
+Source: the size estimates of join ordering, Selinger et al., Access Path Selection, 1979; asymptotic costs of
+sparse loop nests after Ahrens, Kjolstad and Amarasinghe, Autoscheduling for Sparse Tensor Algebra, 2022.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import expm1, inf, log2, prod
+from typing import Final
+
+from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
+from sparsify.compiler.loops.lower.lattice import EVERYWHERE, Point, expression_regions
+from sparsify.compiler.node import walk
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.storage.levels import Compressed, Dense, Singleton
+
+# Where nothing is known: extents, and entries per coordinate of the longest mode.
+UNKNOWN_EXTENT: Final = 1000
+UNKNOWN_ENTRIES: Final = 10
+# Two lists are searched instead of merged when one is so many times longer.
+GALLOP: Final = 8
+# What it costs to turn an entry of an operand, once for many calls, and of a result of an earlier step, every time.
+TURN: Final = 1.0
+TURN_MADE: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A sparse operand in a nest; variables are bits.
+
+    Attributes:
+        access: the operand and its index variables.
+        order: the bit of the variable of each level, outermost first.
+        is_dense: whether the level at each depth is dense; it stays so in every mode ordering.
+        known: distinct coordinates of some sets of variables.
+        stored: entries.
+        turn: what it costs to read an entry in another mode ordering, infinite where that cannot be.
+    """
+
+    access: Access
+    order: tuple[int, ...]
+    is_dense: tuple[bool, ...]
+    known: Mapping[int, float]
+    stored: float
+    turn: float = TURN
+
+    @property
+    def mask(self) -> int:
+        """All variables of the operand."""
+        return sum(set(self.order))
+
+
+@dataclass(frozen=True)
+class Nest:
+    """The loops of one sum, or of one assignment, as counts.
+
+    Attributes:
+        variables: the names of the loops; the n-th is bit `1 << n`.
+        extents: of each.
+        factors: the sparse operands.
+        points: the smallest sets of factors that make the body run; an empty one stands for everywhere.
+        target: the variables of what is written.
+        levels: the variables of its levels in order when it is assembled, else nothing.
+        reads: per dense operand its variables, and the bit of its last mode; the target is the last of them.
+    """
+
+    variables: tuple[str, ...]
+    extents: tuple[float, ...]
+    factors: tuple[Factor, ...]
+    points: tuple[tuple[int, ...], ...]
+    target: int
+    levels: tuple[int, ...] = ()
+    reads: tuple[tuple[int, int], ...] = ()
+    _counts: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
+    _visits: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict, compare=False, repr=False)
+    _shares: dict[tuple[int, int], float] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def full(self) -> int:
+        """All variables."""
+        return (1 << len(self.variables)) - 1
+
+    def bit(self, name: str) -> int:
+        """The bit of a variable."""
+        return 1 << self.variables.index(name)
+
+    def coordinates(self, mask: int) -> float:
+        """How many combinations of coordinates the variables of a set have."""
+        return prod(extent for n, extent in enumerate(self.extents) if mask >> n & 1)
+
+    def distinct(self, number: int, mask: int) -> float:
+        """Distinct coordinates of a factor along the variables of `mask` that it has."""
+        factor = self.factors[number]
+        mask &= factor.mask
+        if mask == factor.mask:
+            return factor.stored
+        if mask in factor.known:
+            return factor.known[mask]
+        return spread(factor.stored, self.coordinates(mask))
+
+    def share(self, number: int, mask: int) -> float:
+        """Of the coordinates along `mask` the share that a loop over the levels of a factor reaches.
+
+        Dense levels with no compressed one above them are run through as a whole.
+        """
+        factor = self.factors[number]
+        mask &= factor.mask
+        found = self._shares.get((number, mask))
+        if found is None:
+            depth = mask.bit_count()
+            possible = self.coordinates(mask)
+            whole = all(factor.is_dense[:depth]) or not possible
+            found = 1.0 if whole else min(1.0, self.distinct(number, mask) / possible)
+            self._shares[number, mask] = found
+        return found
+
+    def count(self, mask: int) -> float:
+        """How often the body of loops over the variables of `mask`, the outermost ones, runs."""
+        found = self._counts.get(mask)
+        if found is None:
+            absent = 1.0
+            for point in self.points:
+                absent *= 1.0 - prod(self.share(number, mask) for number in point)
+            found = self._counts[mask] = self.coordinates(mask) * (1.0 - absent)
+        return found
+
+    def visits(self, outer: int, bit: int) -> tuple[float, int]:
+        """The coordinates that one run of the loop over `bit` inside `outer` looks at, and how many lists it merges."""
+        found = self._visits.get((outer, bit))
+        if found is None:
+            found = self._visits[outer, bit] = self._looks(outer, bit)
+        return found
+
+    def _looks(self, outer: int, bit: int) -> tuple[float, int]:
+        extent = self.extents[bit.bit_length() - 1]
+        drivers = self.drivers(outer, bit)
+        if not drivers or any(not set(point) & set(drivers) for point in self.points):
+            return extent, len(drivers)
+        lengths = [self.length(number, outer, bit) for number in drivers]
+        if len(drivers) == 1:
+            return lengths[0], 1
+        if len(self.points) == 1 and max(lengths) > GALLOP * min(lengths):
+            least = max(min(lengths), 1.0)
+            steps = sum(min(length, 1.0 + log2(max(length, 1.0) / least)) for length in lengths)
+            return least * steps, len(drivers)
+        return min(sum(lengths), extent * len(lengths)), len(drivers)
+
+    def length(self, number: int, outer: int, bit: int) -> float:
+        """The mean length of the list of a factor that a loop over `bit` inside `outer` runs along."""
+        above = self.share(number, outer)
+        below = self.share(number, outer | bit)
+        return self.extents[bit.bit_length() - 1] * below / above if above else 0.0
+
+    def drivers(self, outer: int, bit: int) -> list[int]:
+        """The factors that have stored coordinates of a variable when those of `outer` have been reached."""
+        return [
+            number
+            for number, factor in enumerate(self.factors)
+            if factor.mask & bit and not factor.is_dense[(factor.mask & outer).bit_count()]
+        ]
+
+    @cached_property
+    def written(self) -> float:
+        """The entries of the result that some iteration of all loops reaches."""
+        sums = self.full & ~self.target
+        reached = self.count(self.full)
+        return spread(reached, self.coordinates(self.target)) if sums else reached
+
+    @cached_property
+    def lane(self) -> int:
+        """The variable whose iterations are neighbours in memory wherever it occurs, 0 without one."""
+        stored = 0
+        for factor in self.factors:
+            stored |= factor.mask
+        last = {bit for mask, bit in self.reads if bit and not bit & stored}
+        whole = [b for b in last if all(bit == b for mask, bit in self.reads if mask & b)]
+        best = [b for b in whole if self.target & b]
+        return max(best or whole, default=0)
+
+
+def spread(entries: float, places: float) -> float:
+    """Distinct places that so many entries take when they lie anywhere: `n (1 - (1 - 1/n)^m)`."""
+    if places <= 0:
+        return 0.0
+    return min(entries, -places * expm1(-entries / places))
+
+
+def nest_of(
+    program: Program, target: Access, body: Expr, sizes: Sizes, monoid: str | None = "sum"
+) -> Nest | None:
+    """The nest that reduces `body` into `target`; `None` where its loops are not those of its index variables.
+
+    Blocks, diagonals and computed indices make loops of their own.
+    """
+    declared = {d.name: d for d in program.declarations}
+    accesses = list(dict.fromkeys(n for n in walk(body) if isinstance(n, Access)))
+    if any(isinstance(n, Reduce) for n in walk(body)) or not all(
+        is_plain(a, declared[a.tensor]) for a in accesses
+    ):
+        return None
+    if target.tensor in declared and not is_plain(target, declared[target.tensor]):
+        return None
+    indices = [n.name for n in walk(body) if isinstance(n, Index)]
+    names = tuple(dict.fromkeys(_names(target) + indices))
+    bits = {name: 1 << n for n, name in enumerate(names)}
+    known = extents_of((*accesses, target), declared, sizes)
+    extents = tuple(float(known.get(name, UNKNOWN_EXTENT)) for name in names)
+    output = declared.get(target.tensor)
+    roots = dict.fromkeys(_root(a, declared) for a in accesses)
+    if output is not None and output.pattern_of in declared:
+        roots[_root(target, declared)] = None
+    sparse = [a for a in roots if not declared[a.tensor].format.is_dense]
+    factors = tuple(
+        _factor(a, declared[a.tensor], bits, extents, program, sizes, target.tensor) for a in sparse
+    )
+    points = _points(body, target, sparse, declared, monoid)
+    written = sum(bits[name] for name in _names(target))
+    levels: tuple[int, ...] = ()
+    if output is not None and not output.format.is_dense and output.pattern_of is None:
+        levels = tuple(bits[name] for name in _level_names(target, output))
+    dense = [a for a in accesses if declared[a.tensor].format.is_dense and a.indices]
+    reads = [_read(_names(a), declared[a.tensor], bits) for a in dense]
+    if output is None or output.format.is_dense:
+        reads.append(_read(_names(target), output, bits))
+    return Nest(names, extents, factors, points, written, levels, tuple(reads))
+
+
+def is_plain(access: Access, declared: Declaration) -> bool:
+    """Whether each level of an operand is a loop over one of the index variables of an access, each another."""
+    names = [index.name for index in access.indices if isinstance(index, Index)]
+    whole = all(
+        stored.expression.kind == "whole" and isinstance(stored.level, Dense | Compressed | Singleton)
+        for stored in declared.format.levels
+    )
+    return whole and len(set(names)) == len(access.indices)
+
+
+def extents_of(
+    accesses: Sequence[Access], declared: Mapping[str, Declaration], sizes: Sizes
+) -> dict[str, int]:
+    """The extents of index variables, as far as they are known."""
+    found: dict[str, int] = {}
+    for access in accesses:
+        if access.tensor not in declared:
+            continue
+        for index, extent in zip(access.indices, declared[access.tensor].extents, strict=True):
+            size = sizes.extents.get(extent)
+            # Symbols of traced graphs are not looked at: that would fix them.
+            if isinstance(index, Index) and type(size) is int:
+                found[index.name] = size
+    return found
+
+
+def _root(access: Access, declared: Mapping[str, Declaration]) -> Access:
+    """The access to the operand whose pattern this one shares."""
+    root = declared[access.tensor].pattern_of
+    return access if root is None or root not in declared else Access(root, access.indices)
+
+
+def _names(access: Access) -> list[str]:
+    """The index variables of a plain access."""
+    return [index.name for index in access.indices if isinstance(index, Index)]
+
+
+def _level_names(access: Access, declared: Declaration) -> list[str]:
+    """The index variable of each level."""
+    names = _names(access)
+    return [names[stored.expression.mode] for stored in declared.format.levels]
+
+
+def _read(names: list[str], declared: Declaration | None, bits: Mapping[str, int]) -> tuple[int, int]:
+    """The variables of a dense operand, and the one whose coordinates are neighbours in memory, 0 for a number."""
+    if not names:
+        return 0, 0
+    last = names[-1] if declared is None else names[declared.format.ordering[-1]]
+    return sum(bits[name] for name in names), bits[last]
+
+
+def _factor(
+    access: Access,
+    declared: Declaration,
+    bits: Mapping[str, int],
+    extents: Sequence[float],
+    program: Program,
+    sizes: Sizes,
+    written: str,
+) -> Factor:
+    """A sparse operand as counts: what is known of it, else ten entries a coordinate of its longest mode."""
+    order = tuple(bits[name] for name in _level_names(access, declared))
+    is_dense = tuple(isinstance(stored.level, Dense) for stored in declared.format.levels)
+    own = [extents[bit.bit_length() - 1] for bit in order]
+    entries = sizes.stored.get(declared.name)
+    stored = float(entries) if type(entries) is int else min(prod(own), UNKNOWN_ENTRIES * max(own))
+    known: dict[int, float] = {}
+    for mask, count in sizes.distinct(declared.name).items():
+        known[sum(bits[_names(access)[mode]] for mode in mask)] = float(count)
+    turn = TURN if declared.name in program.inputs else TURN_MADE
+    if any(d.pattern_of == declared.name for d in program.declarations if d.name == written):
+        turn = inf  # entry by entry beside the result that shares its pattern
+    return Factor(access, order, is_dense, known, stored, turn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fills:
+    """What the lattice asks about tensors."""
+
+    declared: Mapping[str, Declaration]
+
+    def fill_of(self, access: Access) -> float:
+        return float(self.declared[access.tensor].fill) if access.tensor in self.declared else 0.0
+
+    def root_of(self, access: Access) -> Access:
+        return _root(access, self.declared) if access.tensor in self.declared else access
+
+
+def _points(
+    body: Expr,
+    target: Access,
+    sparse: Sequence[Access],
+    declared: Mapping[str, Declaration],
+    monoid: str | None,
+) -> tuple[tuple[int, ...], ...]:
+    """The smallest sets of sparse operands at whose entries the body has something to do."""
+    fills = _Fills(declared)
+    regions = expression_regions(body, frozenset(sparse), fills, frozenset(), {})
+    output = declared.get(target.tensor)
+    neutral = float(MONOIDS[monoid].neutral) if monoid is not None else None
+    wanted = neutral if neutral is not None else (float(output.fill) if output is not None else 0.0)
+    points = regions.points
+    if regions.background is None or regions.background != wanted:
+        points = EVERYWHERE
+    if output is not None and output.pattern_of in declared:
+        # What follows a pattern has entries only where that has them.
+        root = frozenset({fills.root_of(target)})
+        points = frozenset(point | root for point in points)
+    return tuple(
+        sorted(tuple(sorted(sparse.index(access) for access in point)) for point in _smallest(points))
+    )
+
+
+def _smallest(points: frozenset[Point]) -> list[Point]:
+    """The points that contain no other."""
+    return [point for point in points if not any(other < point for other in points)]
+
+
+def body_of(statement: Assign) -> tuple[str | None, Expr] | None:
+    """The monoid and the body of the one sum in a statement, or the statement itself without one."""
+    if statement.monoid is not None:
+        return statement.monoid, statement.value
+    sums = [n for n in walk(statement.value) if isinstance(n, Reduce)]
+    if len(sums) > 1:
+        return None
+    return (sums[0].monoid, sums[0].body) if sums else (None, statement.value)

@@ -1,0 +1,115 @@
+"""What the arrays of a pattern tell about its entries: distinct coordinates, how many lie at one, a key for both.
+
+In: CSR with the entries (0, 1), (0, 2), (2, 1). Out: 2 distinct rows, 2 distinct columns; rows hold at most 2.
+
+Everything is found once and cached on the pattern; large patterns are sampled.
+"""
+
+from collections.abc import Mapping
+from math import expm1
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from sparsify.storage.levels import Compressed, Dense
+
+if TYPE_CHECKING:
+    from sparsify.storage.pattern import Pattern
+
+# So many entries are looked at for modes that are not the outer ones.
+SAMPLE: Final = 1 << 16
+
+
+def distinct(pattern: "Pattern") -> Mapping[tuple[int, ...], int]:
+    """How many distinct coordinates the entries have, by mode and by the modes of the outer levels together.
+
+    Outer levels are counted; the other modes of more than 65,536 entries are estimated from as many of them.
+    Patterns in blocks or with other levels say nothing.
+
+    >>> from sparsify.storage.interop import tensor
+    >>> A = tensor((torch.tensor([[0, 0, 2], [1, 2, 1]]), torch.ones(3), (3, 3)), "csr")
+    >>> dict(distinct(A.pattern))
+    {(0,): 2, (1,): 2}
+    """
+    levels = pattern.format.levels
+    if any(stored.expression.kind != "whole" for stored in levels) or not pattern.nnz:
+        return {}
+    found: dict[tuple[int, ...], int] = {}
+    for depth in range(1, len(levels)):
+        count = _distinct_outer(pattern, depth)
+        if count is not None:
+            found[tuple(sorted(stored.expression.mode for stored in levels[:depth]))] = count
+    step = max(1, pattern.nnz // SAMPLE)
+    sample = coordinates_at(pattern, torch.arange(0, pattern.nnz, step))
+    for stored, coordinates in zip(levels, sample, strict=True):
+        mode = (stored.expression.mode,)
+        if coordinates is not None and mode not in found and len(levels) > 1:
+            found[mode] = _extrapolate(coordinates.unique().numel(), coordinates.numel(), pattern.nnz)
+    return found
+
+
+def bucket(pattern: "Pattern") -> tuple[int, ...]:
+    """Stored entries, and distinct coordinates of the outer levels, as powers of two: a key that is cheap to hash."""
+    outer = [pattern.positions(depth) for depth in range(1, len(pattern.format.levels) + 1)]
+    return tuple(count.bit_length() for count in (*outer, pattern.nnz))
+
+
+def histogram(pattern: "Pattern", level: int = -1) -> tuple[int, ...]:
+    """How many parents of a compressed level have 0 children, 1, 2 to 3, 4 to 7, and so on.
+
+    >>> from sparsify.storage.interop import tensor
+    >>> histogram(tensor((torch.tensor([[0, 0, 2], [1, 2, 1]]), torch.ones(3), (3, 3)), "csr").pattern)
+    (1, 1, 1)
+    """
+    pos = pattern.pos[level]
+    if pos is None or pos.numel() < 2:
+        return ()
+    lengths = pos.diff().double()
+    places = torch.where(lengths > 0, lengths.clamp(min=1).log2().floor() + 1, 0.0).long()
+    return tuple(places.bincount().tolist())
+
+
+def coordinates_at(pattern: "Pattern", positions: Tensor) -> list[Tensor | None]:
+    """Per level the coordinates of the entries at some positions; `None` from a level on that is of another kind."""
+    found: list[Tensor | None] = [None] * len(pattern.format.levels)
+    for number in range(len(found) - 1, -1, -1):
+        stored, pos, crd = pattern.format.levels[number], pattern.pos[number], pattern.crd[number]
+        if isinstance(stored.level, Dense):
+            extent = stored.expression.extent(pattern.shape)
+            found[number] = positions % extent
+            positions = positions // extent
+        elif crd is not None and (pos is not None) == isinstance(stored.level, Compressed):
+            found[number] = crd[positions]
+            if pos is not None:
+                positions = torch.searchsorted(pos, positions.to(pos.dtype), right=True) - 1
+        else:
+            return found
+    return found
+
+
+def _distinct_outer(pattern: "Pattern", depth: int) -> int | None:
+    """Distinct coordinates along the first `depth` levels, `None` where only a look at all entries would tell."""
+    last = pattern.format.levels[depth - 1].level
+    if isinstance(last, Compressed) and last.unique:
+        return pattern.positions(depth)
+    below = pattern.pos[depth]
+    if isinstance(last, Dense) and below is not None:
+        return int((below.diff() > 0).sum())
+    if isinstance(last, Compressed) and depth == 1 and (crd := pattern.crd[0]) is not None:
+        return int((crd.diff() != 0).sum()) + 1
+    return None
+
+
+def _extrapolate(seen: int, looked: int, entries: int) -> int:
+    """Distinct values among `entries`, when `looked` of them, anywhere, show `seen`.
+
+    `n (1 - (1 - 1/n)^looked) = seen` is solved for n by bisection.
+    """
+    if looked >= entries or seen >= looked:
+        return seen if looked >= entries else entries
+    low, high = float(seen), float(seen) * looked
+    for _ in range(50):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if -middle * expm1(-looked / middle) < seen else (low, middle)
+    return min(entries, max(seen, round(-low * expm1(-entries / low))))

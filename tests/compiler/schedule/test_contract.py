@@ -1,0 +1,124 @@
+"""Products of several operands: which are split, and that the results stay the same."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify.compiler.plan import DenseProduct, steps
+from sparsify.compiler.schedule.contract import contract
+
+from .nests import program_of, random
+
+
+def statements(subscripts: str, *operands: torch.Tensor) -> list[str]:
+    """The statements of an einsum after its products were split."""
+    return [str(s) for s in contract(*program_of(subscripts, *operands)).program.statements]
+
+
+def dense(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def test_dense_factors_are_multiplied_by_a_library_first() -> None:
+    a, x, w = random((2000, 2000), 0.002, "csr"), dense(2000, 300), dense(300, 16)
+    program, sizes = program_of("ij,jf,fk->ik", a, x, w)
+    first, second = steps(program, sizes)
+    assert isinstance(first, DenseProduct) and str(first) == "T = torch.mm(B, C)"
+    assert str(second.program.statements[0]) == "Y[i,k] = sum(j, T[j,k] * A[i,j])"
+
+
+def test_a_chain_times_a_vector_runs_from_the_right() -> None:
+    a, b, c = (random((1000, 1000), 0.01, "csr", seed) for seed in range(3))
+    assert statements("ij,jk,kl,l->i", a, b, c, dense(1000)) == [
+        "T[k] = sum(l, D[l] * C[k,l])",
+        "T1[j] = sum(k, T[k] * B[j,k])",
+        "Y[i] = sum(j, T1[j] * A[i,j])",
+    ]
+
+
+def test_a_vector_on_the_left_runs_from_the_left() -> None:
+    a, b, c = (random((1000, 1000), 0.01, "csr", seed) for seed in range(3))
+    first, *_ = statements("i,ij,jk,kl->l", dense(1000), a, b, c)
+    assert first == "T[j] = sum(i, B[i,j] * A[i])"
+
+
+@pytest.mark.parametrize(
+    "subscripts, operands",
+    [
+        ("ij,ik,jk->ij", (random((500, 500), 0.01, "csr"), dense(500, 64), dense(500, 64))),  # sampled
+        ("ijk,jr,kr->ir", (random((100, 100, 100), 0.001, "csf"), dense(100, 32), dense(100, 32))),
+        ("ij,jk,ik->", (random((300, 300), 0.02, "csr"),) * 3),  # triangles
+        ("ij,jk->ik", (random((300, 300), 0.02, "csr"), dense(300, 8))),
+    ],
+    ids=["sampled", "mttkrp", "triangles", "two"],
+)
+def test_what_is_cheaper_whole_stays_whole(subscripts: str, operands: tuple[torch.Tensor, ...]) -> None:
+    assert len(statements(subscripts, *operands)) == 1
+
+
+def test_a_tucker_product_never_runs_over_all_combinations() -> None:
+    factors = [dense(100, 32) for _ in range(3)]
+    found = statements("ijk,ia,jb,kc->abc", random((100, 100, 100), 0.01, "csf"), *factors)
+    assert len(found) == 3
+
+
+def test_the_mask_is_in_the_last_product() -> None:
+    mask, *rest = (random((1000, 1000), 0.01, "csr", n) for n in range(4))
+    found = statements("il,ij,jk,kl->il", mask, *rest)
+    assert len(found) == 2 and "A[i,l]" in found[1]
+
+
+def test_unstored_entries_meet_nothing_in_temporaries_either() -> None:
+    # Row 1 of B is empty: what A has in column 1 must not reach the result, as in the one sum.
+    a = torch.ones(4, 3, dtype=torch.float64)
+    a[:, 1] = torch.nan
+    b = sparsify.tensor((torch.tensor([[0, 2], [0, 1]]), torch.ones(2, dtype=torch.float64), (3, 2)), "csr")
+    c = dense(2, 2000)
+    whole = sparsify.einsum("ij,jk,kl->il", a, b, c)
+    assert torch.isfinite(whole).all()
+    torch.testing.assert_close(whole, a[:, [0, 2]] @ c)
+
+
+CASES = {
+    "chain": ("ij,jk,kl,lm->im", [(40, 30), (30, 50), (50, 20), (20, 60)]),
+    "tucker": ("ijk,ia,jb,kc->abc", [(20, 25, 30), (20, 4), (25, 5), (30, 6)]),
+    "mttkrp": ("ijk,jr,kr->ir", [(20, 25, 30), (25, 7), (30, 7)]),
+    "order five": ("ijklm,jr,kr,lr,mr->ir", [(6, 7, 8, 9, 5), (7, 4), (8, 4), (9, 4), (5, 4)]),
+    "masked": ("ij,ik,kj->ij", [(40, 50), (40, 30), (30, 50)]),
+    "masked chain": ("il,ij,jk,kl->il", [(40, 20), (40, 30), (30, 50), (50, 20)]),
+    "cycle": ("ij,jk,kl,li->", [(20, 30), (30, 40), (40, 50), (50, 20)]),
+    "bilinear": ("i,ij,jk,k->", [(30,), (30, 40), (40, 50), (50,)]),
+    "many": ("ab,bc,cd,de,ef,fg,gh,hi->ai", [(9, 9)] * 8),
+}
+
+
+@pytest.mark.parametrize("kinds", ["sparse", "first sparse", "last dense"])
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_the_one_sum(name: str, kinds: str) -> None:
+    subscripts, shapes = CASES[name]
+    operands: list[torch.Tensor] = []
+    for number, shape in enumerate(shapes):
+        is_sparse = {"sparse": True, "first sparse": number == 0, "last dense": number < len(shapes) - 1}
+        format = {1: "compressed", 2: "csr", 3: "csf"}.get(len(shape), ", ".join(["compressed"] * len(shape)))
+        operands.append(random(shape, 0.2, format, number) if is_sparse[kinds] else dense(*shape))
+    found = sparsify.einsum(subscripts, *operands)
+    full = [o.to_dense() if isinstance(o, sparsify.SparseTensor) else o for o in operands]
+    wanted = torch.einsum(subscripts, *full)
+    torch.testing.assert_close(
+        found.to_dense()
+        if found.layout != torch.strided or isinstance(found, sparsify.SparseTensor)
+        else found,
+        wanted,
+    )
+
+
+def test_gradients_of_a_split_product() -> None:
+    a, b = random((12, 10), 0.3, "csr").requires_grad_(), random((10, 9), 0.3, "csr", 1)
+    c = dense(9, 400).requires_grad_()
+    sparsify.einsum("ij,jk,kl->il", a, b, c).square().sum().backward()
+    full = [t.detach().to_dense().requires_grad_() for t in (a, c)]
+    torch.einsum("ij,jk,kl->il", full[0], b.to_dense(), full[1]).square().sum().backward()
+    assert full[0].grad is not None and c.grad is not None and a.grad is not None
+    torch.testing.assert_close(c.grad, full[1].grad)
+    at = tuple(a.coordinates())
+    torch.testing.assert_close(a.grad.values(), full[0].grad[at])

@@ -1,0 +1,56 @@
+"""What patterns tell about their entries."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify.storage.statistics import SAMPLE, coordinates_at, histogram
+
+
+def random(shape: tuple[int, ...], entries: int, format: str) -> sparsify.SparseTensor:
+    seeded = torch.Generator().manual_seed(0)
+    coordinates = torch.stack([torch.randint(n, (entries,), generator=seeded) for n in shape]).unique(dim=1)
+    return sparsify.tensor((coordinates, torch.ones(coordinates.shape[1]), shape), format)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr", "dcsc"])
+def test_small_patterns_are_counted(format: str) -> None:
+    found = random((50, 70), 60, format)
+    counts = {(mode,): int(found.coordinates()[mode].unique().numel()) for mode in (0, 1)}
+    assert dict(found.pattern.distinct()) == counts
+
+
+def test_outer_levels_are_counted_together() -> None:
+    found = random((20, 30, 40), 500, "csf")
+    both = found.coordinates()[:2].unique(dim=1).shape[1]
+    assert found.pattern.distinct()[0, 1] == both
+
+
+def test_large_patterns_are_estimated() -> None:
+    found = random((3000, 2000), 4 * SAMPLE, "csr")
+    columns = int(found.coordinates()[1].unique().numel())
+    assert found.pattern.distinct()[1,] == pytest.approx(columns, rel=0.1)
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr"])
+def test_coordinates_at_some_positions(format: str) -> None:
+    found = random((50, 70), 60, format)
+    at = torch.tensor([0, 7, 33])
+    sample = coordinates_at(found.pattern, at)
+    for stored, coordinates in zip(found.format.levels, sample, strict=True):
+        assert coordinates is not None
+        assert coordinates.tolist() == found.coordinates()[stored.expression.mode][at].tolist()
+
+
+def test_histograms_count_rows_by_their_length() -> None:
+    coordinates = torch.tensor([[0, 2, 2, 2, 3, 3], [0, 0, 1, 2, 0, 1]])
+    assert histogram(sparsify.tensor((coordinates, torch.ones(6), (5, 3)), "csr").pattern) == (2, 1, 2)
+
+
+def test_buckets_are_powers_of_two() -> None:
+    few, same, more = (random((1000, 1000), n, "csr").pattern.bucket() for n in (600, 700, 6000))
+    assert few == same != more
+
+
+def test_an_empty_pattern_says_nothing() -> None:
+    assert random((5, 5), 0, "csr").pattern.distinct() == {}
