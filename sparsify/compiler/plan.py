@@ -120,18 +120,13 @@ def steps(
     if len(program.statements) > 1 and (scheduled or _leaves_blocks(program)):
         return (_whole(program),)
     if not scheduled:
-        program, sizes = contracted(program, sizes)
+        split = contract(program, sizes)
+        program, sizes = split.program, sizes.expecting(split.stored)
     found: list[DenseProduct | Step | Convert] = []
     for statement in program.statements:
         product = None if scheduled else dense_product(program, statement)
         found += _written(program, statement, sizes) if product is None else [product]
     return tuple(found)
-
-
-def contracted(program: Program, sizes: Sizes) -> tuple[Program, Sizes]:
-    """The program with its products split, and what is expected of their temporaries."""
-    split = contract(program, sizes)
-    return split.program, replace(sizes, stored={**sizes.stored, **split.stored})
 
 
 def dense_product(program: Program, statement: Assign) -> DenseProduct | None:

@@ -75,6 +75,10 @@ class Sizes:
                 patterns.setdefault(declared.name, patterns[root])
         return replace(self, stored=stored, patterns=patterns)
 
+    def expecting(self, stored: Mapping[str, int]) -> "Sizes":
+        """These sizes, with the numbers of entries that temporaries are expected to store."""
+        return replace(self, stored={**self.stored, **stored}) if stored else self
+
     def reach(self, name: str) -> int | None:
         """How far apart neighbouring rows of an operand read, as `Pattern.reach` says."""
         pattern = self.patterns.get(name)

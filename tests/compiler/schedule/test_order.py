@@ -1,0 +1,164 @@
+"""Loop orders by cost: what textbooks say, and that no order with more iterations is taken."""
+
+import time
+from itertools import permutations
+
+import pytest
+import torch
+
+from sparsify.compiler.schedule.order import Order, best_order, may_follow, orders
+from sparsify.compiler.schedule.sizes import UNKNOWN
+from sparsify.compiler.schedule.work import Nest, body_of, nest_of, spread
+
+from ..generate import draw
+from .nests import nest, program_of, random
+
+
+def best(subscripts: str, *operands: torch.Tensor, format: str | None = None) -> Order:
+    found = best_order(nest(subscripts, *operands, format=format))
+    assert found is not None
+    return found
+
+
+def dense(*shape: int) -> torch.Tensor:
+    return torch.ones(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "subscripts, formats, order",
+    [
+        ("ij,jk->ik", ("csc", "d"), "i, j, k"),
+        ("ij,jk->ik", ("csr", "d"), "i, j, k"),
+        ("ij,jk->ik", ("csr", "csr"), "i, j, k"),
+        ("ij,ij->ij", ("csr", "csr"), "i, j"),
+        ("ij,ik,jk->ij", ("csr", "d", "d"), "i, j, k"),
+        ("ij,jk,ik->", ("dcsr", "dcsr", "dcsr"), "i, j, k"),
+    ],
+)
+def test_textbook_orders(subscripts: str, formats: tuple[str, ...], order: str) -> None:
+    operands = [
+        dense(300, 300) if f == "d" else random((300, 300), 0.02, f, n) for n, f in enumerate(formats)
+    ]
+    assert str(best(subscripts, *operands)) == order
+
+
+@pytest.mark.parametrize("formats", [("csr", "csc"), ("csc", "csr"), ("csc", "csc"), ("coo", "dcsc")])
+def test_matrix_products_are_gustavsons_in_every_format(formats: tuple[str, str]) -> None:
+    found = best("ij,jk->ik", *(random((300, 300), 0.02, f, n) for n, f in enumerate(formats)), format="csr")
+    assert str(found) == "i, j, k" and found.workspace
+
+
+def test_a_sparse_mask_goes_first() -> None:
+    rows = [random((1000, 1000), 0.02, "csr", n) for n in range(2)]
+    few, many = random((1000, 1000), 0.0005, "csr", 2), random((1000, 1000), 0.3, "csr", 3)
+    assert str(best("ij,ik,kj->ij", few, *rows)) == "i, j, k"
+    assert str(best("ij,ik,kj->ij", many, *rows)) == "i, k, j"
+
+
+def test_huge_extents_cost_nothing_by_themselves() -> None:
+    huge = [random((10**9, 10**9), 1e-15, "coo", n) for n in range(2)]
+    found = best("ij,jk->ik", *huge, format="coo")
+    assert found.iterations < 1e5
+
+
+def test_the_best_of_all_orders_is_found() -> None:
+    for subscripts, operands in (
+        ("ij,ik,kj->ij", [random((60, 60), 0.05 * (n + 1), "csr", n) for n in range(3)]),
+        ("ijk,jr,kr->ir", [random((30, 30, 30), 0.01, "csf"), dense(30, 8), dense(30, 8)]),
+        ("ijk,jl->ilk", [random((30, 30, 30), 0.01, "csf"), random((30, 30), 0.1, "csc", 1)]),
+    ):
+        made = nest(subscripts, *operands)
+        first = next(iter(orders(made)))
+        found = best_order(made)
+        assert found is not None and found.cost == pytest.approx(first.cost)
+
+
+def measured(made: Nest, order: tuple[str, ...], operands: list[torch.Tensor], subscripts: str) -> int:
+    """How often the loops run: the distinct coordinates that the operands have in common, loop by loop."""
+    names = subscripts.split("->")[0].split(",")
+    total, known = 0, torch.zeros((0, 1), dtype=torch.int64)
+    for depth, name in enumerate(order):
+        extent = int(made.extents[made.variables.index(name)])
+        step = torch.arange(extent)
+        known = torch.cat([known.repeat_interleave(extent, 1), step.repeat(known.shape[1])[None]])
+        for letters, operand in zip(names, operands, strict=True):
+            shared = [letter for letter in order[: depth + 1] if letter in letters]
+            if not hasattr(operand, "pattern") or name not in letters:
+                continue
+            stored = operand.coordinates()[[letters.index(letter) for letter in shared]]
+            place = torch.tensor([int(made.extents[made.variables.index(s)]) for s in shared])
+            factors = torch.cat([place[1:].flip(0).cumprod(0).flip(0), torch.ones(1, dtype=torch.int64)])
+            key = (known[[order.index(s) for s in shared]] * factors[:, None]).sum(0)
+            known = known[:, torch.isin(key, (stored * factors[:, None]).sum(0))]
+        total += known.shape[1]
+    return total
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("subscripts", ["ij,jk->ik", "ij,ik,kj->ij", "ij,jk,ki->", "ij,jk,k->i", "ij,ik->jk"])
+def test_no_order_with_many_more_iterations_is_taken(subscripts: str, seed: int) -> None:
+    """Iterations are counted on the operands, for the order that was taken and for all others."""
+    seeded = torch.Generator().manual_seed(seed)
+    extents = {letter: int(torch.randint(8, 25, (1,), generator=seeded)) for letter in "ijk"}
+    operands = []
+    for number, letters in enumerate(subscripts.split("->")[0].split(",")):
+        density = (0.03, 0.1, 0.3)[int(torch.randint(3, (1,), generator=seeded))]
+        format = "compressed" if len(letters) == 1 else ("dcsr", "dcsc")[seed % 2]
+        operands.append(random(tuple(extents[letter] for letter in letters), density, format, seed + number))
+    made = nest(subscripts, *operands)
+    found = best_order(made)
+    assert found is not None
+    counts = {}
+    for order in permutations(made.variables):
+        outer, legal = 0, False
+        for workspace in (True, False):
+            outer, legal = 0, True
+            for name in order:
+                legal = legal and may_follow(made, outer, made.bit(name), workspace)
+                outer |= made.bit(name)
+            if legal:
+                break
+        if legal:
+            counts[order] = measured(made, order, operands, subscripts)
+    rows = sum(int(extent) for extent in made.extents)
+    assert counts[found.names] <= 3 * min(counts.values()) + rows
+
+
+def test_random_programs_have_an_order_that_is_the_best_by_the_model() -> None:
+    """All orders of the nests of random programs: none is asymptotically better than the one that is taken."""
+    compared = 0
+    for seed in range(150):
+        program = draw(seed).program
+        for statement in program.statements:
+            body = body_of(statement)
+            made = None if body is None else nest_of(program, statement.target, body[1], UNKNOWN, body[0])
+            if made is None or not 2 <= len(made.variables) <= 4 or (found := best_order(made)) is None:
+                continue
+            assert found.cost <= min(order.cost for order in orders(made)) * (1 + 1e-6)
+            compared += 1
+    assert compared > 40
+
+
+def test_eight_loops_are_ordered_quickly() -> None:
+    tensor = random((6,) * 6, 0.001, ", ".join(["compressed"] * 6))
+    program, sizes = program_of("abcdef,ag,bg,ch,dh->gefh", tensor, *(dense(6, 6) for _ in range(4)))
+    (statement,) = program.statements
+    body = body_of(statement)
+    assert body is not None
+    spent = []
+    for _ in range(3):
+        began = time.process_time()
+        made = nest_of(program, statement.target, body[1], sizes, body[0])
+        assert made is not None and len(made.variables) == 8 and best_order(made) is not None
+        spent.append(time.process_time() - began)
+    assert min(spent) < 0.2  # 20 ms on a quiet machine
+
+
+def test_counts_of_a_product() -> None:
+    made = nest("ij,jk->ik", *(random((1000, 1000), 0.01, "dcsr", n) for n in range(2)))
+    i, j, k = (made.bit(name) for name in "ijk")
+    entries = made.factors[0].stored
+    assert made.count(i | j) == pytest.approx(entries, rel=0.01)
+    assert made.count(i | j | k) == pytest.approx(entries * made.factors[1].stored / 1000, rel=0.01)
+    assert made.visits(i | k, j)[0] == pytest.approx(20, rel=0.1)
+    assert spread(10.0, 1e9) == pytest.approx(10.0) and spread(1e9, 10.0) == pytest.approx(10.0)
