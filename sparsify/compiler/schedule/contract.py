@@ -108,9 +108,8 @@ class _Split:
         declared = {d.name: d for d in self.program.declarations}
         if len(accesses) < 3 or not all(is_plain(a, declared[a.tensor]) for a in accesses):
             return None
-        if len({declared[a.tensor].dtype for a in accesses}) > 1 or not set(node.indices) <= set(
-            all_indices((node.body,))
-        ):
+        dtypes = {declared[a.tensor].dtype for a in (*accesses, self.statement.target)}
+        if len(dtypes) > 1 or not set(node.indices) <= set(all_indices((node.body,))):
             return None
         # Where the sum is the whole value, it is computed where the result is stored.
         free = tuple(n for n in dict.fromkeys(all_indices((target, node.body))) if n not in node.indices)

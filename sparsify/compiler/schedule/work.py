@@ -16,6 +16,8 @@ from functools import cached_property
 from math import expm1, inf, log2, prod
 from typing import Final
 
+from sparsify.compiler.dtypes import Kind, held
+from sparsify.compiler.einsum.infer_dtype import declared_kind
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.loops.lower.lattice import EVERYWHERE, Point, expression_regions
@@ -309,14 +311,19 @@ def _factor(
     return Factor(access, order, is_dense, known, stored, turn)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fills:
+@dataclass(frozen=True)
+class _Tensors:
     """What the lattice asks about tensors."""
 
     declared: Mapping[str, Declaration]
 
-    def fill_of(self, access: Access) -> float:
-        return float(self.declared[access.tensor].fill) if access.tensor in self.declared else 0.0
+    @cached_property
+    def kinds(self) -> Mapping[str, Kind]:
+        return {name: declared_kind(found) for name, found in self.declared.items()}
+
+    def fill_of(self, access: Access) -> float | int | bool:
+        found = self.declared.get(access.tensor)
+        return 0.0 if found is None else held(found.fill, found.dtype)
 
     def root_of(self, access: Access) -> Access:
         return _root(access, self.declared) if access.tensor in self.declared else access
@@ -330,7 +337,7 @@ def _points(
     monoid: str | None,
 ) -> tuple[tuple[int, ...], ...]:
     """The smallest sets of sparse operands at whose entries the body has something to do."""
-    fills = _Fills(declared)
+    fills = _Tensors(declared)
     regions = expression_regions(body, frozenset(sparse), fills, frozenset(), {})
     output = declared.get(target.tensor)
     neutral = float(MONOIDS[monoid].neutral) if monoid is not None else None
