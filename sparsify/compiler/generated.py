@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from sparsify.compiler import native
+from sparsify.compiler.compact import compact, compact_sizes, compactable, large
 from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.known import KNOWN
@@ -182,6 +183,7 @@ class GeneratedStep:
         self._declared = tuple(self.program.declaration(name) for name in self.program.inputs)
         self._dtype = getattr(torch, self.output.dtype)
         self._is_assembled = is_assembled(self.output)
+        self._compactable = compactable(self.program) if self._is_assembled else frozenset()
         self._is_plain = self.output.format.ordering == tuple(range(len(self.output.extents)))
         self._outputs = tuple(self.program.declaration(name) for name in self.results)
         root = self.output.pattern_of
@@ -201,7 +203,7 @@ class GeneratedStep:
         """
         if sizes is UNKNOWN and self._current is not None:
             return False
-        sizes = sizes.also(self.twins)
+        sizes = compact_sizes(self._compactable, sizes.also(self.twins))
         known = sizes.key(self.program)
         if known == self._known:
             return False
@@ -248,6 +250,12 @@ class GeneratedStep:
         Raises:
             ShapeError, DtypeError, FormatError: an operand that does not fit the program.
         """
+        if self._compactable and (found := large(self._compactable, self._declared, operands)):
+            return self._compacted(operands, found)
+        return self._as_they_are(operands)
+
+    def _as_they_are(self, operands: Sequence[torch.Tensor]) -> Any:
+        """The results for operands over the coordinates that they have."""
         shapes = tuple([operand.shape for operand in operands])
         frame = self._frames.get(shapes) or self._frame(shapes, operands)
         sizes = list(frame.sizes)
@@ -270,6 +278,24 @@ class GeneratedStep:
         buffers.append(stored)
         frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
         return wrap(pattern, stored, self.output.fill)
+
+    def _compacted(self, operands: Sequence[torch.Tensor], extents: frozenset[str]) -> torch.Tensor:
+        """The result by way of operands over the coordinates that occur."""
+        places = [place for place, operand in enumerate(operands) if isinstance(operand, SparseTensor)]
+        patterns = [operands[place]._pattern for place in places]  # type: ignore[attr-defined]
+        found = KNOWN.find(self._compactable, patterns)
+        if found is None:
+            found = compact(extents, [self._declared[place] for place in places], patterns)
+            KNOWN.remember(self._compactable, patterns, found, found.patterns)
+        used = list(operands)
+        for place, pattern in zip(places, found.patterns, strict=True):
+            used[place] = wrap(pattern, used[place]._vals, used[place]._fill)  # type: ignore[attr-defined]
+        result = self._as_they_are(used)
+        sizes = dict(self.program.extents)
+        for declared, operand in zip(self._declared, operands, strict=True):
+            _match(declared, operand.shape, sizes)
+        shape = [sizes[name] for name in self.output.extents]
+        return wrap(found.spread(self.output, result._pattern, shape), result._vals, self.output.fill)
 
     def _frame(self, shapes: tuple[Shape, ...], operands: Sequence[torch.Tensor]) -> Frame:
         """Checks shapes, learns the extents from them and finds the kernel for such operands."""
@@ -341,7 +367,7 @@ class GeneratedStep:
             pos = [made.get(f"{self.result}{number}_pos") for number in levels]
             crd = [made.get(f"{self.result}{number}_crd") for number in levels]
             known = Pattern(self.output.format, frame.shape, pos, crd).trusted()
-            KNOWN.remember(self, patterns, known)
+            KNOWN.remember(self, patterns, known, [known])
         return wrap(known, values, self.output.fill)
 
 

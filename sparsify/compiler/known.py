@@ -25,11 +25,11 @@ class KnownPatterns:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.most_bytes = most_bytes
-        self._known: OrderedDict[Key, tuple[Any, tuple[ref[Pattern], ...], Pattern]] = OrderedDict()
+        self._known: OrderedDict[Key, tuple[Any, tuple[ref[Pattern], ...], Any, int]] = OrderedDict()
         self._bytes = 0
 
-    def find(self, step: object, operands: Sequence[Pattern]) -> Pattern | None:
-        """The pattern that `step` gave for operands of these patterns."""
+    def find(self, step: object, operands: Sequence[Pattern]) -> Any:
+        """What was remembered of `step` for operands of these patterns, `None` when nothing was."""
         key = _key(step, operands)
         found = self._known.get(key)
         if found is None or any(was() is not now for was, now in zip(found[1], operands, strict=True)):
@@ -37,9 +37,16 @@ class KnownPatterns:
         self._known.move_to_end(key)
         return found[2]
 
-    def remember(self, step: object, operands: Sequence[Pattern], result: Pattern) -> None:
-        """Keeps the pattern of a result; one that is larger than all that may be kept is not."""
-        size = _bytes(result)
+    def remember(
+        self, step: object, operands: Sequence[Pattern], result: Any, made: Sequence[Pattern]
+    ) -> None:
+        """Keeps what was made of the operands' patterns; what is larger than all that may be kept is not.
+
+        Args:
+            result: to be found again.
+            made: the patterns that it keeps in memory.
+        """
+        size = sum(array.nbytes for pattern in made for array in pattern.arrays())
         if size > self.most_bytes:
             return
         key = _key(step, operands)
@@ -50,7 +57,7 @@ class KnownPatterns:
         def forget(gone: object) -> None:
             self._forget(key)
 
-        self._known[key] = step, tuple(ref(operand, forget) for operand in operands), result
+        self._known[key] = step, tuple(ref(operand, forget) for operand in operands), result, size
         self._bytes += size
 
     def clear(self) -> None:
@@ -64,16 +71,11 @@ class KnownPatterns:
     def _forget(self, key: Key) -> None:
         found = self._known.pop(key, None)
         if found is not None:
-            self._bytes -= _bytes(found[2])
+            self._bytes -= found[3]
 
 
 def _key(step: object, operands: Sequence[Pattern]) -> Key:
     return id(step), *map(id, operands)
-
-
-def _bytes(pattern: Pattern) -> int:
-    """The memory of the arrays of a pattern."""
-    return sum(array.nbytes for array in pattern.arrays())
 
 
 KNOWN: Final = KnownPatterns()

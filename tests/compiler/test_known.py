@@ -71,8 +71,8 @@ def test_the_memory_is_bounded():
     patterns = [random(20, 20, seed).pattern for seed in range(4)]
     known = KnownPatterns(most_bytes=2 * sum(array.nbytes for array in patterns[0].arrays()))
     for pattern in patterns:
-        known.remember(known, [pattern], patterns[0])
+        known.remember(known, [pattern], patterns[0], [patterns[0]])
     assert [known.find(known, [pattern]) is not None for pattern in patterns] == [False, False, True, True]
     huge = Pattern(sparsify.Format("csr"), (10**4, 1), [None, torch.zeros(10**4 + 1)], [None, torch.zeros(0)])
-    known.remember(known, [patterns[0]], huge)
+    known.remember(known, [patterns[0]], huge, [huge])
     assert known.find(known, [patterns[0]]) is None
