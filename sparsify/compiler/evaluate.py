@@ -252,11 +252,14 @@ def _program(
     """The program of an `evaluate`."""
     tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
     scalars = {name: value for name, value in operands.items() if name not in tensors}
-    statements = _with_scalars(read(text).statements, scalars)
+    source = read(text, indices=tuple(sizes or ()))
+    statements = _with_scalars(source.statements, scalars)
+    slices = {name for name, _ in source.sizes}
+    given = {**dict(source.sizes), **(sizes or {})}
     names = (outputs,) if isinstance(outputs, str) else outputs or ()
     described = {name: _describe(value) for name, value in tensors.items()}
-    program = declare(statements, described, names, formats=_formats(statements, format), sizes=sizes)
-    bind_extents(statements, {name: tensors[name].shape for name in program.inputs}, sizes)
+    program = declare(statements, described, names, formats=_formats(statements, format), sizes=given)
+    bind_extents(statements, {name: tensors[name].shape for name in program.inputs}, given, slices)
     return program
 
 

@@ -83,9 +83,12 @@ def loop_order(program: Program, statement: Assign, sparse: Mapping[Access, Form
 
 
 def concordant(access: Access, format: Format, order: list[str]) -> tuple[int, ...]:
-    """The modes of an access in the order of the loops; those without one as they are stored."""
-    place = [order.index(n) if n in order else len(order) for n in index_names(access)]
-    return tuple(sorted(range(len(place)), key=lambda mode: (place[mode], format.ordering.index(mode))))
+    """The modes of an access in the order of the loops that give their indices; constants stay where they are."""
+    places: dict[int, int] = {}
+    for mode in format.ordering:
+        found = [order.index(n) if n in order else len(order) for n in index_names(access.indices[mode])]
+        places[mode] = max(found) if found else max(places.values(), default=-1)
+    return tuple(sorted(places, key=lambda mode: (places[mode], format.ordering.index(mode))))
 
 
 def reordered(format: Format, ordering: tuple[int, ...]) -> Format:
@@ -107,9 +110,9 @@ def with_twins(value: Expr, found: Mapping[Access, Twin]) -> Expr:
 
 
 def _can_turn(access: Access, format: Format) -> bool:
-    """Whether the operand is sparse, without blocks, and read at a plain index variable for each mode."""
-    plain = all(isinstance(index, Index) for index in access.indices)
-    return plain and not format.is_dense and format.is_short and len(index_names(access)) == format.rank
+    """Whether the operand is sparse, without blocks, and not read along a diagonal."""
+    names = [index.name for index in access.indices if isinstance(index, Index)]
+    return not format.is_dense and format.is_short and len(set(names)) == len(names)
 
 
 def _result_order(program: Program, statement: Assign) -> list[str]:

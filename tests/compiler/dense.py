@@ -4,6 +4,7 @@ In: `y[i] = sum(j, A[i,j] * x[j])` and arrays. Out: the arrays of all results.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,8 @@ def compute(
         if assign.monoid is not None and more:
             value = Reduce(assign.monoid, more, value)
         with np.errstate(all="ignore"):
-            found = _value(value, kept, values, masks, sizes)
+            fills = {d.name: float(d.fill) for d in program.declarations}
+            found = _value(value, kept, values, masks, sizes, fills)
             if assign.monoid is not None and name in values:
                 found = COMBINE[assign.monoid](values[name], found)
         declared = program.declaration(name)
@@ -67,6 +69,7 @@ def _value(
     values: Mapping[str, Array],
     masks: Mapping[str, NDArray[np.bool_]],
     sizes: Mapping[str, int],
+    fills: Mapping[str, float],
 ) -> Array:
     """An expression as an array with one mode for each of `names`."""
     shape = [sizes[name] for name in names]
@@ -77,15 +80,41 @@ def _value(
         case Index(name):
             return grids[name].astype(float)
         case Access(tensor, indices):
-            return np.broadcast_to(values[tensor][tuple(grids[index.name] for index in indices)], shape)
+            return np.broadcast_to(_read(values[tensor], indices, grids, fills[tensor]), shape)
         case Stored(Access(tensor, indices)):
-            found = masks[tensor][tuple(grids[index.name] for index in indices)]
-            return np.broadcast_to(np.asarray(found, float), shape)
+            return np.broadcast_to(np.asarray(_read(masks[tensor], indices, grids, False), float), shape)
         case Reduce(monoid, more, body):
-            inside = _value(body, [*names, *more], values, masks, sizes)
+            inside = _value(body, [*names, *more], values, masks, sizes, fills)
             axes = tuple(range(len(names), len(names) + len(more)))
             return np.asarray(COMBINE[monoid].reduce(inside, axis=axes, initial=NEUTRAL[monoid]))
         case Call(function, args):
-            operands = [_value(arg, names, values, masks, sizes) for arg in args]
+            operands = [_value(arg, names, values, masks, sizes, fills) for arg in args]
             return np.asarray(FUNCTIONS[function].evaluate(*operands), float)
     raise AssertionError(expr)
+
+
+def _read(
+    array: NDArray[Any], indices: tuple[Expr, ...], grids: Mapping[str, Array], fill: float | bool
+) -> NDArray[Any]:
+    """The entries at affine indices; outside of the array its fill."""
+    if not indices:
+        return array
+    places = [_place(index, grids) for index in indices]
+    inside = np.all(
+        [(p >= 0) & (p < n) & (p % 1 == 0) for p, n in zip(places, array.shape, strict=True)], axis=0
+    )
+    if not array.size:
+        return np.full(inside.shape, fill)
+    return np.where(inside, array[tuple(np.where(inside, p, 0).astype(int) for p in places)], fill)
+
+
+def _place(index: Expr, grids: Mapping[str, Array]) -> Array:
+    """The value of an index at each coordinate."""
+    match index:
+        case Const(value):
+            return np.full(next(iter(grids.values())).shape if grids else (), float(value))
+        case Index(name):
+            return grids[name].astype(float)
+        case Call(function, args):
+            return np.asarray(FUNCTIONS[function].evaluate(*(_place(arg, grids) for arg in args)))
+    raise AssertionError(index)

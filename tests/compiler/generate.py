@@ -4,21 +4,23 @@ In: `draw(7)`. Out: a `Case`: statements in index notation, how their operands a
 A failure names its seed, and `draw(seed)` makes the same case again.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 import sparsify
+from sparsify.compiler.einsum.affine import Affine
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.interpret import interpret
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program, Reduce, Stored
-from sparsify.compiler.einsum.rename import rename_indices
+from sparsify.compiler.einsum.rename import all_indices, rename_indices
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.kernel import result_index_dtypes
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import Node, map_children, walk
 from sparsify.storage.convert import level_columns
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
@@ -94,10 +96,19 @@ class Case:
         return f"seed {self.seed}: {text} with {tensors}; {self.vector_bytes} bytes, {self.threads} threads"
 
 
-def draw(seed: int) -> Case:
+def draw_windowed(seed: int) -> Case:
+    """The case of a seed, some of whose indices are affine or constants."""
+    return draw(seed, windows=True)
+
+
+def draw(seed: int, *, windows: bool = False) -> Case:
     """The case of a seed."""
     rng = np.random.default_rng(seed)
     statements = _Writer(rng).statements()
+    if windows:
+        statements = tuple(
+            _with_windows(s, np.random.default_rng([seed, n])) for n, s in enumerate(statements)
+        )
     if rng.random() < 0.05:
         statements = tuple(rename_indices(s, dict(zip(LETTERS, ODD, strict=True))) for s in statements)
     dtype = str(rng.choice(["float32", "float64"]))
@@ -111,21 +122,58 @@ def draw(seed: int) -> Case:
     if len(last.indices) in RESULTS and rng.random() < 0.25:
         formats[last.tensor] = Format(str(rng.choice(RESULTS[len(last.indices)])))
     outputs = tuple(results) if rng.random() < 0.3 else (last.tensor,)
-    program = declare(statements, operands, outputs, formats=formats)
+    sizes = {name: int(rng.choice(EXTENTS)) for name in _without_mode(statements)} if windows else {}
+    program = declare(statements, operands, outputs, formats=formats, sizes=sizes)
     case = Case(seed, program, int(rng.choice([0, 16, 32])), int(rng.choice([1, 2])))
     fill_operands(case, rng)
     return case
 
 
-def draw_adjoint(seed: int) -> Case:
+def _with_windows(statement: Assign, rng: np.random.Generator) -> Assign:
+    """The statement with some of its indices made affine: shifted, scaled, a sum of two, or a constant."""
+    names = all_indices((statement,))
+    plain = list(statement.target.indices)
+
+    def index(old: Expr) -> Expr:
+        if rng.random() < 0.75 or not isinstance(old, Index):
+            return old
+        shift = int(rng.integers(-2, 3))
+        factor = int(rng.choice([1, 1, 1, 2, 3, -1]))
+        form = Affine(((old.name, factor),), shift if factor > 0 else 3)
+        inside = [index.name for index in plain if isinstance(index, Index)]
+        if rng.random() < 0.3 and inside and (other := str(rng.choice(inside))) != old.name:
+            form = form.plus(Affine(((other, 1),)))
+        if rng.random() < 0.1:
+            form = form.over(2)
+        return form.expression() if old.name in names else old
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Access):
+            return Access(node.tensor, tuple(map(index, node.indices)))
+        return map_children(node, visit)
+
+    return replace(statement, value=cast(Expr, visit(statement.value)))
+
+
+def _without_mode(statements: tuple[Assign, ...]) -> list[str]:
+    """The index variables that no operand gives an extent."""
+    results = {s.target.tensor for s in statements}
+    reads = [
+        n for s in statements for n in walk(s.value) if isinstance(n, Access) and n.tensor not in results
+    ]
+    given = {index.name for access in reads for index in access.indices if isinstance(index, Index)}
+    return [name for name in all_indices(statements) if name not in given]
+
+
+def draw_adjoint(seed: int, *, windows: bool = False) -> Case:
     """The gradients of a drawn program in all its inputs; its results are operands like the others."""
-    case = draw(seed)
+    case = draw(seed, windows=windows)
     rng = np.random.default_rng([seed, 2])
     wanted = tuple(name for name in case.program.inputs if rng.random() < 0.7) or case.program.inputs[:1]
     program = adjoint(case.program, wanted, {name: f"g_{name}" for name in case.program.outputs})
     given = {name: (case.values[name], case.stored[name]) for name in case.program.inputs}
     reverse = Case(seed, program, case.vector_bytes, case.threads)
-    extents: dict[str, int] = {}
+    extents: dict[str, int] = dict(case.program.extents)
     for name in case.program.inputs:
         extents.update(zip(case.program.declaration(name).extents, case.values[name].shape, strict=True))
     results = interpret(case.program, given)
@@ -142,7 +190,7 @@ def draw_adjoint(seed: int) -> Case:
 
 def fill_operands(case: Case, rng: np.random.Generator, extents: dict[str, int] | None = None) -> None:
     """Draws values and patterns for the inputs that have none."""
-    extents = {} if extents is None else extents
+    extents = dict(case.program.extents) if extents is None else extents
     sizes = (0, *EXTENTS) if rng.random() < 0.15 else EXTENTS
     large = rng.random() < 0.3
     for name in case.program.inputs:

@@ -5,6 +5,7 @@ no names that generated code uses itself, and different from each other.
 """
 
 import re
+from itertools import count, islice
 from typing import Final
 
 from sparsify.compiler.cpp.types import ELEMENTS
@@ -70,10 +71,8 @@ def _is_usable(name: str) -> bool:
 
 
 def _rename(name: str, taken: set[str]) -> str:
-    text = re.sub(r"[^A-Za-z0-9_]", "_", name)
-    if not re.match(r"[A-Za-z_]", text):
+    text = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9_]", "_", name))
+    if not re.match(r"[A-Za-z]", text) or text.startswith("SPARSIFY_"):
         text = f"v{text}"
-    text = f"v{text}" if text.startswith("_") else text
-    while text in taken or not _is_usable(text):
-        text += "_"
-    return text
+    numbers = (f"{text}{'' if text.endswith('_') else '_'}{number or ''}" for number in count())
+    return next(t for t in (text, *islice(numbers, len(taken) + 2)) if t not in taken and _is_usable(t))

@@ -4,7 +4,7 @@ In: `d_A[i,j] = g[i,j] * w[i,j]` and the forward statement `w[i,j] = sum(k, Q[i,
 Out: the program of `d_A[i,j] = g[i,j] * sum(k, Q[i,k] * K[j,k])` with inputs A (for its pattern), g, Q and K.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sparsify.compiler.einsum.flatten import Flat
 from sparsify.compiler.einsum.infer_format import infer_format
@@ -27,7 +27,7 @@ def assemble(
         recomputed: the inner reductions of `forward` by name; those that are read once are written where they
             are read, the others become statements.
     """
-    body = _recompute(needed(list(statements), outputs), recomputed)
+    body = _recompute(needed(list(statements), outputs), recomputed, dict(forward.extents))
     assigned = {statement.target.tensor for statement in body}
     known = {d.name: d for d in forward.declarations} | dict(declarations)
     inputs = dict.fromkeys(name for s in body for name in _reads(s) if name not in assigned)
@@ -52,16 +52,26 @@ def needed(statements: Sequence[Assign], outputs: Sequence[str]) -> list[Assign]
     return kept[::-1]
 
 
-def _recompute(statements: list[Assign], recomputed: Mapping[str, Flat]) -> list[Assign]:
+def _recompute(
+    statements: list[Assign], recomputed: Mapping[str, Flat], fixed: Collection[str]
+) -> list[Assign]:
     """`statements` with the inner reductions of the forward program that they read."""
     for name in reversed(tuple(recomputed)):
         flat = recomputed[name]
         readers = [n for n, s in enumerate(statements) if name in _reads(s)]
-        if len(readers) == 1 and _count(statements[readers[0]], name) == 1:
+        if len(readers) == 1 and _can_inline(statements[readers[0]], flat, fixed):
             statements[readers[0]] = _inline(statements[readers[0]], flat)
         elif readers:
             statements.insert(0, flat.assign())
     return statements
+
+
+def _can_inline(statement: Assign, flat: Flat, fixed: Collection[str]) -> bool:
+    """Whether a statement reads a temporary once, by plain index variables, and none of a `fixed` extent is renamed."""
+    accesses = [n for n in walk(statement.value) if isinstance(n, Access) and n.tensor == flat.target.tensor]
+    plain = len(accesses) == 1 and all(isinstance(index, Index) for index in accesses[0].indices)
+    inner = set(all_indices((flat.assign(),))) - set(flat.indices)
+    return plain and not (inner & set(fixed) & set(all_indices((statement,))))
 
 
 def _inline(statement: Assign, flat: Flat) -> Assign:
@@ -82,11 +92,6 @@ def _inline(statement: Assign, flat: Flat) -> Assign:
 def _reads(statement: Assign) -> list[str]:
     """The tensors that a statement reads."""
     return [node.tensor for node in walk(statement.value) if isinstance(node, Access)]
-
-
-def _count(statement: Assign, name: str) -> int:
-    """How often a statement reads a tensor."""
-    return _reads(statement).count(name)
 
 
 def _add_shapes(inputs: dict[str, None], forward: Program, declared: Sequence[Declaration]) -> None:

@@ -4,14 +4,16 @@ In: `A[i,j] * T[j,k]` and the gradient `g[i,k]` of its value. Out: `g[i,k] * T[j
 `g[i,k] * A[i,j]` for `T[j,k]`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
+from typing import cast
 
+from sparsify.compiler.einsum.affine import Affine, affine
 from sparsify.compiler.einsum.functions import FUNCTIONS, argument_names
-from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.rename import substitute_scalars
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import Node, map_children, walk
 
 ZERO = Const(0)
 ONE = Const(1)
@@ -109,6 +111,52 @@ def product_slope(body: Expr, product: Expr, zeros: Expr, others: Expr) -> Expr:
     without_zero = Call("where", (equals(zeros, ZERO), Call("div", (product, body)), ZERO))
     at_zero = Call("where", (equals(zeros, ONE), others, ZERO))
     return Call("where", (equals(body, ZERO), at_zero, without_zero))
+
+
+def vanishes(expr: Expr, name: str, fills: Mapping[str, float]) -> bool:
+    """Whether `expr` is 0 where the index variable `name` is outside of its extent: it reads nothing there.
+
+    Args:
+        fills: of the tensors.
+    """
+    match expr:
+        case Const(value):
+            return value == 0
+        case Access(tensor, indices):
+            return Index(name) in indices and fills.get(tensor) == 0
+        case Call("mul", (left, right)):
+            return vanishes(left, name, fills) or vanishes(right, name, fills)
+        case Call("div", (numerator, _)):
+            return vanishes(numerator, name, fills)
+        case Call("neg" | "add" | "sub", args):
+            return all(vanishes(arg, name, fills) for arg in args)
+        case Call("where", (_, yes, no)):
+            return vanishes(yes, name, fills) and vanishes(no, name, fills)
+    return False
+
+
+def put(expr: Expr, name: str, form: Affine) -> Expr:
+    """`expr` with an affine form in the place of an index variable, indices in lowest terms.
+
+    >>> str(put(parse_expression("x[2*h+r-1] * g[h]"), "h", Affine((("p", 1), ("r", -1)), 1, 2)))
+    'x[p] * g[(p - r + 1) / 2]'
+    """
+
+    def visit(node: Node) -> Node:
+        match node:
+            case Index(found) if found == name:
+                return form.expression()
+            case Access(tensor, indices):
+                return Access(tensor, tuple(index_at(index) for index in indices))
+        return map_children(node, visit)
+
+    def index_at(index: Expr) -> Expr:
+        found = affine(index)
+        return (
+            index if found is None or name not in found.names else found.substituted(name, form).expression()
+        )
+
+    return cast(Expr, visit(expr))
 
 
 @cache

@@ -1,37 +1,96 @@
 """Affine forms of the indices of accesses.
 
-In: `2*h + r - 1`. Out: `Affine((("h", 2), ("r", 1)), -1)`.
+In: `2*h + r - 1`. Out: `Affine((("h", 2), ("r", 1)), -1)`. `(p - r + 1) / 2` is one with the divisor 2: where the
+division leaves a rest, the index is outside of its mode.
 """
 
 from dataclasses import dataclass
+from math import gcd
 
 from sparsify.compiler.einsum.nodes import Call, Const, Expr, Index
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`sum of factor * index, plus offset`; the factors are not zero."""
+    """`(sum of factor * index, plus offset) / divisor`; the factors are not zero, the divisor is positive."""
 
     terms: tuple[tuple[str, int], ...]
     offset: int = 0
+    divisor: int = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The index variables."""
+        return tuple(name for name, _ in self.terms)
 
     def scaled(self, factor: int) -> "Affine":
         """This form times a number."""
         if factor == 0:
             return Affine(())
-        return Affine(tuple((name, factor * n) for name, n in self.terms), factor * self.offset)
+        return _reduced(
+            tuple((name, factor * n) for name, n in self.terms), factor * self.offset, self.divisor
+        )
 
     def plus(self, other: "Affine") -> "Affine":
         """The sum of two forms."""
-        factors = dict(self.terms)
+        common = self.divisor * other.divisor
+        factors = {name: n * other.divisor for name, n in self.terms}
         for name, n in other.terms:
-            factors[name] = factors.get(name, 0) + n
-        return Affine(tuple((name, n) for name, n in factors.items() if n), self.offset + other.offset)
+            factors[name] = factors.get(name, 0) + n * self.divisor
+        offset = self.offset * other.divisor + other.offset * self.divisor
+        return _reduced(tuple((name, n) for name, n in factors.items() if n), offset, common)
+
+    def over(self, number: int) -> "Affine":
+        """This form divided by a number that is not 0."""
+        sign = -1 if number < 0 else 1
+        form = self.scaled(sign)
+        return _reduced(form.terms, form.offset, form.divisor * sign * number)
+
+    def solved(self, name: str, value: str) -> "Affine":
+        """What `name` is where this form is `value`.
+
+        >>> str(Affine((("h", 2), ("r", 1)), -1).solved("h", "p"))
+        '(p - r + 1) / 2'
+        """
+        rest = Affine(tuple((n, f) for n, f in self.terms if n != name), self.offset)
+        wanted = Affine(((value, self.divisor),)).plus(rest.scaled(-1))
+        return wanted.over(dict(self.terms)[name])
+
+    def substituted(self, name: str, form: "Affine") -> "Affine":
+        """This form with another in the place of `name`."""
+        rest = Affine(tuple((n, f) for n, f in self.terms if n != name), self.offset, self.divisor)
+        factor = dict(self.terms).get(name, 0)
+        return rest.plus(form.scaled(factor).over(self.divisor)) if factor else self
+
+    def expression(self) -> Expr:
+        """The form as an index, `2 * h + r - 1`."""
+        total: Expr | None = None
+        for name, factor in sorted(self.terms, key=lambda term: term[1] < 0):
+            size = abs(factor)
+            part: Expr = Index(name) if size == 1 else Call("mul", (Const(size), Index(name)))
+            if total is None:
+                total = part if factor > 0 else Call("neg", (part,))
+            else:
+                total = Call("add" if factor > 0 else "sub", (total, part))
+        if total is None:
+            total = Const(self.offset)
+        elif self.offset:
+            total = Call("add" if self.offset > 0 else "sub", (total, Const(abs(self.offset))))
+        return total if self.divisor == 1 else Call("div", (total, Const(self.divisor)))
+
+    def __str__(self) -> str:
+        return str(self.expression())
 
     def bounds(self, extents: dict[str, int]) -> tuple[int, int]:
-        """The least and greatest value over the ranges of the index variables."""
+        """The least and greatest value over the ranges of the index variables, before the division."""
         spans = [n * (extents[name] - 1) for name, n in self.terms]
         return self.offset + sum(min(s, 0) for s in spans), self.offset + sum(max(s, 0) for s in spans)
+
+
+def _reduced(terms: tuple[tuple[str, int], ...], offset: int, divisor: int) -> Affine:
+    """A form in lowest terms."""
+    common = gcd(divisor, offset, *(n for _, n in terms))
+    return Affine(tuple((name, n // common) for name, n in terms), offset // common, divisor // common)
 
 
 def affine(expr: Expr) -> Affine | None:
@@ -53,5 +112,9 @@ def affine(expr: Expr) -> Affine | None:
             first, second = affine(left), affine(right)
             if first is None or second is None or (first.terms and second.terms):
                 return None
-            return second.scaled(first.offset) if not first.terms else first.scaled(second.offset)
+            number, form = (second, first) if first.terms else (first, second)
+            return form.scaled(number.offset).over(number.divisor)
+        case Call("div", (left, Const(number))) if type(number) is int and number != 0:
+            form = affine(left)
+            return None if form is None else form.over(number)
     return None

@@ -3,7 +3,7 @@
 In: `y[i] = sum(j, A[i,j] * x[j])` and the shapes of A and x. Out: `{"i": 3, "j": 4}`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from sparsify.compiler.einsum.affine import affine
@@ -75,12 +75,18 @@ def equal_extents(statements: Sequence[Assign]) -> dict[str, str]:
 
 
 def bind_extents(
-    statements: Sequence[Assign], shapes: Mapping[str, Sequence[int]], sizes: Mapping[str, int] | None = None
+    statements: Sequence[Assign],
+    shapes: Mapping[str, Sequence[int]],
+    sizes: Mapping[str, int] | None = None,
+    slices: Collection[str] = (),
 ) -> dict[str, int]:
     """The extent of each index variable, from the shapes of the inputs and from `sizes`.
 
+    Args:
+        slices: the index variables that stand for slices, which have to lie inside their modes.
+
     Raises:
-        ShapeError: an index variable has two extents, or a constant index lies outside its mode.
+        ShapeError: an index variable has two extents, or a constant index or a slice lies outside its mode.
         EinsumError: nothing gives an index variable an extent.
     """
     extents: dict[str, int] = dict(sizes or {})
@@ -90,6 +96,7 @@ def bind_extents(
         for access in accesses((statement,)):
             if access.tensor in known:
                 _read_modes(access, known[access.tensor], extents, source)
+                _check_slices(access, known[access.tensor], extents, slices)
         missing = [name for name in index_variables((statement,)) if name not in extents]
         if missing:
             raise EinsumError(
@@ -145,6 +152,22 @@ def _read_modes(
         if form is not None and not form.terms and not 0 <= form.offset < size:
             raise ShapeError(
                 f"{access}: index {Const(form.offset)} is outside mode {mode}, which has extent {size}"
+            )
+
+
+def _check_slices(
+    access: Access, shape: tuple[int, ...], extents: Mapping[str, int], slices: Collection[str]
+) -> None:
+    """Raises for a slice that reaches over the end of its mode."""
+    for mode, (index, size) in enumerate(zip(access.indices, shape, strict=True)):
+        form = affine(index)
+        if isinstance(index, Index) or form is None or not set(form.names) & set(slices):
+            continue
+        _, last = form.bounds(dict(extents))
+        if last >= size and all(extents[name] for name in form.names):
+            raise ShapeError(
+                f"{access}: the index {index} reaches {last}, mode {mode} of {access.tensor} has extent {size}; "
+                f"a slice ends inside its mode"
             )
 
 

@@ -13,9 +13,21 @@ Source: Griewank and Walther, Evaluating derivatives, 2008, chapter 3 (reverse m
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 
 from sparsify.compiler.einsum.adjoint_program import assemble
-from sparsify.compiler.einsum.adjoint_rules import ONE, ZERO, chosen, equals, product_slope, pull_back, times
+from sparsify.compiler.einsum.adjoint_rules import (
+    ONE,
+    ZERO,
+    chosen,
+    equals,
+    product_slope,
+    pull_back,
+    put,
+    times,
+    vanishes,
+)
+from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.flatten import Flat, flatten
 from sparsify.compiler.einsum.nodes import (
     Access,
@@ -59,6 +71,7 @@ def adjoint(program: Program, wrt: Sequence[str], grads: Mapping[str, str]) -> P
     reverse = _Reverse(program, tuple(wrt), grads)
     reverse.run()
     outputs = tuple(reverse.emit_gradient(name) for name in wrt)
+    program = replace_fields(program, extents=reverse.extents())
     return assemble(program, reverse.statements, reverse.declarations, reverse.recomputed, outputs)
 
 
@@ -82,6 +95,7 @@ class _Reverse:
         self.parts: dict[str, list[Part]] = {}
         self.statements: list[Assign] = []
         self.declarations: dict[str, Declaration] = {}
+        self.renamed: dict[str, str] = {}
         self.shared: list[tuple[Expr, Access]] = []
         self.tensors = {d.name for d in program.declarations} | set(grads.values()) | hoisted
         self.variables = set(all_indices(program.statements)) | {
@@ -100,6 +114,14 @@ class _Reverse:
                 group = [flat for flat in self.flats if flat.target.tensor == name]
                 indices, value = self._cotangent(name)
                 self._pass_on(group, indices, value)
+
+    def extents(self) -> tuple[tuple[str, int], ...]:
+        """The extents that are fixed, those of renamed index variables too."""
+        known = dict(self.program.extents)
+        for new, old in self.renamed.items():
+            if old in known:
+                known[new] = known[old]
+        return tuple(known.items())
 
     def emit_gradient(self, name: str) -> str:
         """Adds the statement of the gradient of an input, and gives its name."""
@@ -153,19 +175,43 @@ class _Reverse:
         return product_slope(flat.body, flat.target, zeros, others)
 
     def _contribute(self, access: Access, expr: Expr, variables: tuple[str, ...]) -> None:
-        """Enters a contribution; an index that is not a plain variable of its own becomes a condition."""
+        """Enters a contribution; an index that is not a plain variable of its own is solved, or a condition."""
+        plain = {index.name for index in access.indices if isinstance(index, Index)}
         indices: list[str] = []
-        for index in access.indices:
+        for mode in range(len(access.indices)):
+            index = access.indices[mode]
             if isinstance(index, Index) and index.name not in indices and index.name in variables:
                 indices.append(index.name)
                 continue
             place = fresh("p", self.variables)
             self.variables.add(place)
-            expr = chosen(equals(Index(place), index), expr)
             indices.append(place)
+            solved = self._solvable(index, expr, [name for name in variables if name not in plain])
+            if solved is None:
+                expr = chosen(equals(Index(place), index), expr)
+                continue
+            form = affine(index)
+            assert form is not None, "indices are affine"
+            expr = put(expr, solved, form.solved(solved, place))
+            found = put(access, solved, form.solved(solved, place))
+            assert isinstance(found, Access), "a substitution keeps accesses"
+            access = found
+            variables = tuple(name for name in variables if name != solved)
         expr = self._drop_guard(expr)
         summed = tuple(name for name in variables if name not in indices)
         self.parts.setdefault(access.tensor, []).append(Part(tuple(indices), summed, expr))
+
+    def _solvable(self, index: Expr, expr: Expr, variables: Sequence[str]) -> str | None:
+        """The variable of an index that its value determines: `h` of `p = 2*h + r - 1` is `(p - r + 1) / 2`.
+
+        Values of `h` that are none of its extent have to contribute nothing. The largest factor leaves the fewest.
+        """
+        form = affine(index)
+        terms = dict(() if form is None else form.terms)
+        declared = [*self.program.declarations, *self.declarations.values()]
+        fills = {d.name: float(d.fill) for d in declared}
+        found = [name for name in variables if name in terms and vanishes(expr, name, fills)]
+        return max(found, key=lambda name: abs(terms[name]), default=None)
 
     def _drop_guard(self, expr: Expr) -> Expr:
         """`where(stored(A[i,j]), e, 0) -> e` for an `e` that is 0 outside the pattern of A."""
@@ -215,6 +261,7 @@ class _Reverse:
             if name not in names and name in indices:
                 names[name] = fresh(name, self.variables)
                 self.variables.add(names[name])
+                self.renamed[names[name]] = name
         expr = rename_indices(part.expr, names)
         summed = tuple(names.get(name, name) for name in part.summed)
         return Reduce("sum", summed, expr) if summed else expr

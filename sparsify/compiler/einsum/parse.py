@@ -12,6 +12,9 @@ In: `y[i] = relu(A[i,j] * x[j] + b[i])`. Out: `(Assign(Access("y", (Index("i"),)
     atom        number | "inf" | "nan" | "True" | "False" | name | access | call | "(" comparison ")"
     access      name "[" index ("," index)* "]"
     index       sum | [number] ":" [number] [":" number]
+
+A slice sums, as every index that is missing on the left does, or is an index variable of the target that nothing
+else on the right gives: `Y[i,j] = A[2:10:2,j]`.
 """
 
 from collections.abc import Collection
@@ -21,8 +24,8 @@ from math import inf, nan
 from sparsify.compiler.einsum.functions import COMPARISON, FUNCTIONS, PRODUCT, SUM
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
-from sparsify.compiler.einsum.rename import fresh
-from sparsify.compiler.einsum.sums import make_sums_explicit
+from sparsify.compiler.einsum.rename import fresh, rename_indices
+from sparsify.compiler.einsum.sums import free_indices, make_sums_explicit
 from sparsify.compiler.einsum.tokens import Token, tokenize
 from sparsify.errors import ParseError
 
@@ -92,7 +95,9 @@ class _Reader:
         self.tokens = tokenize(text)
         self.place = 0
         self.depth = 0
-        self.indices = frozenset(indices) | _index_names(self.tokens)
+        self.given = frozenset(indices)
+        self.indices = self.given | _index_names(self.tokens)
+        self.slices: list[tuple[str, ...]] = []
         self.bound: tuple[str, ...] = ()
         self.sizes: dict[str, int] = {}
 
@@ -138,10 +143,25 @@ class _Reader:
             raise self.error(f"'=' or an assignment such as '+=' expected after {target}")
         monoid = next((m.name for m in MONOIDS.values() if m.assign == operator.text), None)
         self.bound = tuple(i.name for i in target.indices if isinstance(i, Index))
+        self.slices = []
         value = self.comparison()
         if self.here.kind not in ("newline", "end"):
             raise self.error(f"an operator or the end of the line expected, found {self.here.text!r}")
-        return Assign(target, monoid, value)
+        return Assign(target, monoid, self.named(value, start))
+
+    def named(self, value: Expr, start: Token) -> Expr:
+        """`Y[i,j] = A[2:10:2,j]`: slices stand for the index variables of the target that nothing else gives."""
+        known = {*free_indices(value), *self.given}
+        wanted = [name for name in self.bound if name not in known]
+        names: dict[str, str] = {}
+        for slices in self.slices:
+            if wanted and len(slices) == len(wanted):
+                names.update(zip(slices, wanted, strict=True))
+        for old, new in names.items():
+            size = self.sizes.pop(old, None)
+            if size is not None and self.sizes.setdefault(new, size) != size:
+                raise self.error(f"the slices of {new} have {self.sizes[new]} and {size} entries", start)
+        return rename_indices(value, names)
 
     def comparison(self) -> Expr:
         self.depth += 1
@@ -210,10 +230,13 @@ class _Reader:
         if name.text in self.indices:
             raise self.error(f"{name.text} is an index variable and a tensor; rename one of them", name)
         indices: list[Expr] = []
+        before = self.indices
         while not self.accept("operator", "]"):
             if indices:
                 self.expect(",", f"an index of {name.text}")
             indices.append(self.index(name.text))
+        if slices := self.indices - before:
+            self.slices.append(tuple(n for index in indices for n in free_indices(index) if n in slices))
         return Access(name.text, tuple(indices))
 
     def index(self, tensor: str) -> Expr:
@@ -246,7 +269,9 @@ class _Reader:
         if stop is not None:
             self.sizes[name] = max(0, -(-(stop - start) // step))
         scaled: Expr = Index(name) if step == 1 else Call("mul", (Const(step), Index(name)))
-        return Call("add", (scaled, Const(start))) if start else scaled
+        # A slice that stops has fewer entries than its mode: it is no plain index, even from the start on.
+        is_whole = stop is None or (step != 1 and not start)
+        return scaled if is_whole else Call("add", (scaled, Const(start)))
 
     def call(self, name: Token) -> Expr:
         """What follows `name(`: a reduction, `stored` or a function."""

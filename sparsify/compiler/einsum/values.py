@@ -111,15 +111,15 @@ def read(
     places = np.broadcast_arrays(*(index_values(index, coordinates) for index in access.indices))
     inside = np.ones(places[0].shape, dtype=bool)
     for place, size in zip(places, tensor.values.shape, strict=True):
-        inside &= (place >= 0) & (place < size)
+        inside &= (place >= 0) & (place < size) & (place == np.floor(place))
     if tensor.values.size == 0:
         return np.full(inside.shape, tensor.fill), np.zeros(inside.shape, dtype=bool)
-    safe = tuple(np.where(inside, place, 0) for place in places)
+    safe = tuple(np.where(inside, place, 0).astype(np.int64) for place in places)
     return np.where(inside, tensor.values[safe], tensor.fill), inside & tensor.stored[safe]
 
 
 def index_values(index: Expr, coordinates: Mapping[str, Array]) -> Array:
-    """The coordinates that an affine index takes."""
+    """The coordinates that an affine index takes; what is no integer is outside."""
     match index:
         case Const(value):
             return np.asarray(int(value))

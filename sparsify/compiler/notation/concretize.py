@@ -234,10 +234,7 @@ def block_relations(program: einsum.Program) -> tuple[Split, ...]:
                 continue
             index = access.indices[expression.mode]
             if not isinstance(index, einsum.Index):
-                raise UnsupportedProgramError(
-                    f"{access} reads a blocked mode through {index}",
-                    "a blocked mode needs a plain index variable; store the tensor without blocks",
-                )
+                continue
             name, size = index.name, expression.size
             outer, inner = (fresh(f"{name}{letter}", taken) for letter in "oi")
             split = splits.setdefault(name, Split(name, outer, inner, size))

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
@@ -111,11 +112,25 @@ class _Shape:
 
     def _derived(self, access: Access) -> list[str]:
         """The loops over the modes of an access, in the order of the modes."""
-        names: list[str] = []
-        for name in index_names(access):
-            split = self.splits.get(name)
-            names += [split.outer, split.inner] if split is not None else [name]
-        return names
+        return [part for name in index_names(access) for part in self._parts(name)]
+
+    def _parts(self, name: str) -> list[str]:
+        """The loops that an index variable is made of."""
+        split = self.splits.get(name)
+        return [name] if split is None else [split.outer, split.inner]
+
+    def _contiguous(self, access: Access) -> set[str]:
+        """The loops whose iterations are neighbours in memory: in `x[c,h+r]` those over `h` and `r`."""
+        form = affine(access.indices[-1])
+        before = {name for index in access.indices[:-1] for name in index_names(index)}
+        if form is None or form.divisor != 1:
+            return set()
+        return {self._parts(name)[-1] for name, factor in form.terms if factor == 1 and name not in before}
+
+    def _is_divided(self, name: str) -> bool:
+        """Whether an index divides a loop's variable: lanes of it have nothing to read in most places."""
+        forms = [affine(i) for a in self.reads for i in a.indices]
+        return any(name in form.names for form in forms if form is not None and form.divisor != 1)
 
     def _sparse(self) -> list[Access]:
         """The accesses to operands with compressed levels, in all nests."""
@@ -124,18 +139,23 @@ class _Shape:
         return [a for a in reads if a.tensor in declarations and not declarations[a.tensor].format.is_dense]
 
     def _levels(self, access: Access) -> list[tuple[str, bool]]:
-        """The loop of each level of a sparse access, and whether the level is dense."""
+        """The loops of each level of a sparse access, and whether the level is dense."""
         declaration = next(dec for dec in self.program.declarations if dec.name == access.tensor)
         levels = []
         for stored in declaration.format.levels:
             index = access.indices[stored.expression.mode]
+            is_dense = stored.level.is_full
             if not isinstance(index, Index):
+                # The variable of a window that its stored coordinates give comes last.
+                form = affine(index)
+                terms = () if form is None else sorted(form.terms, key=lambda term: term[1] == 1)
+                levels += [(part, is_dense) for name, _ in terms for part in self._parts(name)]
                 continue
             name = index.name
             if stored.expression.kind != "whole" and name in self.splits:
                 split = self.splits[name]
                 name = split.outer if stored.expression.kind == "block" else split.inner
-            levels.append((name, stored.level.is_full))
+            levels.append((name, is_dense))
         return levels
 
     def _level_edges(self) -> list[tuple[str, str]]:
@@ -152,14 +172,14 @@ class _Shape:
 
     def _lane(self) -> str | None:
         """The loop whose iterations are neighbours in memory in every operand that has it."""
-        reads = [n for n in walk(self.assign) if isinstance(n, Access) and n.indices]
-        last = [self._derived(a)[-1] for a in reads if self._derived(a)]
-        free = [name for name in self.loops if name not in self.stored and name in last]
+        self.reads = [n for n in walk(self.assign) if isinstance(n, Access) and n.indices]
+        last = {name for access in self.reads for name in self._contiguous(access)}
+        free = [n for n in self.loops if n not in self.stored and n in last and not self._is_divided(n)]
         best = [name for name in free if name in self.target and self.target[-1] == name]
         whole = [
             name
             for name in free
-            if all(self._derived(a)[-1] == name for a in reads if name in self._derived(a))
+            if all(name in self._contiguous(a) for a in self.reads if name in self._derived(a))
         ]
         return next(iter(best or whole), None)
 

@@ -53,10 +53,10 @@ def phases(low: Lowering, names: list[str]) -> Lowered:
         lowered = marked.phases(low, assembly)
         low.assembly = None
         return lowered
-    counted = low.statement(low.program.body, Environment())
+    counted = low.located(low.program.body, Environment())
     allocated = assembly.allocate()
     assembly.filling = True
-    filled = low.statement(low.program.body, Environment())
+    filled = low.located(low.program.body, Environment())
     low.assembly = None
     return [*assembly.before(), *counted, *allocated, *filled, *assembly.close()]
 
@@ -130,7 +130,7 @@ class Assembly:
         """The whole program in the phase at hand."""
         self.filling = self.phase != marked.COUNT
         self.counters[-1] = loops.Var(self.low.fresh(self.counters[-1].name), loops.INT)
-        return self.low.statement(self.low.program.body, Environment())
+        return self.low.located(self.low.program.body, Environment())
 
     def _check_loops(self) -> None:
         """Entries are appended: the loops around them are those of the levels, in their order, one after the other.

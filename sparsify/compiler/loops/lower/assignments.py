@@ -16,8 +16,9 @@ from sparsify.compiler.loops.arithmetic import lanes_of
 from sparsify.compiler.loops.lower import marked, workspace
 from sparsify.compiler.loops.lower.access import load, position_of, store
 from sparsify.compiler.loops.lower.environment import Environment
-from sparsify.compiler.loops.lower.expression import evaluate, is_zero_past_end, used_lanes, widen
+from sparsify.compiler.loops.lower.expression import is_zero_past_end, used_lanes, widen
 from sparsify.compiler.loops.lower.lattice import prune
+from sparsify.compiler.loops.lower.locate import evaluate_masked
 from sparsify.errors import ScheduleError
 
 if TYPE_CHECKING:
@@ -29,16 +30,16 @@ def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
     value = prune(with_casts(assign.value, low.kinds), env.absent, low)
     target, dtype = assign.target, computing(low.dtype(assign.target.tensor))
     if low.assembly is not None and target.tensor == low.assembly.name:
-        return low.assembly.append(target, evaluate(low, value, env, dtype), env)
+        return low.assembly.append(target, evaluate_masked(low, value, env, dtype), env)
     if assign.monoid is None:
-        result = evaluate(low, value, env, dtype)
+        result = evaluate_masked(low, value, env, dtype)
         if target.tensor in low.listed:
             return workspace.add(low, target, result, result, env)
         return [store(low, target, _fit(low, result, assign, env), env)]
     monoid = MONOIDS[assign.monoid]
     if isinstance(value, Const) and value.value == monoid.neutral:
         return []
-    added = evaluate(low, value, env, dtype)
+    added = evaluate_masked(low, value, env, dtype)
     combine = monoid.combine if dtype != "bool" else OF_BOOL.get(monoid.combine, monoid.combine)
     current = load(low, target, env)
     if lanes_of(current) == 1 and env.lane is not None:

@@ -107,7 +107,11 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Everything known at one place of the loop nest; extended, never changed."""
+    """Everything known at one place of the loop nest; extended, never changed.
+
+    Windows, by access and mode: `inside` are known to be in bounds; `masked` are in some lanes, and the others are
+    `clamped` to the ends where an entry is loaded.
+    """
 
     coordinates: dict[str, Coordinate] = field(default_factory=dict)
     ranges: dict[str, Range] = field(default_factory=dict)
@@ -117,6 +121,9 @@ class Environment:
     registers: dict[str, Register] = field(default_factory=dict)
     rows: dict[Access, tuple[Expr, ...]] = field(default_factory=dict)
     lane: LaneContext | None = None
+    inside: frozenset[tuple[Access, int]] = frozenset()
+    masked: frozenset[tuple[Access, int]] = frozenset()
+    clamped: frozenset[tuple[Access, int]] = frozenset()
     in_parallel: bool = False
 
     def with_coordinate(self, index: str, value: Coordinate) -> "Environment":

@@ -138,6 +138,9 @@ def _call_regions(function: str, args: list[Regions]) -> Regions:
     if function == "where" and args[2].background is not None and args[0].background == 0.0:
         inside = _combined(args[0].points, args[1].points | EVERYWHERE) | args[2].points
         return Regions(inside, args[2].background)
+    if function == "where" and args[1].background is not None and args[1].background == args[2].background:
+        either = args[1].points | args[2].points | _combined(args[1].points, args[2].points)
+        return Regions(either | _combined(either, args[0].points), args[1].background)
     points = NOWHERE
     for arg in args:
         points = points | arg.points | _combined(points, arg.points)
@@ -221,6 +224,8 @@ def _prune_call(call: Call, gone: list[bool]) -> tuple[Expr, bool]:
             return x, False
         case Call("sub", (x, Const(value=0.0))) if gone[1]:
             return x, False
+        case Call("where", (_, Const(value=x), Const(value=y))) if x == y and gone[1] | gone[2]:
+            return Const(x), True
         case Call("where", (Const(value=condition), x, y)):
             return (x, gone[1]) if condition else (y, gone[2])
     return call, False

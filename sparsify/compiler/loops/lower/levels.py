@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparsify.compiler.einsum.nodes import Access, Const, Index
+from sparsify.compiler.einsum.affine import affine
+from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ZERO, integer, plus, quotient
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, minus, plus, quotient, remainder
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Place, scalar
 from sparsify.compiler.loops.lower.numbers import LevelNumbers, Number
-from sparsify.errors import UnsupportedProgramError
+from sparsify.errors import ScheduleError
 from sparsify.storage.format import StoredLevel
 
 if TYPE_CHECKING:
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
 
 
 def level_variable(low: Lowering, access: Access, stored: StoredLevel) -> str:
-    """The loop variable whose coordinate a level stores: `j`, or `jo`, `ji` of a blocked mode."""
+    """The loop variable whose coordinate a level stores: `j`, or `jo`, `ji` of a blocked mode.
+
+    Of an index that is no variable its text, which is no loop.
+    """
     expression = stored.expression
     index = access.indices[expression.mode]
     if not isinstance(index, Index):
-        raise UnsupportedProgramError(
-            f"{access} has the index {index}", "a plain index variable for each mode"
-        )
+        return str(index)
     if expression.kind == "whole":
         return index.name
     split = low.split_of_index(index.name, expression.size)
@@ -43,6 +45,69 @@ def level_extent(low: Lowering, tensor: str, stored: StoredLevel) -> loops.Expr:
     return integer(expression.size) if expression.kind == "within" else whole
 
 
+def next_variable(low: Lowering, access: Access, stored: StoredLevel, env: Environment) -> str | None:
+    """The loop variable that gives a level its coordinates: in `x[h+r-1]`, where `h` is known, `r`."""
+    index = access.indices[stored.expression.mode]
+    if isinstance(index, Index):
+        return level_variable(low, access, stored)
+    form = affine(index)
+    if form is None or form.divisor != 1 or stored.expression.kind != "whole":
+        return None
+    unknown = [(name, factor) for name, factor in form.terms if name not in env.coordinates]
+    return unknown[0][0] if len(unknown) == 1 and unknown[0][1] == 1 else None
+
+
+def numerator(
+    low: Lowering, access: Access, mode: int, env: Environment, without: str = ""
+) -> Coordinate | None:
+    """The value of an index before its division; `None` while a variable of it, but `without`, is not known."""
+    form = affine(access.indices[mode])
+    assert form is not None, "indices are affine"
+    total = scalar(integer(form.offset))
+    for name, factor in form.terms:
+        if name == without:
+            continue
+        if name not in env.coordinates:
+            return None
+        total = total.plus(env.coordinates[name].times(integer(factor)))
+    return total
+
+
+def known_coordinate(
+    low: Lowering, access: Access, stored: StoredLevel, env: Environment
+) -> Coordinate | None:
+    """The coordinate of a level where the loops give it, `None` where they do not yet."""
+    expression = stored.expression
+    index = access.indices[expression.mode]
+    if isinstance(index, Index):
+        return env.coordinates.get(level_variable(low, access, stored))
+    found, form = numerator(low, access, expression.mode, env), affine(index)
+    if found is None or form is None:
+        return None
+    if (access, expression.mode) in env.clamped:
+        return _clamped(low, access, expression.mode, found, env)
+    if form.divisor == 1 and expression.kind == "whole":
+        return found
+    if not found.is_uniform:
+        raise ScheduleError(
+            f"the lanes of a vector loop divide {index} of {access}", "vectorise another index"
+        )
+    start = quotient(found.start, integer(form.divisor))
+    if expression.kind == "block":
+        return scalar(quotient(start, integer(expression.size)))
+    return scalar(start if expression.kind == "whole" else remainder(start, integer(expression.size)))
+
+
+def _clamped(low: Lowering, access: Access, mode: int, found: Coordinate, env: Environment) -> Coordinate:
+    """The coordinates of lanes, those outside of the mode at its ends."""
+    assert env.lane is not None, "masks are of lanes"
+    kind = loops.Type("int64", env.lane.lanes)
+    extent = low.extent(low.declaration(access.tensor).extents[mode])
+    last = loops.Broadcast(minus(extent, ONE), kind)
+    below = loops.Op("min", (found.as_vector(env.lane.lanes), last), kind)
+    return Coordinate(ZERO, ZERO, loops.Op("max", (below, loops.Broadcast(ZERO, kind)), kind))
+
+
 def place_of(low: Lowering, access: Access, env: Environment) -> Place:
     """How far `access` gets with the coordinates known: dense levels are located, others must be iterated."""
     access = low.root_of(access)
@@ -51,14 +116,9 @@ def place_of(low: Lowering, access: Access, env: Environment) -> Place:
     levels = declaration.format.levels
     while place.levels < len(levels) and is_located(levels[place.levels]):
         stored = levels[place.levels]
-        index = access.indices[stored.expression.mode]
-        if isinstance(index, Const) and stored.expression.kind == "whole":
-            coordinate = scalar(integer(int(index.value)))
-        else:
-            name = level_variable(low, access, stored)
-            if name not in env.coordinates:
-                break
-            coordinate = env.coordinates[name]
+        coordinate = known_coordinate(low, access, stored, env)
+        if coordinate is None:
+            break
         at = numbers_of(low, access, place.levels)
         found = stored.level.locate(at, Number(place.position), Number(coordinate))
         place = Place(place.levels + 1, found.value)

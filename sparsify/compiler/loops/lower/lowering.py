@@ -26,7 +26,7 @@ from sparsify.compiler.loops.arithmetic import (
     remainder,
     times,
 )
-from sparsify.compiler.loops.lower import assemble, assignments, iterate, temporaries
+from sparsify.compiler.loops.lower import assemble, assignments, iterate, locate, temporaries
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment
 from sparsify.compiler.loops.lower.expression import evaluate
 from sparsify.compiler.node import walk
@@ -124,7 +124,7 @@ class Lowering:
         """All statements of the kernel, and before them the memory that they need."""
         self.memory, self.setups, self.longest = {}, [[]], set()
         grown = [name for name in self.program.outputs if assemble.is_assembled(self.declarations[name])]
-        body = assemble.phases(self, grown) if grown else self.statement(self.program.body, Environment())
+        body = assemble.phases(self, grown) if grown else self.located(self.program.body, Environment())
         return [*self.setups[0], *body]
 
     def count_cases(self, loop: notation.Forall, number: int) -> None:
@@ -138,6 +138,19 @@ class Lowering:
             raise UnsupportedProgramError(
                 f"merging the sparse operands at the loop over {loop.index} takes more than {MOST_CASES} cases",
                 "several statements of fewer operands, or dense operands",
+            )
+
+    def count_bodies(self, access: Access) -> None:
+        """Counts a body that is written once with an entry and once without.
+
+        Raises:
+            UnsupportedProgramError: there are too many, as of merged loops.
+        """
+        self.cases += 1
+        if self.cases > MOST_CASES:
+            raise UnsupportedProgramError(
+                f"looking for {access} and other entries takes more than {MOST_CASES} cases",
+                "several statements of fewer windows",
             )
 
     def statement(self, node: notation.Statement | Assign, env: Environment) -> list[loops.Stmt]:
@@ -159,8 +172,12 @@ class Lowering:
 
     def body(self, loop: notation.Forall, env: Environment) -> list[loops.Stmt]:
         """The body of `loop` at one value of its variable, with what a growing result does around it."""
-        lowered = self.statement(loop.body, env)
+        lowered = self.located(loop.body, env)
         return self.assembly.around(loop.index, lowered, env) if self.assembly is not None else lowered
+
+    def located(self, node: notation.Statement | Assign, env: Environment) -> list[loops.Stmt]:
+        """The loop IR of a statement, where windows and searched entries are there and where they are not."""
+        return locate.located(self, node, env, lambda inner: self.statement(node, inner))
 
     def declaration(self, name: str) -> Declaration:
         """The declaration of tensor `name`."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from sparsify.compiler.einsum.nodes import Access, Assign
+from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, plus, smaller
-from sparsify.compiler.loops.lower import prefetch
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, larger, minus, plus, smaller
+from sparsify.compiler.loops.lower import locate, prefetch
 from sparsify.compiler.loops.lower.enter import body_at
 from sparsify.compiler.loops.lower.environment import Environment, Place, Range, scalar
 from sparsify.compiler.loops.lower.lattice import Point, statement_points
@@ -24,7 +24,8 @@ from sparsify.compiler.loops.lower.levels import (
     coordinate_at,
     first_below,
     is_located,
-    level_variable,
+    next_variable,
+    numerator,
     place_of,
 )
 from sparsify.compiler.node import Node, walk
@@ -45,7 +46,7 @@ def drivers(low: Lowering, loop: notation.Forall, env: Environment) -> list[Acce
         levels = low.declaration(access.tensor).format.levels
         if place.levels == len(levels) or is_located(levels[place.levels]):
             continue
-        if level_variable(low, access, levels[place.levels]) == loop.index:
+        if next_variable(low, access, levels[place.levels], env) == loop.index:
             found[access] = None
     return list(found)
 
@@ -125,7 +126,7 @@ def _single(
 ) -> Lowered:
     """`for p in pos[q]..pos[q + 1]: j = crd[p]; body`."""
     cursor = _Cursor.start(low, access, env)
-    reach = limits or cursor.reach
+    reach = cursor.within(limits)
     if cursor.repeats:
         return _segments(low, loop, cursor, reach, env)
     var = loops.Var(low.fresh(cursor.name), loops.INT)
@@ -133,6 +134,8 @@ def _single(
     inner = advance(env, access, Place(cursor.level + 1, scalar(var), segment=cursor.reach.begin))
 
     def ahead(here: Environment) -> Lowered:
+        if cursor.shift != ZERO:
+            return []
         return prefetch.prefetches(low, access, cursor.level, var, loop.index, loop.body, here)
 
     body = body_at(low, loop, coordinate, inner, ahead)
@@ -140,7 +143,7 @@ def _single(
         return []
     declared = loops.Declare(coordinate, cursor.coordinate_of(low, var))
     block = loops.Block((declared, *body))
-    return [loops.For(var, reach.begin, reach.end, block)]
+    return [*cursor.declarations, loops.For(var, reach.begin, reach.end, block)]
 
 
 def _segments(
@@ -166,7 +169,10 @@ def _segments(
 
 @dataclass(frozen=True, slots=True)
 class _Cursor:
-    """An operand that is walked along a level: variable `var`, from `reach.begin` to `end`."""
+    """An operand that is walked along a level: variable `var`, from `reach.begin` to `end`.
+
+    In a window its coordinates are those of the loop's variable plus `shift`.
+    """
 
     access: Access
     level: int
@@ -177,6 +183,7 @@ class _Cursor:
     var: loops.Var
     end: loops.Var
     declarations: tuple[loops.Stmt, ...] = ()
+    shift: loops.Expr = ZERO
 
     @classmethod
     def start(cls, low: Lowering, access: Access, env: Environment) -> _Cursor:
@@ -186,23 +193,43 @@ class _Cursor:
         name = f"p{access.tensor}{place.levels + 1}"
         again = repeats(low, access, place.levels)
         nothing = loops.Var("", loops.INT)
-        return cls(
-            access,
-            place.levels,
-            name,
-            place.position.start,
-            reach,
-            again,
-            nothing,
-            nothing,
+        parent = place.position.start
+        cursor = cls(access, place.levels, name, parent, reach, again, nothing, nothing)
+        mode = low.declaration(access.tensor).format.levels[place.levels].expression.mode
+        index = access.indices[mode]
+        return cursor if isinstance(index, Index) else cursor._in_window(low, mode, env)
+
+    def _in_window(self, low: Lowering, mode: int, env: Environment) -> _Cursor:
+        """With the positions alone whose coordinates, less the known part of the index, are those of the loop."""
+        stored = low.declaration(self.access.tensor).format.levels[self.level]
+        variable = next_variable(low, self.access, stored, env)
+        assert variable is not None, "a window is driven along one variable"
+        known = numerator(low, self.access, mode, env, variable)
+        assert known is not None, "the other variables have values"
+        if not known.is_uniform:
+            raise ScheduleError(f"the lanes of a vector loop shift {self.access}", "vectorise another index")
+        if not stored.level.is_ordered:
+            raise ScheduleError(f"{self.access} is a window of unordered coordinates", "an ordered level")
+        shift = known.start
+        begin, first = locate.first_from(low, self.access, self.level, self.parent, self.reach, shift)
+        end, last = locate.first_from(
+            low, self.access, self.level, self.parent, self.reach, plus(shift, low.bound(variable))
         )
+        return replace(self, reach=Range(begin, end), declarations=(*first, *last), shift=shift)
+
+    def within(self, limits: Range | None) -> Range:
+        """The positions of both."""
+        if limits is None or self.shift == ZERO:
+            return limits or self.reach
+        begin, end = larger(limits.begin, self.reach.begin), smaller(limits.end, self.reach.end)
+        return Range(begin, end)
 
     def declared(self, low: Lowering, reach: Range | None = None) -> _Cursor:
         """With its two variables declared at the ends of `reach`."""
         reach = reach or self.reach
         var = loops.Var(low.fresh(self.name), loops.INT)
         end = loops.Var(low.fresh(f"{self.name}_end"), loops.INT)
-        made = (loops.Declare(var, reach.begin, True), loops.Declare(end, reach.end))
+        made = (*self.declarations, loops.Declare(var, reach.begin, True), loops.Declare(end, reach.end))
         return replace(self, reach=reach, var=var, end=end, declarations=made)
 
     @property
@@ -215,8 +242,9 @@ class _Cursor:
         return self.coordinate_of(low, self.var)
 
     def coordinate_of(self, low: Lowering, position: loops.Expr) -> loops.Expr:
-        """The coordinate at a position."""
-        return coordinate_at(low, self.access, self.level, self.parent, scalar(position)).start
+        """The coordinate at a position, as one of the loop's variable."""
+        found = coordinate_at(low, self.access, self.level, self.parent, scalar(position)).start
+        return minus(found, self.shift)
 
     def here(self, low: Lowering, env: Environment, coordinate: loops.Expr) -> tuple[Lowered, Environment]:
         """The operand is at `p`: what finds the end of its segment, and the environment inside."""
