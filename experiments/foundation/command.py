@@ -21,6 +21,7 @@ from experiments.harness import Case, Clock, measure
 
 BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 Make = Callable[[Place], Case]
+Run = Callable[..., dict[str, Any]]
 
 CASES: Mapping[str, Make] = {
     "spmm-cora-128": lambda place: products.spmm("cora", 128, place, pooled=2.2),
@@ -57,18 +58,32 @@ ROWS = (*CASES, "first-kernel", "call-overhead")
 HEADERS = ("row", "ours", "ours ms", "asked", "reached", "interval", "against", "its ms", "met", "data")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; 0, or 2 when no row has such a name."""
-    arguments = _arguments(argv)
-    rows = chosen(arguments.rows)
+def main(
+    argv: Sequence[str] | None = None,
+    run: Run | None = None,
+    names: Sequence[str] = ROWS,
+    suite: str = "foundation",
+) -> int:
+    """Runs the command; 0, or 2 when no row has such a name.
+
+    Args:
+        run: what measures a row, `run_row` without it.
+        names: of the rows that there are.
+        suite: the package of the command.
+    """
+    arguments = _arguments(argv, suite)
+    run = run or run_row
+    rows = chosen(arguments.rows, names)
     if not rows:
-        print(f"no row begins with {', '.join(arguments.rows)}; there are {', '.join(ROWS)}", file=sys.stderr)
+        print(
+            f"no row begins with {', '.join(arguments.rows)}; there are {', '.join(names)}", file=sys.stderr
+        )
         return 2
     place = Place(data_root(arguments.data_root), arguments.scale)
     found: list[dict[str, Any]] = []
     for number, name in enumerate(rows, 1):
         print(f"[{number}/{len(rows)}] {name}", file=sys.stderr, flush=True)
-        found.append(run_row(name, place, quick=arguments.quick, clock=CLOCKS[arguments.cpu_time]))
+        found.append(run(name, place, quick=arguments.quick, clock=CLOCKS[arguments.cpu_time]))
         if arguments.out is not None:
             write(arguments.out, found)
     print(table(found))
@@ -86,8 +101,8 @@ def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     os.replace(unfinished, file)
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m experiments.foundation", description=__doc__)
+def _arguments(argv: Sequence[str] | None, suite: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"python -m experiments.{suite}", description=__doc__)
     parser.add_argument("--rows", nargs="+", default=[""], metavar="NAME", help="names, or how they begin")
     parser.add_argument("--out", type=Path, help="write everything that was measured here, as JSON")
     parser.add_argument("--data-root", type=Path, help="real data sets; SPARSIFY_DATA_ROOT, ../shared/data")
@@ -106,9 +121,9 @@ def data_root(given: Path | None) -> Path | None:
     return next((place for place in places if place.is_dir()), None)
 
 
-def chosen(beginnings: Sequence[str]) -> list[str]:
+def chosen(beginnings: Sequence[str], names: Sequence[str] = ROWS) -> list[str]:
     """The rows whose names begin so, in the order of the table."""
-    return [name for name in ROWS if name.startswith(tuple(beginnings))]
+    return [name for name in names if name.startswith(tuple(beginnings))]
 
 
 def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:

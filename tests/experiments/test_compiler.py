@@ -1,0 +1,40 @@
+"""Every row at a tiny size: right results and a table."""
+
+import pytest
+
+from experiments.compiler import command, small
+from experiments.foundation.command import table
+from experiments.foundation.place import Place
+
+TINY = Place(None, 0.004)
+QUICK = [name for name in command.CASES if name != "mttkrp-3"]
+
+
+def check(name):
+    row = command.run_row(name, TINY, quick=True)
+    assert row["name"] == name
+    assert all(contender["median_us"] > 0 for contender in row["contenders"])
+    assert all(target["reached"] > 0 for target in row["targets"])
+    assert name in table([row])
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_row(name):
+    check(name)
+
+
+@pytest.mark.slow
+def test_row_against_torch_compile():
+    check("mttkrp-3")
+
+
+@pytest.mark.parametrize("name", small.ROWS)
+def test_small_work(name):
+    row = command.run_row(name, TINY, quick=True)
+    assert [target["asked"] for target in row["targets"]] == [5.0]
+    assert " us " in table([row])
+
+
+def test_the_command_knows_its_rows(capsys):
+    assert command.main(["--rows", "nothing"]) == 2
+    assert "spgemm-pubmed" in capsys.readouterr().err
