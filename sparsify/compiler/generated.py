@@ -71,6 +71,8 @@ class DenseInput:
             operand = self._laid_out(operand)
         if operand.dtype is not self.dtype:
             raise DtypeError(f"{self.name} has dtype {operand.dtype}, the kernel takes {self.dtype}")
+        if operand.is_conj() or operand.is_neg():
+            operand = operand.resolve_conj().resolve_neg()
         if not operand.is_cpu:
             raise FormatError(f"{self.name} is on {operand.device}, kernels run on the CPU", "value.cpu()")
         buffers.append(operand if operand.is_contiguous() else operand.detach().contiguous())
@@ -123,6 +125,8 @@ class SparseInput:
         pattern, values = operand._pattern.validated(), operand._vals
         if values.dtype is not self.dtype:
             raise DtypeError(f"{self.name} has dtype {values.dtype}, the kernel takes {self.dtype}")
+        if values.is_conj() or values.is_neg():
+            values = values.resolve_conj().resolve_neg()
         if not values.is_cpu:
             raise FormatError(f"{self.name} is on {values.device}, kernels run on the CPU", "value.cpu()")
         arrays, widths, converted = pattern.recall(self) or pattern.cached(self, lambda: self.arrays(pattern))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from sparsify.compiler.dtypes import FLOATING, category
 from sparsify.compiler.einsum.collect import collect
 from sparsify.compiler.einsum.extents import name_extents
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Index, Program, Reduce
@@ -144,7 +145,7 @@ def dense_product(program: Program, statement: Assign) -> DenseProduct | None:
         plain = all(isinstance(index, Index) for index in access.indices)
         if not declared.format.is_dense or len(access.indices) != 2 or not plain:
             return None
-        if not declared.dtype.startswith("float"):
+        if category(declared.dtype) < FLOATING:
             return None
     if len({program.declaration(a.tensor).dtype for a in (left, right, statement.target)}) > 1:
         return None

@@ -186,7 +186,7 @@ class Expressions:
         power = _power_of_two(args[1], type) if name in ("floordiv", "mod") else None
         if power is not None:
             return self._by_power(name, args[0], power)
-        helper = self.unit.use(name, type.dtype, type.lanes)
+        helper = self.unit.use(name, type_of(args[0]).dtype, type.lanes)
         return f"{helper}({', '.join(self.text(arg) for arg in args)})", ATOM
 
     def _operands(self, args: tuple[nodes.Expr, ...]) -> tuple[Text, Text]:

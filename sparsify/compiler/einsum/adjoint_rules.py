@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import cast
 
+from sparsify.compiler.dtypes import COMPLEX, Kind, category
 from sparsify.compiler.einsum.affine import Affine, affine
 from sparsify.compiler.einsum.functions import FUNCTIONS, argument_names
+from sparsify.compiler.einsum.infer_dtype import kind_of
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.rename import substitute_scalars
@@ -20,9 +22,16 @@ ONE = Const(1)
 
 
 def pull_back(
-    expr: Expr, gradient: Expr, active: Collection[str], result: Expr | None = None
+    expr: Expr,
+    gradient: Expr,
+    active: Collection[str],
+    kinds: Mapping[str, Kind],
+    result: Expr | None = None,
 ) -> list[tuple[Access, Expr]]:
     """For each access in `expr` of a tensor of `active`, the gradient of the value with respect to it.
+
+    Of complex numbers it is the conjugate of the derivative, as in torch: the direction of steepest ascent. What
+    reaches a real number on its way has an imaginary part that says nothing; its dtype drops it in the end.
 
     Args:
         gradient: the gradient of the value of `expr`.
@@ -36,11 +45,35 @@ def pull_back(
             for position, arg in enumerate(args):
                 if not any(isinstance(node, Access) and node.tensor in active for node in walk(arg)):
                     continue
-                slope = partial(expr, position, expr if result is None else result)
-                if slope is not None:
-                    found += pull_back(arg, times(gradient, slope), active)
+                passed = _passed(expr, position, gradient, expr if result is None else result, kinds)
+                if passed is not None:
+                    found += pull_back(arg, passed, active, kinds)
             return found
     return []
+
+
+def _passed(
+    call: Call, position: int, gradient: Expr, result: Expr, kinds: Mapping[str, Kind]
+) -> Expr | None:
+    """The gradient of one argument of a call, `None` where it is zero."""
+    arg = call.args[position]
+    if call.function in ("conj", "real") and is_complex(arg, kinds):
+        return Call(call.function, (gradient,))
+    if call.function == "abs" and is_complex(arg, kinds):
+        direction = Call("where", (equals(result, ZERO), ZERO, Call("div", (arg, result))))
+        return times(Call("real", (gradient,)) if is_complex(gradient, kinds) else gradient, direction)
+    slope = partial(call, position, result)
+    return None if slope is None else times(gradient, conjugate(slope, kinds))
+
+
+def conjugate(slope: Expr, kinds: Mapping[str, Kind]) -> Expr:
+    """The conjugate of a derivative, itself when it is real."""
+    return Call("conj", (slope,)) if is_complex(slope, kinds) else slope
+
+
+def is_complex(expr: Expr, kinds: Mapping[str, Kind]) -> bool:
+    """Whether the values of an expression are complex numbers."""
+    return category(kind_of(expr, kinds).dtype) == COMPLEX
 
 
 def partial(call: Call, position: int, result: Expr) -> Expr | None:

@@ -20,7 +20,7 @@ NEGATION: Final = 4
 POWER: Final = 5
 ATOM: Final = 6
 
-NOT_OF_BOOL: Final = frozenset({"sub", "neg", "abs", "relu", "mod", "pow"})
+NOT_OF_BOOL: Final = frozenset({"sub", "neg", "abs", "relu", "mod", "pow", "conj", "real"})
 # Complex numbers have no order, and these have no complex extension in torch.
 NOT_OF_COMPLEX: Final = frozenset(
     {
@@ -164,6 +164,9 @@ _UNARY = (
     _unary("silu", lambda x: x * _sigmoid(x), "sigmoid(x) * (1 + x * (1 - sigmoid(x)))"),
     _unary("erf", _erf, "1.1283791670955126 * exp(-square(x))"),
     _unary("logical_not", np.logical_not, None, "bool"),
+    # The gradients of these two, and of abs, are no products with a derivative: `adjoint_rules` has them.
+    _unary("conj", np.conj, "1", "promote"),
+    _unary("real", np.real, "1", "promote"),
 )
 
 _CALLS = (

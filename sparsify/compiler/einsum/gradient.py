@@ -15,11 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 
+from sparsify.compiler.dtypes import Kind
 from sparsify.compiler.einsum.adjoint_program import assemble
 from sparsify.compiler.einsum.adjoint_rules import (
     ONE,
     ZERO,
     chosen,
+    conjugate,
     equals,
     product_slope,
     pull_back,
@@ -29,6 +31,7 @@ from sparsify.compiler.einsum.adjoint_rules import (
 )
 from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.flatten import Flat, flatten
+from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of, reduced
 from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
@@ -92,6 +95,7 @@ class _Reverse:
         self.flats, hoisted = flatten(program, grads.values())
         self.recomputed = {flat.target.tensor: flat for flat in self.flats if flat.target.tensor in hoisted}
         self.active = _reached(self.flats, wrt)
+        self.kinds = self._known_kinds(grads)
         self.parts: dict[str, list[Part]] = {}
         self.statements: list[Assign] = []
         self.declarations: dict[str, Declaration] = {}
@@ -105,6 +109,17 @@ class _Reverse:
             self._declare_gradient(output, name)
             indices = self._indices_of(output)
             self.parts[output] = [Part(indices, (), _access(name, indices))]
+
+    def _known_kinds(self, grads: Mapping[str, str]) -> dict[str, Kind]:
+        """The kinds of all tensors, of inner reductions and of the gradients of results."""
+        kinds = {declared.name: declared_kind(declared) for declared in self.program.declarations}
+        for flat in self.flats:
+            if flat.target.tensor not in kinds:
+                kind = kind_of(flat.body, kinds)
+                if flat.monoid is not None:
+                    kind = reduced(kind, flat.monoid, flat.body, kinds)
+                kinds[flat.target.tensor] = kind
+        return kinds | {gradient: kinds[output] for output, gradient in grads.items()}
 
     def run(self) -> None:
         """Passes the gradients of all results back to the inputs."""
@@ -146,11 +161,11 @@ class _Reverse:
             if monoid in ("min", "max"):
                 gradient = chosen(equals(flat.body, flat.target), gradient)
             elif monoid == "prod":
-                gradient = times(gradient, self._slope_of_product(flat))
+                gradient = times(gradient, conjugate(self._slope_of_product(flat), self.kinds))
             elif monoid not in (None, "sum"):
                 continue
             result = flat.target if monoid is None else None
-            for access, part in pull_back(flat.body, gradient, self.active, result):
+            for access, part in pull_back(flat.body, gradient, self.active, self.kinds, result):
                 self._contribute(access, part, flat.indices + flat.reduced)
 
     def _share(self, group: list[Flat], indices: tuple[str, ...], value: Expr) -> Expr:
@@ -164,6 +179,7 @@ class _Reverse:
                 self._emit(target, Reduce("sum", flat.reduced, hits) if flat.reduced else hits)
             else:
                 self.statements.append(Assign(target, "sum", hits))
+                self.kinds[target.tensor] = Kind("int64")
         return Call("div", (value, rename_indices(count, dict(zip(first.indices, indices, strict=True)))))
 
     def _slope_of_product(self, flat: Flat) -> Expr:
@@ -272,6 +288,7 @@ class _Reverse:
         for computed, access in self.shared:
             value = replace(value, computed, access)
         self.statements.append(Assign(target, None, value))
+        self.kinds[target.tensor] = kind_of(value, self.kinds)
 
     def _declare_gradient(self, name: str, gradient: str) -> None:
         """Declares the gradient of a tensor: as that tensor, with fill 0, on its pattern."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparsify.compiler.dtypes import BYTES, INTEGER, NUMBER, category, computing, real
+from sparsify.compiler.dtypes import BYTES, COMPLEX, INTEGER, NUMBER, category, computing, real
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer_dtype import OF_BOOL, kind_of, operand_kind
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Index, Stored
@@ -66,6 +66,8 @@ def _call(low: Lowering, function: str, args: tuple[Expr, ...], env: Environment
     if function == "where":
         wants[0] = "bool"
     operands = spread([evaluate(low, arg, env, want) for arg, want in zip(args, wants, strict=True)])
+    if function in ("conj", "real") and category(dtype) != COMPLEX:
+        return operands[0]
     if dtype == "bool" and function in OF_BOOL:
         function, operands = OF_BOOL[function], operands * (3 - len(operands))
     made = "bool" if result == "bool" else real(dtype) if function in ("abs", "real") else dtype
