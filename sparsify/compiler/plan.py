@@ -108,6 +108,18 @@ class Convert:
         return f"{self.result} = {self.source}.to(format={str(self.format)!r}), {self.why}"
 
 
+def with_wide_result(step: Step) -> Step | None:
+    """`step` with int64 positions and coordinates in its result, `None` where they are int64."""
+    declared = step.program.declaration(step.result)
+    wide = tuple(("int64" if pos else "", "int64" if crd else "") for pos, crd in declared.index_dtypes)
+    if wide == declared.index_dtypes:
+        return None
+    declarations = tuple(
+        replace(d, index_dtypes=wide) if d is declared else d for d in step.program.declarations
+    )
+    return replace(step, program=replace(step.program, declarations=declarations))
+
+
 def steps(
     program: Program, sizes: Sizes = UNKNOWN, *, scheduled: bool = False
 ) -> tuple[DenseProduct | Step | Convert, ...]:

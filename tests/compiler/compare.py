@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sparsify.compiler.arguments import DenseInput, SparseInput
 from sparsify.compiler.cpp.build import command, find_compiler
 from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.einsum.interpret import interpret as interpret_program
 from sparsify.compiler.einsum.nodes import (
     Declaration,
 )
-from sparsify.compiler.generated import DenseInput, GeneratedStep, SparseInput
+from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.loops.interpret import interpret as interpret_loops
 from sparsify.compiler.loops.lower.assemble import is_assembled

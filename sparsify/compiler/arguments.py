@@ -1,0 +1,148 @@
+"""The operands of a generated kernel: how its sizes and buffers come from tensors.
+
+In: `SparseInput(declaration of A, False, sizes).read(A, sizes, buffers)`. Out: the arrays of the levels of A and its
+values in `buffers`, the number of its entries in `sizes`.
+"""
+
+import torch
+
+from sparsify.compiler.einsum.nodes import Declaration
+from sparsify.errors import DtypeError, FormatError
+from sparsify.storage.convert import Conversion, conversion, permuted
+from sparsify.storage.format import Format
+from sparsify.storage.pattern import Pattern
+from sparsify.storage.tensor import SparseTensor
+
+
+class DenseInput:
+    """An operand whose memory the kernel reads as it is."""
+
+    def __init__(self, declared: Declaration, is_twin: bool = False) -> None:
+        self.name, self.dtype, self.is_twin = declared.name, getattr(torch, declared.dtype), is_twin
+        # Where it differs from how torch lays out a tensor.
+        plain = declared.format.is_short and declared.format.ordering == tuple(range(declared.format.rank))
+        self.format = None if plain else declared.format
+
+    def read(self, operand: torch.Tensor, sizes: list[int], buffers: list[torch.Tensor | None]) -> None:
+        """Appends the operand to the buffers.
+
+        Raises:
+            DtypeError, FormatError: it is not what the kernel was compiled for.
+        """
+        if self.format is not None or isinstance(operand, SparseTensor):
+            operand = self._laid_out(operand)
+        if operand.dtype is not self.dtype:
+            raise DtypeError(f"{self.name} has dtype {operand.dtype}, the kernel takes {self.dtype}")
+        if operand.is_conj() or operand.is_neg():
+            operand = operand.resolve_conj().resolve_neg()
+        if not operand.is_cpu:
+            raise FormatError(f"{self.name} is on {operand.device}, kernels run on the CPU", "value.cpu()")
+        buffers.append(operand if operand.is_contiguous() else operand.detach().contiguous())
+
+    def _laid_out(self, operand: torch.Tensor) -> torch.Tensor:
+        """The values of the operand in the order of the kernel's levels.
+
+        Raises:
+            FormatError: it is stored in another way.
+        """
+        if not isinstance(operand, SparseTensor):
+            if self.format is None or not self.format.is_short:
+                raise FormatError(
+                    f"{self.name} is dense and was {self.format} when compiled", "sparsify.tensor"
+                )
+            return operand.permute(self.format.ordering)
+        if self.is_twin:
+            operand = operand.to(format=self.format or Format("dense", rank=operand._pattern.rank))
+        own = operand._pattern.format
+        if own != (self.format or Format("dense", rank=own.rank)):
+            raise FormatError(f"{self.name} is stored {own} and was dense when compiled", "value.to_dense()")
+        return operand._vals
+
+
+class SparseInput:
+    """An operand of which the kernel reads the arrays of its levels and the values.
+
+    Attributes:
+        place: where among the kernel's sizes the number of stored entries is; -1 when it is not asked for.
+        widths: level and place among the sizes of each number of positions that all parents have.
+    """
+
+    def __init__(self, declared: Declaration, is_twin: bool, sizes: tuple[str, ...]) -> None:
+        self.name, self.dtype = declared.name, getattr(torch, declared.dtype)
+        self.declared, self.is_twin = declared, is_twin
+        self.place = sizes.index(f"{self.name}_nnz") if f"{self.name}_nnz" in sizes else -1
+        names = [f"{self.name}{number}_width" for number in range(1, len(declared.format.levels) + 1)]
+        self.widths = [(level, sizes.index(name)) for level, name in enumerate(names) if name in sizes]
+
+    def read(self, operand: torch.Tensor, sizes: list[int], buffers: list[torch.Tensor | None]) -> None:
+        """Appends the arrays and the values to the buffers, and sets the number of entries.
+
+        Raises:
+            DtypeError, FormatError: it is not what the kernel was compiled for.
+        """
+        if not isinstance(operand, SparseTensor):
+            raise FormatError(
+                f"{self.name} is dense and was {self.declared.format} when compiled", "sparsify.tensor"
+            )
+        pattern, values = operand._pattern.validated(), operand._vals
+        if values.dtype is not self.dtype:
+            raise DtypeError(f"{self.name} has dtype {values.dtype}, the kernel takes {self.dtype}")
+        if values.is_conj() or values.is_neg():
+            values = values.resolve_conj().resolve_neg()
+        if not values.is_cpu:
+            raise FormatError(f"{self.name} is on {values.device}, kernels run on the CPU", "value.cpu()")
+        arrays, widths, converted = pattern.recall(self) or pattern.cached(self, lambda: self.arrays(pattern))
+        if converted is not None:
+            values = permuted(values, converted, operand._fill)
+        if self.place >= 0:
+            sizes[self.place] = values.shape[0]
+        for place, width in widths:
+            sizes[place] = width
+        buffers += arrays
+        buffers.append(values if values.is_contiguous() else values.contiguous())
+
+    def arrays(
+        self, pattern: Pattern
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[tuple[int, int], ...], Conversion | None]:
+        """The arrays of a pattern as the kernel was compiled for them, its widths, and how values get into order."""
+        found: Conversion | None = None
+        wanted = self.declared.format
+        if pattern.format != wanted:
+            if not self.is_twin and not _same_levels(pattern.format, wanted):
+                raise FormatError(
+                    f"{self.name} is stored {pattern.format}, the kernel takes {wanted}",
+                    f"value.to(format={str(wanted)!r})",
+                )
+            found = conversion(pattern, wanted)
+            pattern = found.pattern
+        indices = []
+        for number, dtypes in enumerate(self.declared.index_dtypes):
+            for array, dtype in zip((pattern.pos[number], pattern.crd[number]), dtypes, strict=True):
+                if array is not None:
+                    indices.append(self._as(array, getattr(torch, dtype)))
+        widths = tuple(
+            (place, pattern.level_arrays(level, pattern.positions(level)).width)
+            for level, place in self.widths
+        )
+        return tuple(indices), widths, found
+
+    def _as(self, array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """An array of positions or coordinates in the dtype that the kernel reads.
+
+        Raises:
+            FormatError: they do not fit.
+        """
+        narrower = dtype.itemsize < array.dtype.itemsize and array.numel() > 0
+        if narrower and int(array.max()) > torch.iinfo(dtype).max:
+            raise FormatError(
+                f"{self.name} has positions or coordinates up to {int(array.max())}, the kernel reads {dtype}",
+                "operands with int64 positions and coordinates",
+            )
+        return array.to(dtype)
+
+
+def _same_levels(first: Format, second: Format) -> bool:
+    """Whether two formats differ at most in dtypes of their arrays."""
+    return [(type(s.level), s.expression) for s in first.levels] == [
+        (type(s.level), s.expression) for s in second.levels
+    ]

@@ -1,0 +1,79 @@
+"""Results with more entries than int32 counts: their positions become int64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import sparsify
+from sparsify.compiler.arguments import SparseInput
+from sparsify.compiler.evaluate import einsum_kernel
+from sparsify.compiler.generated import GeneratedStep
+from sparsify.compiler.loops.lower import assemble
+from sparsify.compiler.native import fail
+from sparsify.errors import FormatError, KernelError
+from sparsify.options import override
+
+
+def operands():
+    generator = torch.Generator().manual_seed(0)
+    A = (torch.rand(6, 7, generator=generator) < 0.5).double()
+    B = (torch.rand(7, 5, generator=generator) < 0.5).double()
+    return A, B, sparsify.tensor(A, "csr"), sparsify.tensor(B, "csr")
+
+
+def overflowing(step, operands):
+    """The step with a kernel that says that a position does not fit."""
+    step.compute(operands)
+    for shapes, frame in step._frames.items():
+        step._frames[shapes] = replace(frame, call=lambda *_: fail(assemble.POSITION_OVERFLOW))
+
+
+def test_positions_become_int64():
+    A, B, *stored = operands()
+    kernel, _ = einsum_kernel("ia,ab->ib", tuple(stored), None, None)
+    (step,) = kernel.steps
+    assert isinstance(step, GeneratedStep)
+    overflowing(step, stored)
+    found = kernel(*stored)
+    torch.testing.assert_close(found.to_dense(), A @ B)
+    assert {array.dtype for array in found.pattern.arrays()} == {torch.int64}
+    assert found.pattern.pos[1].dtype == torch.int64
+    assert stored[0].pattern.pos[1].dtype == torch.int32
+    step._frames.clear()
+
+
+def test_what_is_wide_already_raises():
+    _, _, *stored = operands()
+    kernel, _ = einsum_kernel("ia,ac->ic", tuple(stored), None, None)
+    (step,) = kernel.steps
+    overflowing(step.wide, stored)
+    overflowing(step, stored)
+    assert step.wide.wide is None
+    with pytest.raises(KernelError, match="int32"):
+        kernel(*stored)
+    step._frames.clear()
+    step.wide._frames.clear()
+
+
+@pytest.mark.parametrize("format", ["csr", "dcsr", "coo"])
+def test_the_limit_is_exact(monkeypatch, tmp_path, format):
+    """With a limit of as many entries as there are, int32 stays; with one fewer it does not."""
+    A, B, *stored = operands()
+    count = int(((A @ B) != 0).sum())
+    for letter, limit, dtype in (("y", count, torch.int32), ("z", count - 1, torch.int64)):
+        monkeypatch.setitem(assemble.LARGEST, "int32", limit)
+        # Another directory and odd letters: kernels with such limits are of no use to others.
+        with override(cache_dir=tmp_path / str(limit)):
+            found = sparsify.einsum(f"i{letter},{letter}k->ik", *stored, format=format)
+        torch.testing.assert_close(found.to_dense(), A @ B)
+        assert found.pattern.pos[0 if format != "csr" else 1].dtype == dtype
+
+
+def test_wide_arrays_are_not_wrapped():
+    _, _, stored, _ = operands()
+    kernel, _ = einsum_kernel("ij,jk->ik", (stored, torch.ones(7, 2, dtype=torch.float64)), None, None)
+    read = SparseInput(kernel.program.declaration("A"), False, ())
+    assert read._as(torch.tensor([1, 2]), torch.int32).dtype == torch.int32
+    with pytest.raises(FormatError, match="int64 positions"):
+        read._as(torch.tensor([1, 2**31]), torch.int32)
