@@ -4,69 +4,127 @@ In: a kernel and operands that require gradients. Out: results whose backward ru
 differentiable in their turn.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
+from torch import Tensor
 
+from sparsify.errors import SparsifyError
 from sparsify.storage.tensor import SparseTensor, values_at, wrap
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What backward reads of a call.
+
+    Attributes:
+        kernel: that was called.
+        wrt: names of the operands that need gradients.
+        names: of operands and results that are kept.
+        places: theirs among the operands and results.
+        is_sure: whether backward gets all gradients of results, and none that is `None`.
+    """
+
+    kernel: Any
+    wrt: tuple[str, ...]
+    names: tuple[str, ...]
+    places: tuple[int, ...]
+    is_sure: bool
 
 
 class Differentiable(torch.autograd.Function):
     """A kernel whose operands and results are dense or sparse; gradients lie on the pattern of what they are of."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: Any, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values = kernel.run(operands)
-        results = tuple([values[name] for name in kernel.program.outputs])
-        ctx.kernel = kernel
-        # Values are saved too: torch then notices when they are written to through `values()`.
-        values = [t._vals for t in (*operands, *results) if isinstance(t, SparseTensor)]
-        ctx.save_for_backward(*operands, *results, *values)
-        ctx.set_materialize_grads(False)
+    def forward(ctx: Any, kernel: Any, *operands: Tensor) -> Any:
+        results = kernel.results(operands)
+        needs = ctx.needs_input_grad
+        ctx.kept = kept = kernel.kept.get(needs) or kernel.kept.setdefault(needs, keep(kernel, needs[1:]))
+        every = (*operands, *results) if type(results) is tuple else (*operands, results)
+        saved = []
+        for place in kept.places:
+            tensor = every[place]
+            saved.append(tensor)
+            if type(tensor) is not Tensor and isinstance(tensor, SparseTensor):
+                saved.append(tensor._vals)  # torch then notices when they are written to through `values()`
+        ctx.save_for_backward(*saved)
+        if not kept.is_sure:
+            ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        program = ctx.kernel.program
-        wrt = tuple(
-            [name for name, need in zip(program.inputs, ctx.needs_input_grad[1:], strict=True) if need]
-        )
-        values = dict(zip((*program.inputs, *program.outputs), ctx.saved_tensors, strict=False))
-        by_name = pull_back(ctx.kernel, values, gradients, wrt)
-        return None, *[by_name.get(name) for name in program.inputs]
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        kept, names = ctx.kept, iter(ctx.kept.names)
+        values, is_values = {}, False
+        for tensor in ctx.saved_tensors:
+            if not is_values:
+                values[next(names)] = tensor
+            is_values = not is_values and isinstance(tensor, SparseTensor)
+        by_name = pull_back(kept.kernel, values, gradients, kept.wrt)
+        return None, *[by_name.get(name) for name in kept.kernel.program.inputs]
+
+
+def keep(kernel: Any, needs: Sequence[bool]) -> Kept:
+    """What the gradients of a kernel read, by which of its operands need them; everything when it is not known."""
+    program = kernel.program
+    every = (*program.inputs, *program.outputs)
+    wrt = tuple([name for name, need in zip(program.inputs, needs, strict=True) if need])
+    try:
+        read = set(kernel.adjoint(wrt).program.inputs) - {f"g_{name}" for name in program.outputs}
+    except SparsifyError:  # raised once more when the gradients are asked for
+        read = set(every)
+    if not read <= set(every):
+        # Temporaries of the plan are computed again: keeping them would hold memory between the passes.
+        read = set(every)
+    # torch makes zeros for one dense result whose gradient is missing; for others they are made from the results.
+    is_sure = len(program.outputs) == 1 and program.declaration(program.outputs[0]).format.is_dense
+    if not is_sure:
+        read.update(program.outputs)
+    names = tuple([name for name in every if name in read])
+    return Kept(kernel, wrt, names, tuple([every.index(name) for name in names]), is_sure)
+
+
+# Without the steps of `Differentiable.apply` that look for tensors of functorch's transforms: they take as long as all
+# others. It is for tensors in plain memory, outside of transforms.
+apply_plainly: Final[Callable[..., Any]] = super(torch.autograd.Function, Differentiable).apply
 
 
 def pull_back(
     kernel: Any,
-    values: dict[str, torch.Tensor],
-    gradients: Sequence[torch.Tensor | None],
+    values: dict[str, Tensor],
+    gradients: Sequence[Tensor | None],
     wrt: tuple[str, ...],
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Tensor]:
     """The gradients of the operands `wrt`, from those of the results.
 
     Args:
         kernel: the forward kernel.
-        values: its operands and results by name.
+        values: those of its operands and results by name that the gradients read.
         gradients: of its results, None for zeros.
         wrt: names of operands.
     """
     program = kernel.program
     values = dict(values)
     for name, gradient in zip(program.outputs, gradients, strict=True):
-        values[f"g_{name}"] = _laid_out(gradient, values[name])
+        values[f"g_{name}"] = _laid_out(gradient, values.get(name))
     backward = kernel.adjoint(wrt)
     missing = [name for name in backward.program.inputs if name not in values]
     if missing:
-        # Temporaries of the plan are computed again: keeping them would hold memory between the passes.
         again = kernel.temporaries(tuple(missing))(*[values[name] for name in program.inputs])
         values.update(zip(missing, again if isinstance(again, tuple) else (again,), strict=True))
     found = backward(*[values[name] for name in backward.program.inputs])
     return dict(zip(wrt, found if isinstance(found, tuple) else (found,), strict=True))
 
 
-def _laid_out(gradient: torch.Tensor | None, result: torch.Tensor) -> torch.Tensor:
+def _laid_out(gradient: Tensor | None, result: Tensor | None) -> Tensor:
     """The gradient of a result as the adjoint program reads it: sparse on the pattern of a sparse result."""
+    if result is None:
+        assert gradient is not None, (
+            "autograd asks for gradients of one result when it has that of the result"
+        )
+        return gradient
     if not isinstance(result, SparseTensor):
         return torch.zeros_like(result) if gradient is None else gradient
     if gradient is None:

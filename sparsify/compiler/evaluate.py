@@ -3,10 +3,10 @@
 In: `einsum("ij,jk->ik", A, B)`. Out: the result, dense or sparse by the rules of format inference.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from sparsify.compiler.einsum.rename import substitute_scalars
 from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
+from sparsify.compiler.shortcut import Learn, Operands, shortcut
 from sparsify.compiler.torch_operator import Operator, register
 from sparsify.errors import DtypeError, EinsumError
 from sparsify.options import Options, current
@@ -34,6 +35,7 @@ REMEMBERED = 4096
 _descriptions: dict[Operand, Operand] = {}
 # Options are kept with kernels, so that their identity stays theirs.
 _kernels: dict[Any, tuple[Kernel, tuple[int, ...], Options]] = {}
+_einsums: dict[Any, tuple[Callable[[Operands], Any], Options]] = {}
 _evaluations: dict[Any, tuple[Kernel, Options]] = {}
 
 
@@ -62,8 +64,29 @@ def einsum(
     """
     if is_dynamo_compiling():
         return in_graph.einsum(subscripts, operands, format, schedule)
-    kernel, used = einsum_kernel(subscripts, operands, format, schedule)
-    return kernel(*used)  # type: ignore[no-any-return]
+    key = (subscripts, format, schedule, id(current()))
+    known = _einsums.get(key)
+    if known is not None:
+        return known[0](operands)  # type: ignore[no-any-return]
+    result: torch.Tensor = _einsum(subscripts, format, schedule, operands, None)
+    otherwise = shortcut(partial(_einsum, subscripts, format, schedule))
+    _remember(_einsums, key, (otherwise, current()))
+    return result
+
+
+def _einsum(
+    subscripts: str,
+    format: Format | str | None,
+    schedule: Schedule | str | None,
+    operands: Operands,
+    learn: Learn,
+) -> Any:
+    """The result of an einsum; the kernel teaches its shortcut."""
+    kernel, order = einsum_kernel(subscripts, operands, format, schedule)
+    result = kernel(*[operands[place] for place in order])
+    if learn is not None:
+        kernel.teach(learn, operands, order)
+    return result
 
 
 def evaluate(
@@ -137,8 +160,8 @@ def einsum_kernel(
     operands: tuple[torch.Tensor, ...],
     format: Format | str | None,
     schedule: Schedule | str | None,
-) -> tuple[Kernel, tuple[torch.Tensor, ...]]:
-    """The kernel of an einsum and its operands in the order of the program."""
+) -> tuple[Kernel, tuple[int, ...]]:
+    """The kernel of an einsum, and which operand each input of the program is."""
     options = current()
     key: list[Any] = [subscripts, format, schedule, id(options)]
     for operand in operands:
@@ -151,8 +174,9 @@ def einsum_kernel(
         sizes = sizes_of(program, [operands[n] for n in order])
         found = (compile_program(program, schedule, options, sizes), order, options)
         _remember(_kernels, tuple(key), found)
-    kernel, order, _ = found
-    return kernel, tuple([operands[n] for n in order])
+    kernel: Kernel = found[0]
+    places: tuple[int, ...] = found[1]
+    return kernel, places
 
 
 def _key(operand: torch.Tensor) -> tuple[Any, ...]:
@@ -288,8 +312,8 @@ def _einsum_of_graph(
     subscripts: str, operands: list[torch.Tensor], format: str | None, schedule: str | None
 ) -> torch.Tensor:
     """The operator `sparsify::einsum`."""
-    kernel, used = einsum_kernel(subscripts, tuple(operands), format, schedule)
-    found: torch.Tensor = kernel(*used)
+    kernel, order = einsum_kernel(subscripts, tuple(operands), format, schedule)
+    found: torch.Tensor = kernel(*[operands[place] for place in order])
     return found
 
 

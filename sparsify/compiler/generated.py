@@ -6,6 +6,7 @@ What depends on shapes only is found once per combination of shapes, what depend
 a call that has been made before looks both up and fills in addresses.
 """
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from sparsify.compiler import native
+from sparsify.compiler import native, shortcut
 from sparsify.compiler.arguments import DenseInput, SparseInput
 from sparsify.compiler.compact import compact, compact_sizes, compactable, large
 from sparsify.compiler.cpp.cache import Library
@@ -45,12 +46,14 @@ class Frame:
         sizes: of the kernel, numbers of stored entries still 0.
         shape: of the result.
         empty: makes the memory of a dense result.
-        call: runs the kernel that was chosen.
+        kernel: that was chosen.
+        call: runs it.
     """
 
     sizes: tuple[int, ...]
     shape: Shape
     empty: Callable[[], torch.Tensor]
+    kernel: Library
     call: native.Call
 
 
@@ -64,6 +67,8 @@ class GeneratedStep:
 
     Attributes:
         current: the kernel that was asked for last.
+        compute: the result for operands in the order of `operands`; several results in a tuple. It raises
+            ShapeError, DtypeError and FormatError for an operand that does not fit the program.
     """
 
     def __init__(self, step: Step, variants: Variants, options: Options) -> None:
@@ -82,6 +87,7 @@ class GeneratedStep:
         root = self.output.pattern_of
         self._root = None if root is None else self.program.inputs.index(root)
         self._frames: dict[tuple[Shape, ...], Frame] = {}
+        self.compute: Callable[[tuple[torch.Tensor, ...]], Any] = self._first_call
         self._current: Variant | None = None
         self._inputs: tuple[DenseInput | SparseInput, ...] = ()
         self._known: tuple[object, ...] = ()
@@ -116,6 +122,15 @@ class GeneratedStep:
         return self.variants.built > before
 
     @property
+    def _is_simple(self) -> bool:
+        """Whether the one result is made before the kernel runs, and all inputs are read as they are."""
+        if len(self._outputs) > 1 or self._is_assembled or (self._root is None and not self._is_plain):
+            return False
+        if self._root is not None and self._inputs[self._root].is_twin:
+            return False
+        return not any(isinstance(read, DenseInput) and read.format is not None for read in self._inputs)
+
+    @property
     def current(self) -> Variant:
         """The kernel that was asked for last."""
         if self._current is None:
@@ -145,14 +160,50 @@ class GeneratedStep:
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> Any:
         """The result for operands, and temporaries, by name; several results in a tuple."""
-        return self.compute([values[name] for name in self.operands])
+        return self.compute(tuple([values[name] for name in self.operands]))
 
-    def compute(self, operands: Sequence[torch.Tensor]) -> Any:
-        """The result for operands in the order of `operands`; several results in a tuple.
+    def _first_call(self, operands: tuple[torch.Tensor, ...]) -> Any:
+        """The result; from now on there is a shortcut to it."""
+        result = self._long_way(operands, None)
+        self.compute = shortcut.shortcut(self._long_way)
+        return result
 
-        Raises:
-            ShapeError, DtypeError, FormatError: an operand that does not fit the program.
+    def _long_way(self, operands: tuple[torch.Tensor, ...], learn: shortcut.Learn) -> Any:
+        """The result for any operands, whose frame the shortcut is taught."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result = self._compute(operands)
+            if learn is not None:
+                self.teach(learn, operands, range(len(operands)))
+            return result
+
+    def teach(
+        self,
+        learn: Callable[[int], None],
+        operands: tuple[torch.Tensor, ...],
+        order: Sequence[int],
+        kernel: object | None = None,
+    ) -> None:
+        """Teaches a shortcut what a call with such operands was like.
+
+        Args:
+            learn: of the shortcut.
+            operands: of its call.
+            order: per operand of this step its place among them.
+            kernel: what is differentiated when operands require gradients.
         """
+        known = self._frames.get(tuple([operands[place].shape for place in order]))
+        if known is None or not self._is_simple:
+            return
+        root = None if self._root is None else order[self._root]
+        empty = known.empty if root is None else self._stored
+        result = shortcut.Result(known.shape, self._dtype, root, self.output.fill, empty)
+        call = shortcut.KernelCall(known.kernel.address, known.sizes, self.options.threads or 0, kernel)
+        frame = shortcut.frame(operands, [*zip(order, self._inputs, strict=True)], result, call)
+        if frame is not None:
+            learn(ctypes.addressof(frame))
+
+    def _compute(self, operands: Sequence[torch.Tensor]) -> Any:
+        """The results for any operands."""
         if self._compactable and (found := large(self._compactable, self._declared, operands)):
             return self._compacted(operands, found)
         return self._as_they_are(operands)
@@ -173,7 +224,7 @@ class GeneratedStep:
             except KernelError as error:
                 if error.status != POSITION_OVERFLOW or self.wide is None:
                     raise
-                return self.wide.compute(operands)
+                return self.wide.compute(tuple(operands))
         if self._root is None:
             result = frame.empty()
             buffers.append(result)
@@ -182,10 +233,17 @@ class GeneratedStep:
         pattern = operands[self._root]._pattern  # type: ignore[attr-defined]
         if self._inputs[self._root].is_twin:
             pattern = conversion(pattern, self.output.format).pattern
-        stored = pattern.cached((POOL, self._dtype), lambda: POOL.maker((pattern.nnz,), self._dtype))()
+        stored = self._stored(pattern)
         buffers.append(stored)
         frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
         return wrap(pattern, stored, self.output.fill)
+
+    def _stored(self, pattern: Pattern) -> torch.Tensor:
+        """Memory for the values of a result on a pattern."""
+        made: Callable[[], torch.Tensor] = pattern.cached(
+            (POOL, self._dtype), lambda: POOL.maker((pattern.nnz,), self._dtype)
+        )
+        return made()
 
     def _compacted(self, operands: Sequence[torch.Tensor], extents: frozenset[str]) -> torch.Tensor:
         """The result by way of operands over the coordinates that occur."""
@@ -219,7 +277,7 @@ class GeneratedStep:
         stored = shape
         if self.output.format.is_dense:
             stored = tuple(shape[mode] for mode in self.output.format.ordering)
-        frame = Frame(sizes, shape, POOL.maker(stored, self._dtype), self.current.call)
+        frame = Frame(sizes, shape, POOL.maker(stored, self._dtype), self.library, self.current.call)
         if len(self._frames) >= REMEMBERED:
             self._frames.clear()
         self._frames[shapes] = frame

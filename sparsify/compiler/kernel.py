@@ -3,16 +3,16 @@
 In: `compile_program(program)` and operands in the order of `program.inputs`. Out: the results, differentiable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 
-from sparsify.compiler import traced
+from sparsify.compiler import shortcut, traced
 from sparsify.compiler.cpp import target
-from sparsify.compiler.differentiate import Differentiable
+from sparsify.compiler.differentiate import Differentiable, Kept
 from sparsify.compiler.einsum.adjoint_program import needed
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.nodes import Program
@@ -40,6 +40,8 @@ class Kernel:
         generated: those of them that are generated kernels.
         sizes: of the operands that it was last prepared for.
         cache: `hit` when all kernels were found, `miss` when the last request built one.
+        kept: what backward reads, by which arguments of `Differentiable` need gradients.
+        results: the results for a tuple of operands, not differentiable; one result is not in a tuple.
     """
 
     def __init__(
@@ -56,8 +58,11 @@ class Kernel:
         self.generated = [step for step in plan if isinstance(step, GeneratedStep)]
         self.cache = "hit"
         self.estimated_us: float | None = None
+        self.kept: dict[tuple[bool, ...], Kept] = {}
         self._is_prepared = False
         self._adjoints: dict[tuple[str, ...], Kernel] = {}
+        self._call: Callable[[tuple[Operand, ...]], Any] = self._first_call
+        self.results: Callable[[tuple[Operand, ...]], Any] = self._run_steps
         self.sizes = UNKNOWN
 
     @property
@@ -82,21 +87,51 @@ class Kernel:
         Raises:
             ShapeError, DtypeError, FormatError: operands that do not fit the program.
         """
+        return self._call(operands)
+
+    def _first_call(self, operands: tuple[Operand, ...]) -> Any:
+        """The results; from now on whole programs have a shortcut."""
+        results = self._long_way(operands, None)
+        if self._whole is None:
+            self._call = partial(self._long_way, learn=None)
+        else:
+            self._call, self.results = shortcut.shortcut(self._long_way), self._whole.compute
+        return results
+
+    def _long_way(self, operands: tuple[Operand, ...], learn: shortcut.Learn) -> Any:
+        """The results for any operands; whole kernels teach the shortcut."""
         # Within the guard, attributes of sparse operands are read without going through `__torch_function__`.
         with torch._C.DisableTorchFunctionSubclass():
+            if len(operands) != len(self._names):
+                raise ShapeError(f"{len(operands)} operands for {', '.join(self._names)}")
             if traced.is_traced(operands):
                 return traced.call(self, operands)
             if torch.is_grad_enabled():
                 for operand in operands:
                     if operand.requires_grad:
                         results = Differentiable.apply(self, *operands)  # type: ignore[no-untyped-call]
-                        return results[0] if len(results) == 1 else results
-            if self._whole is not None and len(operands) == len(self._names):
-                return self._whole.compute(operands)
-            values = self.run(operands)
-            if len(self._results) == 1:
-                return values[self._results[0]]
-            return tuple([values[name] for name in self._results])
+                        break
+                else:
+                    results = self.results(operands)
+            else:
+                results = self.results(operands)
+            if learn is not None:
+                self.teach(learn, operands)
+            return results
+
+    def teach(
+        self, learn: Callable[[int], None], operands: tuple[Operand, ...], order: Sequence[int] = ()
+    ) -> None:
+        """Teaches a shortcut a call with such operands; `order` has per input of the program its place among them."""
+        if self._whole is not None:
+            self._whole.teach(learn, operands, order or range(len(operands)), self)
+
+    def _run_steps(self, operands: tuple[Operand, ...]) -> Any:
+        """The results by way of all tensors."""
+        values = self.run(operands)
+        if len(self._results) == 1:
+            return values[self._results[0]]
+        return tuple([values[name] for name in self._results])
 
     def adjoint(self, wrt: tuple[str, ...]) -> "Kernel":
         """The kernel of the adjoint program: gradients of the inputs `wrt` from `g_` and the results' names.
@@ -120,11 +155,9 @@ class Kernel:
 
     def run(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
         """All tensors by name: operands, temporaries of the plan, results."""
-        if len(operands) != len(self._names):
-            raise ShapeError(f"{len(operands)} operands for {', '.join(self._names)}")
         if not self._is_prepared and len(self.generated) > 1:
             self.prepare(sizes_of(self.program, operands))
-        values = dict(zip(self._names, operands))
+        values = dict(zip(self._names, operands, strict=True))
         for step in self.steps:
             if isinstance(step, GeneratedStep) and len(step.results) > 1:
                 values.update(zip(step.results, step(values)))

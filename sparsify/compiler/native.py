@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from sparsify.compiler import trampoline
+from sparsify.compiler import shortcut_source, trampoline
 from sparsify.compiler.cpp.cache import Library, library
 from sparsify.errors import CompilerError, KernelError
 from sparsify.options import current
@@ -59,13 +59,20 @@ def bind(kernel: Library) -> Call:
     return _bind(kernel.address)
 
 
-@cache
-def _bind(address: int) -> Call:
+def trampolines() -> Library | None:
+    """What leads from Python to kernels, compiled like them; `None` where it cannot be compiled or loaded."""
+    source = trampoline.SOURCE + shortcut_source.SOURCE
     try:
         # The user's flags are for kernels.
-        made = library(trampoline.SOURCE, {}, replace(current(), compiler_flags=()), symbol=trampoline.SYMBOL)
+        return library(source, {}, replace(current(), compiler_flags=()), symbol=trampoline.SYMBOL)
     except CompilerError:
-        # Some builds of Python do not export what the trampoline needs.
+        return None  # some builds of Python do not export what the text needs
+
+
+@cache
+def _bind(address: int) -> Call:
+    made = trampolines()
+    if made is None:
         return _bind_ctypes(address)
     bound: Call = _TRAMPOLINE(made.address)(address, fail)
     return bound

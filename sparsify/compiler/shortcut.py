@@ -1,0 +1,176 @@
+"""Shortcuts: operands like those of an earlier call go to the kernel in C, without a step of Python between.
+
+In: `shortcut(otherwise)`, a function of a tuple of operands and of what can learn. Out: a function of the tuple of
+operands that gives the same results, in a microsecond where `otherwise` has taught it the frame of such a call.
+
+A frame holds for operands of the same classes, dtypes, shapes and fills, in contiguous memory of the CPU, and for
+patterns that the kernel has read before and that were not written to since. Everything else, and everything that
+traces, goes the long way each time: no check is left out, they are only made in C.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+from sparsify.compiler import native
+from sparsify.compiler.arguments import DenseInput, SparseInput
+from sparsify.compiler.differentiate import apply_plainly
+from sparsify.options import Options, current
+from sparsify.runtime.buffers import POOL, SMALLEST_BYTES, row_major
+from sparsify.runtime.torch_functions import dtype_number, torch_functions
+from sparsify.storage.tensor import SparseTensor, wrap
+
+OPERANDS, MODES, SIZES, BUFFERS = 12, 8, 48, 48
+Operands = tuple[torch.Tensor, ...]
+# What `otherwise` gets beside the operands: takes the address of a frame; `None` where no frame can hold them.
+Learn = Callable[[int], None] | None
+
+
+class Known(ctypes.Structure):
+    """How an operand was; `key` is what its pattern keeps the kernel's arrays under, null for a dense one."""
+
+    _fields_ = (
+        ("dtype", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("shape", ctypes.c_int64 * MODES),
+        ("key", ctypes.py_object),
+        ("fill", ctypes.py_object),
+    )
+
+
+class Input(ctypes.Structure):
+    """Which operand a kernel's input is, and where its number of stored entries lies among the sizes."""
+
+    _fields_ = (("operand", ctypes.c_int64), ("nnz_place", ctypes.c_int64))
+
+
+class Frame(ctypes.Structure):
+    """What a call was like, and what follows from that.
+
+    `root` is the operand on whose pattern the result lies. `empty` makes the memory of a result of `most_bytes` or
+    more; without it torch does. `differentiable` is the kernel for operands that require gradients.
+    """
+
+    _fields_ = (
+        *[(name, ctypes.c_int64) for name in ("kernel", "threads", "operand_count", "input_count")],
+        ("size_count", ctypes.c_int64),
+        ("root", ctypes.c_int64),
+        ("operands", Known * OPERANDS),
+        ("inputs", Input * OPERANDS),
+        ("sizes", ctypes.c_int64 * SIZES),
+        ("dtype", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("shape", ctypes.c_int64 * MODES),
+        ("strides", ctypes.c_int64 * MODES),
+        ("most_bytes", ctypes.c_int64),
+        ("item_bytes", ctypes.c_int64),
+        *[(name, ctypes.py_object) for name in ("empty", "fill", "differentiable")],
+    )
+
+
+_SHORTCUT: Final = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)
+_SET_UP: Final = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.py_object)
+
+
+def shortcut(otherwise: Callable[[Operands, Learn], Any]) -> Callable[[Operands], Any]:
+    """A function of the operands: the result as `otherwise` gives it, by the frame of such a call where one is known.
+
+    Args:
+        otherwise: computes the result for any operands, and may teach the frame of the call.
+    """
+    handle = _load(current())
+    if handle is None:
+        return lambda operands: otherwise(operands, None)
+    made: Callable[[Operands], Any] = _SHORTCUT(("sparsify_shortcut", handle))(otherwise)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How the result of a call is made.
+
+    Attributes:
+        shape: of a dense result.
+        dtype: of its entries.
+        root: the operand on whose pattern a sparse result lies, whose values are made then.
+        fill: of a sparse result.
+        empty: makes the memory of large results, of sparse ones for a pattern.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    root: int | None
+    fill: object
+    empty: Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """Which kernel a call runs: its address, sizes, threads or 0 for torch's, and what autograd differentiates."""
+
+    address: int
+    sizes: tuple[int, ...]
+    threads: int
+    differentiable: object | None
+
+
+def frame(
+    operands: Operands,
+    inputs: Sequence[tuple[int, DenseInput | SparseInput]],
+    result: Result,
+    call: KernelCall,
+) -> Frame | None:
+    """The frame of a call; `None` where none can hold it.
+
+    Args:
+        operands: of the call.
+        inputs: of the kernel, with the place of the operand that each reads.
+        result: how it is made.
+        call: what runs.
+    """
+    by_place = dict(inputs)
+    ranks = [operand.dim() for operand in operands] + [len(result.shape)]
+    if max(len(operands), len(inputs)) > OPERANDS or max(ranks) > MODES or len(call.sizes) > SIZES:
+        return None
+    made = Frame(kernel=call.address, threads=call.threads, root=-1 if result.root is None else result.root)
+    for place, (known, operand) in enumerate(zip(made.operands, operands, strict=False)):
+        read = by_place.get(place)
+        if read is None or isinstance(operand, SparseTensor) != isinstance(read, SparseInput):
+            return None
+        known.dtype, known.dim = dtype_number(read.dtype), operand.dim()
+        known.shape[: operand.dim()] = tuple(operand.shape)
+        if isinstance(operand, SparseTensor):
+            known.key, known.fill = read, operand._fill
+    for slot, (place, read) in zip(made.inputs, inputs, strict=False):
+        slot.operand, slot.nnz_place = place, read.place if isinstance(read, SparseInput) else -1
+    made.operand_count, made.input_count, made.size_count = len(operands), len(inputs), len(call.sizes)
+    made.sizes[: len(call.sizes)] = call.sizes
+    rank = len(result.shape)
+    made.dtype, made.item_bytes, made.dim = dtype_number(result.dtype), result.dtype.itemsize, rank
+    made.shape[:rank], made.strides[:rank] = result.shape, row_major(result.shape)
+    made.most_bytes, made.fill = SMALLEST_BYTES, result.fill
+    is_large = POOL.is_recycled(math.prod(result.shape, start=result.dtype.itemsize))
+    if result.root is not None or is_large:
+        made.empty = result.empty
+    if call.differentiable is not None:
+        made.differentiable = call.differentiable
+    return made
+
+
+@cache
+def _load(options: Options) -> ctypes.CDLL | None:
+    """The shared object of shortcuts, told what it needs; `None` without a compiler or with another torch."""
+    made, functions = native.trampolines(), torch_functions()
+    if made is None or functions is None:
+        return None
+    addresses = (ctypes.c_int64 * len(functions))(*functions)
+    classes = (torch.Tensor, torch.nn.Parameter, SparseTensor)
+    is_transformed = torch._C._are_functorch_transforms_active
+    objects = (*classes, apply_plainly, is_transformed, wrap, native.fail)
+    _SET_UP(("sparsify_set_up", made.handle))(addresses, objects)
+    return made.handle
