@@ -151,9 +151,10 @@ def may_follow(nest: Nest, outer: int, bit: int, workspace: bool) -> bool:
 
     A result that is assembled is written level by level; a workspace holds its last level only.
     """
-    if not nest.levels:
-        return True
     sums = nest.full & ~nest.target
+    if not nest.levels:
+        # What is summed around the loops over stored positions would need memory for all coordinates.
+        return not (nest.is_sampled and bit & nest.target and outer & sums)
     if not bit & nest.target:
         ready = sum(nest.levels[:-1]) if workspace else nest.target
         return ready & ~outer == 0

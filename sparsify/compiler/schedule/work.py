@@ -73,6 +73,7 @@ class Nest:
         target: the variables of what is written.
         levels: the variables of its levels in order when it is assembled, else nothing.
         reads: per dense operand its variables, and the bit of its last mode; the target is the last of them.
+        is_sampled: whether the target is stored at known positions, which sums around their loops do not keep.
     """
 
     variables: tuple[str, ...]
@@ -82,6 +83,7 @@ class Nest:
     target: int
     levels: tuple[int, ...] = ()
     reads: tuple[tuple[int, int], ...] = ()
+    is_sampled: bool = False
     _counts: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
     _visits: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict, compare=False, repr=False)
     _shares: dict[tuple[int, int], float] = field(default_factory=dict, compare=False, repr=False)
@@ -233,7 +235,8 @@ def nest_of(
     reads = [_read(_names(a), declared[a.tensor], bits) for a in dense]
     if output is None or output.format.is_dense:
         reads.append(_read(_names(target), output, bits))
-    return Nest(names, extents, factors, points, written, levels, tuple(reads))
+    is_sampled = output is not None and not output.format.is_dense and output.pattern_of is not None
+    return Nest(names, extents, factors, points, written, levels, tuple(reads), is_sampled)
 
 
 def is_plain(access: Access, declared: Declaration) -> bool:

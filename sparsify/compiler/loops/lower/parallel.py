@@ -178,14 +178,23 @@ def work(low: Lowering, loop: notation.Forall) -> loops.Expr:
         if names in counted:
             continue
         counted.add(names)
-        factors = [low.extent(name) for name in names]
-        for access, inside in sparse_reads.items():
-            if inside and inside <= set(names):
-                factors = [low.extent(name) for name in names if name not in inside]
-                factors.append(loops.Var(f"{access.tensor}_nnz", loops.INT))
-                break
-        total = plus(total, product(factors))
+        inside = {a: found for a, found in sparse_reads.items() if found and found <= set(names)}
+        total = plus(total, _iterations(low, names, inside))
     return total
+
+
+def _iterations(low: Lowering, names: tuple[str, ...], stored: dict[Access, set[str]]) -> loops.Expr:
+    """About how often a nest over `names` runs: all entries of one operand, of others those below what is fixed."""
+    factors: list[loops.Expr] = []
+    left = list(names)
+    for access, inside in stored.items():
+        if not inside & set(left):
+            continue
+        entries = loops.Var(f"{access.tensor}_nnz", loops.INT)
+        known = [low.extent(name) for name in names if name in inside and name not in left]
+        factors.append(plus(quotient(entries, plus(product(known), ONE)), ONE) if known else entries)
+        left = [name for name in left if name not in inside]
+    return product([*(low.extent(name) for name in left), *factors])
 
 
 def _is_sparse_input(low: Lowering, name: str) -> bool:
