@@ -25,6 +25,7 @@ from sparsify.compiler.einsum.nodes import (
 )
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
+from sparsify.compiler.loops.interpret import array_dtype
 from sparsify.compiler.loops.interpret import interpret as interpret_loops
 from sparsify.compiler.loops.lower.assemble import is_assembled
 from sparsify.compiler.notation.interpret import interpret as interpret_notation
@@ -39,7 +40,7 @@ from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
 from .dense import compute
-from .generate import Case, dense_of
+from .generate import Case, array_of, dense_of
 
 Values = NDArray[np.float64]
 Tensor = torch.Tensor
@@ -109,7 +110,7 @@ def values_of(tensor: Tensor) -> tuple[Values, NDArray[np.bool_]]:
     """A tensor as the interpreters read it."""
     if isinstance(tensor, SparseTensor):
         return dense_of(tensor)
-    return tensor.double().numpy(), np.ones(tuple(tensor.shape), bool)
+    return array_of(tensor), np.ones(tuple(tensor.shape), bool)
 
 
 def compare_result(
@@ -130,10 +131,11 @@ def assert_close(where: str, case: Case, name: str, found: Values, wanted: Value
     assert found.shape == wanted.shape, f"{where}: {found.shape} instead of {wanted.shape}"
     if name in case.doubtful:
         found = np.where(case.doubtful[name] & np.isnan(found), wanted, found)
-    narrow = any(d.dtype == "float32" for d in case.program.declarations)
+    dtypes = {declared.dtype for declared in case.program.declarations}
     finite = np.abs(wanted[np.isfinite(wanted)])
     scale = float(finite.max(initial=1.0))
-    error = 2e-5 if narrow else 1e-11
+    error = 1e-11 if dtypes <= {"float64", "complex128"} else 2e-5
+    error = {"bfloat16": 3e-2, "float16": 4e-3}.get(min(dtypes & {"bfloat16", "float16"}, default=""), error)
     try:
         np.testing.assert_allclose(found, wanted, rtol=error, atol=error * scale)
     except AssertionError as problem:
@@ -171,7 +173,7 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
     unknown = {f"{output}_nnz": -1 for output in step.program.outputs}
     sizes = {name: unknown.get(name, 0 if name == "serial_threshold" else s) for name, s in sizes.items()}
     arrays = {
-        argument.name: buffer.detach().reshape(-1).numpy()
+        argument.name: _numpy(buffer.detach().reshape(-1))
         for argument, buffer in zip(function.buffers, buffers, strict=False)
         if buffer is not None
     }
@@ -183,7 +185,7 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
         count = int(np.prod(shapes[output.name]))
         if output.pattern_of is not None:
             count = _root(output, twins, tensors).nnz
-        arrays[f"{output.name}_vals"] = np.full(count, poison(output.dtype), output.dtype)
+        arrays[f"{output.name}_vals"] = np.full(count, poison(output.dtype), array_dtype(output.dtype))
     found = interpret_loops(function, sizes, arrays, case.threads)
     assert found.status == 0, f"status {found.status}"
     results = {}
@@ -191,7 +193,7 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
         if is_assembled(output):
             results[output.name] = _grown(output, shapes[output.name], found.grown)
             continue
-        values = torch.from_numpy(arrays[f"{output.name}_vals"])
+        values = _torch(arrays[f"{output.name}_vals"], output.dtype)
         if output.pattern_of is not None:
             results[output.name] = SparseTensor(_root(output, twins, tensors), values, output.fill)
         else:
@@ -209,7 +211,11 @@ def _root(output: Declaration, twins: Mapping[str, str], tensors: Mapping[str, T
 
 def poison(dtype: str) -> float | int:
     """What memory holds before it is written."""
-    return np.nan if dtype.startswith("float") else np.iinfo(dtype).min if dtype != "bool" else 1
+    if dtype == "bool":
+        return 1
+    if dtype == "bfloat16":
+        return 0x7FC0
+    return np.iinfo(dtype).min if dtype.startswith("int") else np.nan
 
 
 def _laid_out(output: Declaration, values: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -221,11 +227,26 @@ def _laid_out(output: Declaration, values: Tensor, shape: tuple[int, ...]) -> Te
 
 def _grown(output: Declaration, shape: tuple[int, ...], made: Mapping[str, NDArray[Any]]) -> SparseTensor:
     """An assembled result."""
-    arrays = {name: torch.from_numpy(array) for name, array in made.items()}
+    values = _torch(made[f"{output.name}_vals"], output.dtype)
+    arrays = {name: torch.from_numpy(a) for name, a in made.items() if not name.endswith("_vals")}
     levels = range(1, len(output.format.levels) + 1)
     pos = [arrays.get(f"{output.name}{n}_pos") for n in levels]
     crd = [arrays.get(f"{output.name}{n}_crd") for n in levels]
-    return SparseTensor(Pattern(output.format, shape, pos, crd), arrays[f"{output.name}_vals"], output.fill)
+    return SparseTensor(Pattern(output.format, shape, pos, crd), values, output.fill)
+
+
+def _numpy(values: Tensor) -> NDArray[Any]:
+    """Values as the interpreter of loops holds them."""
+    if values.dtype == torch.bfloat16:
+        return values.view(torch.int16).numpy().view(np.uint16)
+    return values.numpy()
+
+
+def _torch(values: NDArray[Any], dtype: str) -> Tensor:
+    """Values of the interpreter of loops."""
+    if dtype == "bfloat16":
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
 
 
 def compile_cases(cases: Sequence[Prepared], folder: Path, flags: Sequence[str] = ("-O1",)) -> None:
@@ -290,6 +311,8 @@ def run_compiled(prepared: Prepared) -> None:
 def _compare_dense(case: Case, results: Mapping[str, tuple[Values, NDArray[np.bool_]]]) -> None:
     """The interpreter of programs against dense arrays, where no fill is infinite."""
     masks = {**case.stored, **{name: mask for name, (_, mask) in results.items()}}
+    if any(not declared.dtype.startswith("float") for declared in case.program.declarations):
+        return  # plain arithmetic knows nothing of truth values and integers
     infinite = any(np.isinf(declared.fill) for declared in case.program.declarations)
     for name, found in compute(case.program, case.values, masks).items():
         wanted = results[name][0]

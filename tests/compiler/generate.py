@@ -62,6 +62,7 @@ RESULTS = {
     3: ("csf", "coo(3)"),
 }
 SMOOTH = ("neg", "abs", "square", "relu", "exp", "tanh", "sigmoid", "sign", "silu")
+DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "bool", "complex64", "complex128")
 FILLS = (1.0, -1.0, float("inf"), float("-inf"))
 
 
@@ -101,7 +102,12 @@ def draw_windowed(seed: int) -> Case:
     return draw(seed, windows=True)
 
 
-def draw(seed: int, *, windows: bool = False) -> Case:
+def draw_typed(seed: int) -> Case:
+    """The case of a seed, whose operands have different dtypes."""
+    return draw(seed, typed=True)
+
+
+def draw(seed: int, *, windows: bool = False, typed: bool = False) -> Case:
     """The case of a seed."""
     rng = np.random.default_rng(seed)
     statements = _Writer(rng).statements()
@@ -117,6 +123,8 @@ def draw(seed: int, *, windows: bool = False) -> Case:
     inputs = {name: rank for name, rank in ranks.items() if name not in results}
     guarded = {n.access.tensor for s in statements for n in walk(s.value) if isinstance(n, Stored)}
     operands = {name: _operand(rng, rank, dtype, name in guarded) for name, rank in inputs.items()}
+    if typed:
+        operands = _with_dtypes(operands, statements, np.random.default_rng([seed, 5]))
     last = statements[-1].target
     formats = {}
     if len(last.indices) in RESULTS and rng.random() < 0.25:
@@ -127,6 +135,26 @@ def draw(seed: int, *, windows: bool = False) -> Case:
     case = Case(seed, program, int(rng.choice([0, 16, 32])), int(rng.choice([1, 2])))
     fill_operands(case, rng)
     return case
+
+
+def _with_dtypes(
+    operands: dict[str, Operand], statements: tuple[Assign, ...], rng: np.random.Generator
+) -> dict[str, Operand]:
+    """The operands with one or two dtypes among them, and fills that these hold.
+
+    Between statements 16-bit floats are rounded, and in the interpreters they are not: where a sign could come of
+    that there are none.
+    """
+    calls = {node.function for s in statements for node in walk(s.value) if isinstance(node, Call)}
+    known = [*DTYPES, *(() if "sign" in calls else ("bfloat16", "float16"))]
+    drawn = [str(dtype) for dtype in rng.choice(known, size=int(rng.choice([1, 1, 2])))]
+    found = {}
+    for name, operand in operands.items():
+        dtype = str(rng.choice(drawn))
+        whole = dtype.startswith("int")
+        fill = operand.fill if "float" in dtype or (whole and abs(operand.fill) < 9) else 0.0
+        found[name] = replace(operand, dtype=dtype, fill=fill)
+    return found
 
 
 def _with_windows(statement: Assign, rng: np.random.Generator) -> Assign:
@@ -217,6 +245,7 @@ def fill_operands(case: Case, rng: np.random.Generator, extents: dict[str, int] 
 def place(case: Case, name: str, drawn: NDArray[np.float64], mask: NDArray[np.bool_]) -> None:
     """Makes the tensor of an input from the entries in `mask`."""
     declared = case.program.declaration(name)
+    drawn = array_of(torch.from_numpy(drawn).to(getattr(torch, declared.dtype)))
     if declared.format.is_dense and declared.format.ordering == tuple(range(drawn.ndim)):
         case.values[name], case.stored[name] = drawn, np.ones(drawn.shape, bool)
         return
@@ -258,6 +287,11 @@ def held(mask: NDArray[np.bool_], form: Format) -> NDArray[np.bool_]:
     return kept
 
 
+def array_of(values: torch.Tensor) -> NDArray[np.float64]:
+    """Values as float64, or complex128."""
+    return values.to(torch.complex128 if values.dtype.is_complex else torch.float64).resolve_conj().numpy()
+
+
 def dense_of(tensor: SparseTensor) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """The values of a sparse tensor as an array, and which entries are stored."""
     stored = np.zeros(tuple(tensor.shape), bool)
@@ -266,10 +300,10 @@ def dense_of(tensor: SparseTensor) -> tuple[NDArray[np.float64], NDArray[np.bool
     at = at if inside is None else at[:, inside]
     if at.shape[1]:
         stored[tuple(at.numpy())] = True
-    values = np.full(stored.shape, float(tensor.fill))
+    values = np.full(stored.shape, tensor.fill, complex if tensor.dtype.is_complex else float)
     entries = tensor.values() if inside is None else tensor.values()[inside]
     if at.shape[1]:
-        values[tuple(at.numpy())] = entries.double().numpy()
+        values[tuple(at.numpy())] = array_of(entries)
     return values, stored
 
 

@@ -5,6 +5,7 @@ import torch
 
 import sparsify
 from sparsify.errors import DtypeError
+from sparsify.options import override
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COMPLEX = (torch.complex64, torch.complex128)
@@ -19,6 +20,13 @@ PAIRS = (
     *((torch.complex64, torch.float64), (torch.int64, torch.complex64), (torch.complex64, torch.complex128)),
 )
 pairs = pytest.mark.parametrize(("one", "other"), PAIRS, ids=lambda d: str(d).removeprefix("torch."))
+
+
+@pytest.fixture(autouse=True)
+def compiled_fast():
+    """Kernels of many dtypes: what they compute matters, not how fast."""
+    with override(compiler_flags=("-O0",)):
+        yield
 
 
 def drawn(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
@@ -114,3 +122,76 @@ def test_tensors_keep_their_dtype(dtype):
         converted = stored.to(other)
         assert converted.dtype == other
         assert torch.equal(converted.to_dense(), A.to(other))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_wrap_around_and_round_as_in_torch(dtype):
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    A = torch.tensor([[low, high, 0, -7], [3, -1, low, 100]], dtype=dtype)
+    stored = sparsify.tensor(A, "csr")
+    check(sparsify.evaluate("Y[i,j] = A[i,j] + B[i,j]", A=stored, B=A), A + A)
+    check(sparsify.evaluate("Y[i,j] = A[i,j] * B[i,j]", A=stored, B=A), A * A)
+    check(sparsify.evaluate("Y[i,j] = abs(A[i,j])", A=stored), A.abs())
+    check(sparsify.evaluate("Y[i,j] = mod(A[i,j], 5)", A=stored), torch.remainder(A, 5))
+    check(sparsify.evaluate("Y[i,j] = mod(A[i,j], -1)", A=stored), torch.remainder(A, -1))
+    check(sparsify.evaluate("Y[i,j] = A[i,j] ** 3", A=stored), A**3)
+    ones = torch.ones_like(A.T)
+    check(sparsify.einsum("ij,jk->ik", stored, ones), A @ ones)
+    with pytest.raises(DtypeError, match="divisor may be 0"):
+        sparsify.evaluate("Y[i,j] = mod(B[i,j], A[i,j])", A=stored, B=A)
+
+
+UNARY = [
+    "exp",
+    "log",
+    "log10",
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "sigmoid",
+    "reciprocal",
+]
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_functions_of_complex_numbers(dtype):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, dtype=dtype, generator=generator)
+    for name in UNARY:
+        check(sparsify.evaluate(f"y[i] = {name}(x[i])", x=x), getattr(torch, name)(x))
+    check(sparsify.evaluate("y[i] = silu(x[i])", x=x), torch.nn.functional.silu(x))
+    check(sparsify.evaluate("y[i] = abs(x[i]) + square(x[i])", x=x), x.abs() + x.square())
+    check(
+        sparsify.evaluate("y[i] = a * x[i] / z[i]", x=x, z=x.flip(0), a=0.5 + 2j), (0.5 + 2j) * x / x.flip(0)
+    )
+    for name in ("relu", "sign", "erf", "gelu"):
+        with pytest.raises(DtypeError, match=f"{name} of complex numbers"):
+            sparsify.evaluate(f"y[i] = {name}(x[i])", x=x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_functions_of_16_bit_floats(dtype):
+    """In float32, rounded once."""
+    x = torch.linspace(-3, 3, 61).to(dtype)
+    for name in ("exp", "tanh", "sigmoid", "sin", "erf", "relu"):
+        check(sparsify.evaluate(f"y[i] = {name}(x[i])", x=x), getattr(torch, name)(x.float()).to(dtype))
+
+
+def test_functions_of_truth_values():
+    A = drawn(torch.bool, 7, 9)
+    stored = sparsify.tensor(A, "csr")
+    check(sparsify.evaluate("Y[i,j] = exp(A[i,j])", A=stored), torch.exp(A))
+    check(sparsify.evaluate("Y[i,j] = A[i,j] * 3", A=stored), A * 3)
+    for text in ("-A[i,j]", "A[i,j] - B[i,j]", "abs(A[i,j])", "relu(A[i,j])"):
+        with pytest.raises(DtypeError, match="truth values"):
+            sparsify.evaluate(f"Y[i,j] = {text} + B[i,j]", A=stored, B=A)

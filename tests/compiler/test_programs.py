@@ -4,20 +4,29 @@ A failure carries a note with its case; `draw(seed)` in `generate.py` makes the 
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from sparsify.compiler.einsum.nodes import Call, Reduce
 from sparsify.compiler.node import walk
-from sparsify.errors import DiscordantError, EinsumError, FormatError, ScheduleError, UnsupportedProgramError
+from sparsify.errors import (
+    DiscordantError,
+    DtypeError,
+    EinsumError,
+    FormatError,
+    ScheduleError,
+    UnsupportedProgramError,
+)
 
 from .compare import Prepared, compile_cases, prepare, run_compiled
-from .generate import Case, draw, draw_adjoint
+from .generate import Case, draw, draw_adjoint, draw_typed
 from .schedules import Drawn
 
 # What the compiler may say before it generates code; anything else is a mistake.
 REFUSALS = (UnsupportedProgramError, FormatError)
+REFUSED_DTYPES = (*REFUSALS, DtypeError)
 REFUSED_SCHEDULES = (*REFUSALS, ScheduleError, DiscordantError)
 REFUSED_ADJOINTS = (*REFUSALS, EinsumError)
 
@@ -62,10 +71,22 @@ def test_interpreters_agree_on_gradients():
     assert len(lowered(map(draw_adjoint, range(25)), REFUSED_ADJOINTS, scheduled=False)) > 8
 
 
+def test_interpreters_agree_on_dtypes():
+    assert len(lowered(typed(range(300, 340)), REFUSED_DTYPES, scheduled=False)) > 12
+
+
+def typed(seeds: Iterable[int]) -> Iterable[Case]:
+    """Programs over operands of different dtypes; what has no meaning for them is refused when it is declared."""
+    for seed in seeds:
+        with suppress(DtypeError):
+            yield draw_typed(seed)
+
+
 def test_kernels_agree(tmp_path):
     done = lowered(map(draw, range(150, 175)), REFUSALS, scheduled=False)
     done += lowered(map(draw, range(200, 220)), REFUSED_SCHEDULES, scheduled=True)
-    assert len(done) > 15
+    done += lowered(typed(range(400, 425)), REFUSED_DTYPES, scheduled=False)
+    assert len(done) > 20
     run(done, tmp_path)
 
 
@@ -75,6 +96,7 @@ def test_many_programs(first, tmp_path):
     seeds = range(first, first + 100)
     done = lowered(map(draw, seeds), REFUSALS, scheduled=False)
     done += lowered(map(draw, seeds), REFUSED_SCHEDULES, scheduled=True)
+    done += lowered(typed(seeds), REFUSED_DTYPES, scheduled=False)
     adjoints = (case for seed in range(first, first + 40) if not has_rounded_ties(case := draw_adjoint(seed)))
     done += lowered(adjoints, REFUSED_ADJOINTS, scheduled=False)
     run(done, tmp_path)

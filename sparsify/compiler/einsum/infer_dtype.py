@@ -89,6 +89,8 @@ def kind_of(expr: Expr, kinds: Mapping[str, Kind]) -> Kind:
             return reduced(kind_of(body, kinds), monoid, body, kinds)
         case Call(function, args):
             found = [kind_of(arg, kinds) for arg in args]
+            if function == "mod":
+                _check_divisor(expr, found)
             if FUNCTIONS[function].body:
                 return kind_of(_body(function), dict(zip(argument_names(len(found)), found, strict=True)))
             return result_kind(function, found)
@@ -159,6 +161,20 @@ def reduced(kind: Kind, monoid: str, body: Expr, kinds: Mapping[str, Kind]) -> K
     if monoid in ("sum", "prod") and category(kind.dtype) <= INTEGER and not _is_contraction(body, kinds):
         return Kind("int64", kind.strength)
     return kind
+
+
+def _check_divisor(call: Call, kinds: list[Kind]) -> None:
+    """Raises where integers may be divided by 0, which has no value.
+
+    Raises:
+        DtypeError: the divisor of integers is no constant, or 0.
+    """
+    divisor = call.args[1]
+    is_known = isinstance(divisor, Const) and divisor.value != 0
+    if category(reduce(promote, kinds).dtype) == INTEGER and not is_known:
+        raise DtypeError(
+            f"`{call}` of integers, whose divisor may be 0", "a constant other than 0, or floating numbers"
+        )
 
 
 @cache

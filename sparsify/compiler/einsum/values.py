@@ -238,7 +238,7 @@ def in_dtype(values: Array, dtype: str) -> Array:
             return np.asarray(values != 0)
         case 1:
             whole = values if values.dtype.kind in "iu" else np.nan_to_num(values.real).astype(np.int64)
-            return whole.astype(dtype).astype(np.int64)
+            return np.asarray(whole.astype(dtype).astype(np.int64))
         case 2:
             return np.asarray(values.real.astype(np.float64))
     return values.astype(np.complex128)

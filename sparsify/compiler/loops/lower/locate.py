@@ -23,6 +23,7 @@ from sparsify.compiler.loops.arithmetic import (
     both,
     compare,
     constant,
+    convert,
     integer,
     larger,
     minus,
@@ -34,7 +35,7 @@ from sparsify.compiler.loops.arithmetic import (
 )
 from sparsify.compiler.loops.lower import sparse
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Place, Range, scalar
-from sparsify.compiler.loops.lower.expression import convert, evaluate, widen
+from sparsify.compiler.loops.lower.expression import evaluate, widen
 from sparsify.compiler.loops.lower.lattice import prune
 from sparsify.compiler.loops.lower.levels import (
     advance,
