@@ -141,26 +141,10 @@ def test_integers_wrap_around_and_round_as_in_torch(dtype):
         sparsify.evaluate("Y[i,j] = mod(B[i,j], A[i,j])", A=stored, B=A)
 
 
-UNARY = [
-    "exp",
-    "log",
-    "log10",
-    "sqrt",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asinh",
-    "acosh",
-    "atanh",
-    "sigmoid",
-    "reciprocal",
-]
+UNARY = (
+    *("exp", "log", "log10", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
+    *("asinh", "acosh", "atanh", "sigmoid", "reciprocal"),
+)
 
 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
