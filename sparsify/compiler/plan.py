@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from sparsify.compiler.cut import cut
 from sparsify.compiler.dtypes import FLOATING, category
 from sparsify.compiler.einsum.collect import collect
 from sparsify.compiler.einsum.extents import name_extents
@@ -135,6 +136,7 @@ def steps(
     if not scheduled:
         split = contract(program, sizes)
         program, sizes = split.program, sizes.expecting(split.stored)
+    program = program if scheduled else cut(program)
     found: list[DenseProduct | Step | Convert] = []
     for statement in program.statements:
         product = None if scheduled else dense_product(program, statement)

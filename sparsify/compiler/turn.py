@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Final, cast
 
+from sparsify.compiler.einsum.infer_format import infer_sparsity
+from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Program, Reduce
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation.concretize import index_names
@@ -69,7 +71,7 @@ def loop_order(program: Program, statement: Assign, sparse: Mapping[Access, Form
     sums = [name for name in names if name not in target]
     output = program.declaration(statement.target.tensor)
     unknown = output.pattern_of is None and not output.format.is_dense
-    last = target[-1:] if unknown and any(isinstance(n, Reduce) for n in walk(statement.value)) else []
+    last = target[-1:] if unknown and _is_scattered(program, statement) else []
     # Sums into rows of unknown pattern run outside of their last mode, which a workspace holds.
     first = target[: len(target) - len(last)]
     if len(sums) > MOST_SUMS:
@@ -80,6 +82,16 @@ def loop_order(program: Program, statement: Assign, sparse: Mapping[Access, Form
         return sum(concordant(access, format, whole) != format.ordering for access, format in sparse.items())
 
     return [*first, *min(permutations(sums), key=turned), *last]
+
+
+def _is_scattered(program: Program, statement: Assign) -> bool:
+    """Whether a sum is 0, or what its reduction starts with, where nothing is stored: stored entries add to it."""
+    declarations = {declared.name: declared for declared in program.declarations}
+    return any(
+        infer_sparsity(n.body, declarations).fill == MONOIDS[n.monoid].neutral
+        for n in walk(statement.value)
+        if isinstance(n, Reduce)
+    )
 
 
 def concordant(access: Access, format: Format, order: list[str]) -> tuple[int, ...]:

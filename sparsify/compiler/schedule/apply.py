@@ -5,7 +5,7 @@ Out: `parallel forall i: forall j: vector forall k: Y[i,k] += A[i,j] * T[j,k]`
 """
 
 from dataclasses import replace
-from typing import assert_never
+from typing import NoReturn, assert_never
 
 from sparsify.compiler.einsum.nodes import Assign
 from sparsify.compiler.node import Node, map_children, walk
@@ -39,6 +39,7 @@ def _step(program: Notation, directive: d.Directive) -> Notation:
     """`program` after one directive."""
     match directive:
         case d.Order(indices=indices, nest=nest):
+            _check_order(program, directive)
             return replace(program, body=_order(program.body, indices, nest))
         case d.Split():
             return _split(program, directive)
@@ -62,8 +63,13 @@ def _step(program: Notation, directive: d.Directive) -> Notation:
             _check_parallel(program, index)
             return _set_kind(program, index, notation.Parallel(policy, by, chunks))
         case d.Transpose(rows=rows, lanes=lanes, nest=nest):
-            program = _set_kind(program, rows, notation.Transposed(), nest)
-            return _set_kind(program, lanes, notation.Vector(), nest)
+            turned = _set_kind(program, rows, notation.Transposed(), nest)
+            done = _set_kind(turned, lanes, notation.Vector(), nest)
+            if turned == program or done == turned:
+                _refuse(
+                    directive, f"no loop over {rows if turned == program else lanes} around {nest}", program
+                )
+            return done
         case d.Prefetch(tensor=tensor, distance=distance):
             return replace(program, relations=(*program.relations, notation.Prefetch(tensor, distance)))
         case d.Cut():
@@ -79,6 +85,25 @@ def _set_kind(program: Notation, index: str, kind: notation.Kind, nest: str = ""
         return replace(loop, kind=kind) if not nest or assigns(loop, nest) else loop
 
     return replace(program, body=rewrite_loops(program.body, index, change))
+
+
+def _check_order(program: Notation, directive: d.Order) -> None:
+    """Raises for a name that is no loop, a loop named twice, or a nest that there is not."""
+    assigns_to = {n.target.tensor for n in walk(program.body) if isinstance(n, Assign)}
+    if directive.nest and directive.nest not in assigns_to:
+        _refuse(directive, f"nothing is assigned to {directive.nest}", program)
+    loops = [n.index for n in walk(program.body) if isinstance(n, Forall)]
+    for name in directive.indices:
+        if name not in loops:
+            _refuse(directive, f"there is no loop {name}", program)
+        if directive.indices.count(name) > 1:
+            _refuse(directive, f"{name} is named twice", program)
+
+
+def _refuse(directive: d.Directive, found: str, program: Notation) -> NoReturn:
+    """Raises, with the loops that there are."""
+    loops = dict.fromkeys(n.index for n in walk(program.body) if isinstance(n, Forall))
+    raise ScheduleError(f"`{directive}`: {found} in {program.body}", f"the loops are {', '.join(loops)}")
 
 
 def _order(body: Body, indices: tuple[str, ...], nest: str) -> Statement:

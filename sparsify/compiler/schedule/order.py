@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from sparsify.compiler.einsum.infer_format import infer_sparsity
+from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Assign, Program
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.work import Nest, body_of, nest_of
@@ -60,17 +62,21 @@ def statement_order(program: Program, statement: Assign, sizes: Sizes) -> Order 
     if found is None:
         return None
     nest = nest_of(program, statement.target, found[1], sizes, found[0])
-    order = None if nest is None else best_order(nest)
+    # What is stored adds to a workspace only where nothing stored is what the reduction starts with.
+    value = infer_sparsity(found[1], {declared.name: declared for declared in program.declarations})
+    may_scatter = found[0] is None or value.fill == MONOIDS[found[0]].neutral
+    order = None if nest is None else best_order(nest, may_scatter)
     return order if order is not None and order.cost < inf else None
 
 
-def best_order(nest: Nest) -> Order | None:
+def best_order(nest: Nest, may_scatter: bool = True) -> Order | None:
     """The cheapest order of the loops of a nest; `None` where there is none, or there are too many loops."""
     if not nest.variables:
         return Order((), 0.0, 1.0)
     if len(nest.variables) > MOST_VARIABLES:
         return None
-    found = [order for workspace in _ways(nest) if (order := _cheapest(nest, workspace)) is not None]
+    ways = [workspace for workspace in _ways(nest) if may_scatter or not workspace]
+    found = [order for workspace in ways if (order := _cheapest(nest, workspace)) is not None]
     return min(found, key=lambda order: order.cost, default=None)
 
 

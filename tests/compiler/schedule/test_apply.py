@@ -113,6 +113,12 @@ def test_relations(schedule, relation):
         ("unroll z", "changes nothing"),
         ("parallel j", "its iterations all write"),
         ("parallel z", "changes nothing"),
+        ("order x, y", "there is no loop x"),
+        ("order i, z", "there is no loop z"),
+        ("order i, i", "i is named twice"),
+        ("order Z: i, k", "nothing is assigned to Z"),
+        ("transpose i z in Y", "no loop over z around Y"),
+        ("transpose z k in Y", "no loop over z around Y"),
     ],
 )
 def test_refusals(schedule, text):
