@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sparsify.recipe import Recipe
     from sparsify.report import Report
     from sparsify.storage.format import Format
+    from sparsify.storage.levels import Level, register_level
     from sparsify.storage.pattern import Pattern
     from sparsify.storage.tensor import SparseTensor
 
@@ -31,7 +32,9 @@ __all__ = [
     "save",
     "load",
     "strict",
+    "register_level",
     "Format",
+    "Level",
     "Pattern",
     "SparseTensor",
     "Schedule",
@@ -50,7 +53,9 @@ _MODULES = {
     "save": "sparsify.api",
     "load": "sparsify.api",
     "strict": "sparsify.options",
+    "register_level": "sparsify.storage.levels",
     "Format": "sparsify.storage.format",
+    "Level": "sparsify.storage.levels",
     "Pattern": "sparsify.storage.pattern",
     "SparseTensor": "sparsify.storage.tensor",
     "Schedule": "sparsify.compiler.schedule.directives",

@@ -1,4 +1,4 @@
-"""Formats that loops can read and write: blocks taken apart where no loops run over them as they are stored.
+"""Formats that loops can read and write: blocks and diagonals taken apart where no loops run over them as stored.
 
 In: `Y[i,k] = sum(j, A[i,j] * B[j,k])`, A in blocks of 3 x 3, B and Y compressed by row, the pattern of Y not known.
 Out: A is read compressed by row. Where Y is asked for in blocks, it is computed compressed by row and converted.
@@ -49,10 +49,10 @@ def whole(format: Format) -> Format:
     >>> whole(Format("bcsr(3, 3)")).letters
     'd0s1'
     """
-    modes = tuple(dict.fromkeys(format.ordering))
-    if format.is_dense:
-        return _stored(modes, [Dense()] * len(modes))
+    modes = format.modes
     stored = [s for s in format.levels if not s.level.is_full]
+    if not stored:
+        return _stored(modes, [Dense()] * len(modes))
     outermost = min(modes.index(s.expression.mode) for s in stored)
     levels: list[Level] = [Compressed() if place >= outermost else Dense() for place in range(len(modes))]
     return _stored(modes, levels)
@@ -92,6 +92,8 @@ def _in_the_way(formats: Mapping[Access, Format]) -> str:
     for access, format in formats.items():
         if format.is_short:
             continue
+        if format.has_diagonals:
+            return f"no loops run along the diagonals of {access}"
         if len({i.name for i in access.indices if isinstance(i, Index)}) < len(access.indices):
             return f"{access} reads blocks at more than one index variable a mode"
         for stored in format.levels:

@@ -20,6 +20,7 @@ from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.errors import CompilerError
 from sparsify.options import Options
+from sparsify.storage.levels import registered
 
 LIMIT: Final = 8
 Signature = tuple[tuple[str, ...], tuple[Buffer, ...]]
@@ -110,6 +111,7 @@ class Variants:
             "is chosen": str(self.schedule is None),
             "vector bytes": str(self.vector_bytes),
             "compiler of sparsify": fingerprint(),
+            "levels": registered(),
         }
         found = library(generate, parts, self.options)
         self.built += found.origin == "compiled"

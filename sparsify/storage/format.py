@@ -131,6 +131,17 @@ class Format:
         return tuple(stored.expression.mode for stored in self.levels)
 
     @property
+    def modes(self) -> tuple[int, ...]:
+        """The modes in the order in which the levels tell their coordinates: `j` of `j-i` behind `i`."""
+        whole = dict.fromkeys(s.expression.mode for s in self.levels if s.expression.other is None)
+        return tuple(whole | dict.fromkeys(self.ordering))
+
+    @property
+    def has_diagonals(self) -> bool:
+        """Whether a level stores differences of coordinates."""
+        return any(stored.expression.kind == "difference" for stored in self.levels)
+
+    @property
     def is_dense(self) -> bool:
         """Whether every entry is stored."""
         return all(

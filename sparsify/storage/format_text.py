@@ -162,4 +162,6 @@ NAMED: dict[str, Callable[[list[int], int | None], str]] = {
     "bcsr": _blocked("i/{h}: dense, j/{w}: compressed, i%{h}: dense, j%{w}: dense"),
     "bcsc": _blocked("j/{w}: dense, i/{h}: compressed, i%{h}: dense, j%{w}: dense"),
     "nm": _grouped,
+    "ell": _fixed("dense, grouped"),
+    "dia": _fixed("j-i: compressed, i: dense"),
 }

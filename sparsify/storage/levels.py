@@ -257,6 +257,50 @@ FLAGS = {word: name for name, word in FLAG_WORDS.items()}
 LEVELS: dict[str, type[Level]] = {level.name: level for level in (Dense, Compressed, Singleton, Grouped)}
 
 
+BUILT_IN = frozenset(LEVELS)
+LETTERS_TAKEN = "o"  # of coordinate levels
+
+
+def register_level(cls: type[Level]) -> type[Level]:
+    """Makes a level format known by its name; a decorator of frozen dataclasses.
+
+    Formats spell it from now on, and tensors are converted to it, validated and computed with, by the functions and
+    the capabilities that the class states. Its integer fields are parameters in parentheses.
+
+    Raises:
+        FormatError: no frozen dataclass of `Level`, or a name or letter that is taken.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Level) and "__dataclass_fields__" in vars(cls)):
+        raise FormatError(f"the level {cls!r}", "a frozen dataclass that derives from sparsify.Level")
+    name, letter = getattr(cls, "name", ""), getattr(cls, "letter", "")
+    if not (isinstance(name, str) and name.isidentifier() and name.islower()):
+        raise FormatError(f"a level called {name!r}", "a lower-case word")
+    letters = {known.letter: known.name for known in LEVELS.values() if known is not cls}
+    if LEVELS.get(name, cls) is not cls or name == "coordinate":
+        raise FormatError(f"a second level called {name}", "another name")
+    if not (isinstance(letter, str) and len(letter) == 1 and letter.islower()) or letter in (
+        *letters,
+        LETTERS_TAKEN,
+    ):
+        owner = letters.get(letter, "coordinate" if letter == LETTERS_TAKEN else "none")
+        raise FormatError(
+            f"the letter {letter!r} of {name}, which {owner} has", "one lower-case letter of its own"
+        )
+    LEVELS[name] = cls
+    return cls
+
+
+def registered() -> str:
+    """The levels that were registered and what their functions say, "" without any: part of the keys of kernels."""
+    texts = []
+    for name, cls in sorted(LEVELS.items()):
+        if name not in BUILT_IN:
+            functions = [f.fget if isinstance(f, property) else f for f in vars(cls).values()]
+            codes = [f.__code__ for f in functions if hasattr(f, "__code__")]
+            texts.append(f"{name} {[(c.co_name, c.co_code.hex(), c.co_consts, c.co_names) for c in codes]}")
+    return "\n".join(texts)
+
+
 def spelled(name: str, parameters: tuple[str, ...]) -> str:
     """A level with its parameters: `compressed(crd=int16)`."""
     return f"{name}({', '.join(parameters)})" if parameters else name

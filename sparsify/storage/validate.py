@@ -49,6 +49,8 @@ def pattern(pattern: Pattern) -> None:
             parents = _check_run(pattern, number, run, parents)
             number += run
         else:
+            if not stored.level.is_full:
+                _check_rule(pattern, number, parents)
             parents = pattern.positions(number + 1)
             number += 1
 
@@ -165,6 +167,22 @@ def _check_run(pattern: Pattern, number: int, run: int, parents: int) -> int:
     if count > 1:
         _check_order(pattern, number, begins, arrays, level.is_ordered)
     return count
+
+
+def _check_rule(pattern: Pattern, number: int, parents: int) -> None:
+    """A level whose coordinates follow a rule has them in its extent, ascending below each parent."""
+    stored, at = pattern.format.levels[number], pattern.level_arrays(number, parents)
+    begins = stored.level.begin(at, torch.arange(parents + 1))
+    above = torch.repeat_interleave(begins.diff())
+    found = stored.level.coordinate(at, above, torch.arange(int(begins[-1])))
+    wrong = (found < 0) | (found >= at.extent)
+    wrong[1:] |= (found[1:] <= found[:-1]) & (above[1:] == above[:-1])
+    if bool(wrong.any()):
+        entry = int(wrong.nonzero()[0])
+        raise InvalidTensorError(
+            f"position {entry} of level {number} ({stored}) has the coordinate {int(found[entry])} by its rule",
+            f"ascending coordinates from 0 to {at.extent - 1}",
+        )
 
 
 def _computed_positions(pattern: Pattern, number: int, parents: int, count: int) -> Tensor:

@@ -44,7 +44,14 @@ NAMED = {
             "dense, compressed(crd=int16)",
         ),
         *("nm(2, 4)", "nm(1, 3, group=2)", "i: dense, j/2: dense, j%2: grouped(1, crd=int8)"),
-        *("dense, grouped", "j: compressed, i: grouped", "i: dense, j/3: compressed, j%3: grouped(2)"),
+        *(
+            "dia",
+            "i-j: compressed, j: dense",
+            "j-i: dense, i: dense",
+            "ell",
+            "j: compressed, i: grouped",
+            "i: dense, j/3: compressed, j%3: grouped(2)",
+        ),
     ),
     3: (
         "csf",

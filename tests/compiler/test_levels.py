@@ -7,7 +7,7 @@ import sparsify
 from sparsify.errors import InvalidTensorError
 
 SHAPES = {"whole": (8, 12), "cut": (7, 10), "one": (1, 3)}
-FORMATS = ("nm(2, 4)", "nm(1, 4)", "nm(2, 4, group=4)", "dense, grouped", "j: dense, i: grouped")
+FORMATS = ("nm(2, 4)", "nm(1, 4)", "nm(2, 4, group=4)", "ell", "j: dense, i: grouped", "dia")
 
 
 def matrix(form, shape, fill=0.0):
@@ -54,7 +54,8 @@ def test_products(form, shape):
         ("nm(2, 4)", "bcsr(2, 3)"),
         ("nm(1, 4)", "nm(2, 4)"),
         ("nm(2, 4, group=4)", "nm(3, 3)"),
-        ("dense, grouped", "csr"),
+        ("ell", "csr"),
+        ("dia", "ell"),
         ("j: dense, i: grouped", "nm(2, 4)"),
     ],
 )
@@ -86,7 +87,7 @@ def test_results_on_a_known_pattern(form):
     close(sampled, dense * (D[:, :3] @ B[:, :3].T))
 
 
-@pytest.mark.parametrize("form", ["nm(2, 4)", "dense, grouped"])
+@pytest.mark.parametrize("form", ["nm(2, 4)", "ell", "dia"])
 def test_results_of_unknown_pattern_are_converted(form):
     A, dense = matrix(form, SHAPES["cut"])
     S = A.to(format="csr")
@@ -131,7 +132,9 @@ def test_gradients(form):
         ("nm(2, 4)", 1.0),
         ("nm(2, 4)", float("-inf")),
         ("nm(2, 4, group=4)", float("inf")),
-        ("dense, grouped", -1.0),
+        ("ell", -1.0),
+        ("dia", 1.0),
+        ("dia", float("inf")),
         ("j: dense, i: grouped", float("-inf")),
     ],
 )

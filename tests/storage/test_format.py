@@ -23,6 +23,8 @@ NAMED = (
     "scalar",
     "nm(2, 4)",
     "nm(2, 4, group=16)",
+    "ell",
+    "dia",
 )
 
 
@@ -48,6 +50,8 @@ def test_text_reads_back(text):
             "d0/16s1/16d0%16d1%16",
         ),
         ("k: dense , h:compressed( crd = int16 )", "j: dense, i: compressed(crd=int16)", "d1s0"),
+        ("ell", "dense, grouped", "d0g1"),
+        ("dia", "j-i: compressed, i: dense", "s1-id0"),
         ("nm(2,4)", "i: dense, j/4: dense, j%4: grouped(2)", "d0d1/4g1%4"),
         (
             "nm(2, 4, group=16)",

@@ -32,6 +32,11 @@ def level_variable(low: Lowering, access: Access, stored: StoredLevel) -> str:
         return str(index)
     if expression.kind == "whole":
         return index.name
+    if expression.kind == "difference":
+        raise UnsupportedProgramError(
+            f"{access} is stored along its diagonals ({stored}), over which no loops run",
+            'to(format="csr") first',
+        )
     split = low.split_of_index(index.name, expression.size)
     return split.outer if expression.kind == "block" else split.inner
 

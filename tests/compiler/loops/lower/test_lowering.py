@@ -53,6 +53,16 @@ def test_groups(golden):
     golden("loops/grouped.txt", text)
 
 
+def test_widths_are_sizes_of_the_kernel(golden):
+    text = code("Y[i] = A[i,j] * B[i,j] * x[j]", "order i, j", A="ell", B="csr", x="dense")
+    golden("loops/ell.txt", text)
+
+
+def test_diagonals_have_no_loops():
+    with pytest.raises(UnsupportedProgramError, match=r"A\[i,j\] is stored along its diagonals .*csr"):
+        code("Y[i] = A[i,j] * x[j]", A="dia", x="dense")
+
+
 def test_positions_of_groups_that_may_be_padded_are_refused():
     text, schedule = "Y[i] = A[i,j] * x[j]", "pos ji p A; order i, jo, p"
     with pytest.raises(ScheduleError, match="some of which are padding"):
