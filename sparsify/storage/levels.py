@@ -10,6 +10,7 @@ Source: Chou, Kjolstad and Amarasinghe, Format Abstraction for Sparse Tensor Alg
 """
 
 from dataclasses import dataclass, fields
+from types import FunctionType
 from typing import Any, ClassVar, Protocol
 
 from sparsify.errors import FormatError
@@ -296,7 +297,7 @@ def registered() -> str:
     for name, cls in sorted(LEVELS.items()):
         if name not in BUILT_IN:
             functions = [f.fget if isinstance(f, property) else f for f in vars(cls).values()]
-            codes = [f.__code__ for f in functions if hasattr(f, "__code__")]
+            codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
             texts.append(f"{name} {[(c.co_name, c.co_code.hex(), c.co_consts, c.co_names) for c in codes]}")
     return "\n".join(texts)
 
