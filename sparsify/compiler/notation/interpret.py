@@ -276,7 +276,9 @@ class _Machine:
         start = fill if self._is_skipped(name, body) else float("nan")
         if writes and writes[0].monoid is not None:
             start = MONOIDS[writes[0].monoid].identity(kind.dtype)
-        return Tensor(in_dtype(np.full(shape, start), kind.dtype), np.zeros(shape, dtype=bool), fill, kind)
+        return Tensor(
+            np.asarray(in_dtype(np.full(shape, start), kind.dtype)), np.zeros(shape, dtype=bool), fill, kind
+        )
 
     def _is_skipped(self, name: str, body: Node) -> bool:
         """Whether a loop over stored positions writes a tensor: entries that it does not meet are the fill."""

@@ -14,7 +14,7 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, minus, plus, quotient, remainder
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Place, scalar
 from sparsify.compiler.loops.lower.numbers import LevelNumbers, Number
-from sparsify.errors import ScheduleError
+from sparsify.errors import ScheduleError, UnsupportedProgramError
 from sparsify.storage.format import StoredLevel
 
 if TYPE_CHECKING:
