@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsify.api import apply, einsum, evaluate, explain, load, save, tensor
+    from sparsify.compiler.einsum.register import register_function, register_monoid
     from sparsify.compiler.schedule.directives import Schedule
     from sparsify.errors import SparsifyError
     from sparsify.options import strict
@@ -42,6 +43,8 @@ __all__ = [
     "Report",
     "SparseModule",
     "SparsifyError",
+    "register_function",
+    "register_monoid",
 ]
 
 _MODULES = {
@@ -63,6 +66,8 @@ _MODULES = {
     "Report": "sparsify.report",
     "SparseModule": "sparsify.passes.sparse_module",
     "SparsifyError": "sparsify.errors",
+    "register_function": "sparsify.compiler.einsum.register",
+    "register_monoid": "sparsify.compiler.einsum.register",
 }
 
 if "torch" in sys.modules:

@@ -21,6 +21,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from sparsify.compiler.differentiate import pull_back
 from sparsify.compiler.einsum import exact
 from sparsify.compiler.einsum.nodes import Declaration, Program
+from sparsify.compiler.einsum.verify import verify
 from sparsify.compiler.torch_operator import Operator, register
 from sparsify.storage import dispatch
 from sparsify.storage.fill import Fill
@@ -178,6 +179,7 @@ def _known(text: str) -> tuple[Traced, Any]:
         from sparsify.compiler.kernel import compile_program  # kernels know how they are traced
 
         traced: Traced = exact.read(text, {**exact.CLASSES, "Traced": Traced, "Parts": Parts})
+        verify(traced.program)
         found = _kernels[text] = traced, compile_program(traced.program, traced.schedule or None)
     return found
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from sparsify.compiler import native
 from sparsify.compiler.cpp.cache import Generated, Library, library
+from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.fingerprint import fingerprint
 from sparsify.compiler.loops.nodes import Buffer
 from sparsify.compiler.pipeline import Stages, chosen, compile_stages
@@ -107,6 +108,7 @@ class Variants:
             make()  # what is found on disk passes no stages that could be dumped
         parts = {
             "step": repr(self.step),
+            "monoids": definitions(self.step.program),
             "schedule": str(wanted),
             "is chosen": str(self.schedule is None),
             "vector bytes": str(self.vector_bytes),

@@ -11,23 +11,24 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
 
 from sparsify.compiler import torch_operator
-from sparsify.compiler.cpp.build import find_compiler
 from sparsify.compiler.differentiate import pull_back
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import plan
-from sparsify.compiler.schedule.sizes import UNKNOWN
 from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
 from sparsify.passes.base import Notices
 from sparsify.passes.origin import Origin
 from sparsify.passes.structure import Aligned, Structure
 from sparsify.storage.tensor import SparseTensor
+
+FAILURES: Final = (CompilerError, KernelError, UnsupportedProgramError)
+DENSE_GRADIENTS: Final = "gradients of sparse regions are computed densely from now on"
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,14 @@ class RegionCall:
         dense: the nodes that the region replaces, for when the kernel cannot be built or fails.
         options: settings.
         notices: where the warning about a failure goes.
-        is_training: whether backward is expected: its kernels are made when forward runs.
+        is_strict: whether a failure raises.
 
     Attributes:
         name: for reports.
         kernel: of the program; what makes the call sees to it that it is built.
+        failure: why the dense nodes compute now, `None` as long as the kernel does.
+        gradient_failure: why they do when gradients are wanted.
+        differentiable: the positions of arguments whose gradients were computed by a kernel before.
     """
 
     def __init__(
@@ -88,18 +92,19 @@ class RegionCall:
         dense: fx.GraphModule,
         options: Options,
         notices: Notices,
-        is_training: bool = False,
+        is_strict: bool = False,
     ) -> None:
         self.name, self.program, self.operands = "", program, tuple(operands)
         self.shape, self.dense, self.options, self.notices = shape, dense, options, notices
         self.dtype = getattr(torch, program.declaration(program.outputs[0]).dtype)
-        self.is_training = is_training
+        self.is_strict = is_strict
         self.failure: SparsifyError | None = None
+        self.gradient_failure: SparsifyError | None = None
         self.times_us: list[float] | None = None
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
         self.handle = secrets.randbits(62)
         self.kernel = plan(program, options=options)
-        self.differentiable: set[tuple[str, ...]] = set()
+        self.differentiable: set[tuple[int, ...]] = set()
         self.origin: Origin | None = None
         _calls[self.handle] = self
 
@@ -122,18 +127,31 @@ class RegionCall:
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
         """The result of the region, by the dense nodes once the kernel has failed, and for full gradients."""
-        if self.failure is None and not self.needs_full_gradient(arguments):
+        wanted = wanted_gradients(arguments)
+        if wanted and wanted not in self.differentiable and self.has_kernel(wanted):
+            tried: torch.Tensor = FirstGradient.apply(self, *arguments)  # type: ignore[no-untyped-call]
+            return tried
+        return self.computed(arguments, wanted)
+
+    def computed(self, arguments: Sequence[Any], wanted: tuple[int, ...]) -> torch.Tensor:
+        """The result of the region, by the kernel if it can."""
+        if self.has_kernel(wanted):
             try:
                 operands = self.values(arguments)
-                if self.is_training and torch.is_grad_enabled():
-                    self.prepare_gradients(operands)
                 if self.times_us is None:
                     return self.kernel(*operands)  # type: ignore[no-any-return]
                 return self.timed(operands, self.times_us)
-            except (CompilerError, KernelError, UnsupportedProgramError) as error:
-                self.fail(error)
+            except FAILURES as error:
+                self.failure = self.noted(error, "sparse regions run densely from now on")
         fallback: torch.Tensor = self.dense(*arguments)[0]
         return fallback
+
+    def has_kernel(self, wanted: tuple[int, ...]) -> bool:
+        """Whether a kernel computes the result, and the gradients of the arguments at these positions."""
+        if self.failure is not None or (wanted and self.gradient_failure is not None):
+            return False
+        # A sparse operand leaves out the gradient at its zeros, which an input may need.
+        return not any(position in wanted for position in self.full)
 
     def gradients(
         self, arguments: Sequence[Any], needed: Sequence[int], result: torch.Tensor, gradient: torch.Tensor
@@ -151,11 +169,14 @@ class RegionCall:
         self, inputs: Sequence[Any], result: torch.Tensor, gradient: torch.Tensor
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Tensors computed from the inputs, and their gradients; those of the dense nodes when the kernel fails."""
-        if self.failure is None and not self.needs_full_gradient(inputs):
+        wanted = wanted_gradients(inputs)
+        if self.has_kernel(wanted):
             try:
-                return self.operand_gradients(self.values(inputs), result, gradient)
-            except (CompilerError, KernelError, UnsupportedProgramError) as error:
-                self.fail(error)
+                found = self.operand_gradients(self.values(inputs), result, gradient)
+                self.differentiable.add(wanted)
+                return found
+            except FAILURES as error:
+                self.gradient_failure = self.noted(error, DENSE_GRADIENTS)
         return [self.dense(*inputs)[0]], [gradient]
 
     def operand_gradients(
@@ -176,17 +197,22 @@ class RegionCall:
         ]
         return [operand for operand, _ in pairs], [value for _, value in pairs]
 
-    def prepare_gradients(self, operands: Sequence[torch.Tensor]) -> None:
-        """Makes the kernel of the gradients when no compiler will: a missing one is known before backward."""
-        names = zip(self.program.inputs, operands, strict=True)
-        wrt = tuple(name for name, operand in names if operand.requires_grad)
-        if not wrt or wrt in self.differentiable:
-            return
-        try:
-            find_compiler(self.options)
-        except CompilerError:
-            self.kernel.adjoint(wrt).prepare(UNKNOWN)
-        self.differentiable.add(wrt)
+    def gradients_with_graph(
+        self, arguments: Sequence[Any], needed: Sequence[int], gradient: torch.Tensor
+    ) -> Sequence[torch.Tensor | None]:
+        """The same gradients, differentiable in their turn; the forward pass is computed again."""
+
+        def differentiated() -> Sequence[torch.Tensor | None]:
+            result = self.computed(arguments, wanted_gradients(arguments))
+            inputs = [arguments[position] for position in needed]
+            return torch.autograd.grad(result, inputs, gradient, create_graph=True, allow_unused=True)
+
+        if self.gradient_failure is None:
+            try:
+                return differentiated()
+            except FAILURES as error:
+                self.gradient_failure = self.noted(error, DENSE_GRADIENTS)
+        return differentiated()
 
     def timed(self, operands: Sequence[torch.Tensor], times_us: list[float]) -> torch.Tensor:
         """The kernel's result; how long it took goes into `times_us`."""
@@ -195,20 +221,52 @@ class RegionCall:
         times_us.append((time.perf_counter() - started) * 1e6)
         return result
 
-    def needs_full_gradient(self, arguments: Sequence[Any]) -> bool:
-        """Whether an input needs its gradient at the zeros too, which a sparse operand leaves out."""
-        return torch.is_grad_enabled() and any(arguments[position].requires_grad for position in self.full)
-
-    def fail(self, error: SparsifyError) -> None:
-        """Goes over to the dense nodes for good, with one warning; under strict it raises."""
-        if self.options.strict:
+    def noted(self, error: SparsifyError, consequence: str) -> SparsifyError:
+        """The error, after one warning; under strict it is raised."""
+        if self.is_strict:
             raise error
-        self.failure = error
-        self.notices.warn(f"sparse regions run densely from now on: {error}")
+        self.notices.warn(f"{consequence}: {error}")
+        return error
 
     def result_shape(self, arguments: Sequence[Any]) -> list[Any]:
         """The shape of the result for these arguments."""
         return [e if isinstance(e, int) else arguments[e.argument] for e in self.shape]
+
+
+class FirstGradient(torch.autograd.Function):
+    """A region whose gradients no kernel has computed yet: when there can be none, the dense nodes do it."""
+
+    @staticmethod
+    def forward(ctx: Any, call: RegionCall, *arguments: Any) -> torch.Tensor:
+        result = call.computed(arguments, ())
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        ctx.call = call
+        ctx.sizes = [None if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+        ctx.save_for_backward(result, *tensors)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call: RegionCall = ctx.call
+        result, *tensors = ctx.saved_tensors
+        left = iter(tensors)
+        arguments = [next(left) if size is None else size for size in ctx.sizes]
+        needed = [position for position, need in enumerate(ctx.needs_input_grad[1:]) if need]
+        if torch.is_grad_enabled():  # gradients of these gradients are wanted
+            found = call.gradients_with_graph(arguments, needed, gradient)
+        else:
+            found = call.gradients(arguments, needed, result, gradient)
+        made = dict(zip(needed, found, strict=True))
+        return None, *[made.get(position) for position in range(len(arguments))]
+
+
+def wanted_gradients(arguments: Sequence[Any]) -> tuple[int, ...]:
+    """The positions of the arguments whose gradients are wanted."""
+    if not torch.is_grad_enabled():
+        return ()
+    return tuple(
+        [at for at, value in enumerate(arguments) if isinstance(value, torch.Tensor) and value.requires_grad]
+    )
 
 
 def entries(value: torch.Tensor) -> torch.Tensor:

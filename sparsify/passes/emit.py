@@ -283,7 +283,7 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
     try:
         shape = output_shape(region.output, at)
         dense = extract(draft, arguments, [region.output])
-        settings = (draft.options, draft.notices, draft.captured.training)
+        settings = (draft.options, draft.notices, draft.is_strict)
         call = RegionCall(region.program, operands, shape, dense, *settings)
         sizes = example_sizes(draft, region, call, arguments)
     except SparsifyError as error:

@@ -87,25 +87,74 @@ def test_no_compiler_for_the_gradients_alone(folder, monkeypatch):
         assert current.cache_dir == folder / "cache"
         sparse, said = applied(training=True)
     assert len(said) == 1
-    assert not sparse.report.regions or "run densely from now on" in said[0]
+    assert "gradients of sparse regions are computed densely from now on" in said[0]
+    assert len(sparse.report.regions) == 2
 
 
-def test_home_that_cannot_be_written(folder):
+def test_gradients_in_evaluation_without_a_compiler(folder, monkeypatch):
+    model = TwoLayers(HandWritten).eval()
+    sparse, strict = (apply(model, MESSAGES, graph(), strict=strict) for strict in (False, True))
+    monkeypatch.setenv("PATH", str(folder))
+    with pytest.warns(RuntimeWarning, match="gradients of sparse regions are computed densely") as said:
+        sparse.verify_gradients(*graph())
+    assert len(said) == 1
+    sparse.verify_gradients(*graph(31, 90, seed=2))
+    calls = sparse.variants[0].regions
+    assert all(call.failure is None and call.gradient_failure is not None for call in calls)
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(*graph()), model(*graph()), rtol=1e-4, atol=1e-5)
+    with pytest.raises(errors.CompilerNotFoundError):
+        strict.verify_gradients(*graph())
+
+
+def test_second_gradients_are_those_of_the_dense_model(folder):
+    model = TwoLayers(HandWritten).eval()
+    x, edges = graph()
+    x.requires_grad_()
+    sparse = apply(model, MESSAGES, (x, edges))
+    for _ in range(2):  # the first time, and when kernels of gradients are known
+        found = []
+        for run in (sparse, model):
+            (first,) = torch.autograd.grad(run(x, edges).square().sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(first.square().sum(), x)[0])
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_home_that_cannot_be_written(folder, strict):
     (folder / "home").write_text("a file, where no directory can be made")
     with options.override(cache_dir=folder / "home" / "cache"):
-        sparse, said = applied()
+        sparse, said = applied(strict=strict)
     assert len(said) == 1
     assert "cannot be used" in said[0]
     assert len(sparse.report.regions) == 2
 
 
-def test_full_disk(folder):
+@pytest.mark.parametrize("strict", [False, True])
+def test_full_disk(folder, strict):
     full = f'case "$*" in *{folder}/cache*) echo "ld: No space left on device" >&2; exit 1;; esac'
     with options.override(compiler=str(compiler(folder, before=full))):
-        sparse, said = applied()
+        sparse, said = applied(strict=strict)
     assert len(said) == 1
     assert "No space left on device" in said[0]
     assert len(sparse.report.regions) == 2
+
+
+@pytest.mark.parametrize(
+    "before, error",
+    [
+        ("echo 'ld: No space left on device' >&2; exit 1", errors.CacheError),
+        ("kill -9 $$", errors.BuildError),
+    ],
+    ids=["no space anywhere", "killed"],
+)
+def test_builds_that_always_fail(folder, before, error):
+    with options.override(compiler=str(compiler(folder, before=before))):
+        sparse, said = applied()
+        with pytest.raises(error):
+            applied(strict=True)
+    assert not sparse.report.regions
+    assert sum("sparse regions stay dense" in text for text in said) == 1
 
 
 def other_process(folder: Path, cxx: Path) -> "subprocess.Popen[str]":

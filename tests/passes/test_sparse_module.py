@@ -3,6 +3,7 @@
 import copy
 import warnings
 from functools import cache
+from importlib import import_module
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from graph_models import HandWritten, Kipf, KipfMatmul, TwoLayers, adjacency, gr
 from torch import nn
 
 from sparsify import errors, options
-from sparsify.passes import PASSES, emit, sparse_module
+from sparsify.passes import PASSES, sparse_module
 from sparsify.passes.apply import apply
 
 geometric = pytest.importorskip("torch_geometric.nn")
@@ -292,7 +293,7 @@ def test_a_kernel_that_cannot_be_built_leaves_the_nodes_dense(monkeypatch):
     def refuse(wanted):
         return [errors.CompilerNotFoundError("no C++ compiler", "install g++") for _ in wanted]
 
-    monkeypatch.setattr(emit, "prepare_all", refuse)
+    monkeypatch.setattr(import_module("sparsify.passes.emit"), "prepare_all", refuse)
     model, recipe, example = case("by hand")
     with pytest.warns(RuntimeWarning, match="no C\\+\\+ compiler"):
         sparse = apply(model, recipe, example())

@@ -11,6 +11,7 @@ from sparsify.compiler.einsum.diagonal import search_diagonals
 from sparsify.compiler.einsum.extents import mode_extents
 from sparsify.compiler.einsum.infer_format import infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Program
+from sparsify.compiler.einsum.register import expand_statements
 from sparsify.compiler.einsum.verify import verify, verify_statements
 from sparsify.compiler.node import walk
 from sparsify.errors import EinsumError
@@ -50,6 +51,7 @@ def declare(
     ranks = {name: operand.format.rank for name, operand in operands.items()}
     outputs = tuple(outputs) or (statements[-1].target.tensor,)
     verify_statements(statements, ranks, outputs)
+    statements = expand_statements(statements)
     extents = mode_extents(statements, ranks)
     declarations = [_declaration(name, extents[name], operand) for name, operand in operands.items()]
     read = {node.tensor for s in statements for node in walk(s) if isinstance(node, Access)}

@@ -9,16 +9,14 @@ from math import inf, nan
 from typing import Any, Final
 
 from sparsify.compiler.einsum import nodes
+from sparsify.compiler.node import Node
 from sparsify.errors import SparsifyError
 from sparsify.storage.format import Format
 
 NUMBERS: Final = {"inf": inf, "nan": nan}
 CLASSES: Final[Mapping[str, type]] = {
-    kind.__name__: kind
-    for kind in (
-        *(nodes.Program, nodes.Declaration, nodes.Assign, nodes.Const, nodes.Index, nodes.Access, nodes.Call),
-        *(nodes.Reduce, nodes.Stored, Format),
-    )
+    **{n: k for n, k in vars(nodes).items() if isinstance(k, type) and issubclass(k, Node)},
+    "Format": Format,
 }
 
 
@@ -40,6 +38,8 @@ def read(text: str, classes: Mapping[str, type] = CLASSES) -> Any:
                 return NUMBERS[name]
             case ast.UnaryOp(ast.USub(), operand):
                 return -value(operand)
+            case ast.BinOp(left, ast.Add() | ast.Sub() as sign, right):  # a complex number
+                return value(left) + value(right) if isinstance(sign, ast.Add) else value(left) - value(right)
             case ast.Tuple(items):
                 return tuple(value(item) for item in items)
             case ast.Call(ast.Name(name), given, named) if name in classes:

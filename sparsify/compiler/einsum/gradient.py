@@ -32,6 +32,7 @@ from sparsify.compiler.einsum.adjoint_rules import (
 from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.flatten import Flat, flatten
 from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of, reduced
+from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
@@ -163,6 +164,11 @@ class _Reverse:
             elif monoid == "prod":
                 gradient = times(gradient, conjugate(self._slope_of_product(flat), self.kinds))
             elif monoid not in (None, "sum"):
+                if MONOIDS[monoid].combine not in ("logical_or", "logical_and"):
+                    raise EinsumError(
+                        f"{flat.target.tensor} is reduced by {monoid}, whose derivative is not known; write it with "
+                        "sum, prod, min or max, or detach its operands"
+                    )
                 continue
             result = flat.target if monoid is None else None
             for access, part in pull_back(flat.body, gradient, self.active, self.kinds, result):

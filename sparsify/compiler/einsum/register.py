@@ -4,45 +4,67 @@ In: `register_function("huber", "where(abs(x) < 1, x*x/2, abs(x) - 0.5)", args=(
 programs, with an evaluation and a derivative that follow from its body.
 """
 
-from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from keyword import iskeyword
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 
 from sparsify.compiler.einsum.functions import FUNCTIONS, Function, argument_names
 from sparsify.compiler.einsum.monoids import MONOIDS, Monoid
-from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program, Reduce
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.rename import substitute_scalars
 from sparsify.compiler.einsum.values import Tensor, evaluate
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import Node, children, map_children, walk
 from sparsify.errors import EinsumError
 
 N = TypeVar("N", bound=Node)
+RESERVED: Final = ("stored", "inf", "nan", "True", "False")
+MAX_NODES: Final = 10_000
+BUILT_IN: Final = dict(MONOIDS)
 
 
 def register_function(name: str, body: str, args: Sequence[str] = ("x",)) -> Function:
     """Adds a function to index notation, its body being an expression over `args` alone.
 
+    Its derivative, what it does to fills and its C++ follow from the body; no text of the body reaches C++.
+
+    Args:
+        name: to call it by; an identifier that nothing else has. Registering the same again changes nothing.
+        body: index notation over the arguments: numbers, operators and functions that exist already.
+        args: the names of one to three arguments.
+
     Raises:
-        EinsumError: the name is taken or not a name, or the body reads something else than its arguments.
+        EinsumError: the name is taken or not a name, the body reads or calls something unknown, itself included, or
+            it is too long once all functions in it are written out.
         ParseError: the body is not an expression.
+
+    >>> register_function("huber", "where(abs(x) < 1, x*x/2, abs(x) - 0.5)").name
+    'huber'
     """
-    if name in FUNCTIONS or name in MONOIDS or name in ("stored", "inf", "nan") or not name.isidentifier():
-        raise EinsumError(
-            f"a function cannot be called {name!r}: the name is taken or not a name; choose another"
-        )
+    _require_texts(name, body, *args)
+    expr = parse_expression(body)
     if not 1 <= len(args) <= 3:
         raise EinsumError(f"{name} has {len(args)} arguments; a function has one to three")
+    twice = next((arg for n, arg in enumerate(args) if arg in args[:n] or not arg.isidentifier()), None)
+    if twice is not None:
+        raise EinsumError(f"the argument {twice!r} of {name} is there twice or not a name; choose another")
     own = argument_names(len(args))
-    expr = _body(name, body, dict(zip(args, own, strict=True)))
+    expr = _checked(name, expr, dict(zip(args, own, strict=True)))
+    text = str(expand_functions(expr))
+    known = FUNCTIONS.get(name)
+    if known is not None and known.body == text and known.arity == len(args):
+        return known
+    _require_free("a function", name)
 
     def compute(*values: Any) -> Any:
         arrays = [np.asarray(value) for value in values]
         tensors = {n: Tensor(a, np.ones(a.shape, dtype=bool)) for n, a in zip(own, arrays, strict=True)}
         return evaluate(expr, {}, tensors).values
 
-    FUNCTIONS[name] = Function(name, len(args), compute, (None,) * len(args), body=str(expr))
+    FUNCTIONS[name] = Function(name, len(args), compute, (None,) * len(args), body=text)
     return FUNCTIONS[name]
 
 
@@ -50,23 +72,36 @@ def register_monoid(name: str, combine: str, identity: float | bool) -> Monoid:
     """Adds a reduction `name(k, ...)` and the assignment `name=`.
 
     Args:
+        name: an identifier that nothing else has. Registering the same again changes nothing.
         combine: a function of two arguments, by name or as an expression over `x` and `y`; it has to be
             associative and commutative, and `identity` neutral.
+        identity: what an empty reduction gives.
+
+    Gradients go through a monoid whose `combine` is one of `add mul min max`; through others they raise.
 
     Raises:
         EinsumError: the name is taken, `combine` takes other arguments, or `identity` changes a value.
+        ParseError: `combine` is not an expression.
+
+    >>> register_monoid("longest", "where(abs(x) < abs(y), y, x)", 0).assign
+    'longest='
     """
-    if name in MONOIDS or name in FUNCTIONS or not name.isidentifier():
-        raise EinsumError(
-            f"a monoid cannot be called {name!r}: the name is taken or not a name; choose another"
-        )
+    _require_texts(name, combine)
+    known = MONOIDS.get(name)
+    if known is None:
+        _require_free("a monoid", name)
     if combine not in FUNCTIONS:
         combine = register_function(f"{name}_combine", combine, args=("x", "y")).name
+    if known is not None and (known.combine, known.neutral) == (combine, identity) and name not in BUILT_IN:
+        return known
+    _require_free("a monoid", name)
     function = FUNCTIONS[combine]
     if function.arity != 2:
         raise EinsumError(f"{combine} takes {function.arity} arguments; a monoid combines two values")
     for value in (0.5, -2.0, 1.0):
-        if function.evaluate(np.float64(value), np.float64(identity)) != value:
+        with np.errstate(all="ignore"):
+            combined = function.evaluate(np.float64(value), np.float64(identity))
+        if not np.isclose(combined, value, rtol=1e-12):
             raise EinsumError(
                 f"{identity} is not neutral in {name}: {combine}({value}, {identity}) is not {value}"
             )
@@ -74,8 +109,45 @@ def register_monoid(name: str, combine: str, identity: float | bool) -> Monoid:
     return MONOIDS[name]
 
 
+def expand_statements(statements: Sequence[Assign]) -> tuple[Assign, ...]:
+    """Statements without registered functions; registered monoids that are built-in ones have their names.
+
+    Raises:
+        EinsumError: one is too long with its functions written out.
+    """
+    return tuple(_with_built_in(expand_functions(statement)) for statement in statements)
+
+
+def _with_built_in(node: N) -> N:
+    def visit(current: Node) -> Node:
+        current = map_children(current, visit)
+        if isinstance(current, Assign | Reduce) and current.monoid is not None:
+            used = MONOIDS[current.monoid]
+            same = [m for m in BUILT_IN.values() if (m.combine, m.neutral) == (used.combine, used.neutral)]
+            return replace(current, monoid=same[0].name) if same else current
+        return current
+
+    return cast(N, visit(node))
+
+
+def definitions(program: Program) -> str:
+    """What the registered monoids of a program mean, as text: their names alone do not say it."""
+    nodes = [n for n in walk(program) if isinstance(n, Assign | Reduce) and n.monoid is not None]
+    used = {n.monoid: MONOIDS[n.monoid] for n in nodes if n.monoid is not None}
+    return "; ".join(
+        f"{name}: {FUNCTIONS[monoid.combine].body or monoid.combine} from {monoid.neutral!r}"
+        for name, monoid in sorted(used.items())
+        if name not in BUILT_IN
+    )
+
+
 def expand_functions(node: N) -> N:
-    """`node` with calls of registered functions replaced by their bodies."""
+    """`node` with calls of registered functions replaced by their bodies.
+
+    Raises:
+        EinsumError: it is too long then.
+    """
+    _require_short(node)
 
     def visit(current: Node) -> Node:
         current = map_children(current, visit)
@@ -89,9 +161,44 @@ def expand_functions(node: N) -> N:
     return cast(N, visit(node))
 
 
-def _body(name: str, text: str, names: dict[str, str]) -> Expr:
+def _require_short(node: Node) -> None:
+    """Raises when functions that contain functions would write out more than can be compiled."""
+
+    def size(current: Node, arguments: Mapping[str, int]) -> int:
+        if isinstance(current, Access) and not current.indices and current.tensor in arguments:
+            return arguments[current.tensor]
+        below = [size(child, arguments) for child in children(current)]
+        if isinstance(current, Call) and FUNCTIONS[current.function].body:
+            names = argument_names(FUNCTIONS[current.function].arity)
+            return size(
+                parse_expression(FUNCTIONS[current.function].body), dict(zip(names, below, strict=True))
+            )
+        return 1 + sum(below)
+
+    length = size(node, {})
+    if length > MAX_NODES:
+        raise EinsumError(
+            f"`{str(node)[:60]}` has {length} parts with its functions written out, {MAX_NODES} at most; "
+            "name a part by a statement of its own"
+        )
+
+
+def _require_texts(*values: object) -> None:
+    wrong = next((value for value in values if not isinstance(value, str)), None)
+    if wrong is not None:
+        raise EinsumError(f"{wrong!r} is a {type(wrong).__name__}; names and bodies are texts")
+
+
+def _require_free(what: str, name: str) -> None:
+    """Raises for what is no name, and for names that index notation has already."""
+    if name in FUNCTIONS or name in MONOIDS or name in RESERVED or not name.isidentifier() or iskeyword(name):
+        raise EinsumError(
+            f"{what} cannot be called {name!r}: the name is taken or not a name; choose another"
+        )
+
+
+def _checked(name: str, expr: Expr, names: dict[str, str]) -> Expr:
     """The body of a function with its arguments under their own names."""
-    expr = parse_expression(text)
     for node in walk(expr):
         if isinstance(node, Access) and (node.indices or node.tensor not in names):
             raise EinsumError(f"{name} reads {node}, which is not one of its arguments {', '.join(names)}")

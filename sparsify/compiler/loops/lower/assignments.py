@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparsify.compiler.dtypes import computing
+from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer_dtype import OF_BOOL, with_casts
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Assign, Const
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const
+from sparsify.compiler.einsum.register import expand_functions
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import lanes_of
 from sparsify.compiler.loops.lower import marked, workspace
@@ -42,7 +44,10 @@ def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
     added = evaluate_masked(low, value, env, dtype)
     combine = monoid.combine if dtype != "bool" else OF_BOOL.get(monoid.combine, monoid.combine)
     current = load(low, target, env)
+    is_own = bool(FUNCTIONS[combine].body)
     if lanes_of(current) == 1 and env.lane is not None:
+        if is_own:
+            raise ScheduleError(f"the lanes of {target} are combined by {combine}", "vectorise another index")
         added = widen(added, env.lane.lanes)
         added = loops.Horizontal(combine, added, loops.Type(dtype), env.lane.count)
     elif target.tensor not in env.registers:
@@ -52,6 +57,8 @@ def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
     added = widen(added, lanes_of(current))
     kind = loops.Type(dtype, lanes_of(current))
     combined: loops.Expr = loops.Op(combine, (current, added), kind)
+    if is_own:
+        combined = evaluate(low, expand_functions(Call(combine, (target, value))), env, dtype)
     if _spills(target, env) and (combine != "add" or not is_zero_past_end(added)):
         assert env.lane is not None, "only lanes spill"
         combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), kind)
