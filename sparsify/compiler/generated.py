@@ -35,12 +35,13 @@ from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, wrap
 
 Shape = tuple[int, ...]
+Key = tuple[tuple[Shape, ...], tuple[tuple[int, ...], ...]]
 REMEMBERED: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a combination of operands' shapes fixes.
+    """What a combination of operands' shapes, and of powers of two of what they store, fixes.
 
     Attributes:
         sizes: of the kernel, numbers of stored entries still 0.
@@ -86,7 +87,7 @@ class GeneratedStep:
         self._outputs = tuple(self.program.declaration(name) for name in self.results)
         root = self.output.pattern_of
         self._root = None if root is None else self.program.inputs.index(root)
-        self._frames: dict[tuple[Shape, ...], Frame] = {}
+        self._frames: dict[Key, Frame] = {}
         self.compute: Callable[[tuple[torch.Tensor, ...]], Any] = self._first_call
         self._current: Variant | None = None
         self._inputs: tuple[DenseInput | SparseInput, ...] = ()
@@ -191,7 +192,7 @@ class GeneratedStep:
             order: per operand of this step its place among them.
             kernel: what is differentiated when operands require gradients.
         """
-        known = self._frames.get(tuple([operands[place].shape for place in order]))
+        known = self._frames.get(_key([operands[place] for place in order]))
         if known is None or not self._is_simple:
             return
         root = None if self._root is None else order[self._root]
@@ -210,8 +211,8 @@ class GeneratedStep:
 
     def _as_they_are(self, operands: Sequence[torch.Tensor]) -> Any:
         """The results for operands over the coordinates that they have."""
-        shapes = tuple([operand.shape for operand in operands])
-        frame = self._frames.get(shapes) or self._frame(shapes, operands)
+        key = _key(operands)
+        frame = self._frames.get(key) or self._frame(key, operands)
         sizes = list(frame.sizes)
         buffers: list[torch.Tensor | None] = []
         for operand, declared in zip(operands, self._inputs):
@@ -263,11 +264,11 @@ class GeneratedStep:
         shape = [sizes[name] for name in self.output.extents]
         return wrap(found.spread(self.output, result._pattern, shape), result._vals, self.output.fill)
 
-    def _frame(self, shapes: tuple[Shape, ...], operands: Sequence[torch.Tensor]) -> Frame:
+    def _frame(self, key: Key, operands: Sequence[torch.Tensor]) -> Frame:
         """Checks shapes, learns the extents from them and finds the kernel for such operands."""
         extents: dict[str, int] = dict(self.program.extents)
-        for declared, shape in zip(self._declared, shapes, strict=True):
-            _match(declared, shape, extents)
+        for declared, operand in zip(self._declared, operands, strict=True):
+            _match(declared, operand.shape, extents)
         self.prepare(sizes_of(self.program, operands))
         known = {f"{name}_extent": extent for name, extent in extents.items()}
         known["serial_threshold"] = self.options.serial_threshold
@@ -280,7 +281,7 @@ class GeneratedStep:
         frame = Frame(sizes, shape, POOL.maker(stored, self._dtype), self.library, self.current.call)
         if len(self._frames) >= REMEMBERED:
             self._frames.clear()
-        self._frames[shapes] = frame
+        self._frames[key] = frame
         return frame
 
     def _several(
@@ -335,6 +336,12 @@ class GeneratedStep:
             known = Pattern(self.output.format, frame.shape, pos, crd).trusted()
             KNOWN.remember(self, patterns, known, [known])
         return wrap(known, values, self.output.fill)
+
+
+def _key(operands: Sequence[torch.Tensor]) -> Key:
+    """What the kernel for operands depends on: shapes, and what patterns store, in powers of two."""
+    shapes = tuple([operand.shape for operand in operands])
+    return shapes, tuple([o._pattern.bucket() for o in operands if isinstance(o, SparseTensor)])
 
 
 def _match(declared: Declaration, shape: Sequence[int], extents: dict[str, int]) -> None:

@@ -3,7 +3,8 @@
 In: `shortcut(otherwise)`, a function of a tuple of operands and of what can learn. Out: a function of the tuple of
 operands that gives the same results, in a microsecond where `otherwise` has taught it the frame of such a call.
 
-A frame holds for operands of the same classes, dtypes, shapes and fills, in contiguous memory of the CPU, and for
+A frame holds for operands of the same classes, dtypes, shapes, fills and, in powers of two, numbers of entries, in
+contiguous memory of the CPU, and for
 patterns that the kernel has read before and that were not written to since. Everything else, and everything that
 traces, goes the long way each time: no check is left out, they are only made in C.
 """
@@ -32,12 +33,16 @@ Learn = Callable[[int], None] | None
 
 
 class Known(ctypes.Structure):
-    """How an operand was; `key` is what its pattern keeps the kernel's arrays under, null for a dense one."""
+    """How an operand was; `key` is what its pattern keeps the kernel's arrays under, null for a dense one.
+
+    `length` counts its values, of which powers of two matter.
+    """
 
     _fields_ = (
         ("dtype", ctypes.c_int64),
         ("dim", ctypes.c_int64),
         ("shape", ctypes.c_int64 * MODES),
+        ("length", ctypes.c_int64),
         ("key", ctypes.py_object),
         ("fill", ctypes.py_object),
     )
@@ -144,8 +149,9 @@ def frame(
             return None
         known.dtype, known.dim = dtype_number(read.dtype), operand.dim()
         known.shape[: operand.dim()] = tuple(operand.shape)
+        known.length = operand.numel()
         if isinstance(operand, SparseTensor):
-            known.key, known.fill = read, operand._fill
+            known.key, known.fill, known.length = read, operand._fill, operand._vals.numel()
     for slot, (place, read) in zip(made.inputs, inputs, strict=False):
         slot.operand, slot.nnz_place = place, read.place if isinstance(read, SparseInput) else -1
     made.operand_count, made.input_count, made.size_count = len(operands), len(inputs), len(call.sizes)

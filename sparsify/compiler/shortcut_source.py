@@ -75,7 +75,7 @@ struct Operand {
 
 // How an operand was.
 struct Known {
-  int64_t dtype, dim, shape[MODES];
+  int64_t dtype, dim, shape[MODES], length;
   PyObject *key, *fill;        // of a sparse one: what its pattern keeps the kernel's arrays under; else null
 };
 
@@ -132,10 +132,13 @@ static bool read_operand(PyObject *object, Operand &found) {
   return !torch.dim(found.outer, &found.dim) && !torch.sizes(found.outer, &found.shape) && found.dim <= MODES;
 }
 
+// Stored entries in powers of two: patterns of one shape but of other density may have another kernel.
+static int64_t bits(int64_t length) { return length ? 64 - __builtin_clzll((unsigned long long)length) : 0; }
+
 static size_t slot_of(const Operand *operands, Py_ssize_t count) {
   size_t hash = (size_t)count;
   for (Py_ssize_t i = 0; i < count; i++) {
-    hash = hash * 1000003 + (size_t)operands[i].dtype + (operands[i].pattern ? 64 : 0);
+    hash = hash * 1000003 + (size_t)operands[i].dtype + (operands[i].pattern ? 64 : 0) + (size_t)bits(operands[i].length) * 128;
     for (int64_t mode = 0; mode < operands[i].dim; mode++) hash = hash * 1000003 + (size_t)operands[i].shape[mode];
   }
   return (hash ^ hash >> 17) % FRAMES;
@@ -146,6 +149,7 @@ static bool is_alike(PyObject *object, const Operand &operand, const Known &know
   if (operand.dtype != known.dtype || operand.dim != known.dim || !operand.pattern != !known.key) return false;
   if (memcmp(operand.shape, known.shape, (size_t)known.dim * sizeof(int64_t))) return false;
   if (!known.key) return true;
+  if (bits(operand.length) != bits(known.length)) return false;
   PyObject *fill = PyObject_GetAttr(object, name_fill);
   bool alike = fill && PyObject_RichCompareBool(fill, known.fill, 2) == 1;
   if (fill) Py_DecRef(fill);
@@ -320,6 +324,7 @@ static PyObject *learn(PyObject *self, PyObject *address) {
     operands[i].dtype = (int)known.dtype;
     operands[i].dim = known.dim;
     operands[i].shape = known.shape;
+    operands[i].length = known.length;
     operands[i].pattern = known.key;
   }
   *own = *frame;

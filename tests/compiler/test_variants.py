@@ -146,3 +146,19 @@ def test_stages_are_dumped_for_found_kernels_too(
             compile_program(program, options=options, sizes=UNKNOWN)
             assert "--- loops" in capsys.readouterr().err
             forget(monkeypatch)
+
+
+def test_patterns_of_one_shape_have_the_kernel_of_their_density(own_cache: Options) -> None:
+    thin, full = matrix(400, 400, 0.005), matrix(400, 400, 0.5)
+    x = torch.rand(400)
+    kernel, _ = einsum_kernel("ij,j->i", (thin, x), None, None)
+    (step,) = kernel.steps
+    assert isinstance(step, GeneratedStep)
+    keys = []
+    for a in (thin, full, thin, full):
+        torch.testing.assert_close(kernel(a, x), a.to_dense() @ x, rtol=1e-4, atol=1e-4)
+        keys.append(step.library.key)
+    assert keys[0] != keys[1]
+    calls = [frame.call for frame in step._frames.values()]
+    assert len(calls) == 2
+    assert calls[0] is not calls[1]

@@ -58,7 +58,7 @@ def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
     kind = loops.Type(dtype, lanes_of(current))
     combined: loops.Expr = loops.Op(combine, (current, added), kind)
     if is_own:
-        combined = evaluate(low, expand_functions(Call(combine, (target, value))), env, dtype)
+        combined = evaluate_masked(low, expand_functions(Call(combine, (target, value))), env, dtype)
     if _spills(target, env) and (combine != "add" or not is_zero_past_end(added)):
         assert env.lane is not None, "only lanes spill"
         combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), kind)
