@@ -138,7 +138,8 @@ static int64_t bits(int64_t length) { return length ? 64 - __builtin_clzll((unsi
 static size_t slot_of(const Operand *operands, Py_ssize_t count) {
   size_t hash = (size_t)count;
   for (Py_ssize_t i = 0; i < count; i++) {
-    hash = hash * 1000003 + (size_t)operands[i].dtype + (operands[i].pattern ? 64 : 0) + (size_t)bits(operands[i].length) * 128;
+    hash = hash * 1000003 + (size_t)operands[i].dtype + (operands[i].pattern ? 64 : 0);
+    hash += (size_t)bits(operands[i].length) * 128;
     for (int64_t mode = 0; mode < operands[i].dim; mode++) hash = hash * 1000003 + (size_t)operands[i].shape[mode];
   }
   return (hash ^ hash >> 17) % FRAMES;
