@@ -170,6 +170,15 @@ static bool is_unchanged(PyObject *pattern) {
   return unchanged;
 }
 
+// Whether the kernel has read this pattern, so that it is stored as the kernel takes it.
+static bool has_read(PyObject *pattern, PyObject *key) {
+  PyObject *cache = is_unchanged(pattern) ? PyObject_GetAttr(pattern, name_cache) : nullptr;
+  if (!cache) return false;
+  bool found = PyDict_GetItemWithError(cache, key) != nullptr;
+  Py_DecRef(cache);
+  return found;
+}
+
 // Puts the addresses of the arrays of a pattern into the buffers, and its widths into the sizes; false when the kernel
 // has not read this pattern yet, or reads converted values.
 static bool read_arrays(PyObject *pattern, PyObject *key, void **buffers, Py_ssize_t &count, int64_t *sizes) {
@@ -255,7 +264,9 @@ static PyObject *run(const Frame &frame, const Operand *operands) {
 
 // The same under autograd: `differentiate(kernel, *operands)`, with the operands in the order of the kernel; null,
 // without an exception, within transforms of functorch.
-static PyObject *run_differentiably(const Frame &frame, PyObject *tuple) {
+static PyObject *run_differentiably(const Frame &frame, const Operand *operands, PyObject *tuple) {
+  for (int64_t i = 0; i < frame.operand_count; i++)
+    if (frame.operands[i].key && !has_read(operands[i].pattern, frame.operands[i].key)) return nullptr;
   PyObject *transformed = PyObject_CallFunctionObjArgs(is_transformed, nullptr);
   if (transformed) Py_DecRef(transformed);
   if (transformed != &_Py_FalseStruct) return nullptr;
@@ -287,7 +298,7 @@ static PyObject *by_frame(const Table &table, PyObject *tuple, Operand *operands
   for (Py_ssize_t i = 0; i < count; i++)
     if (!is_alike(PyTuple_GetItem(tuple, i), operands[i], frame->operands[i])) return nullptr;
   if (!needs_gradient(operands, count)) return run(*frame, operands);
-  return frame->differentiable ? run_differentiably(*frame, tuple) : nullptr;
+  return frame->differentiable ? run_differentiably(*frame, operands, tuple) : nullptr;
 }
 
 static void count_references(const Frame &frame, void (*count)(PyObject *)) {

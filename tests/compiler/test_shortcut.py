@@ -587,3 +587,15 @@ def test_calls_that_no_frame_holds() -> None:
     assert by_hand("", (), *[one] * (shortcut.OPERANDS + 1)) == "the long way"
     assert by_hand("", (0,) * (shortcut.SIZES + 1), one) == "the long way"
     assert by_hand("", (), torch.ones([1] * (shortcut.MODES + 1))) == "the long way"
+
+
+def test_other_formats_of_one_shape_have_gradients_of_their_own():
+    dense = torch.rand(7, 9) * (torch.rand(7, 9) < 0.4)
+    x = torch.rand(9, 4)
+    for format in ("csr", "csc", "coo", "csr", "csc"):
+        A = sparsify.tensor(dense, format).requires_grad_()
+        for _ in range(3):
+            y = sparsify.einsum("ij,jk->ik", A, x)
+            torch.testing.assert_close(y, dense @ x)
+            (found,) = torch.autograd.grad(y.sum(), A)
+            torch.testing.assert_close(found.to_dense(), x.sum(1).expand(7, 9) * (dense != 0))
