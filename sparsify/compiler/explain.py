@@ -18,6 +18,7 @@ from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.notation import printer
 from sparsify.compiler.pipeline import Stages, compile_stages, directives_text
 from sparsify.compiler.plan import Convert, DenseProduct, steps
+from sparsify.compiler.schedule.alternatives import alternatives
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.options import Options, current
@@ -61,7 +62,8 @@ def explain_kernel(kernel: Kernel, **facts: Any) -> tuple[Section, ...]:
         Explained(step.stages, found(step.library)) if isinstance(step, GeneratedStep) else Explained(step)
         for step in kernel.steps
     ]
-    return explain_plan(kernel.program, plan, **facts)
+    compared = () if kernel.schedule is not None else alternatives(kernel.program, kernel.sizes)
+    return explain_plan(kernel.program, plan, compared=compared, **facts)
 
 
 def found(library: Library) -> str:
@@ -91,11 +93,17 @@ def explain_program(
         )
         for step in steps(program, sizes, scheduled=schedule is not None)
     ]
-    return explain_plan(program, plan, **facts)
+    compared = () if schedule is not None else alternatives(program, sizes)
+    return explain_plan(program, plan, compared=compared, **facts)
 
 
 def explain_plan(
-    program: Program, plan: Sequence[Explained], *, sources: Mapping[str, str] | None = None, cost: str = ""
+    program: Program,
+    plan: Sequence[Explained],
+    *,
+    sources: Mapping[str, str] | None = None,
+    cost: str = "",
+    compared: Sequence[str] = (),
 ) -> tuple[Section, ...]:
     """The sections of a program and of the steps of its plan.
 
@@ -104,13 +112,14 @@ def explain_plan(
         plan: its steps.
         sources: where operands come from, by name.
         cost: what it is expected to cost.
+        compared: the orders of loops and the paths that were compared.
     """
     sections = [
         Section("einsum", "\n".join(map(str, program.statements))),
         Section("formats", formats_text(program, sources or {})),
     ]
-    if cost:
-        sections.append(Section("cost", cost))
+    if cost or compared:
+        sections.append(Section("cost", "\n".join([*([cost] if cost else []), *compared])))
     for number, explained in enumerate(plan, 1):
         inner = () if isinstance(explained.step, DenseProduct | Convert) else stage_sections(explained)
         if len(plan) == 1 and inner:

@@ -160,6 +160,7 @@ class Paths:
             loops *= LIBRARY
         cost = more + loops + sum(part.cost for part in parts)
         factors = sum(part.factors for part in parts)
+        parts = tuple(sorted(parts, key=lambda part: part.factors & -part.factors))
         return Part(factors, (), 0.0, False, cost=cost, parts=parts)
 
     def nest_over(self, parts: tuple[Part, ...], target: int, is_sparse: bool, last: bool = False) -> Nest:

@@ -24,22 +24,22 @@ def test_dense_factors_are_multiplied_by_a_library_first() -> None:
     program, sizes = program_of("ij,jf,fk->ik", a, x, w)
     first, second = steps(program, sizes)
     assert isinstance(first, DenseProduct) and str(first) == "T = torch.mm(B, C)"
-    assert str(second.program.statements[0]) == "Y[i,k] = sum(j, T[j,k] * A[i,j])"
+    assert str(second.program.statements[0]) == "Y[i,k] = sum(j, A[i,j] * T[j,k])"
 
 
 def test_a_chain_times_a_vector_runs_from_the_right() -> None:
     a, b, c = (random((1000, 1000), 0.01, "csr", seed) for seed in range(3))
     assert statements("ij,jk,kl,l->i", a, b, c, dense(1000)) == [
-        "T[k] = sum(l, D[l] * C[k,l])",
-        "T1[j] = sum(k, T[k] * B[j,k])",
-        "Y[i] = sum(j, T1[j] * A[i,j])",
+        "T[k] = sum(l, C[k,l] * D[l])",
+        "T1[j] = sum(k, B[j,k] * T[k])",
+        "Y[i] = sum(j, A[i,j] * T1[j])",
     ]
 
 
 def test_a_vector_on_the_left_runs_from_the_left() -> None:
     a, b, c = (random((1000, 1000), 0.01, "csr", seed) for seed in range(3))
     first, *_ = statements("i,ij,jk,kl->l", dense(1000), a, b, c)
-    assert first == "T[j] = sum(i, B[i,j] * A[i])"
+    assert first == "T[j] = sum(i, A[i] * B[i,j])"
 
 
 @pytest.mark.parametrize(
