@@ -18,6 +18,7 @@ from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, larger,
 from sparsify.compiler.loops.lower import locate, prefetch
 from sparsify.compiler.loops.lower.enter import body_at
 from sparsify.compiler.loops.lower.environment import Environment, Place, Range, scalar
+from sparsify.compiler.loops.lower.intersect import intersection
 from sparsify.compiler.loops.lower.lattice import Point, statement_points
 from sparsify.compiler.loops.lower.levels import (
     advance,
@@ -96,6 +97,9 @@ def iterate(
         raise ScheduleError(
             f"parallel {loop.index} over the merged coordinates of {len(found)} operands", "another loop"
         )
+    if points == frozenset({frozenset(found)}):
+        cursors = [Cursor.start(low, access, env).declared(low) for access in found]
+        return intersection(low, loop, cursors, env)
     return _merge(low, loop, found, points, env)
 
 
@@ -125,7 +129,7 @@ def _single(
     low: Lowering, loop: notation.Forall, access: Access, env: Environment, limits: Range | None
 ) -> Lowered:
     """`for p in pos[q]..pos[q + 1]: j = crd[p]; body`."""
-    cursor = _Cursor.start(low, access, env)
+    cursor = Cursor.start(low, access, env)
     reach = cursor.within(limits)
     if cursor.repeats:
         return _segments(low, loop, cursor, reach, env)
@@ -147,7 +151,7 @@ def _single(
 
 
 def _segments(
-    low: Lowering, loop: notation.Forall, cursor: _Cursor, reach: Range, env: Environment
+    low: Lowering, loop: notation.Forall, cursor: Cursor, reach: Range, env: Environment
 ) -> Lowered:
     """`while p < end: i = crd[p]; q = end of the entries with i; body; p = q`."""
     cursor = cursor.declared(low, reach)
@@ -168,7 +172,7 @@ def _segments(
 
 
 @dataclass(frozen=True, slots=True)
-class _Cursor:
+class Cursor:
     """An operand that is walked along a level: variable `var`, from `reach.begin` to `end`.
 
     In a window its coordinates are those of the loop's variable plus `shift`.
@@ -186,7 +190,7 @@ class _Cursor:
     shift: loops.Expr = ZERO
 
     @classmethod
-    def start(cls, low: Lowering, access: Access, env: Environment) -> _Cursor:
+    def start(cls, low: Lowering, access: Access, env: Environment) -> Cursor:
         """The cursor of `access` on the level that it has reached."""
         place = place_of(low, access, env)
         reach = level_range(low, access, place)
@@ -199,7 +203,7 @@ class _Cursor:
         index = access.indices[mode]
         return cursor if isinstance(index, Index) else cursor._in_window(low, mode, env)
 
-    def _in_window(self, low: Lowering, mode: int, env: Environment) -> _Cursor:
+    def _in_window(self, low: Lowering, mode: int, env: Environment) -> Cursor:
         """With the positions alone whose coordinates, less the known part of the index, are those of the loop."""
         stored = low.declaration(self.access.tensor).format.levels[self.level]
         variable = next_variable(low, self.access, stored, env)
@@ -224,7 +228,7 @@ class _Cursor:
         begin, end = larger(limits.begin, self.reach.begin), smaller(limits.end, self.reach.end)
         return Range(begin, end)
 
-    def declared(self, low: Lowering, reach: Range | None = None) -> _Cursor:
+    def declared(self, low: Lowering, reach: Range | None = None) -> Cursor:
         """With its two variables declared at the ends of `reach`."""
         reach = reach or self.reach
         var = loops.Var(low.fresh(self.name), loops.INT)
@@ -271,7 +275,7 @@ def _cursors(
     low: Lowering, loop: notation.Forall, found: list[Access], env: Environment, limits: Range | None
 ) -> Lowered:
     """`for j in 0..extent`: at each coordinate the operands that are stored there, with a cursor on each."""
-    cursors = [_Cursor.start(low, access, env).declared(low) for access in found]
+    cursors = [Cursor.start(low, access, env).declared(low) for access in found]
     var = loops.Var(low.fresh(loop.index), loops.INT)
     reach = limits or env.ranges.get(loop.index) or Range(ZERO, low.bound(loop.index))
     lowered: Lowered = [stmt for cursor in cursors for stmt in cursor.declarations]
@@ -290,7 +294,7 @@ def _cursors(
     return [*lowered, loops.For(var, reach.begin, reach.end, cases)]
 
 
-def _skip(low: Lowering, cursor: _Cursor, begin: loops.Expr) -> loops.Stmt:
+def _skip(low: Lowering, cursor: Cursor, begin: loops.Expr) -> loops.Stmt:
     """`while p < end and crd[p] < begin: p += 1`, the start of a thread's part."""
     before = compare("lt", cursor.coordinate(low), begin)
     return loops.While(both(cursor.alive, before), loops.Set(cursor.var, plus(cursor.var, ONE)))
@@ -300,7 +304,7 @@ def _merge(
     low: Lowering, loop: notation.Forall, found: list[Access], points: frozenset[Point], env: Environment
 ) -> Lowered:
     """A `while` loop for each point, larger ones first: as long as all its operands have entries left."""
-    cursors = {access: _Cursor.start(low, access, env).declared(low) for access in found}
+    cursors = {access: Cursor.start(low, access, env).declared(low) for access in found}
     lowered: Lowered = [stmt for cursor in cursors.values() for stmt in cursor.declarations]
     for point in _by_size(points, found):
         active = [cursors[access] for access in found if access in point]
@@ -327,7 +331,7 @@ def _by_size(points: frozenset[Point], found: list[Access]) -> list[Point]:
 def _cases(
     low: Lowering,
     loop: notation.Forall,
-    cursors: list[_Cursor],
+    cursors: list[Cursor],
     points: list[Point],
     coordinate: loops.Var,
     env: Environment,

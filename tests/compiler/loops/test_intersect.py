@@ -1,0 +1,81 @@
+"""Intersections: right for any number of operands, with few looks where one list is much longer."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify.compiler.loops import nodes
+from sparsify.compiler.loops.interpret import Machine
+from sparsify.compiler.loops.nodes import Load
+from sparsify.compiler.pipeline import compile_stages
+from sparsify.compiler.plan import Step, steps
+
+from ..schedule.nests import program_of
+
+
+def vector(*coordinates: int, extent: int = 5000) -> sparsify.SparseTensor:
+    at = torch.tensor(coordinates, dtype=torch.int64)
+    return sparsify.tensor((at[None], torch.arange(1.0, len(at) + 1), (extent,)), "compressed")
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("format", ["csr", "dcsr", "coo", "csc"])
+def test_any_number_of_operands(count: int, format: str) -> None:
+    seeded = torch.Generator().manual_seed(count)
+    dense = [torch.randn(30, 40, generator=seeded, dtype=torch.float64) for _ in range(count)]
+    densities = (0.9, 0.2, 0.7, 0.5, 0.95, 0.3)
+    for part, density in zip(dense, densities, strict=False):
+        part *= torch.rand(30, 40, generator=seeded) < density
+    text = ",".join(["ij"] * count)
+    for target in ("i", "ij", ""):
+        found = sparsify.einsum(f"{text}->{target}", *(sparsify.tensor(part, format) for part in dense))
+        wanted = torch.einsum(f"{text}->{target}", *dense)
+        is_sparse = isinstance(found, sparsify.SparseTensor)
+        torch.testing.assert_close(found.to_dense() if is_sparse else found, wanted)
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [((), (3, 4)), ((0,), (0,)), ((4999,), (0, 4999)), ((1, 2, 3), (4, 5, 6)), ((7,), tuple(range(5000)))],
+)
+def test_ends_of_lists(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    a, b = vector(*first), vector(*second)
+    for x, y in ((a, b), (b, a)):
+        torch.testing.assert_close(sparsify.einsum("i,i->", x, y), x.to_dense() @ y.to_dense())
+
+
+def looks(
+    first: sparsify.SparseTensor, second: sparsify.SparseTensor, monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """How often the product of two vectors reads a coordinate."""
+    program, sizes = program_of("i,i->", first, second)
+    (step,) = steps(program, sizes)
+    assert isinstance(step, Step)
+    function = compile_stages(step, None, 0, sizes=sizes).loops
+    count = 0
+    read = Machine._read
+
+    def counted(machine: Machine, expr: nodes.Expr, *rest: object) -> object:
+        nonlocal count
+        count += isinstance(expr, Load) and expr.buffer.endswith("_crd")
+        return read(machine, expr, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Machine, "_read", counted)
+    arrays = {"Y_vals": torch.zeros(1).numpy()}
+    for name, operand in (("A", first), ("B", second)):
+        arrays[f"{name}1_pos"], arrays[f"{name}1_crd"] = (
+            array[0].numpy()
+            for array in (operand.pattern.pos, operand.pattern.crd)  # type: ignore[union-attr]
+        )
+        arrays[f"{name}_vals"] = operand.values().numpy()
+    known = {"i_extent": 5000, "A_nnz": first.nnz, "B_nnz": second.nnz, "serial_threshold": 0}
+    Machine(function, arrays, 1).run(
+        function.body, {n: torch.tensor([known[n]]).numpy() for n in function.sizes}
+    )
+    assert arrays["Y_vals"][0] == pytest.approx(float(first.to_dense() @ second.to_dense()))
+    return count
+
+
+def test_long_lists_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    long, short = vector(*range(0, 5000, 2)), vector(*range(100, 5000, 700))
+    assert looks(long, short, monkeypatch) < 7 * 40 < long.nnz / 8
