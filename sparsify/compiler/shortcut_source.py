@@ -138,8 +138,8 @@ static int64_t bits(int64_t length) { return length ? 64 - __builtin_clzll((unsi
 static size_t slot_of(const Operand *operands, Py_ssize_t count) {
   size_t hash = (size_t)count;
   for (Py_ssize_t i = 0; i < count; i++) {
-    hash = hash * 1000003 + (size_t)operands[i].dtype + (operands[i].pattern ? 64 : 0);
-    hash += (size_t)bits(operands[i].length) * 128;
+    int64_t kind = operands[i].dtype + (operands[i].pattern ? 64 : 0) + bits(operands[i].length) * 128;
+    hash = hash * 1000003 + (size_t)kind;
     for (int64_t mode = 0; mode < operands[i].dim; mode++) hash = hash * 1000003 + (size_t)operands[i].shape[mode];
   }
   return (hash ^ hash >> 17) % FRAMES;
@@ -170,22 +170,18 @@ static bool is_unchanged(PyObject *pattern) {
   return unchanged;
 }
 
-// Whether the kernel has read this pattern, so that it is stored as the kernel takes it.
-static bool has_read(PyObject *pattern, PyObject *key) {
+// What a pattern keeps of the reading of an input; null when the kernel has not read it, or it was written to.
+static PyObject *kept_by(PyObject *pattern, PyObject *key) {
   PyObject *cache = is_unchanged(pattern) ? PyObject_GetAttr(pattern, name_cache) : nullptr;
-  if (!cache) return false;
-  bool found = PyDict_GetItemWithError(cache, key) != nullptr;
-  Py_DecRef(cache);
+  PyObject *found = cache ? PyDict_GetItemWithError(cache, key) : nullptr;
+  if (cache) Py_DecRef(cache);  // the pattern has it and never forgets
   return found;
 }
 
 // Puts the addresses of the arrays of a pattern into the buffers, and its widths into the sizes; false when the kernel
 // has not read this pattern yet, or reads converted values.
 static bool read_arrays(PyObject *pattern, PyObject *key, void **buffers, Py_ssize_t &count, int64_t *sizes) {
-  PyObject *cache = is_unchanged(pattern) ? PyObject_GetAttr(pattern, name_cache) : nullptr;
-  if (!cache) return false;
-  PyObject *found = PyDict_GetItemWithError(cache, key);
-  Py_DecRef(cache);  // the pattern has it and never forgets
+  PyObject *found = kept_by(pattern, key);
   if (!found || PyTuple_GetItem(found, 2) != &_Py_NoneStruct) return false;
   PyObject *arrays = PyTuple_GetItem(found, 0), *widths = PyTuple_GetItem(found, 1);
   Py_ssize_t array_count = PyTuple_Size(arrays), width_count = PyTuple_Size(widths);
@@ -266,7 +262,7 @@ static PyObject *run(const Frame &frame, const Operand *operands) {
 // without an exception, within transforms of functorch.
 static PyObject *run_differentiably(const Frame &frame, const Operand *operands, PyObject *tuple) {
   for (int64_t i = 0; i < frame.operand_count; i++)
-    if (frame.operands[i].key && !has_read(operands[i].pattern, frame.operands[i].key)) return nullptr;
+    if (frame.operands[i].key && !kept_by(operands[i].pattern, frame.operands[i].key)) return nullptr;
   PyObject *transformed = PyObject_CallFunctionObjArgs(is_transformed, nullptr);
   if (transformed) Py_DecRef(transformed);
   if (transformed != &_Py_FalseStruct) return nullptr;
