@@ -3,7 +3,7 @@
 In: `einsum("ij,jk->ik", A, B)`. Out: the result, dense or sparse by the rules of format inference.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -17,10 +17,11 @@ from sparsify.compiler.dtypes import BYTES, name_of
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.extents import bind_extents
-from sparsify.compiler.einsum.nodes import Assign, Const, Program
+from sparsify.compiler.einsum.nodes import Access, Assign, Const, Program
 from sparsify.compiler.einsum.parse import read
-from sparsify.compiler.einsum.rename import substitute_scalars
+from sparsify.compiler.einsum.rename import all_indices, substitute_scalars
 from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
+from sparsify.compiler.node import walk
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.compiler.shortcut import Learn, Operands, shortcut
@@ -283,8 +284,25 @@ def _program(
     names = (outputs,) if isinstance(outputs, str) else outputs or ()
     described = {name: _describe(value) for name, value in tensors.items()}
     program = declare(statements, described, names, formats=_formats(statements, format), sizes=given)
+    _check_names(source.statements, operands, sizes or {})
     bind_extents(statements, {name: tensors[name].shape for name in program.inputs}, given, slices)
     return program
+
+
+def _check_names(statements: tuple[Assign, ...], operands: Collection[str], sizes: Collection[str]) -> None:
+    """Raises for an operand or an extent that no statement has a use for."""
+    read_names = {n.tensor for s in statements for n in walk(s.value) if isinstance(n, Access)}
+    for name in operands:
+        if name not in read_names:
+            raise EinsumError(
+                f"{name} is given and not read; the statements read {', '.join(sorted(read_names)) or 'nothing'}"
+            )
+    indices = all_indices(statements)
+    for name in sizes:
+        if name not in indices:
+            raise EinsumError(
+                f"sizes= names {name}, which is no index variable; there are {', '.join(indices) or 'none'}"
+            )
 
 
 def _formats(
