@@ -15,7 +15,7 @@ from sparsify.compiler.einsum.collect import collect
 from sparsify.compiler.einsum.extents import name_extents
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Index, Program, Reduce
 from sparsify.compiler.einsum.patterns import pattern_access
-from sparsify.compiler.einsum.rename import fresh
+from sparsify.compiler.einsum.rename import all_indices, fresh
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule.contract import contract
@@ -122,25 +122,27 @@ def with_wide_result(step: Step) -> Step | None:
 
 
 def steps(
-    program: Program, sizes: Sizes = UNKNOWN, *, scheduled: bool = False
+    program: Program, sizes: Sizes = UNKNOWN, *, scheduled: bool = False, order: tuple[str, ...] | None = None
 ) -> tuple[DenseProduct | Step | Convert, ...]:
     """The steps of `program` in order; a dense product is one of torch.
 
     Products of three and more operands are split where that is cheaper for operands of these sizes. When a schedule
     says how to loop, the whole program is one step; so it is where no tensor could hold a result that one statement
-    leaves to another.
+    leaves to another. `order` is that of the loops in a schedule, which operands are turned for.
     """
     program = name_extents(collect(program))
     if len(program.statements) > 1 and (scheduled or _leaves_blocks(program)):
         return (_whole(program),)
-    if not scheduled:
+    if scheduled:
+        order = order or ()
+    else:
         split = contract(program, sizes)
         program, sizes = split.program, sizes.expecting(split.stored)
     program = program if scheduled else cut(program)
     found: list[DenseProduct | Step | Convert] = []
     for statement in program.statements:
         product = None if scheduled else dense_product(program, statement)
-        found += _written(program, statement, sizes) if product is None else [product]
+        found += _written(program, statement, sizes, order) if product is None else [product]
     return tuple(found)
 
 
@@ -201,7 +203,9 @@ def _whole(program: Program) -> Step:
     return Step(replace(program, declarations=tuple(declarations)))
 
 
-def _written(program: Program, statement: Assign, sizes: Sizes) -> tuple[Step | Convert, ...]:
+def _written(
+    program: Program, statement: Assign, sizes: Sizes, order: tuple[str, ...] | None
+) -> tuple[Step | Convert, ...]:
     """`statement` alone; where no kernel writes its result as it is stored, in another format and then converted."""
     output = program.declaration(statement.target.tensor)
     apart = unblocked(program, statement)
@@ -212,12 +216,12 @@ def _written(program: Program, statement: Assign, sizes: Sizes) -> tuple[Step | 
         format = assembled(output.format)
         why = f"no kernel writes {output.format}"
     if format == output.format:
-        return (_step(program, statement, apart, sizes),)
+        return (_step(program, statement, apart, sizes, order),)
     name = fresh(f"{output.name}_{format.letters}", {declared.name for declared in program.declarations})
     computed = replace(output, name=name, format=format, index_dtypes=_index_dtypes(format, output))
     inside = replace(program, declarations=(*program.declarations, computed))
     target = replace(statement.target, tensor=name)
-    written = _step(inside, replace(statement, target=target), apart, sizes)
+    written = _step(inside, replace(statement, target=target), apart, sizes, order)
     return written, Convert(output.name, name, output.format, output.pattern_of, output.fill, why)
 
 
@@ -230,11 +234,20 @@ def _index_dtypes(format: Format, declared: Declaration) -> tuple[tuple[str, str
     )
 
 
-def _step(program: Program, statement: Assign, apart: Unblocked, sizes: Sizes) -> Step:
+def _step(
+    program: Program,
+    statement: Assign,
+    apart: Unblocked,
+    sizes: Sizes,
+    stated: tuple[str, ...] | None,
+) -> Step:
     """`statement` alone, with its operands in formats and mode orderings that let its loops run result first."""
     output = program.declaration(statement.target.tensor)
-    best = None if apart.formats else statement_order(program, statement, sizes)
-    order = () if best is None else best.names
+    if stated is None:
+        best = None if apart.formats else statement_order(program, statement, sizes)
+        order = () if best is None else best.names
+    else:
+        order = stated if set(all_indices((statement,))) <= set(stated) else ()
     found = twins(program, statement, apart, order)
     root = found.get(Access(output.pattern_of or "", statement.target.indices))
     if root is not None:

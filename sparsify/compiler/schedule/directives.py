@@ -196,6 +196,25 @@ class Schedule(Node):
     def __str__(self) -> str:
         return "; ".join(map(str, self.directives))
 
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The index variables in the order that is asked for, loops derived from one in its place.
+
+        >>> Schedule.parse("split k ko ki 8; order i, ko, j, ki").order
+        ('i', 'k', 'j')
+        """
+        roots: dict[str, str] = {}
+        found: dict[str, None] = {}
+        for directive in self.directives:
+            match directive:
+                case Split(index=index, outer=outer, inner=inner):
+                    roots[outer] = roots[inner] = roots.get(index, index)
+                case Pos(index=index, position=position):
+                    roots[position] = roots.get(index, index)
+                case Order(indices=indices):
+                    found.update((roots.get(name, name), None) for name in indices)
+        return tuple(found)
+
     @classmethod
     def parse(cls, text: str) -> "Schedule":
         """The schedule that `text` spells; directives are separated by `;` or line ends.

@@ -6,6 +6,9 @@ from itertools import permutations
 import pytest
 import torch
 
+import sparsify
+from sparsify.compiler.pipeline import compile_stages
+from sparsify.compiler.plan import steps
 from sparsify.compiler.schedule.order import Order, best_order, may_follow, orders
 from sparsify.compiler.schedule.sizes import UNKNOWN
 from sparsify.compiler.schedule.work import Nest, body_of, nest_of, spread
@@ -162,3 +165,22 @@ def test_counts_of_a_product() -> None:
     assert made.count(i | j | k) == pytest.approx(entries * made.factors[1].stored / 1000, rel=0.01)
     assert made.visits(i | k, j)[0] == pytest.approx(20, rel=0.1)
     assert spread(10.0, 1e9) == pytest.approx(10.0) and spread(1e9, 10.0) == pytest.approx(10.0)
+
+
+def test_operands_are_turned_for_the_loops_of_a_given_schedule() -> None:
+    a, b = (random((30, 30), 0.2, "csr", n) for n in range(2))
+    wanted = torch.einsum("ij,jk->ik", a.to_dense(), b.to_dense())
+    for order in permutations("ijk"):
+        found = sparsify.einsum(
+            "ij,jk->ik", a, b, format="dense, dense", schedule=f"order {', '.join(order)}"
+        )
+        torch.testing.assert_close(found, wanted)
+
+
+def test_schedules_that_explain_prints_are_read_back() -> None:
+    mask, a, b = random((200, 200), 0.0005, "csr", 2), *(random((200, 200), 0.02, "csr", n) for n in range(2))
+    program, sizes = program_of("ij,ik,kj->ij", mask, a, b)
+    (step,) = steps(program, sizes)
+    text = str(compile_stages(step, None, 32, sizes=sizes).schedule)  # type: ignore[arg-type]
+    found = sparsify.einsum("ij,ik,kj->ij", mask, a, b, schedule=text)
+    torch.testing.assert_close(found.to_dense(), mask.to_dense() * (a.to_dense() @ b.to_dense()))
