@@ -91,7 +91,9 @@ def explain_program(
                 step, schedule, width, options, sizes.also({twin.name: twin.source for twin in step.twins})
             )
         )
-        for step in steps(program, sizes, scheduled=schedule is not None, order=schedule and schedule.order)
+        for step in steps(
+            program, sizes, scheduled=schedule is not None, order=None if schedule is None else schedule.order
+        )
     ]
     compared = () if schedule is not None else alternatives(program, sizes)
     return explain_plan(program, plan, compared=compared, **facts)

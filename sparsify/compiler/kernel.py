@@ -233,7 +233,9 @@ def _prepare(step: GeneratedStep, wanted: Sequence[Sizes]) -> bool:
 
 def _plan(program: Program, schedule: Schedule | None, options: Options, sizes: Sizes) -> Kernel:
     """The kernel of a program before anything is compiled; programs with the same steps share one."""
-    plan = steps(program, sizes, scheduled=schedule is not None, order=schedule and schedule.order)
+    plan = steps(
+        program, sizes, scheduled=schedule is not None, order=None if schedule is None else schedule.order
+    )
     return _planned(program, plan, schedule, options, target.vector_bytes(options))
 
 
