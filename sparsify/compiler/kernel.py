@@ -56,6 +56,11 @@ class Kernel:
         # The one step that is the whole program and reads the operands in their order.
         self._whole = step if isinstance(step, GeneratedStep) and step.operands == self._names else None
         self.generated = [step for step in plan if isinstance(step, GeneratedStep)]
+        # Per step its results where they are several.
+        self._results_of = [
+            (step, step.results if isinstance(step, GeneratedStep) and len(step.results) > 1 else ())
+            for step in plan
+        ]
         self.cache = "hit"
         self.estimated_us: float | None = None
         self.kept: dict[tuple[bool, ...], Kept] = {}
@@ -158,9 +163,9 @@ class Kernel:
         if not self._is_prepared and len(self.generated) > 1:
             self.prepare(sizes_of(self.program, operands))
         values = dict(zip(self._names, operands, strict=True))
-        for step in self.steps:
-            if isinstance(step, GeneratedStep) and len(step.results) > 1:
-                values.update(zip(step.results, step(values)))
+        for step, several in self._results_of:
+            if several:
+                values.update(zip(several, step(values)))
             else:
                 values[step.result] = step(values)
         return values

@@ -42,12 +42,15 @@ class DenseProduct:
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The product."""
-        left, right = (_plain(values[name]) for name in (self.left, self.right))
+        left, right = _plain(values[self.left]), _plain(values[self.right])
         left = left.t() if self.left_transposed else left
         right = right.t() if self.right_transposed else right
+        shape, dtype = (left.shape[0], right.shape[1]), left.dtype
+        if not POOL.is_recycled(shape[0] * shape[1] * dtype.itemsize):
+            return torch.mm(left, right)
         if torch.is_grad_enabled() and (left.requires_grad or right.requires_grad):
             return torch.mm(left, right)  # into memory that is there already nothing is differentiated
-        return torch.mm(left, right, out=POOL.empty((left.shape[0], right.shape[1]), left.dtype))
+        return torch.mm(left, right, out=POOL.empty(shape, dtype))
 
     def __str__(self) -> str:
         right = f"{self.right}.t()" if self.right_transposed else self.right
@@ -56,7 +59,9 @@ class DenseProduct:
 
 def _plain(operand: torch.Tensor) -> torch.Tensor:
     """The operand as torch lays out a tensor."""
-    return operand.to_dense() if isinstance(operand, SparseTensor) else operand
+    if type(operand) is not torch.Tensor and isinstance(operand, SparseTensor):
+        return operand.to_dense()
+    return operand
 
 
 @dataclass(frozen=True, slots=True)

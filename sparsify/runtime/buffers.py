@@ -26,6 +26,7 @@ LIMIT_BYTES: Final = 512 * 1024 * 1024
 STEPS: Final = 8
 CPU: Final = torch.device("cpu")
 LOOKS: Final = 8
+_use_count: Final = torch._C._storage_Use_Count
 
 
 @dataclass(slots=True)
@@ -34,12 +35,14 @@ class Block:
 
     Attributes:
         storage: the memory; while it is free, only the block itself refers to it.
+        handle: of the storage in C++.
         address: where the memory was at first; sharing with another process and resizing move it.
         used: when it was handed out last, counted in requests.
         template: a tensor of the shape and dtype asked for last.
     """
 
     storage: torch.UntypedStorage
+    handle: int
     address: int
     used: int
     template: torch.Tensor
@@ -54,7 +57,7 @@ class Block:
 
     def references(self) -> tuple[int, int]:
         """How often it is referred to from C++ and from Python; a storage is one object in Python."""
-        return torch._C._storage_Use_Count(self.storage._cdata), sys.getrefcount(self.storage)
+        return _use_count(self.handle), sys.getrefcount(self.storage)
 
     def hand_out(self, shape: tuple[int, ...], dtype: torch.dtype, used: int) -> torch.Tensor:
         """A tensor in this memory."""
@@ -74,7 +77,7 @@ def typed(storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: torch.dt
 def allocate(size: int) -> Block:
     """A new block of `size` bytes."""
     storage = torch.UntypedStorage(size, device=CPU)
-    return Block(storage, storage.data_ptr(), 0, typed(storage, (size,), torch.uint8))
+    return Block(storage, storage._cdata, storage.data_ptr(), 0, typed(storage, (size,), torch.uint8))
 
 
 class Pool:
@@ -96,8 +99,11 @@ class Pool:
         size = math.prod(shape, start=dtype.itemsize)
         if not self.is_recycled(size):
             return torch.empty(shape, dtype=dtype, device=CPU)
+        return self._take(size_class(size), shape, dtype)
+
+    def _take(self, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in a block of this size class."""
         # Found free and handed out under one lock: nobody else can take it in between.
-        size = size_class(size)
         with self._lock:
             self._requests += 1
             block = self._find(size) or self._add(size)
@@ -105,8 +111,9 @@ class Pool:
 
     def maker(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
         """What makes tensors as `empty` does, for one shape and dtype; small ones with fewer steps."""
-        if self.is_recycled(math.prod(shape, start=dtype.itemsize)):
-            return partial(self.empty, shape, dtype)
+        size = math.prod(shape, start=dtype.itemsize)
+        if self.is_recycled(size):
+            return partial(self._take, size_class(size), shape, dtype)
         return partial(torch.empty_strided, shape, row_major(shape), dtype=dtype, device=CPU)
 
     def is_recycled(self, size: int) -> bool:
@@ -130,13 +137,13 @@ class Pool:
             return None
         for _ in range(min(LOOKS, len(blocks))):
             block = blocks.popleft()
-            is_free = block.is_free()
-            if is_free and not block.is_whole():
-                self._bytes -= size
-                continue
-            blocks.append(block)
-            if is_free:
+            if not block.is_free():
+                blocks.append(block)
+            elif block.is_whole():
+                blocks.append(block)
                 return block
+            else:
+                self._bytes -= size
         return None
 
     def _add(self, size: int) -> Block:

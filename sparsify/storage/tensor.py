@@ -174,9 +174,7 @@ class SparseTensor(torch.Tensor):
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
         pattern = self._pattern
-        names = [f"_pos{n}" for n, a in enumerate(pattern.pos) if a is not None]
-        names += [f"_crd{n}" for n, a in enumerate(pattern.crd) if a is not None]
-        return ["_vals", *names], (str(pattern.format), self._fill)
+        return ["_vals", *[name for name, _ in _of_tensors(pattern)[1]]], (str(pattern.format), self._fill)
 
     @staticmethod
     def __tensor_unflatten__(
@@ -252,16 +250,20 @@ def wrap(pattern: Pattern, values: Tensor, fill: Fill = 0) -> SparseTensor:
         raise InvalidTensorError(
             f"values of shape {list(values.shape)} for {pattern}", f"one dimension of {pattern.nnz}"
         )
+    strides, arrays = pattern.cached("of tensors", lambda: _of_tensors(pattern))
     result = torch.Tensor._make_wrapper_subclass(
-        SparseTensor, pattern.shape, strides=_strides(pattern.shape), dtype=values.dtype, device=values.device
+        SparseTensor, pattern.shape, strides=strides, dtype=values.dtype, device=values.device
     )
     result._pattern, result._vals, result._fill = pattern, values, fill
-    for number, (pos, crd) in enumerate(zip(pattern.pos, pattern.crd, strict=True)):
-        if pos is not None:
-            setattr(result, f"_pos{number}", pos)
-        if crd is not None:
-            setattr(result, f"_crd{number}", crd)
+    for name, array in arrays:
+        setattr(result, name, array)
     return result
+
+
+def _of_tensors(pattern: Pattern) -> tuple[list[int], list[tuple[str, Tensor]]]:
+    """What tensors over a pattern have of it: strides, and its arrays as attributes."""
+    named = [(f"{role}{n}", a) for role in ("_pos", "_crd") for n, a in enumerate(getattr(pattern, role[1:]))]
+    return _strides(pattern.shape), [(name, array) for name, array in named if array is not None]
 
 
 def rebuild(
