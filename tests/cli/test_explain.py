@@ -83,7 +83,7 @@ def test_index_notation(cli: Cli) -> None:
     read = json.loads(found.out)
     assert read["subject"] == "y[i] = relu(A[i,j] * x[j])"
     titles = [section["title"] for section in read["sections"]]
-    assert titles == ["einsum", "formats", "notation", "schedule", "loops", "cpp"]
+    assert titles == ["einsum", "formats", "cost", "notation", "schedule", "loops", "cpp"]
     assert "float64" in read["sections"][1]["text"]
 
 
