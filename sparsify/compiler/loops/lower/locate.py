@@ -62,7 +62,10 @@ def located(low: Lowering, node: Node, env: Environment, then: Then) -> Lowered:
         root = low.root_of(access)
         if root.tensor not in low.declarations or root in env.absent:
             continue
-        for stored in low.declaration(root.tensor).format.levels:
+        declared = low.declaration(root.tensor)
+        if len(root.indices) < declared.format.rank:
+            continue  # a temporary inside of loops has the other modes, at plain index variables
+        for stored in declared.format.levels:
             mode = stored.expression.mode
             index = root.indices[mode]
             if isinstance(index, Index | Const) or (root, mode) in env.inside | env.masked:
