@@ -11,10 +11,12 @@ Source: Chou, Kjolstad and Amarasinghe, Format Abstraction for Sparse Tensor Alg
 
 from dataclasses import dataclass, fields
 from types import FunctionType
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from sparsify.errors import FormatError
-from sparsify.storage.entries import Built, Entries, compressed, fixed, located, single
+
+if TYPE_CHECKING:
+    from sparsify.storage.entries import Built, Entries
 
 CRD_DTYPES = ("int8", "int16", "int32", "int64")
 POS_DTYPES = ("int16", "int32", "int64")
@@ -111,12 +113,14 @@ class Level:
     def check(self, extent: int) -> None:
         """Nothing when the level can have `extent` coordinates, else `FormatError`."""
 
-    def store(self, entries: Entries, at: Stored) -> Built:
+    def store(self, entries: "Entries", at: Stored) -> "Built":
         """The level that holds sorted entries; here that of a level without arrays.
 
         Raises:
             InvalidTensorError: it cannot hold them.
         """
+        from sparsify.storage.entries import located
+
         above = entries.places if entries.places is not None else 0
         places = self.locate(at, above, entries.column.long())
         count = int(self.begin(at, entries.parents))
@@ -189,7 +193,9 @@ class Compressed(Level):
     def is_ordered(self) -> bool:
         return self.ordered
 
-    def store(self, entries: Entries, at: Stored) -> Built:
+    def store(self, entries: "Entries", at: Stored) -> "Built":
+        from sparsify.storage.entries import compressed
+
         return compressed(entries)
 
 
@@ -207,7 +213,9 @@ class Singleton(Level):
     def begin(self, at: Stored, parent: Number) -> Number:
         return parent
 
-    def store(self, entries: Entries, at: Stored) -> Built:
+    def store(self, entries: "Entries", at: Stored) -> "Built":
+        from sparsify.storage.entries import single
+
         return single(entries)
 
 
@@ -249,7 +257,9 @@ class Grouped(Level):
                 f"{self} of {extent} coordinates", f"at most {extent} distinct coordinates a group"
             )
 
-    def store(self, entries: Entries, at: Stored) -> Built:
+    def store(self, entries: "Entries", at: Stored) -> "Built":
+        from sparsify.storage.entries import fixed
+
         return fixed(entries, self.n)
 
 

@@ -237,11 +237,19 @@ def in_dtype(values: Array, dtype: str) -> Array:
         case 0:
             return np.asarray(values != 0)
         case 1:
-            whole = values if values.dtype.kind in "iu" else np.nan_to_num(values.real).astype(np.int64)
+            whole = values if values.dtype.kind in "iu" else _saturated(values.real)
             return np.asarray(whole.astype(dtype).astype(np.int64))
         case 2:
             return np.asarray(values.real.astype(np.float64))
     return values.astype(np.complex128)
+
+
+def _saturated(values: Array) -> Array:
+    """Floats as int64; what lies beyond its range is its end, as the identities of min and max are."""
+    limits = np.iinfo(np.int64)
+    inside = np.abs(values) < 2.0**63
+    whole = np.where(inside, values, 0.0).astype(np.int64)
+    return np.where(inside | np.isnan(values), whole, np.where(values < 0, limits.min, limits.max))
 
 
 def _number(values: Array) -> Array:
