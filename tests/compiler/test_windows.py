@@ -86,6 +86,22 @@ def test_selections(text, select, form):
     torch.testing.assert_close(found[:rows] if expected.dim() else found, expected)
 
 
+@pytest.mark.parametrize("index", ["(-i+3)/2", "2*i+1"])
+def test_windows_that_a_condition_leaves_out(index):
+    """No row of A is looked up where C stores nothing: `i` may lie outside of A there."""
+    a, c, d = normal(9, 9, density=0.5), normal(9, 9, density=0.4, seed=1), normal(9, 9, seed=2)
+    c[:, 4] = 0
+    rows = [(3 - i) / 2 if "/" in index else 2 * i + 1 for i in range(9)]
+    read = torch.zeros(9, 9, dtype=torch.float64)
+    for i, row in enumerate(rows):
+        if row in range(9):
+            read[i, 2:] = a[int(row), :-2]
+    C = sparsify.tensor(c, "dcsc")
+    text = f"y[i] = sum(k, where(stored(C[k,i]), A[{index},k-2], D[i,k]))"
+    found = sparsify.evaluate(text, A=sparsify.tensor(a, "csr"), C=C, D=d)
+    torch.testing.assert_close(found, torch.where(c.T != 0, read, d).sum(1))
+
+
 def test_outside_of_an_operand_is_its_fill():
     x = sparsify.tensor(torch.tensor([1.0, 2.0]), "compressed", fill=1.0)
     assert dense(sparsify.evaluate("y[h] = x[h-1]", x=x, sizes={"h": 4})).tolist() == [1, 1, 2, 1]

@@ -58,7 +58,7 @@ Then = Callable[[Environment], Lowered]
 
 def located(low: Lowering, node: Node, env: Environment, then: Then) -> Lowered:
     """The code of `then`, once where an entry that `node` reads is there and once where it is not."""
-    for access in _read(low, node, env):
+    for access in accesses_read(low, node, env):
         root = low.root_of(access)
         if root.tensor not in low.declarations or root in env.absent:
             continue
@@ -79,7 +79,7 @@ def located(low: Lowering, node: Node, env: Environment, then: Then) -> Lowered:
     return then(env)
 
 
-def _read(low: Lowering, node: Node, env: Environment) -> list[Access]:
+def accesses_read(low: Lowering, node: Node, env: Environment) -> list[Access]:
     """The accesses in a statement that its values depend on here, where some are known to be absent."""
     values = [prune(n.value, env.absent, low) for n in walk(node) if isinstance(n, Assign)]
     conditions = [n.condition for n in walk(node) if isinstance(n, notation.If)]

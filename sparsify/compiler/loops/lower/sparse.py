@@ -53,7 +53,11 @@ def drivers(low: Lowering, loop: notation.Forall, env: Environment) -> list[Acce
 
 
 def stored_accesses(low: Lowering, node: Node, env: Environment) -> list[Access]:
-    """The accesses to operands with a pattern of their own that may be stored here, those that others follow too."""
+    """The accesses to operands with a pattern of their own that may be stored here, those that others follow too.
+
+    A window that no value depends on here is none of them: nothing has asked whether it is inside of its tensor.
+    """
+    read = {low.root_of(access) for access in locate.accesses_read(low, node, env)}
     targets = {n.target.tensor for n in walk(node) if isinstance(n, Assign)}
     roots = (low.root_of(n) for n in walk(node) if isinstance(n, Access))
     return [
@@ -63,6 +67,7 @@ def stored_accesses(low: Lowering, node: Node, env: Environment) -> list[Access]
         and root.tensor not in targets
         and not low.declaration(root.tensor).format.is_dense
         and root not in env.absent
+        and (root in read or all(isinstance(index, Index) for index in root.indices))
     ]
 
 
