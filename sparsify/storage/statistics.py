@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from sparsify.storage.levels import Compressed, Dense
+from sparsify.storage.levels import Compressed, Dense, Grouped
 
 if TYPE_CHECKING:
     from sparsify.storage.pattern import Pattern
@@ -83,6 +83,10 @@ def coordinates_at(pattern: "Pattern", positions: Tensor) -> list[Tensor | None]
             found[number] = crd[positions]
             if pos is not None:
                 positions = torch.searchsorted(pos, positions.to(pos.dtype), right=True) - 1
+            elif isinstance(stored.level, Grouped):
+                positions = positions // max(1, crd.numel() // max(1, pattern.positions(number)))
+            elif not stored.level.is_branchless:
+                return found
         else:
             return found
     return found

@@ -54,3 +54,11 @@ def test_buckets_are_powers_of_two() -> None:
 
 def test_an_empty_pattern_says_nothing() -> None:
     assert random((5, 5), 0, "csr").pattern.distinct() == {}
+
+
+def test_distinct_coordinates_of_padded_rows():
+    at = torch.tensor([[0, 0, 2], [1, 2, 1]])
+    found = sparsify.tensor((at, torch.ones(3), (4, 3)), "compressed, grouped").pattern
+    assert found.nnz == 4
+    assert dict(found.distinct()) == {(0,): 2, (1,): len(set(found.coordinates()[1].tolist()))}
+    assert sparsify.tensor((at, torch.ones(3), (4, 3)), "dense, grouped").pattern.distinct()[0,] == 4
