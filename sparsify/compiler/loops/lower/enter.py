@@ -76,6 +76,11 @@ def body_at(
         body = low.body(loop, inner)
         padded = padded_split(low, loop.index)
         if body and padded is not None:
+            if padded.index not in inner.coordinates:
+                raise ScheduleError(
+                    f"{padded.inner} is stored within a block, and the loop over {padded.outer} is not around it",
+                    f"leave the loop over {padded.outer} whole",
+                )
             is_inside = compare("lt", inner.coordinates[padded.index].start, low.bound(padded.index))
             body = [loops.If(is_inside, loops.Block(tuple(body)))]
         return [*ahead(inner), *bound, *body] if body else []
