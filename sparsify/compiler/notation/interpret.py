@@ -219,6 +219,10 @@ class _Machine:
     def _entries(self, relation: Position, env: Environment) -> Iterator[dict[str, int]]:
         """The entries that a position loop visits, as values of index variables, in storage order."""
         wanted = self._parts(relation.index)
+        block = next((r for r in self.notation.relations if isinstance(r, Split) and r.outer in wanted), None)
+        if block is not None and relation.index == block.outer:
+            yield from self._blocks(relation.tensor, block, env)
+            return
         names = self._names_of_modes(relation.tensor, wanted)
         tensor = self.tensors[relation.tensor]
         ordering = self._declared(relation.tensor).format.ordering
@@ -234,6 +238,28 @@ class _Machine:
             seen.add(coordinate)
             fused = self._fuse(entry)
             yield {**entry, **fused}
+
+    def _blocks(self, name: str, block: Split, env: Environment) -> Iterator[dict[str, int]]:
+        """The stored blocks of a tensor below the levels above, as values of index variables, in storage order."""
+        names, tensor = self._names_of_modes(name, (block.index,)), self.tensors[name]
+        columns: list[tuple[str, int, str, int]] = []
+        for stored in self._declared(name).format.levels:
+            e = stored.expression
+            index, kind = names[e.mode], e.kind
+            for r in self.notation.relations if kind != "whole" else ():
+                if isinstance(r, Split) and r.index == index and r.size == e.size:
+                    index = r.outer if kind == "block" else r.inner
+                    break
+            columns.append((index, e.mode, kind, e.size))
+            if index == block.outer:
+                break
+        seen = set()
+        for c in np.argwhere(tensor.stored):
+            entry = tuple(_within(int(c[mode]), kind, size) for _, mode, kind, size in columns)
+            if all(env.values.get(column[0], at) == at for column, at in zip(columns, entry, strict=True)):
+                seen.add(entry)
+        for entry in sorted(seen):
+            yield {column[0]: at for column, at in zip(columns, entry, strict=True)}
 
     def _parts(self, index: str) -> tuple[str, ...]:
         """The index variables of accesses that make up `index`."""
@@ -294,3 +320,8 @@ class _Machine:
     def _declared(self, name: str) -> Declaration:
         """The declaration of an input or output."""
         return next(d for d in self.notation.declarations if d.name == name)
+
+
+def _within(coordinate: int, kind: str, size: int) -> int:
+    """The coordinate in a level of a mode's coordinate: of its block, or within it."""
+    return coordinate // size if kind == "block" else coordinate % size if kind == "within" else coordinate
