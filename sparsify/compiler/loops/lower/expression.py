@@ -60,6 +60,8 @@ def _call(low: Lowering, function: str, args: tuple[Expr, ...], env: Environment
     dtype = computing(kind.dtype)
     if kind.strength == NUMBER:
         dtype = _of_numbers(dtype, args, "float64" if result == "bool" else wanted)
+        if category(dtype) == COMPLEX and not FUNCTIONS[function].of_complex:
+            return convert(_call(low, function, args, env, real(dtype)), dtype)
     if dtype == "bool" and function in ("lt", "le", "gt", "ge"):
         dtype = "int8"
     wants = [dtype] * len(args)
