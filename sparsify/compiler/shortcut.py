@@ -4,9 +4,9 @@ In: `shortcut(otherwise)`, a function of a tuple of operands and of what can lea
 operands that gives the same results, in a microsecond where `otherwise` has taught it the frame of such a call.
 
 A frame holds for operands of the same classes, dtypes, shapes, fills and, in powers of two, numbers of entries, in
-contiguous memory of the CPU, and for
-patterns that the kernel has read before and that were not written to since. Everything else, and everything that
-traces, goes the long way each time: no check is left out, they are only made in C.
+contiguous memory of the CPU, and for patterns that the kernel has read before and that were not written to since.
+Everything else, and everything that traces, goes the long way each time: no check is left out, they are only made
+in C.
 """
 
 import ctypes

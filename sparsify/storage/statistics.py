@@ -1,6 +1,6 @@
-"""What the arrays of a pattern tell about its entries: distinct coordinates, how many lie at one, a key for both.
+"""What the arrays of a pattern tell about its entries: distinct coordinates, and a key for them.
 
-In: CSR with the entries (0, 1), (0, 2), (2, 1). Out: 2 distinct rows, 2 distinct columns; rows hold at most 2.
+In: CSR with the entries (0, 1), (0, 2), (2, 1). Out: 2 distinct rows, 2 distinct columns.
 
 Everything is found once and cached on the pattern; large patterns are sampled.
 """
@@ -53,21 +53,6 @@ def bucket(pattern: "Pattern") -> tuple[int, ...]:
     """Stored entries, and distinct coordinates of the outer levels, as powers of two: a key that is cheap to hash."""
     outer = [pattern.positions(depth) for depth in range(1, len(pattern.format.levels) + 1)]
     return tuple(count.bit_length() for count in (*outer, pattern.nnz))
-
-
-def histogram(pattern: "Pattern", level: int = -1) -> tuple[int, ...]:
-    """How many parents of a compressed level have 0 children, 1, 2 to 3, 4 to 7, and so on.
-
-    >>> from sparsify.storage.interop import tensor
-    >>> histogram(tensor((torch.tensor([[0, 0, 2], [1, 2, 1]]), torch.ones(3), (3, 3)), "csr").pattern)
-    (1, 1, 1)
-    """
-    pos = pattern.pos[level]
-    if pos is None or pos.numel() < 2:
-        return ()
-    lengths = pos.diff().double()
-    places = torch.where(lengths > 0, lengths.clamp(min=1).log2().floor() + 1, 0.0).long()
-    return tuple(places.bincount().tolist())
 
 
 def coordinates_at(pattern: "Pattern", positions: Tensor) -> list[Tensor | None]:

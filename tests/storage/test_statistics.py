@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.storage.statistics import SAMPLE, coordinates_at, histogram
+from sparsify.storage.statistics import SAMPLE, coordinates_at
 
 
 def random(shape: tuple[int, ...], entries: int, format: str) -> sparsify.SparseTensor:
@@ -40,11 +40,6 @@ def test_coordinates_at_some_positions(format: str) -> None:
     for stored, coordinates in zip(found.format.levels, sample, strict=True):
         assert coordinates is not None
         assert coordinates.tolist() == found.coordinates()[stored.expression.mode][at].tolist()
-
-
-def test_histograms_count_rows_by_their_length() -> None:
-    coordinates = torch.tensor([[0, 2, 2, 2, 3, 3], [0, 0, 1, 2, 0, 1]])
-    assert histogram(sparsify.tensor((coordinates, torch.ones(6), (5, 3)), "csr").pattern) == (2, 1, 2)
 
 
 def test_buckets_are_powers_of_two() -> None:
