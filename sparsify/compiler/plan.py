@@ -22,7 +22,7 @@ from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.order import statement_order
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.turn import Twin, twins, with_twins
-from sparsify.compiler.unblock import Unblocked, assembled, unblocked
+from sparsify.compiler.unblock import Unblocked, assembled, unblocked, whole
 from sparsify.runtime.buffers import POOL
 from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
@@ -104,8 +104,9 @@ class Convert:
         source = values[self.source]
         if self.pattern_of is None:
             return tensor(source, self.format, fill=self.fill).to(format=self.format)
-        assert isinstance(source, SparseTensor)
         pattern = values[self.pattern_of]._pattern  # type: ignore[attr-defined]
+        if not isinstance(source, SparseTensor):  # diagonals that are all stored, computed as rows
+            source = tensor(source, whole(pattern.format))
         found = conversion(pattern, source.format)
         filled = torch.full((pattern.nnz,), self.fill, dtype=source.dtype)
         return wrap(pattern, filled.index_copy_(0, found.permutation, source._vals), self.fill)
@@ -256,7 +257,7 @@ def _step(
     found = twins(program, statement, apart, order)
     root = found.get(Access(output.pattern_of or "", statement.target.indices))
     if root is not None:
-        output = replace(output, pattern_of=root.name)
+        output = replace(output, pattern_of=None if root.format.is_dense else root.name)
     statement = replace(statement, value=with_twins(statement.value, found))
     reads = {n.tensor for n in walk(statement.value) if isinstance(n, Access)}
     # A result of an earlier step brings the pattern that it shares; operands are what the caller gives.

@@ -179,3 +179,16 @@ def test_functions_of_truth_values():
     for text in ("-A[i,j]", "A[i,j] - B[i,j]", "abs(A[i,j])", "relu(A[i,j])"):
         with pytest.raises(DtypeError, match="truth values"):
             sparsify.evaluate(f"Y[i,j] = {text} + B[i,j]", A=stored, B=A)
+
+
+def test_statements_add_in_the_dtype_of_their_result():
+    """`Y += A + B; Y += C`: what each statement adds has the dtype of its own operands, then that of Y."""
+    one, other, third = (drawn(torch.bool, 5, 4, seed=seed) for seed in (1, 2, 3))
+    text = "Y[i,j] += A[i,j] + B[i,j]; Y[i,j] += C[i,j] + D[i]"
+    given = {"A": sparsify.tensor(one, "csr"), "B": sparsify.tensor(other, "csr"), "C": third, "D": one[:, 0]}
+    check(sparsify.evaluate(text, **given), (one | other).long() + (third | one[:, :1]))
+    many = torch.full((5, 4), 100, dtype=torch.int8)
+    found = sparsify.evaluate(
+        "y[i] += A[i,j] + B[i,j]; y[i] += B[i,1]", A=sparsify.tensor(many, "csr"), B=many
+    )
+    check(found, (many + many).sum(1) + 100)

@@ -103,7 +103,7 @@ def test_results_that_do_not_fit_their_groups_are_refused():
         sparsify.evaluate("C[i,j] = A[i,j] + S[i,j]", format="nm(2, 4)", A=A, S=S)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [*FORMATS, "j-i: dense, i: dense"])
 def test_gradients(form):
     A, _ = matrix(form, SHAPES["cut"])
     B, x, X, D = arrays(SHAPES["cut"])

@@ -5,8 +5,10 @@ In: `y[i] += A[i,j]`, `y[k] += b[k]`. Out: `y[i] = sum(j, A[i,j]) + b[i]`.
 
 from dataclasses import replace
 
+from sparsify.compiler.dtypes import NUMBER
+from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Assign, Call, Expr, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Assign, Call, Cast, Expr, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_indices
 from sparsify.compiler.einsum.sums import free_indices
 
@@ -17,19 +19,28 @@ def collect(program: Program) -> Program:
     for statement in program.statements:
         name = statement.target.tensor
         groups[name] = [*groups.pop(name, []), statement]
-    statements = tuple(_collected(group) for group in groups.values())
+    statements = tuple(_collected(program, group) for group in groups.values())
     return program if statements == program.statements else replace(program, statements=statements)
 
 
-def _collected(group: list[Assign]) -> Assign:
+def _collected(program: Program, group: list[Assign]) -> Assign:
     """`y[i] += a; y[k] += b -> y[i] = sum(.., a) + sum(.., b)`."""
     target = group[0].target
-    value = _written_out(group[0])
-    for statement in group[1:]:
+    if len(group) == 1:
+        return Assign(target, None, _written_out(group[0]))
+    value, *others = (_as_result(program, _written_out(_at(s, target.indices)), target.tensor) for s in group)
+    for statement, other in zip(group[1:], others, strict=True):
         assert statement.monoid is not None, "a second statement reduces"
-        combine = MONOIDS[statement.monoid].combine
-        value = Call(combine, (value, _written_out(_at(statement, target.indices))))
+        value = Call(MONOIDS[statement.monoid].combine, (value, other))
     return Assign(target, None, value)
+
+
+def _as_result(program: Program, value: Expr, result: str) -> Expr:
+    """`value` in the dtype in which `result` is reduced: sums of bools count, those of int8 do not wrap."""
+    kinds = {declared.name: declared_kind(declared) for declared in program.declarations}
+    dtype, kind = kinds[result].dtype, kind_of(value, kinds)
+    is_converted = kind.strength == NUMBER or dtype in ("bool", kind.dtype)
+    return value if is_converted else Cast(dtype, value)
 
 
 def _at(statement: Assign, indices: tuple[Expr, ...]) -> Assign:

@@ -24,6 +24,7 @@ from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
     Call,
+    Cast,
     Const,
     Declaration,
     Expr,
@@ -98,6 +99,8 @@ def infer_sparsity(expr: Expr, declarations: Mapping[str, Declaration]) -> Spars
             return sparsity if sparsity.fill is None else replace(sparsity, fill=False)
         case Reduce(monoid, indices, body):
             return _reduced(monoid, indices, infer_sparsity(body, declarations))
+        case Cast(_, value):
+            return infer_sparsity(value, declarations)
         case Call(function, args):
             return _of_call(function, [infer_sparsity(arg, declarations) for arg in args])
     return DENSE

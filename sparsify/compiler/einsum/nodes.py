@@ -53,7 +53,7 @@ class Call(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Expr):
-    """`float64(A[i])`: a value in another dtype; `with_casts` writes what programs leave to promotion."""
+    """`float64(A[i])`: a value in another dtype; the compiler writes what programs leave to promotion."""
 
     dtype: str
     value: Expr

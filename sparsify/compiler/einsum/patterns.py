@@ -10,6 +10,7 @@ from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
     Call,
+    Cast,
     Const,
     Declaration,
     Expr,
@@ -39,6 +40,8 @@ def is_confined(expr: Expr, root: str, indices: Sequence[str], declarations: Ite
                 return value == 0
             case Access(tensor, at):
                 return tensor in sharing and at == place
+            case Cast(_, value):
+                return confined(value)
             case Call("mul", (left, right)):
                 return confined(left) or confined(right)
             case Call("div", (numerator, _)):

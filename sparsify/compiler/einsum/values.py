@@ -24,7 +24,7 @@ from sparsify.compiler.dtypes import NUMBER, Kind, category, promote
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer_dtype import OF_BOOL, kind_of, operand_kind, reduced, result_kind
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce, Stored
+from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Index, Reduce, Stored
 
 Array = NDArray[Any]
 FLOAT = Kind("float64")
@@ -81,6 +81,8 @@ def evaluate(expr: Expr, coordinates: Mapping[str, Array], tensors: Mapping[str,
         case Stored(access):
             _, stored = read(access, coordinates, tensors)
             return Grid(stored, ~stored, kind=Kind("bool"))
+        case Cast(dtype, value):
+            return evaluate(value, coordinates, tensors).cast(dtype)
         case Call("where", (condition, yes, no)):
             return choose(*(evaluate(arg, coordinates, tensors) for arg in (condition, yes, no)))
         case Call(function, args):

@@ -114,6 +114,8 @@ def expression_regions(
             return Regions(NOWHERE, 0.0)
         case Access() | Index() | Stored():
             return Regions(EVERYWHERE, None)
+        case Cast(value=value):
+            return expression_regions(value, sparse, tensors, absent, known)
         case Call(function=function, args=args):
             return _call_regions(
                 function, [expression_regions(a, sparse, tensors, absent, known) for a in args]
