@@ -16,7 +16,7 @@ demo: $(STAMP)
 	$(BIN)/sparsify run gcn
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "not bench"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not bench"
 
 lint: $(STAMP) types
 	$(BIN)/ruff format --check

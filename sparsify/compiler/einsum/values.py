@@ -110,7 +110,10 @@ def read(
     tensor = tensors[access.tensor]
     if not access.indices:
         return np.asarray(tensor.values), np.asarray(tensor.stored)
-    places = np.broadcast_arrays(*(index_values(index, coordinates) for index in access.indices))
+    given = [index_values(index, coordinates) for index in access.indices]
+    if not any(place.ndim for place in given):
+        return _read_entry(tensor, tuple(place.item() for place in given))
+    places = np.broadcast_arrays(*given)
     inside = np.ones(places[0].shape, dtype=bool)
     for place, size in zip(places, tensor.values.shape, strict=True):
         inside &= (place >= 0) & (place < size) & (place == np.floor(place))
@@ -118,6 +121,15 @@ def read(
         return np.full(inside.shape, tensor.fill), np.zeros(inside.shape, dtype=bool)
     safe = tuple(np.where(inside, place, 0).astype(np.int64) for place in places)
     return np.where(inside, tensor.values[safe], tensor.fill), inside & tensor.stored[safe]
+
+
+def _read_entry(tensor: Tensor, place: tuple[float, ...]) -> tuple[Array, Array]:
+    """One entry and whether it is stored."""
+    whole = tuple(map(int, place))
+    shape = tensor.values.shape
+    if whole != place or not all(0 <= at < size for at, size in zip(whole, shape, strict=True)):
+        return np.asarray(tensor.fill), np.asarray(False)
+    return np.asarray(tensor.values[whole]), np.asarray(tensor.stored[whole])
 
 
 def index_values(index: Expr, coordinates: Mapping[str, Array]) -> Array:

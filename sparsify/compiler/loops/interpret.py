@@ -55,7 +55,8 @@ def interpret(
     variables = {name: np.array([sizes[name]], np.int64) for name in function.sizes}
     status = 0
     try:
-        machine.run(function.body, variables)
+        with np.errstate(all="ignore"):
+            machine.run(function.body, variables)
     except _Returned as returned:
         status = returned.status
     grown = {
@@ -109,11 +110,9 @@ class Machine:
             case nodes.Literal(value, kind):
                 return _full(kind.lanes, value, kind.dtype)
             case nodes.Op(name, args, kind):
-                with np.errstate(all="ignore"):
-                    return self._operation(name, args, kind, variables)
+                return self._operation(name, args, kind, variables)
             case nodes.Convert(operand, kind):
-                with np.errstate(invalid="ignore", over="ignore"):
-                    return _converted(self.value(operand, variables), type_of(operand).dtype, kind.dtype)
+                return _converted(self.value(operand, variables), type_of(operand).dtype, kind.dtype)
             case nodes.Broadcast(operand, kind):
                 return np.repeat(self.value(operand, variables), kind.lanes)
             case nodes.Lanes(start, kind):

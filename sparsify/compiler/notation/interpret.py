@@ -71,6 +71,7 @@ class _Machine:
 
     def __init__(self, notation: Notation, inputs: Mapping[str, Input]) -> None:
         self.notation = notation
+        self._known_variables: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         assigns = tuple(node for node in walk(notation.body) if isinstance(node, Assign))
         program = Program(assigns, notation.declarations, notation.inputs, notation.outputs, notation.extents)
         self.tensors = input_tensors(program, inputs)
@@ -123,7 +124,7 @@ class _Machine:
         """Writes one entry, unless an index variable is outside its extent."""
         if not self._is_inside(assign, env):
             return
-        coordinates = self._grid(env, assign)
+        coordinates = self._grid(env, self._variables(assign)[1])
         grid = evaluate(assign.value, coordinates, self.tensors)
         tensor = self.tensors[assign.target.tensor]
         place = tuple(int(index_values(index, coordinates).item()) for index in assign.target.indices)
@@ -135,12 +136,9 @@ class _Machine:
         tensor.values[place] = in_dtype(grid.values, tensor.kind.dtype).item()
         tensor.stored[place] = not grid.is_fill.item()
 
-    def _grid(self, env: Environment, node: Node | None = None) -> dict[str, Array]:
-        """Index variables as coordinates; those that reductions in `node` bind have an axis each."""
+    def _grid(self, env: Environment, bound: tuple[str, ...] = ()) -> dict[str, Array]:
+        """Index variables as coordinates; those that reductions bind have an axis each."""
         grid = {name: np.asarray(value) for name, value in env.values.items()}
-        bound = (
-            [name for part in walk(node) if isinstance(part, Reduce) for name in part.indices] if node else []
-        )
         for axis, name in enumerate(bound):
             shape = [1] * len(bound)
             shape[axis] = self.extents[name]
@@ -149,19 +147,23 @@ class _Machine:
 
     def _is_inside(self, node: Node, env: Environment) -> bool:
         """Whether every index variable of `node` is within its extent."""
-        names = all_indices((node,))
-        bound = {name for part in walk(node) if isinstance(part, Reduce) for name in part.indices}
         for name in (r.index for r in self.notation.relations if isinstance(r, Split)):
             # A tile of a tile may reach over the edge of the outer one.
             if name in env.values and not 0 <= env.values[name] < self._extent(name, env):
                 return False
-        for name in names:
-            if name in bound:
-                continue
+        for name in self._variables(node)[0]:
             assert name in env.values, f"{name} of `{node}` has no value; loops give {', '.join(env.values)}"
             if not 0 <= env.values[name] < self._extent(name, env):
                 return False
         return True
+
+    def _variables(self, node: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The index variables of a part of the notation: those that loops give, and those that reductions bind."""
+        if id(node) not in self._known_variables:
+            bound = tuple(name for part in walk(node) if isinstance(part, Reduce) for name in part.indices)
+            given = tuple(name for name in all_indices((node,)) if name not in bound)
+            self._known_variables[id(node)] = given, bound
+        return self._known_variables[id(node)]
 
     def _extent(self, name: str, env: Environment) -> int:
         """How many values an index variable has."""
