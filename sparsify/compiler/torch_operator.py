@@ -8,9 +8,12 @@ Defined through `torch.library.Library`; the `custom_op` decorator costs 9 to 17
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
+
+from sparsify.storage import dispatch
 
 NAMESPACE: Final = "sparsify"
 Function = Callable[..., Any]
@@ -48,6 +51,10 @@ def register(*operators: Operator) -> torch.library.Library:
         library.define(operator.schema)
         if operator.shapes is None:
             library.impl(operator.name, operator.run, "CompositeImplicitAutograd")
+            name = operator.name.removeprefix(f"{NAMESPACE}::")
+            dispatch.HANDLERS[getattr(getattr(torch.ops, NAMESPACE), name)] = partial(
+                _on_sparse, operator.run
+            )
             continue
         library.impl(operator.name, operator.run, "CompositeExplicitAutograd")
         torch.library.register_fake(operator.name, operator.shapes, lib=library)
@@ -56,3 +63,8 @@ def register(*operators: Operator) -> torch.library.Library:
                 operator.name, operator.backward, setup_context=operator.remember, lib=library
             )
     return library
+
+
+def _on_sparse(run: Function, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same operators below autograd, where `run_decompositions` keeps the one that calls them."""
+    return run(*args, **kwargs)

@@ -23,7 +23,7 @@ from sparsify.compiler.einsum import exact
 from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.compiler.einsum.verify import verify
 from sparsify.compiler.torch_operator import Operator, register
-from sparsify.storage import dispatch
+from sparsify.storage import dispatch, parametrized
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
 from sparsify.storage.levels import Compressed, Dense
@@ -327,3 +327,4 @@ SCHEMA: Final = "compute(str program, Tensor[] tensors, SymInt[] extents) -> Ten
 _library = register(Operator(SCHEMA, run, shapes_only, remember, backward))
 compute: Final = torch.ops.sparsify.compute.default
 dispatch.HANDLERS[torch.ops.sparsify.compute] = take_apart
+parametrized.install()

@@ -297,8 +297,6 @@ def call_region(handle: int, *arguments: Any) -> torch.Tensor:
         places = [
             position for position, argument in enumerate(arguments) if not isinstance(argument, torch.Tensor)
         ]
-        if torch.compiler.is_exporting():
-            _exported[handle] = find(handle)  # lives as long as exported programs may
         traced: torch.Tensor = torch.ops.sparsify.region(handle, tensors, sizes, places)
         return traced
     return find(handle)(*arguments)
@@ -320,6 +318,8 @@ def run(handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list
 def shape_only(handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int]) -> torch.Tensor:
     """The operator on fake tensors."""
     call = find(handle)
+    if torch.compiler.is_exporting():
+        _exported[handle] = call  # lives as long as exported programs may
     arguments = merged(tensors, sizes, places)
     return tensors[0].new_empty(call.result_shape(arguments), dtype=call.dtype)
 

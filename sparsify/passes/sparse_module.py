@@ -53,9 +53,9 @@ class SparseModule(fx.GraphModule):
     _generated: Callable[..., Any]
 
     def __init__(self, model: nn.Module, asked: Asked) -> None:
-        empty = fx.Graph()
-        empty.output(None)
-        super().__init__(nn.Module(), empty, type(model).__name__)
+        none_yet = fx.Graph()
+        none_yet.output(none_yet.call_function(fail_without_graph))
+        super().__init__(nn.Module(), none_yet, type(model).__name__)
         fill_shell(self, model)
         self.training = model.training
         hidden = {
@@ -297,6 +297,15 @@ class SparseModule(fx.GraphModule):
                 new.show(twin_of)
         memo[id(self)] = new
         return new
+
+
+def fail_without_graph() -> None:
+    """Raises: `torch.export` runs the graph of a `GraphModule`, and this one has none."""
+    raise CaptureError(
+        "this sparse model has no graph to export",
+        "call it once with these arguments before torch.export; where capturing failed, which its report says, export "
+        "the source model",
+    )
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsify.runtime import threads
 
@@ -51,9 +52,11 @@ def torch_functions() -> tuple[int, ...] | None:
     try:
         libraries = {name: _library(name) for name, _ in NAMES}
         functions = {name: getattr(libraries[library], name) for library, name in NAMES}
-        offset = _offset()
-        if offset is None or not _are_as_expected(functions, offset):
-            return None
+        # The first call may be one that is traced, or one in inference mode: examples are plain tensors even then.
+        with torch.inference_mode(False), _disable_current_modes(), torch._C.DisableTorchFunction():
+            offset = _offset()
+            if offset is None or not _are_as_expected(functions, offset):
+                return None
     except (OSError, AttributeError):
         return None
     return (

@@ -227,6 +227,7 @@ def test_fake_tensors():
     assert isinstance(C.nnz, torch.SymInt)
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict):
     class Layer(nn.Module):
@@ -242,6 +243,13 @@ def test_export(strict):
     program = torch.export.export(layer, (x,), strict=strict)
     assert any("sparsify" in str(node.target) for node in program.graph.nodes)
     torch.testing.assert_close(program.module()(x), layer(x))
+    apart = program.run_decompositions()
+    torch.testing.assert_close(apart.module()(x), layer(x))
+    targets = {node.target for node in apart.graph.nodes if node.op == "call_function"}
+    assert torch.ops.sparsify.compute.default in targets
+    assert not any("index_put" in str(target) for target in targets), "the weight stays sparse"
+    learned = [value for value in apart.state_dict.values() if value.requires_grad]
+    assert {value.shape for value in learned} == {(4,), (layer.weight.nnz,)}
 
 
 def test_other_processes_run_what_was_exported(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from torch import nn
 from sparsify import errors, options
 from sparsify.passes import PASSES, sparse_module
 from sparsify.passes.apply import apply
+from sparsify.storage.interop import tensor
 
 geometric = pytest.importorskip("torch_geometric.nn")
 MESSAGES = {"schema": 1, "name": "own", "sparsify": [{"targets": ["op:message_passing"], "format": "csr"}]}
@@ -257,6 +258,40 @@ def test_export(name):
     program = torch.export.export(sparse, example(), strict=False)
     assert torch.ops.sparsify.region.default in {node.target for node in program.graph.nodes}
     assert torch.allclose(program.module()(*example()), model(*example()), atol=1e-5)
+
+
+class SparseWeight(nn.Module):
+    """A layer whose weight the user stores sparsely."""
+
+    def __init__(self, requires_grad):
+        super().__init__()
+        self.weight = nn.Parameter(tensor(adjacency(7)), requires_grad)
+
+    def forward(self, x, edge_index):
+        h = nn.functional.linear(x, self.weight)
+        return torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]])
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+@pytest.mark.parametrize("requires_grad, strict", [(True, False), (False, True)])
+def test_export_of_a_sparse_parameter(requires_grad, strict):
+    model = SparseWeight(requires_grad)
+    sparse = apply(model, MESSAGES, graph(features=7))
+    example = graph(features=7, seed=1)
+    apart = torch.export.export(sparse, example, strict=strict).run_decompositions()
+    assert torch.ops.sparsify.region.default in {node.target for node in apart.graph.nodes}
+    torch.testing.assert_close(apart.module()(*example), model(*example))
+
+
+def test_export_without_a_graph_is_an_error(monkeypatch):
+    def refuse(*_):
+        raise errors.CaptureError("no graph of this model", "another model")
+
+    monkeypatch.setattr(sparse_module, "capture", refuse)
+    with pytest.warns(RuntimeWarning, match="the source model runs"):
+        sparse = apply(nn.Linear(3, 4), MESSAGES, (torch.ones(2, 3),))
+    with pytest.raises(errors.CaptureError, match="no graph to export"):
+        torch.export.export(sparse, (torch.ones(2, 3),), strict=False)
 
 
 class Branches(nn.Module):

@@ -1,0 +1,61 @@
+"""Sparse parameters where torch takes them apart: their values are the parameter, the arrays of their pattern buffers.
+
+In: a module with `w = nn.Parameter(A)`, in `torch.export.export(...).run_decompositions()`.
+Out: the parameter `parametrizations.w.original0` and the buffers `parametrizations.w.0._pos1`, `..._crd1`.
+
+torch itself makes a parameter of every tensor inside a subclass, each of which requires gradients when the whole does;
+coordinates cannot.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from torch import Tensor, nn
+from torch._functorch._aot_autograd import subclass_parametrization
+from torch.nn.utils import parametrize
+
+from sparsify.storage.pattern import shared
+from sparsify.storage.tensor import SparseTensor
+
+VALUES: Final = "_vals"
+
+
+class OnPattern(nn.Module):
+    """From values to the sparse tensor over them, `A = OnPattern(A)(A.values())`."""
+
+    def __init__(self, like: SparseTensor) -> None:
+        super().__init__()
+        names, _ = like.__tensor_flatten__()
+        for name in names:
+            if name != VALUES:
+                self.register_buffer(name, getattr(like, name))
+        self._format, self._shape, self._fill = like.format, tuple(like.shape), like._fill
+
+    def forward(self, values: Tensor) -> SparseTensor:
+        """The tensor; differentiable."""
+        levels = range(len(self._format.levels))
+        pos, crd = ([self._buffers.get(f"_{role}{level}") for level in levels] for role in ("pos", "crd"))
+        return SparseTensor(shared(self._format, self._shape, pos, crd), values, self._fill)
+
+    def right_inverse(self, whole: SparseTensor) -> list[Tensor]:
+        """The values."""
+        return [whole._vals]
+
+
+def take_apart(module: nn.Module) -> nn.Module:
+    """The module, whose sparse parameters are now made of their parts; torch's way for other subclasses."""
+    for owner in list(module.modules()):
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            if isinstance(parameter, SparseTensor):
+                parametrize.register_parametrization(owner, name, OnPattern(parameter))
+    return _otherwise(module)
+
+
+def install() -> None:
+    """Makes `run_decompositions` take sparse parameters apart this way."""
+    subclass_parametrization.unwrap_tensor_subclass_parameters = take_apart
+
+
+_otherwise: Final[Callable[[nn.Module], nn.Module]] = (
+    subclass_parametrization.unwrap_tensor_subclass_parameters
+)
