@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparsify.models.data import Graph
+from sparsify.options import current
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,6 @@ def train(
     graph: Graph,
     settings: Settings,
     note: str = "",
-    *,
-    quiet: bool = False,
 ) -> Training:
     """Trains `model` in place by full passes over the graph; it ends in evaluation mode.
 
@@ -89,13 +88,12 @@ def train(
         graph: gives classes and split.
         settings: epochs, rates, seed.
         note: goes into the result.
-        quiet: show no progress bar on standard error.
     """
     started = time.perf_counter()
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     best, best_epoch, kept = -1.0, 0, {}
     epoch = 0
-    with torch.random.fork_rng(devices=[]), progress(settings.epochs, graph.name, quiet) as bar:
+    with torch.random.fork_rng(devices=[]), progress(settings.epochs, graph.name) as bar:
         torch.manual_seed(settings.seed)
         for epoch in bar:
             step(model, inputs, graph, optimizer)
@@ -139,8 +137,9 @@ def accuracy(scores: Tensor, y: Tensor, chosen: Tensor) -> float:
 
 
 @contextmanager
-def progress(epochs: int, name: str, quiet: bool) -> Iterator[Iterator[int]]:
-    """The epochs from 1 on, with a bar on standard error (one line where that is no terminal) unless `quiet`."""
+def progress(epochs: int, name: str) -> Iterator[Iterator[int]]:
+    """The epochs from 1 on, with a bar on standard error (one line in a file) unless options say quiet."""
+    quiet = current().quiet
     console = Console(stderr=True)
     if not quiet and not console.is_terminal:
         console.print(f"training on {name}, {epochs} epochs at most")

@@ -35,7 +35,6 @@ def trained(
     *,
     note: str = "",
     retrain: bool = False,
-    quiet: bool = False,
 ) -> Trained:
     """The model of `entry` with weights for `graph`.
 
@@ -47,7 +46,6 @@ def trained(
         settings: how to train.
         note: goes with the weights, when the training is a shortened one.
         retrain: train although there are weights.
-        quiet: show no progress bar.
     """
     model = entry.build(graph.x.shape[1], graph.classes, arguments, settings.seed)
     determinants = {"arguments": dict(arguments), "data": graph.fingerprint, "settings": settings.to_dict()}
@@ -55,6 +53,6 @@ def trained(
     found = None if retrain else checkpoint.read(file, model)
     if found is not None:
         return Trained(model, found, file, reused=True)
-    training = train(model, inputs, graph, settings, note, quiet=quiet)
+    training = train(model, inputs, graph, settings, note)
     checkpoint.write(file, model, training)
     return Trained(model, training, file, reused=False)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,7 @@ class Options:
         dump_dir: where to; `None`: standard error.
         strict: dense fallbacks are errors.
         debug_asserts: every stage is verified.
+        quiet: no progress is shown on standard error; what is built does not depend on it.
     """
 
     vector_bytes: int | None = None
@@ -52,6 +53,7 @@ class Options:
     dump_dir: Path | None = None
     strict: bool = False
     debug_asserts: bool = True
+    quiet: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.vector_bytes not in (None, 0, 16, 32, 64):
@@ -108,6 +110,7 @@ def from_environment() -> Options:
         "dump_dir": _path("SPARSIFY_DUMP_DIR"),
         "strict": _truth("SPARSIFY_STRICT"),
         "debug_asserts": _truth("SPARSIFY_DEBUG_ASSERTS"),
+        "quiet": _truth("SPARSIFY_QUIET"),
     }
     return Options(**{name: value for name, value in given.items() if value is not None})
 

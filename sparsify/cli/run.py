@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparsify.cli.printing import Json, print_json
+from sparsify.options import current, override
 
 if TYPE_CHECKING:
     from sparsify.runner.preview import Preview
@@ -28,6 +29,7 @@ def run(
     data_root: Annotated[Path | None, typer.Option(help="The folder of real data; only read.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of data, weights and training.")] = None,
     retrain: Annotated[bool, typer.Option("--retrain", help="Train although the cache has weights.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress on standard error.")] = False,
     as_json: Json = False,
     out: Annotated[Path | None, typer.Option(help="Write JSON, CSV and the report into this folder.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would become sparse.")] = False,
@@ -50,7 +52,8 @@ def run(
         return
     from sparsify.runner.run import run_request
 
-    result = run_request(request, retrain=retrain, out=out)
+    with override(quiet=quiet or current().quiet):
+        result = run_request(request, retrain=retrain, out=out)
     show(result, as_json)
     raise typer.Exit(result.exit_status)
 

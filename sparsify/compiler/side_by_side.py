@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from typing import Final, TypeVar
 
+from sparsify.options import current
+
 T = TypeVar("T")
 # Building for longer than this shows a bar.
 QUIET_SECONDS: Final = 2.0
@@ -17,7 +19,8 @@ QUIET_SECONDS: Final = 2.0
 def side_by_side(tasks: Sequence[Callable[[], T]], *, in_turn: bool = False) -> list[T | Exception]:
     """What each task returned, or the exception that it raised, in order; as many run at once as there are cores.
 
-    When building takes long, a bar on standard error says how far it is, where that is a terminal.
+    When building takes long, a bar on standard error says how far it is, where that is a terminal and options do not
+    say quiet.
 
     Args:
         in_turn: one after the other instead.
@@ -29,7 +32,7 @@ def side_by_side(tasks: Sequence[Callable[[], T]], *, in_turn: bool = False) -> 
     try:
         # Options in force are those of the caller, in every thread.
         futures = [pool.submit(copy_context().run, _outcome, task) for task in tasks]
-        if wait(futures, timeout=QUIET_SECONDS).not_done:
+        if not current().quiet and wait(futures, timeout=QUIET_SECONDS).not_done:
             _show(futures)
         return [future.result() for future in futures]
     finally:

@@ -16,6 +16,7 @@ from sparsify.errors import SparsifyError
 from sparsify.models import data, inputs, train
 from sparsify.models.data import Graph
 from sparsify.models.trained import Trained, trained
+from sparsify.options import current, override
 from sparsify.recipe import Recipe
 from sparsify.runner import measure
 from sparsify.runner.machine import machine
@@ -57,7 +58,8 @@ def run(
     request = resolve(
         model, recipe=recipe, dataset=dataset, data_root=data_root, overrides=overrides, seed=seed
     )
-    return run_request(request, retrain=retrain, seconds=seconds, quiet=quiet, out=out)
+    with override(quiet=quiet or current().quiet):
+        return run_request(request, retrain=retrain, seconds=seconds, out=out)
 
 
 def run_request(
@@ -65,14 +67,13 @@ def run_request(
     *,
     retrain: bool = False,
     seconds: float = 4.0,
-    quiet: bool = False,
     out: str | PathLike[str] | None = None,
 ) -> RunResult:
     """As `run`, for a request that is complete."""
     place = None if out is None else output_folder(out)
     graph = data.load(request.dataset, request.data_root, request.seed)
     example = inputs.example_inputs(request.entry, graph)
-    dense = dense_model(request, graph, retrain=retrain, quiet=quiet)
+    dense = dense_model(request, graph, retrain=retrain)
     result = compare(request, graph, example, dense, seconds)
     if place is not None:
         result.write(place)
@@ -89,7 +90,7 @@ def output_folder(out: str | PathLike[str]) -> Path:
     return place
 
 
-def dense_model(request: Request, graph: Graph, *, retrain: bool, quiet: bool) -> Trained:
+def dense_model(request: Request, graph: Graph, *, retrain: bool) -> Trained:
     """The trained model that the request starts from."""
     settings, note = train.settings_for(graph, request.seed)
     return trained(
@@ -100,7 +101,6 @@ def dense_model(request: Request, graph: Graph, *, retrain: bool, quiet: bool) -
         replace(settings, **request.training),
         note="" if "epochs" in request.training else note,
         retrain=retrain,
-        quiet=quiet,
     )
 
 

@@ -1,6 +1,7 @@
 """`sparsify run`: the table, JSON and exit status."""
 
 import json
+from importlib import import_module
 
 import pytest
 
@@ -54,6 +55,15 @@ def test_missing_data(cli, tmp_path, monkeypatch):
     assert outcome.status == ENVIRONMENT
     assert "Cora is not here" in outcome.err
     assert "--dataset synthetic" in outcome.err
+
+
+def test_quiet_runs_show_no_progress(cli, small, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setattr(import_module("sparsify.compiler.side_by_side"), "QUIET_SECONDS", 0.0)
+    outcome = cli("run", "gcn", "epochs=1", "hidden=8", "--quiet")
+    assert outcome.status == FINE
+    assert outcome.err == ""
+    assert "verified" in outcome.out
 
 
 def test_prints_one_table(cli, small):

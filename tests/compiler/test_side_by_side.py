@@ -3,6 +3,8 @@
 import os
 import shutil
 import threading
+import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,18 @@ def test_outcomes_are_in_order():
 def test_options_in_force_are_those_of_the_caller():
     with options.override(vector_bytes=16):
         assert side_by_side([lambda: options.current().vector_bytes] * 3) == [16] * 3
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_bar_shows_what_takes_long(quiet, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setattr(import_module("sparsify.compiler.side_by_side"), "QUIET_SECONDS", 0.0)
+    with options.override(quiet=quiet):
+        side_by_side([lambda: time.sleep(0.2)] * 2)
+    shown = capsys.readouterr()
+    assert ("building kernels" in shown.err) is not quiet
+    assert (shown.err == "") is quiet
+    assert shown.out == ""
 
 
 @pytest.mark.skipif(

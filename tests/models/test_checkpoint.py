@@ -25,7 +25,7 @@ def obtain(graph, *, seed=0, retrain=False, **arguments):
     entry = registry.find("gcn")
     example = inputs.example_inputs(entry, graph)
     settings = Settings(epochs=3, seed=seed)
-    return trained(entry, arguments, graph, example, settings, note="short", retrain=retrain, quiet=True)
+    return trained(entry, arguments, graph, example, settings, note="short", retrain=retrain)
 
 
 def test_second_run_reuses_the_weights(graph):

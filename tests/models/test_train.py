@@ -19,7 +19,7 @@ def trained(graph, settings, name="gcn", **arguments):
     entry = registry.find(name)
     model = entry.build(graph.x.shape[1], graph.classes, arguments, settings.seed)
     example = inputs.example_inputs(entry, graph)
-    training = train.train(model, example, graph, settings, quiet=True)
+    training = train.train(model, example, graph, settings)
     return model, example, training
 
 

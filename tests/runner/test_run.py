@@ -122,7 +122,7 @@ def test_real_graphs_keep_accuracy_logits_and_gradients(data_root, name):
         assert result.sparse.accuracy >= 0.80
     request = resolve("gcn", dataset=name, data_root=data_root, overrides=short)
     graph = data.load(request.dataset, request.data_root, request.seed)
-    model = dense_model(request, graph, retrain=False, quiet=True).model
+    model = dense_model(request, graph, retrain=False).model
     example = inputs.example_inputs(request.entry, graph)
     sparse = apply(model, request.recipe, tuple(example), verify=False)
     assert len(sparse.report.regions) == 2
