@@ -96,7 +96,7 @@ class Statements:
         if stmt.buffer is None:
             return f"{var} += {self.unit.use('count_marks', 'int8', 1)}({marks}, {extent});"
         helper = self.unit.use("take_marks", e.buffers[stmt.buffer], 1)
-        return f"{var} = {helper}({e.name(stmt.buffer)}, {var}, {marks}, {extent});"
+        return f"{var} = {helper}({e.name(stmt.buffer)}, {var}, {e.index(stmt.end)}, {marks}, {extent});"
 
     def _declare(self, var: nodes.Var, value: nodes.Expr, mutable: bool) -> str:
         e = self.expressions

@@ -232,11 +232,12 @@ class Machine:
                 assert 0 <= number < extent, f"{stmt} is outside of {extent}"
                 places = np.array([number, padded(extent) + number // MARKS])
                 self._memory(buffer, places, stmt)[places] = 1
-            case nodes.TakeMarks(var, buffer, marks, _):
+            case nodes.TakeMarks(var, buffer, marks, _, end):
                 found = np.flatnonzero(self.buffers[marks][:extent])
                 first = int(variables[var.name][0])
                 if buffer is not None:
                     places = np.arange(first, first + len(found))
+                    assert first + len(found) <= self.integer(end, variables), f"{stmt} passes its end"
                     self._memory(buffer, places, stmt)[places] = found
                 self.buffers[marks][:] = 0
                 variables[var.name] = np.array([first + len(found)], np.int64)

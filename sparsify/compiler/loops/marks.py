@@ -1,6 +1,6 @@
 """Marks: flags of numbers below an extent, and of blocks of them, so that few are looked at.
 
-In: an extent of 1000. Out: 1024 flags, a byte each, then 32 flags of blocks of 32 numbers.
+In: an extent of 5000. Out: 8192 flags, a byte each, then 128 flags of blocks of 64 numbers.
 """
 
 from typing import Final
@@ -9,16 +9,16 @@ from sparsify.compiler.loops.arithmetic import integer, plus, quotient, times
 from sparsify.compiler.loops.nodes import Expr
 
 # Numbers in a block, and blocks that are looked at together.
-MARKS: Final = 32
-BLOCKS: Final = 8
+MARKS: Final = 64
+BLOCKS: Final = 64
 WIDTH: Final = MARKS * BLOCKS
 
 
 def padded(extent: int) -> int:
     """Where the flags of blocks begin.
 
-    >>> padded(1000)
-    1024
+    >>> padded(5000)
+    8192
     """
     return -(-extent // WIDTH) * WIDTH
 

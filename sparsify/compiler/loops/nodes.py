@@ -290,12 +290,14 @@ class TakeMarks(Stmt):
     """`var` grows by the number of marks in `marks`, which are cleared.
 
     The marked numbers are written to `buffer` from `var` on, ascending; without a buffer they are only counted.
+    `buffer` holds them below `end`; what lies there behind them is left undefined.
     """
 
     var: Var
     buffer: str | None
     marks: str
     extent: Expr
+    end: Expr
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def _line(stmt: "nodes.Stmt") -> str:
             return f"{buffer} = enumerate {flags}[0 ..{_within(count, ATOM)}]"
         case nodes.Mark(buffer, index, _):
             return f"mark {expression(index)} in {buffer}"
-        case nodes.TakeMarks(var, buffer, marks, extent):
+        case nodes.TakeMarks(var, buffer, marks, extent, _):
             into = "" if buffer is None else f"{buffer}[{var.name} ..] and "
             return f"{into}{var.name} += marks of {marks}[0 ..{_within(extent, ATOM)}]"
         case nodes.Prefetch(buffer, index):

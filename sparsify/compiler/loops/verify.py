@@ -232,11 +232,12 @@ class Scope:
                 assert self._write(buffer, stmt) == "int8", f"{stmt} needs marks of int8"
                 self.index(index, stmt)
                 self.index(extent, stmt)
-            case nodes.TakeMarks(var, into, marks, extent):
+            case nodes.TakeMarks(var, into, marks, extent, end):
                 assert self._write(marks, stmt) == "int8", f"{stmt} needs marks of int8"
                 assert into is None or self._write(into, stmt) in INDEX_DTYPES, f"{stmt} writes numbers"
                 assert var.name in self.mutable and var.type == nodes.INT, f"{stmt} sets {var.name}"
                 self.index(extent, stmt)
+                self.index(end, stmt)
             case nodes.Prefetch(buffer, index):
                 self.buffer(buffer, stmt)
                 self.index(index, stmt)

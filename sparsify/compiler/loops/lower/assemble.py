@@ -185,6 +185,10 @@ class Assembly:
         buffer = self._buffer(level, array)
         return loops.AllocateOutput(buffer, self.low.index_dtype(buffer), count)
 
+    def allocate_values(self, count: loops.Expr) -> loops.Stmt:
+        """So many values of the result."""
+        return loops.AllocateOutput(f"{self.name}_vals", self.declaration.dtype, count)
+
     def before(self) -> Lowered:
         """What the counting phase needs."""
         last = len(self.levels) - 1
@@ -209,7 +213,7 @@ class Assembly:
         else:
             self.total = self.counters[last]
             lowered += self._allocate_levels()
-        lowered.append(loops.AllocateOutput(f"{self.name}_vals", self.declaration.dtype, self.total))
+        lowered.append(self.allocate_values(self.total))
         if not self.by_rows:
             lowered += [loops.Set(counter, ZERO) for counter in self.counters]
         return lowered
@@ -259,7 +263,7 @@ class Assembly:
     def append(self, target: Access, value: loops.Expr, env: Environment) -> Lowered:
         """The entry at the current coordinates."""
         last = len(self.levels) - 1
-        if self.phase == marked.VALUES:
+        if self.phase in (marked.FILL, marked.VALUES):
             return [loops.Store(f"{self.name}_vals", self.place, convert(value, self.declaration.dtype))]
         counter = self.counters[last]
         step = loops.Set(counter, plus(counter, ONE))

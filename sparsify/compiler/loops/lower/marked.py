@@ -1,9 +1,9 @@
-"""Marked workspaces: the pattern of all rows is made of marks first, then the values on it.
+"""Marked workspaces: the pattern of rows is made of marks, which are counted first.
 
 In: `let w[k] in thread marked: (forall j: forall k: w[k] += A[i,j] * B[j,k]); forall k: Y[i,k] = w[k]`.
-Out: three loops over the rows. Marks are counted; marks become coordinates; `w[k] += ..` for all products, then
-`Y[p] = w[k]; w[k] = 0` for each coordinate k of the row. Neither branches on what is in use, and where the pattern
-of the result is known the third loop is all there is.
+Out: two loops over the rows. Marks are counted; then marks and sums are made together, marks become coordinates, and
+`Y[p] = w[k]; w[k] = 0` for each coordinate k of the row. Neither branches on what is in use. Where the pattern of the
+result is known, one loop makes the sums alone.
 
 Source: two-phase Gustavson, as in Nagasaka et al., Performance optimization, modeling and analysis of sparse
 matrix-matrix products on multi-core and many-core processors, 2019.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
 Lowered = list[loops.Stmt]
-COUNT, COORDINATES, VALUES = "count", "coordinates", "values"
+COUNT, FILL, VALUES = "count", "fill", "values"
 NO_MARKS: Final = 0
 
 
@@ -61,7 +61,7 @@ def begin(low: Lowering, temporary: notation.Temporary) -> Lowered:
 
 
 def add(low: Lowering, target: Access, combined: loops.Expr, env: Environment) -> Lowered:
-    """A mark while the pattern is made, then the sum."""
+    """A mark where the pattern is made, the sum where values are."""
     index = target.indices[0]
     assert isinstance(index, Index)
     coordinate = env.coordinates[index.name]
@@ -70,9 +70,10 @@ def add(low: Lowering, target: Access, combined: loops.Expr, env: Environment) -
             f"{target.tensor} marks its entries one by one", f"no vector loop around {target}"
         )
     assert low.assembly is not None, "marked workspaces belong to assembled results"
-    if low.assembly.phase == VALUES:
-        return [store(low, target, combined, env)]
-    return [loops.Mark(f"{target.tensor}_marks", coordinate.start, low.bound(index.name))]
+    phase = low.assembly.phase
+    marks = [loops.Mark(f"{target.tensor}_marks", coordinate.start, low.bound(index.name))]
+    sums = [store(low, target, combined, env)]
+    return [*(sums if phase != COUNT else []), *(marks if phase != VALUES else [])]
 
 
 def read_by(low: Lowering, loop: notation.Forall) -> str | None:
@@ -86,7 +87,7 @@ def read_by(low: Lowering, loop: notation.Forall) -> str | None:
 
 
 def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -> Lowered:
-    """The marks of a row counted or taken, or the values at its coordinates, which leaves the identity there."""
+    """The marks of a row counted or taken, and the values at its coordinates, which leaves the identity there."""
     access, assembly = Access(name, (Index(loop.index),)), low.assembly
     points = statement_points(loop.body, frozenset({access}), low, env.absent)
     is_row = isinstance(loop.body, Assign) and isinstance(loop.kind, notation.Serial)
@@ -95,9 +96,11 @@ def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -
             f"{loop.index} runs over the marks of {name} and does more than the row", "listed"
         )
     counter, crd = assembly.counters[-1], assembly.coordinates
-    if assembly.phase != VALUES:
-        into = crd if assembly.phase == COORDINATES else None
-        return [loops.TakeMarks(counter, into, f"{name}_marks", low.bound(loop.index))]
+    first, after = assembly.row_range(env)
+    marks, extent = f"{name}_marks", low.bound(loop.index)
+    if assembly.phase == COUNT:
+        return [loops.TakeMarks(counter, None, marks, extent, extent)]
+    taken = [loops.TakeMarks(counter, crd, marks, extent, after)] if assembly.phase == FILL else []
     place = loops.Var(low.fresh(f"p{assembly.name}"), loops.INT)
     coordinate = loops.Var(low.fresh(loop.index), loops.INT)
     bound, inner = ranges.bind(low, loop.index, scalar(coordinate), loop.body, env)
@@ -111,24 +114,18 @@ def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -
             loops.Store(name, coordinate, value),
         )
     )
-    return [loops.For(place, *assembly.row_range(env), block)]
+    return [*taken, loops.For(place, first, after, block)]
 
 
 def phases(low: Lowering, assembly: Assembly) -> Lowered:
-    """Count, coordinates, values; the first two only where the pattern of the result is not given."""
+    """Count and fill, or values alone where the pattern of the result is given."""
     known = loops.Var(f"{assembly.name}_nnz", loops.INT)
     assembly.phase = COUNT
     counted = assembly.lowered_body()
     pattern = [*assembly.before(), *counted, *assembly.positions()]
-    assembly.phase = COORDINATES
-    pattern += assembly.lowered_body()
+    assembly.phase = FILL
+    pattern += [assembly.allocate_values(assembly.total), *assembly.lowered_body()]
     assembly.phase = VALUES
-    total = loops.Var(low.fresh(f"{assembly.name}_stored"), loops.INT)
     is_unknown = loops.Op("lt", (known, ZERO), loops.BOOL)
-    return [
-        loops.Declare(total, known, True),
-        loops.If(is_unknown, loops.Block((*pattern, loops.Set(total, assembly.total)))),
-        loops.Comment("values"),
-        loops.AllocateOutput(f"{assembly.name}_vals", assembly.declaration.dtype, total),
-        *assembly.lowered_body(),
-    ]
+    values = [loops.Comment("values"), assembly.allocate_values(known), *assembly.lowered_body()]
+    return [loops.If(is_unknown, loops.Block(tuple(pattern)), loops.Block(tuple(values)))]

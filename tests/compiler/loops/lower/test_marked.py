@@ -16,7 +16,7 @@ from ..build import kernel, lit, load, loop, var
 MARKED = "order i, j, k; precompute row_Y = Y at i in thread marked; parallel i dynamic A"
 
 
-@pytest.mark.parametrize("extent", [1, 31, 32, 255, 256, 257, 5000])
+@pytest.mark.parametrize("extent", [1, 63, 64, 255, 4096, 4097, 9000])
 def test_marks_come_out_in_order(extent):
     """Numbers are marked, counted, marked again and taken; nothing is left for a second round."""
     again = [
@@ -29,11 +29,11 @@ def test_marks_come_out_in_order(extent):
         Declare(var("count"), lit(0), True),
         Declare(var("next"), lit(0), True),
         *again,
-        TakeMarks(var("count"), None, "marks", var("extent")),
+        TakeMarks(var("count"), None, "marks", var("extent"), lit(0)),
         AllocateOutput("Y", "int32", var("count")),
         *again,
-        TakeMarks(var("next"), "Y", "marks", var("extent")),
-        TakeMarks(var("next"), "Y", "marks", var("extent")),
+        TakeMarks(var("next"), "Y", "marks", var("extent"), var("count")),
+        TakeMarks(var("next"), "Y", "marks", var("extent"), var("count")),
     )
     draw = np.random.default_rng(extent)
     numbers = np.concatenate([draw.integers(0, extent, size=extent // 3), [0, extent - 1]])
