@@ -1,7 +1,7 @@
 """Sums scattered into rows of unknown pattern: a workspace a row, whose entries in use become those of the result.
 
 In: `forall i: forall k: forall j: Y[i,k] += A[i,j] * B[j,k]`, all compressed by row.
-Out: `order i, j, k; precompute row_Y = Y at i in thread listed; parallel i dynamic A`
+Out: `order i, j, k; precompute row_Y = Y at i in thread listed; prefetch B 2; parallel i dynamic A`
 
 Source: Gustavson, Two Fast Algorithms for Sparse Matrices, 1978.
 """
@@ -20,6 +20,8 @@ from sparsify.compiler.schedule.sizes import Sizes
 # Flags of blocks that a row looks at together, see `loops/marks.py`; so many looks cost as much as a product, and as
 # many as a row always has time for.
 WIDTH: Final = 256
+# Rows ahead that are asked for: one takes about as long as it takes to come from the farthest cache.
+AHEAD: Final = 2
 FEW_LOOKS: Final = 64
 LOOKS_A_PRODUCT: Final = 4
 
@@ -36,6 +38,7 @@ class Scattered:
         is_temporary: whether it is a temporary.
         by: the operand whose rows balance the threads.
         factors: the sparse operands.
+        scattered: those of them whose rows are found by a summed coordinate and scattered.
         has_rows: whether dense levels of the result make rows that are assembled apart.
     """
 
@@ -46,6 +49,7 @@ class Scattered:
     is_temporary: bool
     by: str
     factors: tuple[Declaration, ...]
+    scattered: tuple[str, ...]
     has_rows: bool
 
     def schedules(self, sizes: Sizes, order: tuple[str, ...] = ()) -> Iterator[d.Schedule]:
@@ -68,6 +72,7 @@ class Scattered:
         steps = [
             d.Order((*self.rows, *sums, self.column), self.collected if self.is_temporary else ""),
             d.Precompute(name, scope, at=at, source=source, listed=not marked, marked=marked),
+            *(d.Prefetch(found, AHEAD) for found in self.scattered),
         ]
         if self.rows:
             yield d.Schedule((*steps, d.Parallel(self.rows[0], "dynamic" if self.by else "static", self.by)))
@@ -124,6 +129,14 @@ def scattered(program: Notation) -> Scattered | None:
     )
     read = {n.tensor for n in walk(summed[0].value) if isinstance(n, Access) and n.tensor in program.inputs}
     factors = tuple(declarations[name] for name in sorted(read) if not declarations[name].format.is_dense)
+    gathered = (
+        access.tensor
+        for access in walk(summed[0].value)
+        if isinstance(access, Access) and access.tensor in read and len(access.indices) == 2
+        if not declarations[access.tensor].format.is_dense
+        if declarations[access.tensor].format.levels[0].level.is_full
+        if index_names(access)[declarations[access.tensor].format.ordering[0]] in sums
+    )
     *above, last = [level.level for level in output.format.levels]
     return Scattered(
         tuple(stored[:-1]),
@@ -133,5 +146,6 @@ def scattered(program: Notation) -> Scattered | None:
         target in temporaries,
         next(by, ""),
         factors,
+        tuple(dict.fromkeys(gathered)),
         last.can_append and not last.is_branchless and bool(above) and all(level.is_full for level in above),
     )

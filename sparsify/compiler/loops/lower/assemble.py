@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, convert, integer, plus, product
-from sparsify.compiler.loops.lower import marked
+from sparsify.compiler.loops.lower import marked, repeated
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.levels import level_variable
 from sparsify.compiler.node import walk
@@ -125,6 +125,19 @@ class Assembly:
     def read_coordinate(self, place: loops.Expr) -> loops.Expr:
         """The coordinate of the last level at a position."""
         return self._read(self.coordinates, place)
+
+    def put_coordinate(self, place: loops.Expr, coordinate: loops.Expr) -> loops.Stmt:
+        """The coordinate of the last level at a position written."""
+        return self._put(len(self.levels) - 1, "crd", place, coordinate)
+
+    def position(self, row: loops.Expr) -> loops.Expr:
+        """Where a row begins once the positions are known."""
+        return self._read_pos(len(self.levels) - 1, row)
+
+    def count_as(self, other: loops.Expr, env: Environment) -> loops.Stmt:
+        """The row at hand has as many entries as another one that was counted."""
+        last = len(self.levels) - 1
+        return self._put(last, "pos", plus(self.row(env), ONE), self.position(plus(other, ONE)))
 
     def lowered_body(self) -> Lowered:
         """The whole program in the phase at hand."""
@@ -292,18 +305,21 @@ class Assembly:
                 "a serial loop, or a dense level above the compressed one",
             )
 
-    def around(self, index: str, body: Lowered, env: Environment) -> Lowered:
-        """What happens before and after the entries below one coordinate of `index`."""
-        if not body or self.repeating or index not in self.variables[:-1]:
+    def around(self, loop: notation.Forall, body: Lowered, env: Environment) -> Lowered:
+        """What happens before and after the entries below one coordinate of a loop's variable."""
+        if not body or self.repeating or loop.index not in self.variables[:-1]:
             return body
-        level = self.variables.index(index)
-        if self.by_rows:
-            return self._around_row(body, env) if level == len(self.levels) - 2 else body
-        return self._around_parent(level, body, env)
+        level = self.variables.index(loop.index)
+        if not self.by_rows:
+            return self._around_parent(level, body, env)
+        if level != len(self.levels) - 2:
+            return body
+        made = self._around_row(body, env)
+        return repeated.rows(self, loop, made, env) if self.phase else made
 
     def _around_row(self, body: Lowered, env: Environment) -> Lowered:
         """A row starts at its position and, while counting, leaves its number of entries."""
-        last, row = len(self.levels) - 1, self._row(env)
+        last, row = len(self.levels) - 1, self.row(env)
         if self.phase == marked.VALUES:
             return body
         counter = self.counters[last]
@@ -311,7 +327,7 @@ class Assembly:
             return [loops.Declare(counter, self._read_pos(last, row), True), *body]
         return [loops.Declare(counter, ZERO, True), *body, self._put(last, "pos", plus(row, ONE), counter)]
 
-    def _row(self, env: Environment) -> loops.Expr:
+    def row(self, env: Environment) -> loops.Expr:
         """The number of the row at hand."""
         row: loops.Expr = ZERO
         for level in range(len(self.levels) - 1):
@@ -324,8 +340,8 @@ class Assembly:
 
     def row_range(self, env: Environment) -> tuple[loops.Expr, loops.Expr]:
         """The positions of the row at hand, where they are known."""
-        last, row = len(self.levels) - 1, self._row(env)
-        return self._read_pos(last, row), self._read_pos(last, plus(row, ONE))
+        row = self.row(env)
+        return self.position(row), self.position(plus(row, ONE))
 
     def _around_parent(self, level: int, body: Lowered, env: Environment) -> Lowered:
         """A coordinate is appended to its level when something was appended below it."""

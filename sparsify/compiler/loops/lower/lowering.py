@@ -173,7 +173,7 @@ class Lowering:
     def body(self, loop: notation.Forall, env: Environment) -> list[loops.Stmt]:
         """The body of `loop` at one value of its variable, with what a growing result does around it."""
         lowered = self.located(loop.body, env)
-        return self.assembly.around(loop.index, lowered, env) if self.assembly is not None else lowered
+        return self.assembly.around(loop, lowered, env) if self.assembly is not None else lowered
 
     def located(self, node: notation.Statement | Assign, env: Environment) -> list[loops.Stmt]:
         """The loop IR of a statement, where windows and searched entries are there and where they are not."""

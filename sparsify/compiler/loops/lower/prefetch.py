@@ -1,17 +1,19 @@
 """Prefetching: what a loop over stored positions will gather some positions later.
 
 In: `prefetch T 16` in the loop over `j` of `A`. Out: `prefetch T_vals[A2_crd[min(p + 16, A_nnz - 1)] * k_extent + k0]`.
+Of a row that is stored compressed, the beginnings of its coordinates and of its values are asked for.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparsify.compiler.dtypes import BYTES
 from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, integer, minus, plus, smaller
 from sparsify.compiler.loops.lower.environment import Environment, scalar
-from sparsify.compiler.loops.lower.levels import place_of
+from sparsify.compiler.loops.lower.levels import first_below, place_of
 from sparsify.compiler.node import Node, walk
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 LINE_BYTES = 64
 # Rows shorter than this are cheaper to wait for than to ask for.
 SHORT_BYTES = 128
+# Of a compressed row: the processor finds the following ones by itself.
+ROW_LINES = 2
 
 
 def prefetches(
@@ -51,7 +55,10 @@ def _gathered(body: Node, index: str) -> list[Access]:
 
 
 def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
-    """One prefetch for each cache line of the tile that `access` reads in this iteration."""
+    """One prefetch for each cache line of the tile, or at the start of the row, that `access` reads."""
+    declared = low.declarations.get(access.tensor)
+    if declared is not None and not declared.format.is_dense:
+        return _row(low, access, env)
     inner = [i.name for i in access.indices if isinstance(i, Index) and i.name not in env.coordinates]
     reach = 1
     inside = any(isinstance(i, Index) and _is_inside(low, i.name, env) for i in access.indices)
@@ -72,6 +79,28 @@ def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
         loops.Prefetch(f"{access.tensor}_vals", plus(start, integer(offset)))
         for offset in range(0, reach, step)
     ]
+
+
+def _row(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
+    """Prefetches of the first lines of a compressed row, where nothing but its coordinates is left to find."""
+    place = place_of(low, access, env)
+    levels = low.declaration(access.tensor).format.levels
+    if place.levels + 1 != len(levels) or set(levels[-1].level.arrays) != {"pos", "crd"}:
+        return []
+    first = first_below(low, access, place.levels, place.position.start)
+    needs_values = low.assembly is None or low.assembly.filling
+    buffers = {
+        f"{access.tensor}{len(levels)}_crd": BYTES[low.index_dtype(f"{access.tensor}{len(levels)}_crd")]
+    }
+    if needs_values:
+        buffers[f"{access.tensor}_vals"] = low.item_bytes(access.tensor)
+    start = loops.Var(low.fresh(f"{access.tensor}_ahead"), loops.INT)
+    lines = [
+        loops.Prefetch(buffer, plus(start, integer(line * LINE_BYTES // size)))
+        for buffer, size in buffers.items()
+        for line in range(ROW_LINES)
+    ]
+    return [loops.Declare(start, first), *lines]
 
 
 def _is_inside(low: Lowering, name: str, env: Environment) -> bool:

@@ -13,7 +13,7 @@ from sparsify.errors import ScheduleError
 from ...cpp.running import compare
 from ..build import kernel, lit, load, loop, var
 
-MARKED = "order i, j, k; precompute row_Y = Y at i in thread marked; parallel i dynamic A"
+MARKED = "order i, j, k; precompute row_Y = Y at i in thread marked; prefetch B 2; parallel i dynamic A"
 
 
 @pytest.mark.parametrize("extent", [1, 63, 64, 255, 4096, 4097, 9000])
