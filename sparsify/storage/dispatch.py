@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsify.errors import UnsupportedOperatorError
-from sparsify.storage.fill import Fill, is_nan
+from sparsify.storage.fill import Fill, decided, same
 from sparsify.storage.tensor import SparseTensor, wrap
 
 aten = torch.ops.aten
@@ -190,16 +190,19 @@ def _foreach_fills(
 
 def _annihilated(name: str, fills: Sequence[Fill]) -> Fill | None:
     """The fill where a zero decides it alone, `None` where it does not."""
+    start: Fill = 0
     match name.removeprefix("_foreach_").removesuffix("_"), tuple(fills):
-        case "addcmul", (start, a, b) if a == 0 or b == 0:
-            return start
-        case "addcdiv", (start, a, _) if a == 0:
-            return start
-        case "mul", (_, *_) if 0 in fills:
-            return 0
-        case "div", (0, _):
-            return 0
-    return None
+        case "addcmul", (start, *factors):
+            function, operands = "mul", factors
+        case "addcdiv", (start, dividend, _):
+            function, operands = "div", [dividend]
+        case "mul", (*factors,):
+            function, operands = "mul", factors
+        case "div", (dividend, _):
+            function, operands = "div", [dividend]
+        case _:
+            return None
+    return start if any(decided(function, place, fill)[0] for place, fill in enumerate(operands)) else None
 
 
 def _values_of(argument: Any) -> Any:
@@ -298,7 +301,7 @@ def _equal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     first, second = args
     if not (isinstance(first, SparseTensor) and isinstance(second, SparseTensor)):
         raise unsupported(func)
-    fills = first._fill == second._fill or (is_nan(first._fill) and is_nan(second._fill))
+    fills = same(first._fill, second._fill)
     return fills and first._pattern.equals(second._pattern) and torch.equal(first._vals, second._vals)
 
 

@@ -1,72 +1,83 @@
 """The fill rules."""
 
-from math import inf
+from math import inf, nan
 
 import numpy as np
 import pytest
+import torch
 
-from sparsify.compiler.einsum.functions import FUNCTIONS
-from sparsify.storage.fill import SCALARS, annihilated, is_identity, reduced_fill, result_fill
+import sparsify
+from sparsify.storage.fill import decided, is_kept, same
 
-
-@pytest.mark.parametrize(
-    "function, fills, fill",
-    [
-        ("mul", (0.0, None), 0.0),
-        ("mul", (None, 0.0), 0.0),
-        ("mul", (0.0, inf), 0.0),
-        ("mul", (2.0, None), None),
-        ("mul", (2.0, 3.0), 6.0),
-        ("div", (0.0, None), 0.0),
-        ("div", (0.0, 0.0), 0.0),
-        ("div", (None, 0.0), None),
-        ("div", (1.0, 0.0), inf),
-        ("add", (-inf, None), -inf),
-        ("add", (0.0, None), None),
-        ("add", (0.0, 0.0), 0.0),
-        ("sub", (None, inf), -inf),
-        ("sub", (None, 0.0), None),
-        ("min", (-inf, None), -inf),
-        ("max", (-inf, None), None),
-        ("max", (inf, None), inf),
-        ("where", (False, None, 2.0), 2.0),
-        ("where", (True, None, 2.0), None),
-        ("where", (None, 2.0, 2.0), 2.0),
-        ("logical_and", (False, None), False),
-        ("logical_or", (True, None), True),
-        ("exp", (0.0,), 1.0),
-        ("log", (0.0,), -inf),
-        ("log", (-1.0,), None),
-        ("relu", (-3.0,), 0),
-        ("sigmoid", (-inf,), 0.0),
-        ("pow", (None, 0), 1.0),
-    ],
-)
-def test_result_fill(function, fills, fill):
-    assert result_fill(function, fills) == fill
+# Per call and place of an unstored operand: its fill, and the result that it decides.
+DECIDED = [
+    ("mul", 0, 0.0, 0.0),
+    ("mul", 1, 0.0, 0.0),
+    ("div", 0, 0.0, 0.0),
+    ("add", 0, -inf, -inf),
+    ("sub", 0, inf, inf),
+    ("sub", 1, inf, -inf),
+    ("pow", 1, 0.0, 1.0),
+    ("min", 1, -inf, -inf),
+    ("max", 0, inf, inf),
+    ("logical_and", 0, False, False),
+    ("logical_or", 1, True, True),
+]
+OPEN = [
+    ("mul", 0, 2.0),
+    ("div", 1, 0.0),
+    ("add", 0, 0.0),
+    ("sub", 1, 0.0),
+    ("pow", 0, 0.0),
+    ("min", 0, inf),
+    ("max", 0, -inf),
+    ("logical_and", 0, True),
+    ("exp", 0, 0.0),
+]
 
 
-def test_a_given_function_is_used():
-    assert result_fill("huber", (2.0,), lambda x: x * 10) == 20.0
+@pytest.mark.parametrize("function, place, fill, result", DECIDED)
+def test_what_one_operand_decides(function, place, fill, result):
+    assert decided(function, place, fill) == (True, result)
 
 
-@pytest.mark.parametrize("name", sorted(SCALARS))
-def test_scalars_agree_with_the_functions_of_index_notation(name):
-    function = FUNCTIONS[name]
-    samples = (-inf, -2.5, -1.0, 0.0, 0.5, 1.0, 3.0, inf)
-    for x in samples:
-        for y in samples if function.arity == 2 else (1.0,):
-            args = {1: (x,), 2: (x, y), 3: (x > 0, x, y)}[function.arity]
-            if (name, args) == ("pow", (-inf, 0.5)):
-                continue  # C gives inf, numpy takes the square root
-            with np.errstate(all="ignore"):
-                expected = float(function.evaluate(*(np.float64(a) for a in args)))
-            assert float(SCALARS[name](*args)) == pytest.approx(expected, nan_ok=True, rel=1e-9), (name, args)
+@pytest.mark.parametrize("function, place, fill", OPEN)
+def test_what_it_leaves_open(function, place, fill):
+    assert not decided(function, place, fill)[0]
 
 
-def test_reductions():
-    assert reduced_fill("sum", 0.0) == 0.0 and reduced_fill("sum", 1.0) is None
-    assert reduced_fill("max", -1.0) == -1.0 and reduced_fill("prod", 1.0) == 1.0
-    assert reduced_fill("sum", None) is None and reduced_fill("prod", 2.0) is None
-    assert is_identity("max", -inf) and is_identity("prod", 1) and not is_identity("sum", None)
-    assert annihilated("add", (None, 0.0)) is None
+@pytest.mark.parametrize("function, place, fill, result", DECIDED)
+def test_arrays_of_fills(function, place, fill, result):
+    hit, value = decided(function, place, np.array([fill, 5.0 if fill is not True else 0.0]))
+    assert hit.tolist() == [True, False]
+    assert value[0] == result
+
+
+def test_reductions_of_unstored_entries():
+    assert is_kept("sum", 0.0) and is_kept("sum", -inf) and not is_kept("sum", 1.0)
+    assert is_kept("prod", 1.0) and is_kept("prod", 0) and not is_kept("prod", 2.0)
+    assert is_kept("max", -1.0) and is_kept("or", False)
+
+
+def test_nan_is_the_same_as_nan():
+    assert same(nan, nan) and same(0, 0.0) and not same(nan, 0.0)
+
+
+def test_powers_and_choices_of_sparse_operands_are_sparse():
+    dense = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, -1.0]])
+    A, X = sparsify.tensor(dense, "csr"), torch.tensor([[2.0, -3.0, inf], [0.5, nan, 4.0]])
+    X.requires_grad_()
+    power, chosen = sparsify.evaluate(
+        """P[i,j] = X[i,j] ** A[i,j]
+           C[i,j] = where(X[i,j] > 0, A[i,j], 0)""",
+        outputs=("P", "C"),
+        A=A,
+        X=X,
+    )
+    assert power.pattern is A.pattern and power.fill == 1
+    assert chosen.pattern is A.pattern and chosen.fill == 0
+    plain = X.detach()
+    torch.testing.assert_close(power.to_dense(), plain**dense)
+    torch.testing.assert_close(chosen.to_dense(), torch.where(plain > 0, dense, 0.0))
+    (found,) = torch.autograd.grad(power.values().sum(), X)
+    torch.testing.assert_close(found, torch.where(dense == 0, 0.0, dense * plain ** (dense - 1)))

@@ -13,7 +13,7 @@ Source: Yan et al., Scorch, 2024, Algorithm 4.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isnan
+from math import isnan
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from sparsify.compiler.einsum.nodes import (
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.einsum.values import Grid, annihilated, apply, choose
 from sparsify.compiler.node import walk
+from sparsify.storage.fill import is_kept
 from sparsify.storage.format import Format
 
 
@@ -130,8 +131,11 @@ def _of_call(function: str, args: list[Sparsity]) -> Sparsity:
         return DENSE
     sparse = [arg for arg in args if arg.fill is not None and not arg.is_number]
     if function == "where":
-        chosen = args[1] if args[0].fill else args[2]
-        deciding = [arg for arg in (args[0], chosen) if arg in sparse]
+        if args[0] in sparse or args[0].is_number:
+            chosen = args[1] if args[0].fill else args[2]
+            deciding = [arg for arg in (args[0], chosen) if arg in sparse]
+        else:
+            deciding = [arg for arg in args[1:] if arg in sparse]
         union = True
     else:
         hits = [arg for n, arg in enumerate(args) if bool(annihilated(function, n, arg.grid())[0])]
@@ -159,9 +163,7 @@ def _reduced(monoid: str, indices: Sequence[str], body: Sparsity) -> Sparsity:
     """The sparsity of a reduction: dense when the number of unstored entries changes the value."""
     if body.is_number or body.fill is None:
         return DENSE
-    kept = {"sum": (0, inf, -inf), "prod": (0, 1)}.get(monoid)
-    is_kept = body.fill in kept if kept is not None else monoid in ("min", "max", "or", "and")
-    if not is_kept:
+    if not is_kept(monoid, body.fill):
         return DENSE
     compressed = tuple(item for item in body.compressed if item[0] not in indices)
     # A sum over other indices than those of the pattern leaves the pattern as it is.

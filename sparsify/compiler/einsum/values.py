@@ -14,7 +14,6 @@ integers wrap around. Floating and complex numbers of all sizes are float64 and 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer_dtype import OF_BOOL, kind_of, operand_kind, reduced, result_kind
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Index, Reduce, Stored
+from sparsify.storage.fill import decided
 
 Array = NDArray[Any]
 FLOAT = Kind("float64")
@@ -171,26 +171,8 @@ def apply(function: str, args: list[Grid]) -> Grid:
 
 def annihilated(function: str, position: int, arg: Grid) -> tuple[Array, Array]:
     """Where fill entries of an argument alone decide the value of a call, and the value."""
-    values = np.asarray(arg.values)
-    match function, position:
-        case ("mul", _) | ("div", 0):
-            rule = values == 0
-        case ("add", _) | ("sub", 0):
-            rule = (values == inf) | (values == -inf)
-        case ("sub", 1):
-            return arg.is_fill & ((values == inf) | (values == -inf)), -_number(values)
-        case ("min", _):
-            rule = values == -inf
-        case ("max", _):
-            rule = values == inf
-        case ("logical_and", _):
-            rule = values == 0
-        case ("logical_or", _):
-            rule = values != 0
-            values = values != 0
-        case _:
-            rule = np.asarray(False)
-    return arg.is_fill & rule, values
+    hit, value = decided(function, position, np.asarray(arg.values))
+    return arg.is_fill & hit, np.asarray(value)
 
 
 def prepared(monoid: str, grid: Grid, body: Expr, tensors: Mapping[str, Tensor]) -> Grid:
@@ -215,11 +197,9 @@ def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
         return Grid(neutral, np.zeros(shape, dtype=bool), kind=grid.kind)
     result = in_dtype(_fold(monoid, values, axis), grid.kind.dtype)
     all_fill = np.all(is_fill, axis=axis, keepdims=True)
-    hit, decided = annihilated(MONOIDS[monoid].combine, 0, Grid(values, is_fill))
+    hit, value = annihilated(MONOIDS[monoid].combine, 0, Grid(values, is_fill))
     ends = np.any(hit, axis=axis, keepdims=True)
-    first = np.take_along_axis(
-        np.broadcast_to(decided, shape), np.argmax(hit, axis=axis, keepdims=True), axis
-    )
+    first = np.take_along_axis(np.broadcast_to(value, shape), np.argmax(hit, axis=axis, keepdims=True), axis)
     return Grid(np.where(ends, first, result), all_fill | ends, grid.is_number, grid.kind)
 
 
@@ -233,15 +213,18 @@ def _fold(monoid: str, values: Array, axis: int) -> Array:
 
 
 def choose(condition: Grid, yes: Grid, no: Grid) -> Grid:
-    """`where(condition, yes, no)`: a fill entry where the condition is one and so is what it chooses."""
+    """`where(condition, yes, no)`: a fill entry where the condition is one and so is what it chooses.
+
+    So it is where both others are the same, one of them unstored, whatever the condition.
+    """
     chosen = np.asarray(condition.values).astype(bool)
     kind = result_kind("where", [condition.kind, yes.kind, no.kind])
     values = np.where(chosen, in_dtype(yes.values, kind.dtype), in_dtype(no.values, kind.dtype))
-    chosen_fill = np.where(chosen, yes.is_fill | yes.is_number, no.is_fill | no.is_number)
+    is_yes, is_no = yes.is_fill | yes.is_number, no.is_fill | no.is_number
+    is_fill = (condition.is_fill | condition.is_number) & np.where(chosen, is_yes, is_no)
+    is_fill = is_fill | ((yes.is_fill | no.is_fill) & is_yes & is_no & (yes.values == no.values))
     all_numbers = condition.is_number and yes.is_number and no.is_number
-    return Grid(
-        values, (condition.is_fill | condition.is_number) & chosen_fill & (not all_numbers), all_numbers, kind
-    )
+    return Grid(values, is_fill & (not all_numbers), all_numbers, kind)
 
 
 def in_dtype(values: Array, dtype: str) -> Array:

@@ -17,9 +17,9 @@ from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer_dtype import kind_of
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Expr, Index, Stored
-from sparsify.compiler.einsum.values import Grid, annihilated
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation.nodes import Let
+from sparsify.storage.fill import decided
 
 Point = frozenset[Access]
 Value = float | int | bool
@@ -125,18 +125,18 @@ def expression_regions(
 
 def _call_regions(function: str, args: list[Regions]) -> Regions:
     """Annihilators intersect, everything else unites."""
-    decided = {
+    deciding = {
         place: value
         for place, arg in enumerate(args)
         if arg.background is not None
         and not arg.is_number
         and (value := _decided(function, place, arg.background)) is not None
     }
-    if len(set(decided.values())) == 1:
+    if len(set(deciding.values())) == 1:
         points = EVERYWHERE
         for place, arg in enumerate(args):
-            points = _combined(points, arg.points if place in decided else arg.points | EVERYWHERE)
-        return Regions(points, next(iter(decided.values())))
+            points = _combined(points, arg.points if place in deciding else arg.points | EVERYWHERE)
+        return Regions(points, next(iter(deciding.values())))
     if function == "where" and args[2].background is not None and args[0].background == 0.0:
         inside = _combined(args[0].points, args[1].points | EVERYWHERE) | args[2].points
         return Regions(inside, args[2].background)
@@ -147,7 +147,7 @@ def _call_regions(function: str, args: list[Regions]) -> Regions:
     for arg in args:
         points = points | arg.points | _combined(points, arg.points)
     backgrounds = [arg.background for arg in args]
-    if decided or any(background is None for background in backgrounds):
+    if deciding or any(background is None for background in backgrounds):
         return Regions(points | EVERYWHERE, None)
     value = _evaluate(function, backgrounds)
     return Regions(points, value, all(arg.is_number for arg in args))
@@ -155,8 +155,8 @@ def _call_regions(function: str, args: list[Regions]) -> Regions:
 
 def _decided(function: str, place: int, fill: Value) -> Value | None:
     """The value of a call of which an unstored argument alone decides it, whatever the others are."""
-    hit, value = annihilated(function, place, Grid(np.asarray(fill), np.asarray(True)))
-    return value.item() if hit else None
+    hit, value = decided(function, place, fill)
+    return value if hit else None
 
 
 def _evaluate(function: str, values: Iterable[Value | None]) -> Value:
@@ -209,12 +209,12 @@ def _prune_call(call: Call, gone: list[bool]) -> tuple[Expr, bool]:
     """`call` when the arguments marked in `gone` are background values."""
     args = call.args
     values = [arg.value if isinstance(arg, Const) else None for arg in args]
-    decided = [
+    results = [
         _decided(call.function, place, value)
         for place, value in enumerate(values)
         if value is not None and gone[place]
     ]
-    result = next((value for value in reversed(decided) if value is not None), None)
+    result = next((value for value in reversed(results) if value is not None), None)
     if result is None and all(gone) and None not in values:
         result = _evaluate(call.function, values)
     if result is not None:
