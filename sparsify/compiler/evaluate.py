@@ -277,7 +277,8 @@ def _program(
     """The program of an `evaluate`."""
     tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
     scalars = {name: value for name, value in operands.items() if name not in tensors}
-    source = read(text, indices=tuple(sizes or ()))
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    source = read(text, sizes=sizes, shapes=shapes)
     statements = _with_scalars(source.statements, scalars)
     slices = {name for name, _ in source.sizes}
     given = {**dict(source.sizes), **(sizes or {})}

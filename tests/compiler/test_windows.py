@@ -66,6 +66,7 @@ SELECTIONS = [
     ("Y[i,j] = A[i, 2:10:2]", lambda a: a[:, 2:10:2]),
     ("Y[i,j] = A[1:9, 2:10] * 2", lambda a: a[1:9, 2:10] * 2),
     ("Y[i,j] = A[:5, :]", lambda a: a[:5]),
+    ("Y[i,j] = A[3:, -5:-1]", lambda a: a[3:, -5:-1]),
     ("y[j] = A[2:10:2, j]", lambda a: a[2:10:2].sum(0)),
     ("y[j] = A[0, j]", lambda a: a[0]),
     ("y[i] = A[i, 3]", lambda a: a[:, 3]),

@@ -11,16 +11,19 @@ In: `y[i] = relu(A[i,j] * x[j] + b[i])`. Out: `(Assign(Access("y", (Index("i"),)
     power       atom ["**" unary]
     atom        number | "inf" | "nan" | "True" | "False" | name | access | call | "(" comparison ")"
     access      name "[" index ("," index)* "]"
-    index       sum | [number] ":" [number] [":" number]
+    index       sum | [bound] ":" [bound] [":" number]
+    bound       ["-"] number
 
 A slice sums, as every index that is missing on the left does, or is an index variable of the target that nothing
-else on the right gives: `Y[i,j] = A[2:10:2,j]`.
+else on the right gives: `Y[i,j] = A[2:10:2,j]`. Bounds that count from the end of a mode, `A[2:,j]` and `A[:-1,j]`,
+need its extent.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
 
+from sparsify.compiler.einsum.extents import accesses, bind_extents
 from sparsify.compiler.einsum.functions import COMPARISON, FUNCTIONS, PRODUCT, SUM
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
@@ -56,12 +59,19 @@ def parse(text: str, *, indices: Collection[str] = ()) -> tuple[Assign, ...]:
     >>> print(parse("y[i] = A[i,j] * x[j] + z[i]")[0])
     y[i] = sum(j, A[i,j] * x[j]) + z[i]
     """
-    return read(text, indices=indices).statements
+    return tuple(map(make_sums_explicit, _Reader(text, indices).statements()))
 
 
-def read(text: str, *, indices: Collection[str] = ()) -> Source:
-    """As `parse`, with the extents of the index variables that stand for slices, `A[2:10:2,j]`."""
-    reader = _Reader(text, indices)
+def read(
+    text: str, *, sizes: Mapping[str, int] | None = None, shapes: Mapping[str, Sequence[int]] | None = None
+) -> Source:
+    """As `parse`, with the extents of the index variables that stand for slices, `A[2:10:2,j]`.
+
+    Args:
+        sizes: extents of index variables.
+        shapes: of the operands, which slices without a stop need, `A[2:,j]`.
+    """
+    reader = _Reader(text, tuple(sizes or ()), sizes, shapes)
     return Source(tuple(map(make_sums_explicit, reader.statements())), tuple(reader.sizes.items()))
 
 
@@ -90,8 +100,17 @@ def parse_statement(text: str, *, indices: Collection[str] = ()) -> Assign:
 class _Reader:
     """The tokens of a text and the place that has been read up to."""
 
-    def __init__(self, text: str, indices: Collection[str]) -> None:
+    def __init__(
+        self,
+        text: str,
+        indices: Collection[str],
+        sizes: Mapping[str, int] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         self.text = text
+        self.given_sizes = dict(sizes or {})
+        self.shapes = dict(shapes or {})
+        self.read: list[Assign] = []
         self.tokens = tokenize(text)
         self.place = 0
         self.depth = 0
@@ -125,13 +144,12 @@ class _Reader:
         return token
 
     def statements(self) -> list[Assign]:
-        result = []
         while self.here.kind != "end":
             if not self.accept("newline"):
-                result.append(self.statement())
-        if not result:
+                self.read.append(self.statement())
+        if not self.read:
             raise self.error("no statement; write one as in y[i] = A[i,j] * x[j]")
-        return result
+        return self.read
 
     def statement(self) -> Assign:
         start = self.here
@@ -234,44 +252,75 @@ class _Reader:
         while not self.accept("operator", "]"):
             if indices:
                 self.expect(",", f"an index of {name.text}")
-            indices.append(self.index(name.text))
+            indices.append(self.index(name.text, len(indices)))
         if slices := self.indices - before:
             self.slices.append(tuple(n for index in indices for n in free_indices(index) if n in slices))
         return Access(name.text, tuple(indices))
 
-    def index(self, tensor: str) -> Expr:
+    def index(self, tensor: str, mode: int) -> Expr:
         """An index of an access; a slice becomes an index variable of its own."""
         if self.here.text == ":":
-            return self.slice(tensor, 0)
+            return self.slice(tensor, mode, 0)
         start = self.here
         expr = self.sum()
         if self.here.text == ":":
-            if not isinstance(expr, Const):
-                raise self.error("the bounds of a slice are numbers", start)
-            return self.slice(tensor, _natural(self, expr, start))
+            return self.slice(tensor, mode, self.limit(expr, start))
         return expr
 
-    def slice(self, tensor: str, start: int) -> Expr:
+    def slice(self, tensor: str, mode: int, start: int) -> Expr:
         """`start:stop:step` as an affine index over a new variable, `2*A_slice + start`."""
         token = self.expect(":", "the start of a slice")
         name = fresh(f"{tensor}_slice", self.indices)
         self.indices |= {name}
         bounds: list[int | None] = [None, None]
         for n in range(2):
-            if self.here.kind == "number":
+            if self.here.kind == "number" or self.here.text == "-":
                 at = self.here
-                bounds[n] = _natural(self, self.atom(), at)
+                bounds[n] = self.limit(self.unary(), at)
             if n == 1 or not self.accept("operator", ":"):
                 break
         stop, step = bounds[0], 1 if bounds[1] is None else bounds[1]
-        if step == 0 or (stop is None and (start or step != 1)):
-            raise self.error("a slice needs a stop and a positive step, as in 2:10:2", token)
-        if stop is not None:
-            self.sizes[name] = max(0, -(-(stop - start) // step))
+        if step < 1:
+            raise self.error("a slice needs a positive step, as in 2:10:2", token)
+        if (start, stop, step) == (0, None, 1):
+            return Index(name)
+        if start < 0 or stop is None or stop < 0:
+            start, stop = self.counted(tensor, mode, start, stop, token)
+        self.sizes[name] = max(0, -(-(stop - start) // step))
         scaled: Expr = Index(name) if step == 1 else Call("mul", (Const(step), Index(name)))
         # A slice that stops has fewer entries than its mode: it is no plain index, even from the start on.
-        is_whole = stop is None or (step != 1 and not start)
-        return scaled if is_whole else Call("add", (scaled, Const(start)))
+        return scaled if step != 1 and not start else Call("add", (scaled, Const(start)))
+
+    def counted(
+        self, tensor: str, mode: int, start: int, stop: int | None, token: Token
+    ) -> tuple[int, int]:
+        """The bounds of a slice, counted from the start of a mode of known extent."""
+        shape = self.shape_of(tensor)
+        if shape is None or mode >= len(shape):
+            raise self.error("a slice without a stop, or with a negative bound, needs an operand's shape", token)
+        extent = shape[mode]
+        if start < -extent or (stop is not None and stop < -extent):
+            raise self.error(f"the slice begins before mode {mode} of {tensor}, which has {extent} entries", token)
+        start += extent if start < 0 else 0
+        return start, extent if stop is None else stop + (extent if stop < 0 else 0)
+
+    def shape_of(self, tensor: str) -> Sequence[int] | None:
+        """The shape of an operand or of the result of a statement before, `None` when it is not known."""
+        if tensor in self.shapes:
+            return self.shapes[tensor]
+        target = next((s.target for s in self.read if s.target.tensor == tensor), None)
+        if target is None:
+            return None
+        read = [access.tensor for access in accesses(self.read)]
+        shapes = {name: shape for name, shape in self.shapes.items() if name in read}
+        extents = bind_extents(self.read, shapes, self.given_sizes | self.sizes)
+        return [extents[index.name] for index in target.indices if isinstance(index, Index)]
+
+    def limit(self, expr: Expr, token: Token) -> int:
+        """The value of a bound of a slice, negative when it counts from the end of the mode."""
+        if isinstance(expr, Const) and type(expr.value) is int:
+            return expr.value
+        raise self.error("the bounds of a slice are whole numbers", token)
 
     def call(self, name: Token) -> Expr:
         """What follows `name(`: a reduction, `stored` or a function."""
@@ -339,10 +388,3 @@ def _symbols(precedence: int) -> tuple[str, ...]:
 def _infix(symbol: str) -> str:
     """The function that an infix operator writes."""
     return next(f.name for f in FUNCTIONS.values() if f.symbol == symbol and f.arity == 2)
-
-
-def _natural(reader: _Reader, expr: Expr, token: Token) -> int:
-    """The value of a bound of a slice, counted from the start of the mode."""
-    if isinstance(expr, Const) and type(expr.value) is int and expr.value >= 0:
-        return expr.value
-    raise reader.error("the bounds of a slice are integers, counted from the start", token)

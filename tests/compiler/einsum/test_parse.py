@@ -68,6 +68,37 @@ def test_slices_fix_extents():
     assert read("y[j] = A[:, j]").sizes == ()
 
 
+OPEN = [
+    ("y[j] = A[2:, j]", "y[j] = sum(A_slice, A[A_slice+2,j])", 7),
+    ("y[j] = A[::4, j]", "y[j] = sum(A_slice, A[4*A_slice,j])", 3),
+    ("y[j] = A[-3:, j]", "y[j] = sum(A_slice, A[A_slice+6,j])", 3),
+    ("y[j] = A[1:-2:2, j]", "y[j] = sum(A_slice, A[2*A_slice+1,j])", 3),
+    ("y[j] = A[9:, j]", "y[j] = sum(A_slice, A[A_slice+9,j])", 0),
+    ("B[k,j] = A[k,j] * c[k]; y[j] = B[-3:, j]", "y[j] = sum(B_slice, B[B_slice+6,j])", 3),
+]
+
+
+@pytest.mark.parametrize(("text", "explicit", "size"), OPEN, ids=[text for text, _, _ in OPEN])
+def test_bounds_that_count_from_the_end(text, explicit, size):
+    source = read(text, shapes={"A": (9, 4), "c": (9,), "unread": (2,)})
+    assert str(source.statements[-1]) == explicit
+    assert [n for _, n in source.sizes] == [size]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("y[j] = A[-10:, j]", "begins before mode 0 of A, which has 9 entries"),
+        ("y[j] = B[2:, j]", "needs an operand's shape"),
+        ("y[j] = A[::-1, j]", "a positive step"),
+        ("y[j] = A[i:3, j]", "whole numbers"),
+    ],
+)
+def test_slices_that_are_none(text, match):
+    with pytest.raises(ParseError, match=match):
+        read(text, shapes={"A": (9, 4)})
+
+
 def test_sizes_name_index_variables():
     assert parse("y[i] = 3 * i + n", indices=("i",))[0].value == Call(
         "add", (Call("mul", (Const(3), Index("i"))), Access("n"))
