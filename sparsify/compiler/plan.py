@@ -16,6 +16,7 @@ from sparsify.compiler.einsum.extents import name_extents
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Index, Program, Reduce
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh
+from sparsify.compiler.narrow import narrow
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule.contract import contract
@@ -144,7 +145,7 @@ def steps(
     else:
         split = contract(program, sizes)
         program, sizes = split.program, sizes.expecting(split.stored)
-    program = program if scheduled else cut(program)
+    program = program if scheduled else narrow(cut(program))
     found: list[DenseProduct | Step | Convert] = []
     for statement in program.statements:
         product = None if scheduled else dense_product(program, statement)

@@ -291,16 +291,18 @@ class _Reader:
         # A slice that stops has fewer entries than its mode: it is no plain index, even from the start on.
         return scaled if step != 1 and not start else Call("add", (scaled, Const(start)))
 
-    def counted(
-        self, tensor: str, mode: int, start: int, stop: int | None, token: Token
-    ) -> tuple[int, int]:
+    def counted(self, tensor: str, mode: int, start: int, stop: int | None, token: Token) -> tuple[int, int]:
         """The bounds of a slice, counted from the start of a mode of known extent."""
         shape = self.shape_of(tensor)
         if shape is None or mode >= len(shape):
-            raise self.error("a slice without a stop, or with a negative bound, needs an operand's shape", token)
+            raise self.error(
+                "a slice without a stop, or with a negative bound, needs an operand's shape", token
+            )
         extent = shape[mode]
         if start < -extent or (stop is not None and stop < -extent):
-            raise self.error(f"the slice begins before mode {mode} of {tensor}, which has {extent} entries", token)
+            raise self.error(
+                f"the slice begins before mode {mode} of {tensor}, which has {extent} entries", token
+            )
         start += extent if start < 0 else 0
         return start, extent if stop is None else stop + (extent if stop < 0 else 0)
 

@@ -1,0 +1,133 @@
+"""Statements that merge many sparse operands, in several statements of few.
+
+In: `Y[i,j] = A[i,j] + B[i,j] + C[i,j] + D[i,j] + E[i,j] + F[i,j]`, all compressed by row.
+Out: `w[i,j] = A[i,j] + B[i,j] + C[i,j]`, `w1[i,j] = w[i,j] + D[i,j] + E[i,j]` and `Y[i,j] = w1[i,j] + F[i,j]`.
+
+Every subset of the operands may be stored at a coordinate, and each is code of its own: the loops over a union of n
+operands have about 3^n bodies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import log, prod
+from typing import Final, cast
+
+from sparsify.compiler.dtypes import Kind
+from sparsify.compiler.einsum.infer_dtype import declared_kind
+from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Call,
+    Declaration,
+    Expr,
+    Index,
+    Program,
+    Reduce,
+    Stored,
+)
+from sparsify.compiler.einsum.rename import all_indices, fresh
+from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.loops.lower.lattice import expression_regions
+from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.rewrite import bottom_up
+
+# Bodies that the loops over one expression may have.
+MOST_BODIES: Final = 60
+
+
+def narrow(program: Program) -> Program:
+    """`program` with no statement that takes too many cases; the same object when there is none."""
+    taken = {declared.name for declared in program.declarations} | set(all_indices(program.statements))
+    statements: list[Assign] = []
+    tensors = Tensors({declared.name: declared for declared in program.declarations})
+    for statement in program.statements:
+        narrowing = _Narrowing(tensors, taken, free_indices(statement.target))
+        value = cast(Expr, narrowing.visit(statement.value))
+        statements += [*narrowing.before, replace(statement, value=value)]
+    if len(statements) == len(program.statements):
+        return program
+    return infer_format(replace(program, statements=tuple(statements)))
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """The tensors of a program as iteration lattices know them."""
+
+    declarations: dict[str, Declaration]
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]:
+        """The dtypes of the tensors."""
+        return {name: declared_kind(declared) for name, declared in self.declarations.items()}
+
+    def fill_of(self, access: Access) -> float | int | bool:
+        """The value of unstored entries."""
+        return self.declarations[access.tensor].fill
+
+    def root_of(self, access: Access) -> Access:
+        """The access to the tensor whose pattern this one shares, itself when it has its own."""
+        root = self.declarations[access.tensor].pattern_of
+        return access if root is None else self.root_of(Access(root, access.indices))
+
+
+class _Narrowing:
+    """One statement, and the statements that come before it."""
+
+    def __init__(self, tensors: Tensors, taken: set[str], order: tuple[str, ...]) -> None:
+        self.tensors, self.taken, self.order = tensors, taken, order
+        self.before: list[Assign] = []
+
+    def visit(self, node: Node) -> Node:
+        """The expression where parts that take too many cases together are tensors of their own."""
+        node = map_children(node, self.visit)
+        if not isinstance(node, Call):
+            return node
+        while bodies(node, self.tensors) > MOST_BODIES:
+            parts = [n for n in node.args if isinstance(n, Call) and bodies(n, self.tensors) > 1]
+            if not parts:
+                return node
+            widest = max(parts, key=lambda part: bodies(part, self.tensors))
+            target = self.computed(widest)
+            node = replace(node, args=tuple(target if arg is widest else arg for arg in node.args))
+        return node
+
+    def computed(self, part: Expr) -> Access:
+        """The tensor of a part, which a statement computes."""
+        free = free_indices(part)
+        names = sorted(free, key=lambda n: self.order.index(n) if n in self.order else len(self.order))
+        target = Access(fresh("w", self.taken), tuple(map(Index, names)))
+        self.taken.add(target.tensor)
+        statement = Assign(target, None, part)
+        self.before.append(statement)
+        known = Program((statement,), tuple(self.tensors.declarations.values()), (), (target.tensor,))
+        self.tensors.declarations[target.tensor] = infer_format(known).declaration(target.tensor)
+        return target
+
+
+def bodies(expr: Expr, tensors: Tensors) -> int:
+    """About how many bodies the loops over an expression have."""
+    plain = cast(Expr, bottom_up(expr, _without_sum))
+    reads = [n.access if isinstance(n, Stored) else n for n in walk(plain) if isinstance(n, Access | Stored)]
+    merged: dict[str, set[Access]] = {}
+    for root in map(tensors.root_of, reads):
+        for stored in tensors.declarations[root.tensor].format.levels:
+            if not stored.level.is_full:
+                for name in free_indices(root.indices[stored.expression.mode]):
+                    merged.setdefault(name, set()).add(root)
+    counts = [_cases(plain, frozenset(found), tensors) for found in merged.values() if len(found) > 1]
+    nested = sum(count > 1 for count in counts)
+    # Of n operands one loop has 3^n bodies, two inside one another 5^n: what is not there outside is not inside.
+    return min(prod(counts), round(max(counts) ** (log(2 * nested + 1) / log(3)))) if nested else 1
+
+
+def _without_sum(node: Node) -> Node | None:
+    """`sum(j, x) -> x`."""
+    return node.body if isinstance(node, Reduce) else None
+
+
+def _cases(expr: Expr, sparse: frozenset[Access], tensors: Tensors) -> int:
+    """The points below each point of the lattice of an expression."""
+    found = expression_regions(expr, sparse, tensors, frozenset(), {}).points
+    points = (*found, frozenset[Access]())
+    return sum(other <= point for point in points for other in points)

@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+import sparsify
+from sparsify.compiler.einsum.declare import declare
+from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.narrow import narrow
+from sparsify.options import override
+
+from .operands import operand
+
+
+def texts(text, forms):
+    program = declare(parse(text), {name: operand(form) for name, form in forms.items()})
+    return [str(statement) for statement in narrow(program).statements]
+
+
+@pytest.mark.parametrize(
+    "text, forms, after",
+    [
+        (
+            "Y[i,j] = A[i,j] + B[i,j] + C[i,j] + D[i,j] + E[i,j] + F[i,j]",
+            dict.fromkeys("ABCDEF", "csr"),
+            [
+                "w[i,j] = A[i,j] + B[i,j] + C[i,j]",
+                "w1[i,j] = w[i,j] + D[i,j] + E[i,j]",
+                "Y[i,j] = w1[i,j] + F[i,j]",
+            ],
+        ),
+        # Two compressed levels multiply the cases.
+        (
+            "Y[i,j] = A[i,j] + B[i,j] + C[i,j]",
+            dict.fromkeys("ABC", "dcsr"),
+            ["w[i,j] = A[i,j] + B[i,j]", "Y[i,j] = w[i,j] + C[i,j]"],
+        ),
+        # A sum over fewer is as it was, and so are products, which meet where all are stored.
+        ("Y[i,j] = A[i,j] + B[i,j] + C[i,j]", dict.fromkeys("ABC", "csr"), None),
+        (
+            "Y[i,j] = A[i,j] * B[i,j] * C[i,j] * D[i,j] * E[i,j]",
+            dict.fromkeys("ABCDE", "compressed, compressed"),
+            None,
+        ),
+        # Dense operands are everywhere.
+        ("Y[i,j] = A[i,j] + B[i,j] + C[i,j] + D[i,j] + E[i,j]", dict.fromkeys("ABCDE", "dense, dense"), None),
+    ],
+)
+def test_narrow(text, forms, after):
+    assert texts(text, forms) == (after or [str(s) for s in parse(text)])
+
+
+def test_many_operands():
+    """Sums of ten patterns, and of products of them: as dense, differentiable."""
+    draw = torch.Generator().manual_seed(0)
+    names = "ABCDEFGHKL"
+    keep = torch.rand(10, 6, 7, generator=draw) < 0.3
+    dense = dict(zip(names, torch.randn(10, 6, 7, dtype=torch.float64, generator=draw) * keep, strict=True))
+    forms = ("csr", "coo", "csc", "dcsr")
+    given = {
+        name: sparsify.tensor(x, forms[n % 4]).requires_grad_() for n, (name, x) in enumerate(dense.items())
+    }
+    with override(compiler_flags=("-O0",)):
+        total = sparsify.evaluate("Y[i,j] = " + " + ".join(f"{name}[i,j]" for name in names), **given)
+        torch.testing.assert_close(total.to_dense(), sum(dense.values()))
+        (found,) = torch.autograd.grad(total.to_dense().sin().sum(), given["F"])
+    wanted = sum(dense.values()).cos()
+    torch.testing.assert_close(found.values(), wanted[tuple(given["F"].coordinates())])
