@@ -66,6 +66,7 @@ def candidates(
         yield shape.schedule(parallel=False)
         yield shape.schedule(parallel=False, vector=False)
         yield d.Schedule((d.Order(tuple(shape.order)),)) if len(shape.order) > 1 else d.Schedule()
+    yield from _Shape(program, nests, lanes, item_bytes, sizes, order).around()
     yield d.Schedule()
 
 
@@ -185,7 +186,12 @@ class _Shape:
 
     def _concordant(self) -> list[str]:
         """The loops in an order that every sparse operand allows: those of the result first, lanes last."""
-        rest = sorted(self.loops, key=lambda n: (n == self.lane, n not in self.target, self.loops.index(n)))
+        return self._ordered(
+            sorted(self.loops, key=lambda n: (n == self.lane, n not in self.target, self.loops.index(n)))
+        )
+
+    def _ordered(self, rest: list[str]) -> list[str]:
+        """These loops in an order that every sparse operand allows, the first ones first where it does not matter."""
         order: list[str] = []
         while rest:
             free = [n for n in rest if not any(b == n and a in rest and a != n for a, b in self.edges)]
@@ -200,6 +206,14 @@ class _Shape:
         while text in taken:
             text += "_"
         return text
+
+    def around(self) -> Iterator[d.Schedule]:
+        """The loops around all nests in an order that every sparse operand allows, and the nests as they are."""
+        chain = loop_chain(self.program.body)[0] if isinstance(self.program.body, Forall) else []
+        order = self._ordered([loop.index for loop in chain])
+        if order:
+            yield d.Schedule((*self._reorder(order), *self._parallel(order, True)))
+            yield d.Schedule(tuple(self._reorder(order)))
 
     def schedule(self, *, parallel: bool, vector: bool = True, sets: bool = True) -> d.Schedule:
         """The schedule for this shape, without threads, lanes or several sets of accumulators when not wanted."""
