@@ -190,7 +190,7 @@ def compile_stages(
         given = Given(candidate, vector_bytes)
         try:
             tree, _, short, text = run(STAGES[UNSCHEDULED:], plain, given, options, dump)
-        except (ScheduleError, DiscordantError) as error:
+        except (ScheduleError, DiscordantError, UnsupportedProgramError) as error:
             if schedule is not None:
                 raise
             refused.append((candidate, str(error)))

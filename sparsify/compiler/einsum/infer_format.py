@@ -6,7 +6,9 @@ Out: S in CSR, on the pattern of A.
 Per index variable the levels combine by Scorch's rule: a product is compressed where a factor that
 annihilates is, a sum is dense where a term is. A result is dense, too, when no constant stands in its
 unstored entries, and when it has a dense operand and fewer than two modes from sparse operands: SpMM, SpMV
-and MTTKRP give dense results, SDDMM, SpGEMM and TTM sparse ones.
+and MTTKRP give dense results, SDDMM, SpGEMM and TTM sparse ones. Where the rule leaves two or more modes of sparse
+operands without a compressed level (`A[i,j] * B[k,j]`, both compressed by row), the inner one is compressed, unless
+one operand has a place for each entry of the result anyway.
 
 Source: Yan et al., Scorch, 2024, Algorithm 4.
 """
@@ -200,11 +202,19 @@ def _is_dense(sparsity: Sparsity, group: Iterable[Assign], known: Mapping[str, D
     """Whether a result of this sparsity is stored dense."""
     targets = free_indices(next(iter(group)).target)
     compressed = dict(sparsity.compressed)
-    if sparsity.fill is None or sparsity.is_number or not any(compressed.get(name) for name in targets):
+    if sparsity.fill is None or sparsity.is_number:
         return True
     sparse_modes = sum(name in compressed for name in targets)
-    read = {node.tensor for s in group for node in walk(s.value) if isinstance(node, Access) and node.indices}
-    return sparse_modes < 2 and any(known[name].format.is_dense for name in read)
+    read = [node for s in group for node in walk(s.value) if isinstance(node, Access) and node.indices]
+    if not any(compressed.get(name) for name in targets):
+        return sparse_modes < 2 or any(_has_places(known[a.tensor], a.indices, targets) for a in read)
+    return sparse_modes < 2 and any(known[access.tensor].format.is_dense for access in read)
+
+
+def _has_places(declared: Declaration, indices: Sequence[Expr], targets: Sequence[str]) -> bool:
+    """Whether an operand has a place for every coordinate of these modes: then the result may have them too."""
+    full = {name for name, is_compressed in _of_tensor(declared, indices).compressed if not is_compressed}
+    return set(targets) <= full
 
 
 def _declare_sparse(
@@ -236,8 +246,10 @@ def _declare_sparse(
 def _assembled(kinds: list[str]) -> list[str]:
     """The levels that a result of unknown pattern gets: one compressed below dense ones, or all compressed.
 
-    Dense levels below compressed ones would store each fill of theirs.
+    Dense levels below compressed ones would store each fill of theirs, and dense levels alone each fill there is.
     """
+    if "compressed" not in kinds:
+        kinds = [kinds[0], *["compressed"] * (len(kinds) - 1)]
     return kinds if "compressed" not in kinds[:-1] else ["compressed"] * len(kinds)
 
 

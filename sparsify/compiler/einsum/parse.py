@@ -21,6 +21,7 @@ need its extent.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import inf, nan
 
 from sparsify.compiler.einsum.extents import accesses, bind_extents
@@ -339,6 +340,8 @@ class _Reader:
             if args:
                 self.expect(",", f"an argument of {name.text}")
             args.append(self.comparison())
+        if name.text in ("min", "max") and len(args) > 2:
+            return reduce(lambda left, right: Call(name.text, (left, right)), args)
         if name.text != "stored":
             return Call(name.text, tuple(args))
         if len(args) != 1 or not isinstance(args[0], Access):

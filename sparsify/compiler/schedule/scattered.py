@@ -8,6 +8,7 @@ Source: Gustavson, Two Fast Algorithms for Sparse Matrices, 1978.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
@@ -24,6 +25,8 @@ WIDTH: Final = 256
 AHEAD: Final = 2
 FEW_LOOKS: Final = 64
 LOOKS_A_PRODUCT: Final = 4
+# All orders of so many sums are tried.
+MOST_SUMS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ class Scattered:
     def schedules(self, sizes: Sizes, order: tuple[str, ...] = ()) -> Iterator[d.Schedule]:
         """With threads over the rows, then without; entries marked where that is cheap, else in a list.
 
-        The sums come inside of all levels where `order` says so: then every entry is summed and appended.
+        The sums come inside of all levels where `order` says so: then every entry is summed and appended. Other orders
+        of the sums are for operands that allow nothing else.
         """
         sums = sorted(self.sums, key=lambda name: order.index(name) if name in order else len(order))
         is_known = sorted(order) == sorted((*self.rows, self.column, *sums))
@@ -64,6 +68,12 @@ class Scattered:
         is_cheap = self.has_rows and self._is_cheap(sizes)
         for marked in (True, False) if is_cheap else (False, True) if self.has_rows else (False,):
             yield from self._workspace(sums, marked)
+        if len(sums) <= MOST_SUMS:
+            for other in list(permutations(sums))[1:]:
+                yield from self._workspace(list(other), False)
+                yield from self._appended(list(other))
+        if sums:
+            yield from self._appended(sums)
 
     def _workspace(self, sums: list[str], marked: bool) -> Iterator[d.Schedule]:
         name = self.collected if self.is_temporary else f"row_{self.collected}"

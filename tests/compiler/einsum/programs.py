@@ -25,7 +25,7 @@ CSR, CSC, DCSR, COO = operand("csr"), operand("csc"), operand("dcsr"), operand("
 
 def program(text: str, sizes: Mapping[str, int] | None = None, **operands: Operand) -> Program:
     """The program of a text."""
-    source = read(text, indices=tuple(sizes or ()))
+    source = read(text, sizes=sizes)
     return declare(source.statements, operands, sizes={**dict(source.sizes), **(sizes or {})})
 
 
