@@ -211,7 +211,7 @@ class Pattern:
                 return False
             if mine is None or theirs is None or mine is theirs:
                 continue
-            if mine.shape != theirs.shape or not bool((mine == theirs).all()):
+            if mine.shape != theirs.shape or not _same(mine, theirs):
                 return False
         self._equals.add(other)
         other._equals.add(self)
@@ -377,6 +377,13 @@ def _statistics(pattern: Pattern) -> tuple[LevelStatistics, ...]:
         largest = round(mean) if pos is None else int(pos.diff().max()) if parents else 0
         found.append(LevelStatistics(parents, positions, largest, mean))
     return tuple(found)
+
+
+def _same(mine: Tensor, theirs: Tensor) -> bool:
+    """Whether two arrays of one shape hold the same numbers; it ends at the first that differ."""
+    if mine.dtype != theirs.dtype:
+        mine, theirs = mine.long(), theirs.long()
+    return torch.equal(mine, theirs)
 
 
 def _reach(pattern: Pattern) -> int:

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,30 @@ SIZE = ROWS * COLUMNS * 4
 
 def take(pool: Pool) -> torch.Tensor:
     return pool.empty((ROWS, COLUMNS), torch.float32)
+
+
+def huge_page_flags(address: int) -> list[str]:
+    """The flags of the mapping that holds an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split()[0]
+        if "-" in first and not first.endswith(":"):
+            begin, end = (int(part, 16) for part in first.split("-"))
+            inside = begin <= address < end
+        elif inside and first == "VmFlags:":
+            return line.split()[1:]
+    return []
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists() or not Path("/proc/self/smaps").exists(),
+    reason="this system has no huge pages on request",
+)
+def test_large_blocks_ask_for_huge_pages() -> None:
+    large = Pool().empty((16 * buffers.HUGE_BYTES,), torch.uint8)
+    middle = large.data_ptr() + 8 * buffers.HUGE_BYTES
+    assert "hg" in huge_page_flags(middle)
+    large.fill_(1)
 
 
 def test_memory_is_used_again() -> None:

@@ -322,7 +322,7 @@ def _merge(
         for cursor in active[1:]:
             alive = both(alive, cursor.alive)
         below = [p for p in _by_size(points, found) if p <= point]
-        cases = _cases(low, loop, active, below, coordinate, inner)
+        cases = _cases(low, loop, active, below, coordinate, inner, is_merged=True)
         if cases is not None:
             lowered.append(loops.While(alive, loops.Block((loops.Declare(coordinate, least), cases))))
     return lowered
@@ -340,29 +340,50 @@ def _cases(
     points: list[Point],
     coordinate: loops.Var,
     env: Environment,
+    is_merged: bool = False,
 ) -> loops.Stmt | None:
-    """`if A and B are here: ... elif A is here: ...`, then the cursors that were here step on."""
+    """`if A and B are here: ... elif A is here: ...`, then the cursors that were here step on.
+
+    Where they are merged all have entries left, and the coordinate is one of theirs: a lone cursor is there, and
+    what all points have in common needs no condition.
+    """
     low.count_cases(loop, len(points))
+    is_lone = is_merged and len(cursors) == 1
     flags = {c.access: loops.Var(low.fresh(f"has_{c.access.tensor}"), loops.BOOL) for c in cursors}
     before: Lowered = []
     after: Lowered = []
     places = env
     for cursor in cursors:
         flag = flags[cursor.access]
-        here = both(cursor.alive, compare("eq", cursor.coordinate(low), coordinate))
-        before.append(loops.Declare(flag, here))
+        is_here = compare("eq", cursor.coordinate(low), coordinate)
         search, places = cursor.here(low, places, coordinate)
+        step = loops.Set(cursor.var, cursor.after(places))
+        if is_lone:
+            before, after = search, [step]
+            continue
+        before.append(loops.Declare(flag, is_here if is_merged else both(cursor.alive, is_here)))
         before += search
-        after.append(loops.If(flag, loops.Set(cursor.var, cursor.after(places))))
+        after.append(loops.If(flag, step))
     chain: loops.Stmt | None = None
     empty = True
+    bodies = []
     for point in reversed(points):
         gone = frozenset(flags) - point
         body = body_at(low, loop, coordinate, places.without(gone))
         empty = empty and not body
         block = loops.Block(tuple(body))
+        bodies.append(block)
         condition: loops.Expr | None = None
         for access in (c.access for c in cursors if c.access in point):
             condition = flags[access] if condition is None else both(condition, flags[access])
         chain = block if condition is None else loops.If(condition, block, chain)
-    return None if empty or chain is None else loops.Block((*before, chain, *after))
+    if empty or chain is None:
+        return None
+    if is_merged and len(set(bodies)) == 1 and _covers(points, list(flags)):
+        chain = bodies[0]
+    return loops.Block((*before, chain, *after))
+
+
+def _covers(points: list[Point], found: list[Access]) -> bool:
+    """Whether there is a point for every operand alone, so that one of them holds wherever something is stored."""
+    return all(frozenset({access}) in points for access in found)
