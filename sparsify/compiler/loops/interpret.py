@@ -5,23 +5,40 @@ grown outputs returned. An access outside an array, a write to an input or a rea
 allocated is an `AssertionError` that names the access.
 """
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparsify.compiler.dtypes import FLOATING, category
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.marks import MARKS, padded
 from sparsify.compiler.loops.nodes import type_of
+from sparsify.compiler.loops.sharing import Array, Places, Sharing
 from sparsify.compiler.node import Node
 
-Array = NDArray[Any]
+# A numpy scalar, or an array with one element a lane.
+Value = Any
+Variables = dict[str, Value]
 
+# What numpy's scalars do faster by operators than by functions.
+OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "fma": lambda x, y, z: x * y + z,
+    "floordiv": np.floor_divide,
+}
 REDUCTIONS: Final = {
     "add": np.add,
     "mul": np.multiply,
@@ -52,7 +69,7 @@ def interpret(
             assert found == array_dtype(buffer.dtype), (
                 f"{buffer.name} is {buffer.dtype}, its array is {found}"
             )
-    variables = {name: np.array([sizes[name]], np.int64) for name in function.sizes}
+    variables: Variables = {name: np.int64(sizes[name]) for name in function.sizes}
     status = 0
     try:
         with np.errstate(all="ignore"):
@@ -75,13 +92,14 @@ class _Returned(Exception):
 
 @dataclass
 class Machine:
-    """Memory and the rules of execution. Every value is an array with one element a lane."""
+    """Memory and the rules of execution."""
 
     function: nodes.Function
     buffers: dict[str, Array]
     threads: int
     constant: set[str] = field(default_factory=set)
-    sharing: "Sharing | None" = None
+    literals: dict[int, Value] = field(default_factory=dict)
+    sharing: Sharing | None = None
 
     def __post_init__(self) -> None:
         self.constant |= {b.name for b in self.function.buffers if not b.output and not b.grown}
@@ -91,69 +109,75 @@ class Machine:
 
     # Expressions
 
-    def value(self, expr: nodes.Expr, variables: dict[str, Array]) -> Array:
-        """The lanes of `expr`."""
+    def value(self, expr: nodes.Expr, variables: Variables) -> Value:
+        """`expr`: a numpy scalar, or an array of its lanes."""
+        result = EVALUATE[type(expr)](self, expr, variables)
         kind = type_of(expr)
-        result = self._value(expr, variables).astype(array_dtype(kind.dtype), copy=False)
-        assert result.shape == (kind.lanes,), f"{expr} has {result.shape} lanes, its type says {kind.lanes}"
-        return result
+        dtype = array_dtype(kind.dtype)
+        if result.dtype is not dtype:
+            result = result.astype(dtype)
+        assert result.size == kind.lanes, f"{expr} has {result.size} lanes, its type says {kind.lanes}"
+        return result[0] if kind.lanes == 1 and result.ndim else result
 
-    def integer(self, expr: nodes.Expr, variables: dict[str, Array]) -> int:
+    def integer(self, expr: nodes.Expr, variables: Variables) -> int:
         """A scalar index, bound or count."""
-        return int(self.value(expr, variables)[0])
+        return int(self.value(expr, variables))
 
-    def _value(self, expr: nodes.Expr, variables: dict[str, Array]) -> Array:
-        match expr:
-            case nodes.Var(name, _):
-                assert name in variables, f"{name} is used before it is defined"
-                return variables[name]
-            case nodes.Literal(value, kind):
-                return _full(kind.lanes, value, kind.dtype)
-            case nodes.Op(name, args, kind):
-                return self._operation(name, args, kind, variables)
-            case nodes.Convert(operand, kind):
-                return _converted(self.value(operand, variables), type_of(operand).dtype, kind.dtype)
-            case nodes.Broadcast(operand, kind):
-                return np.repeat(self.value(operand, variables), kind.lanes)
-            case nodes.Lanes(start, kind):
-                return self.value(start, variables) + np.arange(kind.lanes, dtype=kind.dtype)
-            case nodes.Load(_, index, kind, _):
-                first = self.integer(index, variables)
-                return self._read(expr, np.arange(first, first + kind.lanes), variables)
-            case nodes.Gather(_, indices, _, _):
-                return self._read(expr, self.value(indices, variables), variables)
-            case nodes.Horizontal(name, operand, _, count):
-                lanes = self.value(operand, variables)[
-                    : self._count(count, type_of(operand).lanes, variables)
-                ]
-                return np.array([_reduce(name, lanes)])
-        raise AssertionError(f"unknown expression {expr!r}")
+    def _variable(self, expr: nodes.Var, variables: Variables) -> Value:
+        assert expr.name in variables, f"{expr.name} is used before it is defined"
+        return variables[expr.name]
 
-    def _operation(
-        self, name: str, args: tuple[nodes.Expr, ...], kind: nodes.Type, variables: dict[str, Array]
-    ) -> Array:
+    def _literal(self, expr: nodes.Literal, variables: Variables) -> Value:
+        if id(expr) not in self.literals:
+            self.literals[id(expr)] = _full(expr.type.lanes, expr.value, expr.type.dtype)
+        return self.literals[id(expr)]
+
+    def _operation(self, expr: nodes.Op, variables: Variables) -> Value:
+        name, args, lanes = expr.function, expr.args, expr.type.lanes
         first = self.value(args[0], variables)
-        if kind.lanes == 1 and name in ("logical_and", "logical_or", "where"):
+        if lanes == 1 and name in ("logical_and", "logical_or", "where"):
             # As in C++ the operands of scalars are evaluated only when they decide.
             if name == "where":
-                return self.value(args[1] if first[0] else args[2], variables)
-            return first if bool(first[0]) == (name == "logical_or") else self.value(args[1], variables)
+                return self.value(args[1] if first else args[2], variables)
+            return first if bool(first) == (name == "logical_or") else self.value(args[1], variables)
         rest = [self.value(arg, variables) for arg in args[1:]]
-        match name:
-            case "fma":
-                return np.asarray(first * rest[0] + rest[1])
-            case "floordiv":
-                return np.asarray(np.floor_divide(first, rest[0]))
-        return np.asarray(FUNCTIONS[name].evaluate(first, *rest))
+        result = (OPERATORS.get(name) or FUNCTIONS[name].evaluate)(first, *rest)
+        return np.asarray(result)[()] if lanes == 1 else result
 
-    def _count(self, count: nodes.Expr | None, lanes: int, variables: dict[str, Array]) -> int:
+    def _convert(self, expr: nodes.Convert, variables: Variables) -> Value:
+        return _converted(self.value(expr.value, variables), type_of(expr.value).dtype, expr.type.dtype)
+
+    def _broadcast(self, expr: nodes.Broadcast, variables: Variables) -> Value:
+        return np.repeat(self.value(expr.value, variables), expr.type.lanes)
+
+    def _lanes(self, expr: nodes.Lanes, variables: Variables) -> Value:
+        return self.value(expr.start, variables) + np.arange(expr.type.lanes, dtype=expr.type.dtype)
+
+    def _load(self, expr: nodes.Load, variables: Variables) -> Value:
+        first = self.integer(expr.index, variables)
+        if expr.type.lanes > 1 or expr.count is not None:
+            return self._read(expr, np.arange(first, first + expr.type.lanes), variables)
+        memory = self._memory(expr.buffer, first, expr)
+        assert memory.dtype is array_dtype(expr.type.dtype), f"{expr} reads {memory.dtype} as {expr.type}"
+        if self.sharing is not None:
+            self.sharing.read(expr.buffer, first, expr)
+        return memory[first]
+
+    def _gather(self, expr: nodes.Gather, variables: Variables) -> Value:
+        return self._read(expr, np.atleast_1d(self.value(expr.indices, variables)), variables)
+
+    def _horizontal(self, expr: nodes.Horizontal, variables: Variables) -> Value:
+        lanes = np.atleast_1d(self.value(expr.value, variables))
+        return _reduce(expr.function, lanes[: self._count(expr.count, len(lanes), variables)])
+
+    def _count(self, count: nodes.Expr | None, lanes: int, variables: Variables) -> int:
         if count is None:
             return lanes
         number = self.integer(count, variables)
         assert number >= 0, f"the count {count} is {number}"
         return min(number, lanes)
 
-    def _read(self, expr: nodes.Load | nodes.Gather, indices: Array, variables: dict[str, Array]) -> Array:
+    def _read(self, expr: nodes.Load | nodes.Gather, indices: Array, variables: Variables) -> Value:
         result = np.zeros(expr.type.lanes, array_dtype(expr.type.dtype))
         count = self._count(expr.count, expr.type.lanes, variables)
         memory = self._memory(expr.buffer, indices[:count], expr)
@@ -163,16 +187,16 @@ class Machine:
         result[:count] = memory[indices[:count]]
         return result
 
-    def _memory(self, buffer: str, indices: Array, access: Node) -> Array:
-        assert buffer in self.buffers, f"{buffer} is not allocated where {access} uses it"
-        memory = self.buffers[buffer]
-        for index in indices:
+    def _memory(self, buffer: str, indices: Places, access: Node) -> Array:
+        memory = self.buffers.get(buffer)
+        assert memory is not None, f"{buffer} is not allocated where {access} uses it"
+        for index in (indices,) if isinstance(indices, int) else indices:
             assert 0 <= index < memory.size, f"index {index} of {access} lies outside 0..{memory.size}"
         return memory
 
     # Statements
 
-    def run(self, stmt: nodes.Stmt, variables: dict[str, Array]) -> None:
+    def run(self, stmt: nodes.Stmt, variables: Variables) -> None:
         """Executes a statement; `variables` changes in place."""
         match stmt:
             case nodes.Block(statements):
@@ -181,19 +205,19 @@ class Machine:
             case nodes.Comment() | nodes.Prefetch():
                 pass
             case nodes.Declare(var, value, _) | nodes.Set(var, value):
-                variables[var.name] = self.value(value, variables).copy()
+                variables[var.name] = self.value(value, variables)
             case nodes.Store(_, index, value, _):
                 first = self.integer(index, variables)
-                self._write(stmt, np.arange(first, first + type_of(value).lanes), variables)
+                lanes = type_of(value).lanes
+                self._write(stmt, first if lanes == 1 else np.arange(first, first + lanes), variables)
             case nodes.Scatter(_, indices, _, _):
-                self._write(stmt, self.value(indices, variables), variables)
+                self._write(stmt, np.atleast_1d(self.value(indices, variables)), variables)
             case nodes.Transpose(outputs, inputs):
                 tile = np.stack([self.value(row, variables) for row in inputs])
-                for output, lanes in zip(outputs, tile.T, strict=True):
-                    variables[output.name] = lanes.copy()
+                variables.update(zip((output.name for output in outputs), tile.T.copy(), strict=True))
             case nodes.HorizontalTogether(outputs, function, inputs):
                 for output, value in zip(outputs, inputs, strict=True):
-                    variables[output.name] = np.array([_reduce(function, self.value(value, variables))])
+                    variables[output.name] = _reduce(function, self.value(value, variables))
             case nodes.For() | nodes.While() | nodes.If() | nodes.ParallelFor():
                 self._control(stmt, variables)
             case nodes.Sort(buffer, count):
@@ -213,18 +237,20 @@ class Machine:
             case _:
                 raise AssertionError(f"unknown statement {stmt!r}")
 
-    def _write(self, stmt: nodes.Store | nodes.Scatter, indices: Array, variables: dict[str, Array]) -> None:
+    def _write(self, stmt: nodes.Store | nodes.Scatter, indices: Places, variables: Variables) -> None:
         value = self.value(stmt.value, variables)
-        count = self._count(stmt.count, len(value), variables)
         assert stmt.buffer not in self.constant, f"{stmt} writes to an input"
-        memory = self._memory(stmt.buffer, indices[:count], stmt)
+        if value.size > 1 or stmt.count is not None:
+            count = self._count(stmt.count, value.size, variables)
+            indices, value = np.atleast_1d(indices)[:count], np.atleast_1d(value)[:count]
+        memory = self._memory(stmt.buffer, indices, stmt)
         assert memory.dtype == value.dtype, f"{stmt} writes {value.dtype} to {memory.dtype}"
         if self.sharing is not None:
-            self.sharing.write(stmt.buffer, indices[:count], stmt)
-        for index, lane in zip(indices[:count], value[:count], strict=True):
-            memory[index] = lane
+            self.sharing.write(stmt.buffer, indices, stmt)
+        # Of lanes that meet at an element the last one stays.
+        memory[indices] = value
 
-    def _marks(self, stmt: nodes.Mark | nodes.TakeMarks, variables: dict[str, Array]) -> None:
+    def _marks(self, stmt: nodes.Mark | nodes.TakeMarks, variables: Variables) -> None:
         extent = self.integer(stmt.extent, variables)
         match stmt:
             case nodes.Mark(buffer, index, _):
@@ -234,35 +260,36 @@ class Machine:
                 self._memory(buffer, places, stmt)[places] = 1
             case nodes.TakeMarks(var, buffer, marks, _, end):
                 found = np.flatnonzero(self.buffers[marks][:extent])
-                first = int(variables[var.name][0])
+                first = int(variables[var.name])
                 if buffer is not None:
                     places = np.arange(first, first + len(found))
                     assert first + len(found) <= self.integer(end, variables), f"{stmt} passes its end"
                     self._memory(buffer, places, stmt)[places] = found
                 self.buffers[marks][:] = 0
-                variables[var.name] = np.array([first + len(found)], np.int64)
+                variables[var.name] = np.int64(first + len(found))
 
     def _control(
-        self, stmt: nodes.For | nodes.While | nodes.If | nodes.ParallelFor, variables: dict[str, Array]
+        self, stmt: nodes.For | nodes.While | nodes.If | nodes.ParallelFor, variables: Variables
     ) -> None:
         match stmt:
             case nodes.For(var, begin, end, body, step):
                 first, last = self.integer(begin, variables), self.integer(end, variables)
+                of_dtype = array_dtype(var.type.dtype).type
                 for number in range(first, last, step):
-                    variables[var.name] = np.array([number], var.type.dtype)
+                    variables[var.name] = of_dtype(number)
                     self.run(body, variables)
             case nodes.While(condition, body):
-                while self.value(condition, variables)[0]:
+                while self.value(condition, variables):
                     self.run(body, variables)
             case nodes.If(condition, then, otherwise):
-                if self.value(condition, variables)[0]:
+                if self.value(condition, variables):
                     self.run(then, variables)
                 elif otherwise is not None:
                     self.run(otherwise, variables)
             case nodes.ParallelFor():
                 self._parallel(stmt, variables)
 
-    def _parallel(self, stmt: nodes.ParallelFor, variables: dict[str, Array]) -> None:
+    def _parallel(self, stmt: nodes.ParallelFor, variables: Variables) -> None:
         extent = self.integer(stmt.extent, variables)
         chunks = self.threads * stmt.chunks_per_thread
         bounds = self._bounds(stmt, extent, chunks)
@@ -272,8 +299,8 @@ class Machine:
             self.run(stmt.setup, own)
             for chunk in range(thread, chunks, self.threads):
                 self.sharing.chunk = chunk
-                own[stmt.begin.name] = np.array([bounds[chunk]])
-                own[stmt.end.name] = np.array([bounds[chunk + 1]])
+                own[stmt.begin.name] = np.int64(bounds[chunk])
+                own[stmt.end.name] = np.int64(bounds[chunk + 1])
                 self.run(stmt.body, own)
         self.sharing = None
 
@@ -288,7 +315,7 @@ class Machine:
         return [*inner, extent]
 
     def _allocate(
-        self, stmt: nodes.Allocate | nodes.AllocateOutput | nodes.Fill, variables: dict[str, Array]
+        self, stmt: nodes.Allocate | nodes.AllocateOutput | nodes.Fill, variables: Variables
     ) -> None:
         match stmt:
             case nodes.Allocate(buffer, dtype, count, fill):
@@ -305,48 +332,7 @@ class Machine:
                 ends = np.array([first, first + number - 1]) if number > 0 else np.array([], np.int64)
                 if self.sharing is not None:
                     self.sharing.write(buffer, np.arange(first, first + number), stmt)
-                self._memory(buffer, ends, stmt)[first : first + number] = self.value(value, variables)[0]
-
-
-class Sharing:
-    """Who has touched what inside a parallel loop: chunks that meet at an element depend on the threads.
-
-    Attributes:
-        chunk: the chunk that runs now.
-        writers: of each element of the buffers from outside, the chunk that wrote it, -1 for none.
-        readers: the chunk that read it, -1 for none, -2 for several.
-    """
-
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self.chunk = -1
-        self.writers = {name: np.full(size, -1) for name, size in sizes.items()}
-        self.readers = {name: np.full(size, -1) for name, size in sizes.items()}
-
-    def forget(self, buffer: str) -> None:
-        """`buffer` is a thread's own from now on."""
-        self.writers.pop(buffer, None)
-        self.readers.pop(buffer, None)
-
-    def read(self, buffer: str, indices: Array, access: Node) -> None:
-        """The chunk reads these elements."""
-        if buffer not in self.writers:
-            return
-        self._check(self.writers[buffer][indices], access)
-        readers = self.readers[buffer]
-        others = (readers[indices] != -1) & (readers[indices] != self.chunk)
-        readers[indices] = np.where(others, -2, self.chunk)
-
-    def write(self, buffer: str, indices: Array, access: Node) -> None:
-        """The chunk writes these elements."""
-        if buffer not in self.writers:
-            return
-        self._check(self.writers[buffer][indices], access)
-        self._check(self.readers[buffer][indices], access)
-        self.writers[buffer][indices] = self.chunk
-
-    def _check(self, before: Array, access: Node) -> None:
-        met = (before != -1) & (before != self.chunk)
-        assert not met.any(), f"two chunks of a parallel loop meet at an element of {access}"
+                self._memory(buffer, ends, stmt)[first : first + number] = self.value(value, variables)
 
 
 def _reduce(name: str, lanes: Array) -> Any:
@@ -355,7 +341,7 @@ def _reduce(name: str, lanes: Array) -> Any:
     if name in ("add", "mul"):
         return lanes.dtype.type(name == "mul")
     if lanes.dtype == bool:
-        return name == "logical_and"
+        return np.bool_(name == "logical_and")
     if lanes.dtype.kind == "f":
         return lanes.dtype.type(np.inf if name == "min" else -np.inf)
     limits = np.iinfo(lanes.dtype)
@@ -380,7 +366,7 @@ def _full(count: int, value: Any, dtype: str) -> Array:
     return np.repeat(_converted(np.asarray([value]), "", dtype), count)
 
 
-def _converted(values: Array, source: str, dtype: str) -> Array:
+def _converted(values: Value, source: str, dtype: str) -> Value:
     """Values in another dtype; of a complex number the real part, of a bfloat16 by its bits."""
     if source == "bfloat16":
         values = (values.astype(np.uint32) << 16).view(np.float32)
@@ -391,3 +377,16 @@ def _converted(values: Array, source: str, dtype: str) -> Array:
     if values.dtype.kind == "c" and category(dtype) == FLOATING:
         values = values.real
     return values.astype(dtype)
+
+
+EVALUATE: Final[Mapping[type[nodes.Expr], Callable[[Machine, Any, Variables], Value]]] = {
+    nodes.Var: Machine._variable,
+    nodes.Literal: Machine._literal,
+    nodes.Op: Machine._operation,
+    nodes.Convert: Machine._convert,
+    nodes.Broadcast: Machine._broadcast,
+    nodes.Lanes: Machine._lanes,
+    nodes.Load: Machine._load,
+    nodes.Gather: Machine._gather,
+    nodes.Horizontal: Machine._horizontal,
+}

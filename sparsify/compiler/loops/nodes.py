@@ -8,7 +8,9 @@
 Register arrays do not exist here: lowering has named each of their elements (`w_0`, `w_1`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from sparsify.compiler.loops import printer
 from sparsify.compiler.node import Node
@@ -122,14 +124,8 @@ class Horizontal(Expr):
     count: Expr | None = None
 
 
-def type_of(expr: Expr) -> Type:
-    """The type that every expression carries."""
-    match expr:
-        case Var(type=type) | Literal(type=type) | Op(type=type) | Convert(type=type) | Broadcast(type=type):
-            return type
-        case Lanes(type=type) | Load(type=type) | Gather(type=type) | Horizontal(type=type):
-            return type
-    raise AssertionError(f"no type is known for {expr!r}")
+# The type that every expression carries.
+type_of: Callable[[Expr], Type] = attrgetter("type")
 
 
 @dataclass(frozen=True, slots=True)

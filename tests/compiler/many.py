@@ -1,0 +1,136 @@
+"""`python -m tests.compiler.many --first 10000 --count 1000 [--kinds plain typed] [--out failures.json]`.
+
+In: seeds and kinds of programs. Out: a file of all failures with their seeds and cases, and the number of programs that
+agreed. A batch runs in a process of its own, its kernels in one unit; one that dies or does not compile is halved
+until its culprit is alone.
+"""
+
+import argparse
+import json
+import multiprocessing
+import signal
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from .compare import compile_cases, run_compiled
+from .kinds import KINDS
+
+Task = tuple[str, int]
+LIMIT_S = 120
+
+
+class HangError(Exception):
+    """A program took too long."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; 1 when something differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=10_000)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=30, help="seeds a unit")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--flags", nargs="+", default=["-O0"])
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(argv)
+    counts: Counter[str] = Counter()
+    failures: list[dict[str, Any]] = []
+    with Progress() as progress:
+        bar = progress.add_task("programs", total=given.count)
+        for first in range(given.first, given.first + given.count, given.batch):
+            seeds = range(first, min(first + given.batch, given.first + given.count))
+            tasks = [(kind, seed) for kind in given.kinds for seed in seeds]
+            found = run(tasks, tuple(given.flags))
+            counts.update(found["counts"])
+            failures += found["failures"]
+            progress.update(bar, advance=len(seeds), description=f"{len(failures)} failures")
+            if given.out is not None:
+                state = {"first": given.first, "end": seeds.stop, "counts": counts, "failures": failures}
+                given.out.write_text(json.dumps(state, indent=1))
+    print(json.dumps(counts, indent=1))
+    for failure in failures:
+        print(f"{failure['kind']} {failure['seed']}: {failure['error'][:200]}")
+    return int(bool(failures))
+
+
+def run(tasks: list[Task], flags: tuple[str, ...]) -> dict[str, Any]:
+    """What a batch found; where its process ends early, the halves of it are run."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(tasks, flags, sender))
+    process.start()
+    sender.close()
+    try:
+        found: dict[str, Any] = receiver.recv()
+    except EOFError:
+        process.join()
+        found = {"ended": f"the process ended with status {process.exitcode}"}
+    process.join()
+    if "ended" not in found:
+        return found
+    if len(tasks) == 1:
+        kind, seed = tasks[0]
+        return {"counts": {}, "failures": [{"kind": kind, "seed": seed, "error": found["ended"]}]}
+    half = len(tasks) // 2
+    first, second = run(tasks[:half], flags), run(tasks[half:], flags)
+    counts = Counter(first["counts"])
+    counts.update(second["counts"])
+    return {"counts": counts, "failures": first["failures"] + second["failures"]}
+
+
+def _child(tasks: list[Task], flags: tuple[str, ...], sender: Connection) -> None:
+    """Compares the programs of a batch and sends what was found."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            sender.send(_compare(tasks, flags, Path(folder)))
+        except Exception as error:
+            sender.send({"ended": _text(error)})
+
+
+def _compare(tasks: list[Task], flags: tuple[str, ...], folder: Path) -> dict[str, Any]:
+    """The programs of a batch in all interpreters, then their kernels."""
+    signal.signal(signal.SIGALRM, _stop)
+    counts: Counter[str] = Counter()
+    failures = []
+    prepared = []
+    for kind, seed in tasks:
+        signal.alarm(LIMIT_S)
+        try:
+            done = KINDS[kind].prepare(seed)
+            counts[f"{kind} refused" if done is None else f"{kind} lowered"] += 1
+            prepared += [(kind, seed, done)] if done is not None else []
+        except Exception as error:
+            failures.append({"kind": kind, "seed": seed, "error": _text(error)})
+    signal.alarm(0)
+    compile_cases([done for _, _, done in prepared], folder, flags)
+    for kind, seed, done in prepared:
+        signal.alarm(LIMIT_S)
+        try:
+            run_compiled(done)
+            counts[f"{kind} agreed"] += 1
+        except Exception as error:
+            failures.append({"kind": kind, "seed": seed, "error": f"{_text(error)}\n{done.case}"})
+    signal.alarm(0)
+    return {"counts": dict(counts), "failures": failures}
+
+
+def _stop(*_: object) -> None:
+    raise HangError(f"took more than {LIMIT_S} s")
+
+
+def _text(error: BaseException) -> str:
+    """An error with its notes and where it was raised."""
+    lines = traceback.format_exception(error)
+    return "".join([*traceback.format_exception_only(error), *lines[-6:]])[:4000]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
