@@ -145,7 +145,7 @@ def steps(
     else:
         split = contract(program, sizes)
         program, sizes = split.program, sizes.expecting(split.stored)
-    program = program if scheduled else narrow(cut(program))
+    program = program if scheduled else name_extents(narrow(cut(program)))
     found: list[DenseProduct | Step | Convert] = []
     for statement in program.statements:
         product = None if scheduled else dense_product(program, statement)

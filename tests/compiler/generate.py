@@ -5,6 +5,7 @@ A failure names its seed, and `draw(seed)` makes the same case again.
 """
 
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 import sparsify
 from sparsify.compiler.einsum.affine import Affine
 from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.extents import declared_extents
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.interpret import interpret
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program, Reduce, Stored
@@ -29,6 +31,8 @@ LETTERS = "ijklm"
 # Names that generated code or its compiler might use for something else.
 ODD = ("w", "int", "p", "sizes", "A2_pos")
 EXTENTS = (1, 2, 3, 3, 4, 5, 7, 9)
+# The interpreters visit the coordinates of a statement one after the other.
+MOST_COORDINATES = 500
 # Values that float32 adds and multiplies without error in the sums that occur here.
 VALUES = (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
 NAMED = {
@@ -226,27 +230,40 @@ def draw_adjoint(seed: int, *, windows: bool = False) -> Case:
 def fill_operands(case: Case, rng: np.random.Generator, extents: dict[str, int] | None = None) -> None:
     """Draws values and patterns for the inputs that have none."""
     extents = dict(case.program.extents) if extents is None else extents
-    sizes = (0, *EXTENTS) if rng.random() < 0.15 else EXTENTS
-    large = rng.random() < 0.3
+    draw_extents(case.program, rng, extents)
     for name in case.program.inputs:
-        declared = case.program.declaration(name)
-        shape = []
-        for mode in declared.extents:
-            if mode not in extents:
-                extents[mode] = int(
-                    rng.choice((11, 17))
-                    if large and mode == case.program.declarations[0].extents[-1:]
-                    else rng.choice(sizes)
-                )
-            shape.append(extents[mode])
         if name in case.values:
             continue
+        declared = case.program.declaration(name)
+        shape = [extents[mode] for mode in declared.extents]
         drawn = rng.choice(VALUES, size=shape)
         density = float(rng.choice([0.0, 0.2, 0.5, 0.5, 1.0]))
         mask = rng.random(shape) < density
         if declared.pattern_of is not None:
             mask = case.stored[declared.pattern_of]
         place(case, name, drawn, mask)
+
+
+def draw_extents(program: Program, rng: np.random.Generator, extents: dict[str, int]) -> None:
+    """Draws the extents that are not known yet; the widest are halved while a statement has too many coordinates."""
+    sizes = (0, *EXTENTS) if rng.random() < 0.15 else EXTENTS
+    large = program.declarations[0].extents[-1:] if rng.random() < 0.3 else ()
+    modes = [mode for name in program.inputs for mode in program.declaration(name).extents]
+    fresh = [mode for mode in dict.fromkeys(modes) if mode not in extents]
+    for mode in fresh:
+        extents[mode] = int(rng.choice((11, 17) if mode in large else sizes))
+    while fresh and _coordinates(program, extents) > MOST_COORDINATES:
+        widest = max(fresh, key=extents.__getitem__)
+        if extents[widest] == 1:
+            return
+        extents[widest] = (extents[widest] + 1) // 2
+
+
+def _coordinates(program: Program, extents: dict[str, int]) -> int:
+    """The number of coordinates of the statement that has most of them."""
+    shapes = {name: [extents[e] for e in program.declaration(name).extents] for name in program.inputs}
+    known = declared_extents(program, shapes)
+    return max(prod(known.get(name, 1) for name in all_indices((s,))) for s in program.statements)
 
 
 def place(case: Case, name: str, drawn: NDArray[np.float64], mask: NDArray[np.bool_]) -> None:

@@ -1,55 +1,26 @@
-"""Random programs through every representation and through compiled kernels.
+"""Random programs through every representation and through compiled kernels; `many.py` runs more of them.
 
-A failure carries a note with its case; `draw(seed)` in `generate.py` makes the same case again.
+A failure carries a note with its case; the `draw` of its kind makes the same case again from the seed.
 """
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from sparsify.compiler.einsum.nodes import Call, Reduce
-from sparsify.compiler.node import walk
-from sparsify.errors import (
-    DiscordantError,
-    DtypeError,
-    EinsumError,
-    FormatError,
-    ScheduleError,
-    UnsupportedProgramError,
-)
-
-from .compare import Prepared, compile_cases, prepare, run_compiled
-from .generate import Case, draw, draw_adjoint, draw_typed
-from .schedules import Drawn
-
-# What the compiler may say before it generates code; anything else is a mistake.
-REFUSALS = (UnsupportedProgramError, FormatError)
-REFUSED_DTYPES = (*REFUSALS, DtypeError)
-REFUSED_SCHEDULES = (*REFUSALS, ScheduleError, DiscordantError)
-REFUSED_ADJOINTS = (*REFUSALS, EinsumError)
-
-Draw = Callable[[int], Case]
+from .compare import Prepared, compile_cases, run_compiled
+from .kinds import KINDS
 
 
-def lowered(cases: Iterable[Case], refusals: tuple[type[Exception], ...], scheduled: bool) -> list[Prepared]:
+def lowered(kind: str, seeds: Iterable[int]) -> list[Prepared]:
     """The cases that are not refused, each compared by all interpreters."""
-    done = []
-    for case in cases:
-        try:
-            done.append(prepare(case, Drawn(case.seed)) if scheduled else prepare(case))
-        except refusals:
-            continue
-        except Exception as error:
-            error.add_note(str(case))
-            raise
-    return done
+    found = map(KINDS[kind].prepare, seeds)
+    return [case for case in found if case is not None]
 
 
-def run(done: list[Prepared], folder: Path, flags: tuple[str, ...] = ("-O1",)) -> None:
+def run(done: list[Prepared], folder: Path) -> None:
     """The kernels of all cases, compiled in one unit."""
-    compile_cases(done, folder, flags)
+    compile_cases(done, folder, ("-O1",))
     for found in done:
         try:
             run_compiled(found)
@@ -58,58 +29,29 @@ def run(done: list[Prepared], folder: Path, flags: tuple[str, ...] = ("-O1",)) -
             raise
 
 
-@pytest.mark.parametrize("first", range(0, 80, 20))
-def test_interpreters_agree(first):
-    assert len(lowered(map(draw, range(first, first + 20)), REFUSALS, scheduled=False)) > 8
-
-
-def test_interpreters_agree_on_scheduled_programs():
-    assert len(lowered(map(draw, range(100, 140)), REFUSED_SCHEDULES, scheduled=True)) > 5
-
-
-def test_interpreters_agree_on_gradients():
-    assert len(lowered(map(draw_adjoint, range(25)), REFUSED_ADJOINTS, scheduled=False)) > 8
-
-
-def test_interpreters_agree_on_dtypes():
-    assert len(lowered(typed(range(300, 340)), REFUSED_DTYPES, scheduled=False)) > 12
-
-
-def typed(seeds: Iterable[int]) -> Iterable[Case]:
-    """Programs over operands of different dtypes; what has no meaning for them is refused when it is declared."""
-    for seed in seeds:
-        with suppress(DtypeError):
-            yield draw_typed(seed)
+@pytest.mark.parametrize(
+    ("kind", "seeds", "least"),
+    [
+        *(("plain", range(first, first + 20), 9) for first in range(0, 80, 20)),
+        ("scheduled", range(100, 140), 5),
+        ("adjoint", range(25), 8),
+        ("typed", range(300, 340), 12),
+        ("windowed", range(30), 9),
+    ],
+    ids=str,
+)
+def test_interpreters_agree(kind, seeds, least):
+    assert len(lowered(kind, seeds)) >= least
 
 
 def test_kernels_agree(tmp_path):
-    done = lowered(map(draw, range(150, 175)), REFUSALS, scheduled=False)
-    done += lowered(map(draw, range(200, 220)), REFUSED_SCHEDULES, scheduled=True)
-    done += lowered(typed(range(400, 425)), REFUSED_DTYPES, scheduled=False)
+    done = [*lowered("plain", range(150, 175)), *lowered("scheduled", range(200, 220))]
+    done += lowered("typed", range(400, 425))
     assert len(done) > 20
     run(done, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 2000, 100))
+@pytest.mark.parametrize("first", range(1000, 1400, 40))
 def test_many_programs(first, tmp_path):
-    seeds = range(first, first + 100)
-    done = lowered(map(draw, seeds), REFUSALS, scheduled=False)
-    done += lowered(map(draw, seeds), REFUSED_SCHEDULES, scheduled=True)
-    done += lowered(typed(seeds), REFUSED_DTYPES, scheduled=False)
-    adjoints = (case for seed in range(first, first + 40) if not has_rounded_ties(case := draw_adjoint(seed)))
-    done += lowered(adjoints, REFUSED_ADJOINTS, scheduled=False)
-    run(done, tmp_path)
-
-
-def has_rounded_ties(case):
-    """Whether the ties of a maximum are found by comparing it with values that are computed again.
-
-    Another order of sums, or another polynomial, may differ from the operand in the last place.
-    """
-    return any(
-        isinstance(node, Call)
-        and node.function == "eq"
-        and any(isinstance(n, Call | Reduce) for n in node.args)
-        for node in walk(case.program)
-    )
+    run([case for kind in KINDS for case in lowered(kind, range(first, first + 40))], tmp_path)

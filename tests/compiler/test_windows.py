@@ -5,14 +5,12 @@ import torch
 import torch.nn.functional as F
 
 import sparsify
+from sparsify import options
 from sparsify.errors import EinsumError, ParseError, ShapeError
 
-from .compare import compile_cases, prepare, run_compiled
-from .generate import draw_adjoint, draw_windowed
-from .test_programs import REFUSED_ADJOINTS, has_rounded_ties, lowered
+from .test_programs import lowered, run
 
 MATRICES = ("csr", "csc", "coo", "dcsr", "bcsr(2, 3)")
-REFUSALS = (*REFUSED_ADJOINTS, ShapeError)
 
 
 def normal(*shape, density=1.0, seed=0):
@@ -128,6 +126,7 @@ GRADIENTS = [
     ("Y[o,h,v] = X[c,2*h+r-1,v+s-1] * W[o,c,r,s]", {"X": (2, 4, 4), "W": (2, 2, 2, 2)}, {"h": 3, "v": 3}),
     ("Y[i,j] = exp(A[1:6:2, j])", {"A": (6, 3)}, {}),
     ("y[j] = exp(A[1, j])", {"A": (6, 3)}, {}),
+    ("y[i] = x[i] * w[2*i] * v[2*i]", {"x": (4,), "w": (5,), "v": (7,)}, {}),  # modes of different extents
 ]
 
 
@@ -152,22 +151,29 @@ def test_gradients_of_sparse_operands():
     assert torch.autograd.gradcheck(run, (normal(5).requires_grad_(), w.requires_grad_()))
 
 
+def test_extents_of_variables_that_are_alone_in_another_statement():
+    A, x = normal(4, 4), normal(4, seed=1)
+    text = "Y[i,k] = A[i,k] * x[k]; y[i] = sum(k, A[i,k+1] * x[k-i+1])"
+    found = sparsify.evaluate(text, A=sparsify.tensor(A, "csr"), x=x)
+    inside = [[(i, k) for k in range(3) if 0 <= k - i + 1 < 4] for i in range(4)]
+    expected = torch.stack([sum(A[i, k + 1] * x[k - i + 1] for i, k in row) for row in inside])
+    torch.testing.assert_close(dense(found), expected)
+
+
+def test_threads_share_no_positions_of_one_operand_of_a_sum():
+    A, B, x = normal(9, 9, density=0.4), normal(9, 9, density=0.4, seed=1), normal(9, 9, seed=2)
+    operands = {"A": sparsify.tensor(A, "j: coordinate, i: coordinate"), "B": sparsify.tensor(B, "dcsr")}
+    with options.override(threads=2, serial_threshold=0):
+        found = sparsify.evaluate("Y[k,i] = x[k,i] * (A[i,k] + B[k,3-i])", x=x, **operands)
+    turned = torch.stack([B[:, 3 - i] if i < 4 else torch.zeros(9) for i in range(9)], dim=1)
+    torch.testing.assert_close(dense(found), x * (A.T + turned))
+
+
 def test_random_programs(tmp_path):
-    done = lowered(map(draw_windowed, range(40)), REFUSALS, scheduled=False)
+    done = lowered("windowed", range(40))
     assert len(done) > 25
-    compile_cases(done[:12], tmp_path)
-    for found in done[:12]:
-        run_compiled(found)
+    run(done[:12], tmp_path)
 
 
 def test_random_gradients():
-    found = 0
-    for seed in range(20):
-        try:
-            case = draw_adjoint(seed, windows=True)
-            if not has_rounded_ties(case):
-                prepare(case)
-                found += 1
-        except REFUSALS:
-            continue
-    assert found > 5
+    assert len(lowered("windowed adjoint", range(20))) > 5

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from sparsify.compiler.einsum.affine import affine
-from sparsify.compiler.einsum.nodes import Access, Assign, Const, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Const, Index, Program
 from sparsify.compiler.einsum.rename import all_indices, rename_indices
-from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import walk
 from sparsify.errors import EinsumError, ShapeError, UnsupportedProgramError
 
@@ -179,30 +178,34 @@ def _unused(name: str, taken: set[str]) -> str:
 
 
 def name_extents(program: Program) -> Program:
-    """`program` where a sum over a variable that it does not read names the declared extent of it."""
+    """`program` where a variable that is alone in no mode of its statement has the name of its declared extent."""
     modes = {declared.name: declared.extents for declared in program.declarations}
     extents: dict[str, str] = {}
     for access in accesses(program.statements):
         for index, extent in zip(access.indices, modes[access.tensor], strict=True):
             if isinstance(index, Index):
                 extents.setdefault(index.name, extent)
-    statements = tuple(_name_unread(statement, extents) for statement in program.statements)
+    statements = tuple(_name_extents(statement, extents) for statement in program.statements)
     return program if statements == program.statements else replace(program, statements=statements)
 
 
-def _name_unread(statement: Assign, extents: Mapping[str, str]) -> Assign:
-    """`sum(k, x[i]) -> sum(n, x[i])` when `k` has the declared extent `n`."""
-    for node in walk(statement.value):
-        if not isinstance(node, Reduce):
+def _name_extents(statement: Assign, extents: Mapping[str, str]) -> Assign:
+    """`y[n] = sum(k, x[n+k]) -> y[k] = sum(n, x[k+n])` when `k` and `n` have the declared extent `n`."""
+    alone = {
+        index.name
+        for access in accesses((statement,))
+        for index in access.indices
+        if isinstance(index, Index)
+    }
+    names: dict[str, str] = {}
+    for name in all_indices((statement,)):
+        wanted = extents.get(name, name)
+        if name in alone or wanted == name:
             continue
-        for name in node.indices:
-            wanted = extents.get(name, name)
-            if wanted == name or name in free_indices(node.body):
-                continue
-            if wanted in all_indices((statement,)):
-                raise UnsupportedProgramError(
-                    f"`{statement}` runs over {name} and does not read it",
-                    f"a factor for the extent of {name}",
-                )
-            return _name_unread(rename_indices(statement, {name: wanted}), extents)
-    return statement
+        if wanted in names or (wanted in all_indices((statement,)) and wanted not in alone):
+            raise UnsupportedProgramError(
+                f"`{statement}` has several index variables with the extent of {wanted} that are alone in no mode",
+                f"a factor that has {name} as an index by itself",
+            )
+        names |= {name: wanted, wanted: name}
+    return rename_indices(statement, names)

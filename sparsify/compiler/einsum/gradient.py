@@ -214,7 +214,11 @@ class _Reverse:
                 continue
             form = affine(index)
             assert form is not None, "indices are affine"
-            expr = put(expr, solved, form.solved(solved, place))
+            inside = put(expr, solved, form.solved(solved, place))
+            if not self._fits(inside, place, self._extents(access.tensor)[mode]):
+                expr = chosen(equals(Index(place), index), expr)
+                continue
+            expr = inside
             found = put(access, solved, form.solved(solved, place))
             assert isinstance(found, Access), "a substitution keeps accesses"
             access = found
@@ -222,6 +226,20 @@ class _Reverse:
         expr = self._drop_guard(expr)
         summed = tuple(name for name in variables if name not in indices)
         self.parts.setdefault(access.tensor, []).append(Part(tuple(indices), summed, expr))
+
+    def _extents(self, name: str) -> tuple[str, ...]:
+        """The names of the extents of a tensor."""
+        return (self.declarations.get(name) or self.program.declaration(name)).extents
+
+    def _fits(self, expr: Expr, place: str, extent: str) -> bool:
+        """Whether `place`, where it is an index by itself, runs over modes of one extent: others it would leave."""
+        extents = {d.name: d.extents for d in (*self.program.declarations, *self.declarations.values())}
+        return all(
+            index != Index(place) or own == extent
+            for read in walk(expr)
+            if isinstance(read, Access) and read.tensor in extents
+            for index, own in zip(read.indices, extents[read.tensor], strict=True)
+        )
 
     def _solvable(self, index: Expr, expr: Expr, variables: Sequence[str]) -> str | None:
         """The variable of an index that its value determines: `h` of `p = 2*h + r - 1` is `(p - r + 1) / 2`.

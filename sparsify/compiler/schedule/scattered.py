@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Final
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation
@@ -135,7 +135,7 @@ def scattered(program: Notation) -> Scattered | None:
         if isinstance(access, Access) and (declared := declarations.get(access.tensor)) is not None
         if declared.name in program.inputs and len(declared.format.levels) > 1
         if declared.format.levels[0].level.is_full and not declared.format.is_dense
-        if index_names(access)[declared.format.ordering[0]] == stored[0]
+        if access.indices[declared.format.ordering[0]] == Index(stored[0])
     )
     read = {n.tensor for n in walk(summed[0].value) if isinstance(n, Access) and n.tensor in program.inputs}
     factors = tuple(declarations[name] for name in sorted(read) if not declarations[name].format.is_dense)

@@ -87,7 +87,13 @@ def _part(
         points = statement_points(loop.body, frozenset(found), low, env.absent)
         if frozenset() in points:
             return low.bound(index), sparse.iterate(low, loop, found, env, Range(begin, end))
-        return _stored_part(low, loop, found[0], begin, end, env)
+        # The threads share the entries of an operand without which nothing happens; others are looked up.
+        for access in found:
+            if frozenset() not in statement_points(loop.body, frozenset({access}), low, env.absent):
+                return _stored_part(low, loop, access, begin, end, env)
+        raise ScheduleError(
+            f"parallel {loop.index} over the merged coordinates of {len(found)} operands", "another loop"
+        )
     split = low.split_by_outer.get(index)
     if split is not None:
         return _tile_part(low, split, loop, begin, end, env)
