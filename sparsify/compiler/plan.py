@@ -137,13 +137,13 @@ def steps(
     says how to loop, the whole program is one step; so it is where no tensor could hold a result that one statement
     leaves to another. `order` is that of the loops in a schedule, which operands are turned for.
     """
-    program = name_extents(collect(program))
+    program = collect(program)
     if len(program.statements) > 1 and (scheduled or _leaves_blocks(program)):
         return (_whole(program),)
     if scheduled:
         order = order or ()
     else:
-        split = contract(program, sizes)
+        split = contract(name_extents(program), sizes)
         program, sizes = split.program, sizes.expecting(split.stored)
     program = program if scheduled else name_extents(narrow(cut(program)))
     found: list[DenseProduct | Step | Convert] = []
