@@ -27,7 +27,7 @@ from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.variants import Signature, Variant, Variants
 from sparsify.errors import KernelError, ShapeError
 from sparsify.options import Options
-from sparsify.runtime.buffers import POOL, Slots
+from sparsify.runtime.buffers import POOL, Slots, cut
 from sparsify.runtime.threads import count
 from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
@@ -333,6 +333,8 @@ class GeneratedStep:
             levels = range(1, len(self.output.format.levels) + 1)
             pos = [made.get(f"{self.result}{number}_pos") for number in levels]
             crd = [made.get(f"{self.result}{number}_crd") for number in levels]
+            if pos[-1] is not None and crd[-1] is not None:
+                crd[-1], values = cut((crd[-1], values), int(pos[-1][-1]))
             known = Pattern(self.output.format, frame.shape, pos, crd).trusted()
             KNOWN.remember(self, patterns, known, [known])
         return wrap(known, values, self.output.fill)

@@ -214,6 +214,16 @@ class Slots:
         return made
 
 
+def cut(arrays: tuple[torch.Tensor, ...], count: int) -> tuple[torch.Tensor, ...]:
+    """The first `count` elements of arrays; where that is less than half of their memory, in memory of their own."""
+    if all(len(array) == count for array in arrays):
+        return arrays
+    kept = [typed(array.untyped_storage(), (count,), array.dtype) for array in arrays]
+    if 2 * count >= len(arrays[0]):
+        return tuple(kept)
+    return tuple([POOL.empty((count,), array.dtype).copy_(array) for array in kept])
+
+
 def size_class(size: int) -> int:
     """The bytes of the block that serves `size` bytes: at most an eighth more.
 

@@ -238,6 +238,9 @@ def _grown(output: Declaration, shape: tuple[int, ...], made: Mapping[str, NDArr
     levels = range(1, len(output.format.levels) + 1)
     pos = [arrays.get(f"{output.name}{n}_pos") for n in levels]
     crd = [arrays.get(f"{output.name}{n}_crd") for n in levels]
+    if pos[-1] is not None and crd[-1] is not None:
+        # Where rows are filled below a bound, memory is left behind the last one.
+        crd[-1], values = crd[-1][: int(pos[-1][-1])], values[: int(pos[-1][-1])]
     return SparseTensor(Pattern(output.format, shape, pos, crd), values, output.fill)
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, convert, integer, plus, product
-from sparsify.compiler.loops.lower import marked, repeated
-from sparsify.compiler.loops.lower.environment import Environment
+from sparsify.compiler.loops.lower import bounded, marked, repeated
+from sparsify.compiler.loops.lower.environment import Environment, scalar
 from sparsify.compiler.loops.lower.levels import level_variable
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
@@ -51,6 +51,11 @@ def phases(low: Lowering, names: list[str]) -> Lowered:
     low.assembly = assembly
     if marked.is_marked(low):
         lowered = marked.phases(low, assembly)
+        low.assembly = None
+        return lowered
+    assembly.bounds = bounded.bounding(assembly, loops_around(low.program.body, names[0])[-1])
+    if assembly.bounds:
+        lowered = bounded.phases(assembly)
         low.assembly = None
         return lowered
     counted = low.located(low.program.body, Environment())
@@ -107,6 +112,7 @@ class Assembly:
                 "ask for a dense result with format=",
             )
         self._check_loops()
+        self.bounds: tuple[str, ...] = ()
         self.total: loops.Var = loops.Var("", loops.INT)
         self.place: loops.Expr = ZERO
         last = len(self.levels) - 1
@@ -124,7 +130,7 @@ class Assembly:
 
     def read_coordinate(self, place: loops.Expr) -> loops.Expr:
         """The coordinate of the last level at a position."""
-        return self._read(self.coordinates, place)
+        return self.read(self.coordinates, place)
 
     def put_coordinate(self, place: loops.Expr, coordinate: loops.Expr) -> loops.Stmt:
         """The coordinate of the last level at a position written."""
@@ -136,8 +142,11 @@ class Assembly:
 
     def count_as(self, other: loops.Expr, env: Environment) -> loops.Stmt:
         """The row at hand has as many entries as another one that was counted."""
-        last = len(self.levels) - 1
-        return self._put(last, "pos", plus(self.row(env), ONE), self.position(plus(other, ONE)))
+        return self.put_count(self.row(env), self.position(plus(other, ONE)))
+
+    def put_count(self, row: loops.Expr, count: loops.Expr) -> loops.Stmt:
+        """The number of entries of a row, or where it ends."""
+        return self._put(len(self.levels) - 1, "pos", plus(row, ONE), count)
 
     def lowered_body(self) -> Lowered:
         """The whole program in the phase at hand."""
@@ -189,7 +198,7 @@ class Assembly:
         stored = value if dtype == "int64" else loops.Convert(value, loops.Type(dtype))
         return loops.Store(buffer, index, stored)
 
-    def _row_count(self) -> loops.Expr:
+    def row_count(self) -> loops.Expr:
         """How many rows the dense levels make."""
         modes = [stored.expression.mode for stored in self.levels[:-1]]
         return product([self.low.extent(self.declaration.extents[mode]) for mode in modes])
@@ -204,17 +213,23 @@ class Assembly:
 
     def before(self) -> Lowered:
         """What the counting phase needs."""
-        last = len(self.levels) - 1
         if not self.by_rows:
             return [loops.Declare(counter, ZERO, True) for counter in self.counters]
-        rows = self._row_count()
+        return [loops.Comment("count the entries of each row"), *self.allocate_positions()]
+
+    def allocate_positions(self) -> Lowered:
+        """The positions of rows that have no entries yet."""
+        last, rows = len(self.levels) - 1, self.row_count()
         buffer = self._buffer(last, "pos")
         nothing = loops.Literal(0, loops.Type(self.low.index_dtype(buffer)))
         return [
-            loops.Comment("count the entries of each row"),
             self._allocate(last, "pos", plus(rows, ONE)),
             loops.Fill(buffer, ZERO, plus(rows, ONE), nothing),
         ]
+
+    def allocate_entries(self, count: loops.Expr) -> Lowered:
+        """The coordinates of the last level, and values."""
+        return [self._allocate(len(self.levels) - 1, "crd", count), self.allocate_values(count)]
 
     def allocate(self) -> Lowered:
         """Between the phases: positions summed up, arrays allocated, counters back at the start."""
@@ -240,19 +255,22 @@ class Assembly:
         sum_up = loops.Block(
             (loops.Set(total, plus(total, count)), self._put(last, "pos", plus(row, ONE), total))
         )
-        check = compare("gt", total, integer(LARGEST[self.low.index_dtype(self._buffer(last, "pos"))]))
-        # The sum may pass the range of the positions only after the last row that fits; it is checked on the way.
-        guarded = loops.Block((sum_up, loops.If(check, loops.Return(POSITION_OVERFLOW))))
+        guarded = loops.Block((sum_up, self.check_positions()))
         return [
             loops.Declare(total, ZERO, True),
-            loops.For(row, ZERO, self._row_count(), guarded),
+            loops.For(row, ZERO, self.row_count(), guarded),
             self._allocate(last, "crd", total),
         ]
 
-    def _read_pos(self, level: int, index: loops.Expr) -> loops.Expr:
-        return self._read(self._buffer(level, "pos"), index)
+    def check_positions(self) -> loops.Stmt:
+        """The end of the kernel where the sum of the rows up to here passes the range of the positions."""
+        largest = LARGEST[self.low.index_dtype(self._buffer(len(self.levels) - 1, "pos"))]
+        return loops.If(compare("gt", self.total, integer(largest)), loops.Return(POSITION_OVERFLOW))
 
-    def _read(self, buffer: str, index: loops.Expr) -> loops.Expr:
+    def _read_pos(self, level: int, index: loops.Expr) -> loops.Expr:
+        return self.read(self._buffer(level, "pos"), index)
+
+    def read(self, buffer: str, index: loops.Expr) -> loops.Expr:
         """An entry of an array as int64."""
         value = loops.Load(buffer, index, loops.Type(self.low.index_dtype(buffer)))
         return value if self.low.index_dtype(buffer) == "int64" else loops.Convert(value, loops.INT)
@@ -314,6 +332,8 @@ class Assembly:
             return self._around_parent(level, body, env)
         if level != len(self.levels) - 2:
             return body
+        if self.bounds:
+            return bounded.around_row(self, body, self.row(env))
         made = self._around_row(body, env)
         return repeated.rows(self, loop, made, env) if self.phase else made
 
@@ -337,6 +357,13 @@ class Assembly:
                 env.coordinates[self.variables[level]].start,
             )
         return row
+
+    def begin_part(self, index: str, begin: loops.Expr, env: Environment) -> loops.Stmt:
+        """What happens before the rows from `begin` on, along one of their variables, which one thread makes."""
+        inside = self.variables[self.variables.index(index) + 1 : -1]
+        for name, coordinate in ((index, begin), *((inner, ZERO) for inner in inside)):
+            env = env.with_coordinate(name, scalar(coordinate))
+        return bounded.start(self, self.row(env))
 
     def row_range(self, env: Environment) -> tuple[loops.Expr, loops.Expr]:
         """The positions of the row at hand, where they are known."""

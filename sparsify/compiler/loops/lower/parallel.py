@@ -63,6 +63,8 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
     if not body:
         return []
     low.is_parallel = True
+    if low.assembly is not None and low.assembly.bounds:
+        body = [low.assembly.begin_part(loop.index, begin, env), *body]
     return [
         loops.ParallelFor(
             begin,

@@ -84,3 +84,25 @@ def test_results_without_rows_are_refused():
     A = sparsify.tensor(random(5, 5, 0), "csr")
     with pytest.raises(ScheduleError, match="no rows that are assembled apart"):
         sparsify.einsum("ij,jk->ik", A, A, format="dcsr", schedule=MARKED.split("; parallel")[0])
+
+
+def test_rows_repeat_those_before_them():
+    """Groups of equal columns, empty rows among them, and lengths that agree where columns do not."""
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]])
+    a = (random(6, 4, 0, 1.0) * mask).repeat(40, 1)
+    b = random(4, 90, 1, 0.3)
+    A, B = sparsify.tensor(a, "csr"), sparsify.tensor(b, "csr")
+    for schedule in (MARKED, MARKED.split("; parallel")[0]):
+        found = sparsify.einsum("ij,jk->ik", A, B, schedule=schedule)
+        torch.testing.assert_close(found.to_dense(), a @ b)
+        assert found.pattern.nnz == int(((a != 0).float() @ (b != 0).float()).count_nonzero())
+
+
+def test_rows_that_a_diagonal_decides_are_not_repeated():
+    """`A[i,i]` is stored for some rows only, whose other columns are equal."""
+    a = torch.eye(6) * torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+    a[:, 5] = 1
+    b = random(4, 90, 1, 0.3)
+    A, B = sparsify.tensor(a, "csr"), sparsify.tensor(b, "csr")
+    found = sparsify.evaluate("Y[i,k] = sum(j, A[i,i] * B[j,k])", A=A, B=B, format="csr")
+    torch.testing.assert_close(found.to_dense(), a.diagonal()[:, None] * b.sum(0))

@@ -1,0 +1,151 @@
+"""Rows that have at most as many entries as their operands: filled at once, where there is room, then moved together.
+
+In: `Y[i,j] = A[i,j] + B[i,j]`, all compressed by row. Out: arrays for `A_nnz + B_nnz` entries, one merge that writes a
+row behind the one before it, from `A2_pos[i] + B2_pos[i]` on where a thread begins, and a loop that closes the gaps
+between the parts of threads. The arrays may be longer than the positions say; who asked for them cuts them.
+
+Source: numeric-first assembly into upper bounds, as in Liu and Vinter, An efficient GPU general sparse matrix-matrix
+multiplication for irregular data, 2014.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparsify.compiler.einsum.nodes import Access, Index
+from sparsify.compiler.loops import nodes as loops
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, minus, plus
+from sparsify.compiler.loops.lower.environment import Environment
+from sparsify.compiler.loops.lower.lattice import statement_points
+from sparsify.compiler.loops.lower.levels import is_located, level_variable
+from sparsify.compiler.node import walk
+from sparsify.compiler.notation import nodes as notation
+
+if TYPE_CHECKING:
+    from sparsify.compiler.loops.lower.assemble import Assembly
+    from sparsify.compiler.loops.lower.lowering import Lowering
+
+Lowered = list[loops.Stmt]
+
+
+def bounding(assembly: Assembly, column: notation.Forall) -> tuple[str, ...]:
+    """The operands that together have at least as many entries in each row as the result; none where that is unknown.
+
+    Args:
+        assembly: the result under construction.
+        column: the loop over its last level.
+    """
+    low, body = assembly.low, assembly.low.program.body
+    if not assembly.by_rows or any(isinstance(n, notation.Let | notation.Sequence) for n in walk(body)):
+        return ()
+    reads = dict.fromkeys(
+        low.root_of(n) for n in walk(body) if isinstance(n, Access) and n.tensor != assembly.name
+    )
+    stored = [access for access in reads if not low.declaration(access.tensor).format.is_dense]
+    if not stored or not all(_has_rows_of(low, access, assembly.variables) for access in stored):
+        return ()
+    points = statement_points(column.body, frozenset(stored), low, frozenset())
+    if not points or frozenset() in points:
+        return ()
+    always = [access for access in stored if all(access in point for point in points)]
+    return tuple(access.tensor for access in (always[:1] or stored))
+
+
+def _has_rows_of(low: Lowering, access: Access, variables: list[str]) -> bool:
+    """Whether an operand has the rows of the result, each with sorted coordinates of its own below it."""
+    *above, last = low.declaration(access.tensor).format.levels
+    plain = all(isinstance(index, Index) for index in access.indices)
+    if (
+        not plain
+        or not all(is_located(stored) for stored in above)
+        or set(last.level.arrays) != {"pos", "crd"}
+    ):
+        return False
+    return [level_variable(low, access, stored) for stored in (*above, last)] == variables
+
+
+def phases(assembly: Assembly) -> Lowered:
+    """Room for all, one pass over the rows, and what brings them together."""
+    low, name = assembly.low, assembly.name
+    room: loops.Expr = ZERO
+    for tensor in assembly.bounds:
+        room = plus(room, loops.Var(f"{tensor}_nnz", loops.INT))
+    lowered = [
+        *assembly.allocate_positions(),
+        *assembly.allocate_entries(room),
+        loops.Allocate(_first(assembly), "int64", assembly.row_count(), 0),
+    ]
+    assembly.filling = True
+    body = low.located(low.program.body, Environment())
+    counter = assembly.counters[-1]
+    alone = [] if low.is_parallel else [loops.Declare(counter, ZERO, True)]
+    return [
+        *lowered,
+        *alone,
+        *body,
+        loops.Comment(f"close the gaps between rows of {name}"),
+        *_together(assembly),
+    ]
+
+
+def start(assembly: Assembly, row: loops.Expr) -> loops.Stmt:
+    """A part of the rows starts behind all entries that the rows before it can have."""
+    place: loops.Expr = ZERO
+    for tensor in assembly.bounds:
+        levels = len(assembly.low.declaration(tensor).format.levels)
+        place = plus(place, assembly.read(f"{tensor}{levels}_pos", row))
+    return loops.Declare(assembly.counters[-1], place, True)
+
+
+def around_row(assembly: Assembly, body: Lowered, row: loops.Expr) -> Lowered:
+    """A row leaves where it begins, and its number of entries."""
+    counter = assembly.counters[-1]
+    first = loops.Var(assembly.low.fresh(f"{assembly.name}_begin"), loops.INT)
+    return [
+        loops.Declare(first, counter),
+        *body,
+        loops.Store(_first(assembly), row, first),
+        assembly.put_count(row, minus(counter, first)),
+    ]
+
+
+def _first(assembly: Assembly) -> str:
+    """The name of the array of where rows begin."""
+    return f"{assembly.name}_first"
+
+
+def _together(assembly: Assembly) -> Lowered:
+    """Counts become positions, and runs of rows that lie behind one another are moved to them."""
+    low, name = assembly.low, assembly.name
+    row, count, begin = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("row", "count", "found"))
+    source, target, length = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("from", "to", "run"))
+    total = assembly.total = loops.Var(low.fresh(f"{name}_total"), loops.INT)
+    begins_run = both(compare("gt", count, ZERO), compare("ne", begin, plus(source, length)))
+    next_run = [loops.Set(source, begin), loops.Set(target, total), loops.Set(length, ZERO)]
+    body = [
+        loops.Declare(count, assembly.position(plus(row, ONE))),
+        loops.Declare(begin, loops.Load(_first(assembly), row, loops.INT)),
+        loops.If(begins_run, loops.Block((*_move(assembly, source, target, length), *next_run))),
+        loops.Set(length, plus(length, count)),
+        loops.Set(total, plus(total, count)),
+        assembly.put_count(row, total),
+        assembly.check_positions(),
+    ]
+    declared = [loops.Declare(var, ZERO, True) for var in (source, target, length, total)]
+    gather = loops.For(row, ZERO, assembly.row_count(), loops.Block(tuple(body)))
+    return [*declared, gather, *_move(assembly, source, target, length)]
+
+
+def _move(assembly: Assembly, source: loops.Var, target: loops.Var, length: loops.Var) -> Lowered:
+    """`length` entries move down; the first ones first, since both places may overlap."""
+    low = assembly.low
+    place = loops.Var(low.fresh(f"p{assembly.name}"), loops.INT)
+    there, here = plus(target, place), plus(source, place)
+    kind = loops.Type(assembly.declaration.dtype)
+    values = f"{assembly.name}_vals"
+    moves = (
+        assembly.put_coordinate(there, assembly.read_coordinate(here)),
+        loops.Store(values, there, loops.Load(values, here, kind)),
+    )
+    copies = tuple(loops.For(place, ZERO, length, move) for move in moves)
+    return [loops.If(compare("lt", target, source), loops.Block(copies))]
