@@ -82,8 +82,14 @@ def test_parallel_rows_are_balanced_by_an_operand_that_has_them():
 
 
 def test_assembly_counts_then_fills():
-    text = code("Y[i,j] = A[i,j] + B[i,j]", "order i, j", A="csr", B="csr")
+    text = code("Y[i,j] = A[i,j] + B[i,j]", "order i, j", "csr", A="csr", B="dcsr")
     assert text.index("count the entries") < text.index("allocate, then fill")
+
+
+def test_assembly_fills_rows_that_their_operands_bound_at_once():
+    text = code("Y[i,j] = A[i,j] + B[i,j]", "order i, j", A="csr", B="csr")
+    assert "count the entries" not in text
+    assert text.count("while pA2 < pA2_end and pB2 < pB2_end") == 1
 
 
 @pytest.mark.parametrize(
