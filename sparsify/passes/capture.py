@@ -175,14 +175,18 @@ def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: b
 @contextmanager
 def quietly() -> Iterator[None]:
     """Within this context export keeps its warnings and its listings of failed graphs to itself."""
-    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    before, log.disabled = log.disabled, True
+    names = "torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor"
+    logs = [logging.getLogger(name) for name in names]
+    before = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.disabled = before
+        for log, was in zip(logs, before, strict=True):
+            log.disabled = was
 
 
 def first_names(model: nn.Module) -> dict[str, str]:

@@ -169,7 +169,11 @@ def type_of(draft: Draft, candidate: Candidate) -> str:
 
 
 def suggestion(target: str, candidates: list[Candidate]) -> str:
-    """The three nearest names of the same kind."""
+    """The three nearest names of the same kind; for message passing why the scatters of the model are none."""
+    if target == "op:message_passing":
+        known = ((c.node, gather_scatter.reason(c.node)) for c in candidates if c.kind == "op")
+        reasons = [f"{node.name} {reason}" for node, reason in known if reason]
+        return f" ({'; '.join(dict.fromkeys(reasons)) or 'nothing scatters what it gathered'})"
     kind = target.partition(":")[0]
     names = sorted({str(c) for c in candidates if c.kind == kind or kind not in KINDS})
     return nearest(target, names)

@@ -5,10 +5,11 @@ In: `bcsr(16, 16)`. Out: the levels of `i/16: dense, j/16: compressed, i%16: den
 
 import re
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 
 from sparsify.errors import FormatError
 from sparsify.storage.format import Kind, LevelExpression, StoredLevel
-from sparsify.storage.levels import Compressed, Level, Singleton, level
+from sparsify.storage.levels import LEVELS, Compressed, Level, Singleton, level
 
 LEVEL = re.compile(
     r"\s*(?:(?P<expression>[^:(),]+):)?\s*(?P<name>[a-z_]\w*)\s*(?:\((?P<parameters>[^()]*)\))?\s*$"
@@ -21,6 +22,14 @@ def parse(text: str, rank: int | None = None) -> Sequence[Level | StoredLevel]:
     named = NAMED.get(text.split("(")[0].strip())
     if named is not None and (text.strip() != "dense" or rank is not None):
         return parse(named(_arguments(text), rank))
+    if re.fullmatch(r"\s*\w+\s*", text) and text.strip() not in (*LEVELS, "coordinate", "scalar"):
+        near = get_close_matches(text.strip(), (*NAMED, *LEVELS, "coordinate"), n=1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        names = ", ".join((*LEVELS, "coordinate"))
+        raise FormatError(
+            f"no format is called {text.strip()!r}",
+            f"{guess}{', '.join(NAMED)}, or levels, one a mode: {names}",
+        )
     parts = _split(text)
     matches = []
     for part in parts:

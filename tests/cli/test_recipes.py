@@ -112,7 +112,7 @@ def test_validate_looks_at_formats_and_models(cli: Cli, tmp_path: Path) -> None:
     (entry,) = json.loads(found.out)["recipes"]
     assert not entry["valid"]
     first, second, third = entry["errors"]
-    assert first.startswith(f"{wrong}:5:5: format: the format 'crs': no level is called 'crs'")
+    assert first.startswith(f"{wrong}:5:5: format: no format is called 'crs'; did you mean csr?")
     assert second.startswith(f"{wrong}:6:5: format: ")
     assert "there is no model 'gcm'; did you mean gcn?" in third
 

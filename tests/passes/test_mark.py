@@ -103,6 +103,7 @@ def test_limits_leave_a_tensor_dense_and_say_so():
     [
         ("{targets: ['input:adjj']}", "matches nothing: 'input:adjj'; did you mean"),
         ("{targets: ['op:softmax']}", "matches nothing"),
+        ("{targets: ['op:message_passing']}", "'op:message_passing' (nothing scatters what it gathered)"),
         (
             "{targets: ['input:x'], prune: {method: magnitude, sparsity: 0.5}}",
             "`source: prune` is not supported yet",
@@ -118,6 +119,21 @@ def test_errors_name_file_and_line(rule, words):
         mark(draft(TwoLayers(Kipf).eval(), (graph()[0], adjacency()), [rule]))
     assert words in str(caught.value)
     assert str(caught.value).startswith("own.yaml:4:5")
+
+
+class Largest(nn.Module):
+    """Neighbours reduced by max."""
+
+    def forward(self, x, edge_index):
+        index = edge_index[1][:, None].expand(-1, x.size(1))
+        return torch.zeros_like(x).scatter_reduce(0, index, x[edge_index[0]], "amax")
+
+
+def test_message_passing_that_is_none_says_why():
+    with pytest.raises(
+        RecipeError, match=r"'op:message_passing' \(\w+ scatters by amax .*only sums over rows"
+    ):
+        mark(draft(Largest(), graph(), ["{targets: ['op:message_passing']}"]))
 
 
 def test_two_rules_for_one_tensor():

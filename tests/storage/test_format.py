@@ -82,7 +82,9 @@ def test_ordering_and_levels():
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("compresed", "no level is called 'compresed'"),
+        ("compresed", "no format is called 'compresed'; did you mean compressed?"),
+        ("csrr", "no format is called 'csrr'; did you mean csr? dense, coo,"),
+        ("dense, compresed", "no level is called 'compresed'"),
         ("dense(3, 4)", "at most the number of modes"),
         ("dense, compressed(crd=float)", "crd=float of a compressed level"),
         ("dense, compressed(sorted)", "has no parameter 'sorted'"),

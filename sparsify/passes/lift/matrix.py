@@ -67,8 +67,8 @@ def of_message_passing(match: GatherScatter, mark: Mark) -> Matrix | None:
 
 def joined_values(match: GatherScatter) -> fx.Node | None:
     """One node [edges] for the product of all weights of the messages."""
-    weights = [flat(weight, match.node) for weight in match.weights]
-    divisors = [flat(divisor, match.node) for divisor in match.divisors]
+    weights = [factor_of(weight, match) for weight in match.weights]
+    divisors = [factor_of(divisor, match) for divisor in match.divisors]
     graph = match.node.graph
     result: fx.Node | None = weights[0] if weights else None
     with graph.inserting_before(match.node):
@@ -84,6 +84,19 @@ def joined_values(match: GatherScatter) -> fx.Node | None:
                     graph.call_function(torch.ops.aten.div.Tensor, (result, divisor)), divisor
                 )
     return result
+
+
+def factor_of(column: fx.Node, match: GatherScatter) -> fx.Node:
+    """A factor of the messages as a vector [edges] in their dtype, to which torch promotes it."""
+    vector, wanted = flat(column, match.node), tensor_value(match.node)
+    value = tensor_value(vector)
+    assert value is not None and wanted is not None, "factors and messages are tensors"
+    if value.dtype == wanted.dtype:
+        return vector
+    with vector.graph.inserting_before(match.node):
+        promoted = vector.graph.call_function(torch.ops.aten.to.dtype, (vector, wanted.dtype))
+    promoted.meta["val"] = value.to(wanted.dtype)
+    return promoted
 
 
 def flat(column: fx.Node, user: fx.Node) -> fx.Node:
