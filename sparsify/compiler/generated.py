@@ -7,7 +7,7 @@ a call that has been made before looks both up and fills in addresses.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -159,10 +159,6 @@ class GeneratedStep:
         """The kernel on disk."""
         return self.current.library
 
-    def __call__(self, values: Mapping[str, torch.Tensor]) -> Any:
-        """The result for operands, and temporaries, by name; several results in a tuple."""
-        return self.compute(tuple([values[name] for name in self.operands]))
-
     def _first_call(self, operands: tuple[torch.Tensor, ...]) -> Any:
         """The result; from now on there is a shortcut to it."""
         result = self._long_way(operands, None)
@@ -192,8 +188,9 @@ class GeneratedStep:
             order: per operand of this step its place among them.
             kernel: what is differentiated when operands require gradients.
         """
-        known = self._frames.get(_key([operands[place] for place in order]))
-        if known is None or not self._is_simple:
+        read = [operands[place] for place in order]
+        known = self._frames.get(_key(read))
+        if known is None or not self._is_simple or self._turns(read):
             return
         root = None if self._root is None else order[self._root]
         empty = known.empty if root is None else self._stored
@@ -202,6 +199,15 @@ class GeneratedStep:
         frame = shortcut.frame(operands, [*zip(order, self._inputs, strict=True)], result, call)
         if frame is not None:
             learn(ctypes.addressof(frame))
+
+    def _turns(self, operands: Sequence[torch.Tensor]) -> bool:
+        """Whether the kernel reads values of some operand in another order, which is made for each call."""
+        for operand, declared in zip(operands, self._inputs, strict=True):
+            if isinstance(operand, SparseTensor) and isinstance(declared, SparseInput):
+                kept = operand._pattern.recall(declared)
+                if kept is not None and kept[2] is not None:
+                    return True
+        return False
 
     def _compute(self, operands: Sequence[torch.Tensor]) -> Any:
         """The results for any operands."""

@@ -6,6 +6,7 @@ In: `compile_program(program)` and operands in the order of `program.inputs`. Ou
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
 
 Operand = torch.Tensor
+Chooser = Callable[[Sequence[Operand]], tuple[Operand, ...]]
+# A step, what takes its operands from all tensors, and the slots of its results; one result is not in a list.
+Move = tuple["DenseProduct | Convert | GeneratedStep", Chooser, list[int] | int]
 
 
 class Kernel:
@@ -56,11 +60,9 @@ class Kernel:
         # The one step that is the whole program and reads the operands in their order.
         self._whole = step if isinstance(step, GeneratedStep) and step.operands == self._names else None
         self.generated = [step for step in plan if isinstance(step, GeneratedStep)]
-        # Per step its results where they are several.
-        self._results_of = [
-            (step, step.results if isinstance(step, GeneratedStep) and len(step.results) > 1 else ())
-            for step in plan
-        ]
+        self._slots: dict[str, int] = {name: slot for slot, name in enumerate(self._names)}
+        self._moves = [self._move(step) for step in plan]
+        self._result_slots = [self._slots[name] for name in self._results]
         self.cache = "hit"
         self.estimated_us: float | None = None
         self.kept: dict[tuple[bool, ...], Kept] = {}
@@ -69,6 +71,13 @@ class Kernel:
         self._call: Callable[[tuple[Operand, ...]], Any] = self._first_call
         self.results: Callable[[tuple[Operand, ...]], Any] = self._run_steps
         self.sizes = UNKNOWN
+
+    def _move(self, step: "DenseProduct | Convert | GeneratedStep") -> "Move":
+        """A step with the slots of its operands and results; results get slots of their own."""
+        names = step.results if isinstance(step, GeneratedStep) else (step.result,)
+        read = _chooser([self._slots[name] for name in step.operands])
+        written = [self._slots.setdefault(name, len(self._slots)) for name in names]
+        return step, read, written if len(written) > 1 else written[0]
 
     @property
     def key(self) -> str:
@@ -133,10 +142,10 @@ class Kernel:
 
     def _run_steps(self, operands: tuple[Operand, ...]) -> Any:
         """The results by way of all tensors."""
-        values = self.run(operands)
+        values = self._tensors(operands)
         if len(self._results) == 1:
-            return values[self._results[0]]
-        return tuple([values[name] for name in self._results])
+            return values[self._result_slots[0]]
+        return tuple([values[slot] for slot in self._result_slots])
 
     def adjoint(self, wrt: tuple[str, ...]) -> "Kernel":
         """The kernel of the adjoint program: gradients of the inputs `wrt` from `g_` and the results' names.
@@ -160,14 +169,20 @@ class Kernel:
 
     def run(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
         """All tensors by name: operands, temporaries of the plan, results."""
+        return dict(zip(self._slots, self._tensors(operands), strict=True))
+
+    def _tensors(self, operands: tuple[Operand, ...]) -> list[Operand]:
+        """All tensors by slot."""
         if not self._is_prepared and len(self.generated) > 1:
             self.prepare(sizes_of(self.program, operands))
-        values = dict(zip(self._names, operands, strict=True))
-        for step, several in self._results_of:
-            if several:
-                values.update(zip(several, step(values)))
+        values: list[Any] = [*operands, *[None] * (len(self._slots) - len(operands))]
+        for step, read, written in self._moves:
+            found = step.compute(read(values))
+            if isinstance(written, int):
+                values[written] = found
             else:
-                values[step.result] = step(values)
+                for slot, value in zip(written, found, strict=True):
+                    values[slot] = value
         return values
 
 
@@ -228,6 +243,13 @@ def prepare_all(wanted: Sequence[tuple[Kernel, Sizes]]) -> list[Exception | None
         kernel.cache = "miss" if True in own else "hit"
         errors.append(next((outcome for outcome in own if isinstance(outcome, Exception)), None))
     return errors
+
+
+def _chooser(slots: list[int]) -> Chooser:
+    """Takes the tensors in these slots."""
+    if len(slots) < 2:
+        return lambda values: tuple([values[slot] for slot in slots])
+    return itemgetter(*slots)
 
 
 def _prepare(step: GeneratedStep, wanted: Sequence[Sizes]) -> bool:

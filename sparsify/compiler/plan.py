@@ -4,8 +4,8 @@ In: `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b
 Out: `T = torch.mm(X, W.t())`, then one generated kernel for `Y`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
@@ -24,11 +24,13 @@ from sparsify.compiler.schedule.order import statement_order
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.turn import Twin, twins, with_twins
 from sparsify.compiler.unblock import Unblocked, assembled, unblocked, whole
-from sparsify.runtime.buffers import POOL
+from sparsify.runtime.buffers import POOL, SMALLEST_BYTES
 from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
 from sparsify.storage.interop import tensor
 from sparsify.storage.tensor import SparseTensor, wrap
+
+PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,28 @@ class DenseProduct:
     left_transposed: bool
     right_transposed: bool
 
-    def __call__(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of its operands."""
+        return self.left, self.right
+
+    def compute(self, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The product."""
-        left, right = _plain(values[self.left]), _plain(values[self.right])
+        left, right = operands
+        if type(left) not in PLAIN or type(right) not in PLAIN:
+            left, right = _plain(left), _plain(right)
+        shape = left.size(1 if self.left_transposed else 0), right.size(0 if self.right_transposed else 1)
+        size = shape[0] * shape[1] * left.element_size()
+        is_small = size < SMALLEST_BYTES or not POOL.is_recycled(size)
+        if is_small and self.right_transposed and not self.left_transposed:
+            return torch.nn.functional.linear(left, right)  # the same product in one call less
         left = left.t() if self.left_transposed else left
         right = right.t() if self.right_transposed else right
-        shape, dtype = (left.shape[0], right.shape[1]), left.dtype
-        if not POOL.is_recycled(shape[0] * shape[1] * dtype.itemsize):
+        if is_small:
             return torch.mm(left, right)
         if torch.is_grad_enabled() and (left.requires_grad or right.requires_grad):
             return torch.mm(left, right)  # into memory that is there already nothing is differentiated
-        return torch.mm(left, right, out=POOL.empty(shape, dtype))
+        return torch.mm(left, right, out=POOL.empty(shape, left.dtype))
 
     def __str__(self) -> str:
         right = f"{self.right}.t()" if self.right_transposed else self.right
@@ -100,12 +113,17 @@ class Convert:
     fill: float
     why: str
 
-    def __call__(self, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of its operands."""
+        return (self.source,) if self.pattern_of is None else (self.source, self.pattern_of)
+
+    def compute(self, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The converted tensor."""
-        source = values[self.source]
+        source = operands[0]
         if self.pattern_of is None:
             return tensor(source, self.format, fill=self.fill).to(format=self.format)
-        pattern = values[self.pattern_of]._pattern  # type: ignore[attr-defined]
+        pattern = operands[1]._pattern  # type: ignore[attr-defined]
         if not isinstance(source, SparseTensor):  # diagonals that are all stored, computed as rows
             source = tensor(source, whole(pattern.format))
         found = conversion(pattern, source.format)

@@ -131,6 +131,8 @@ def is_traced(operands: Sequence[Tensor]) -> bool:
     if torch._C._len_torch_dispatch_stack():
         return True
     for operand in operands:
+        if type(operand) in PLAIN:
+            continue
         inner = operand._vals if isinstance(operand, SparseTensor) else operand
         if type(inner) not in PLAIN and isinstance(inner, FakeTensor | FunctionalTensor):
             return True

@@ -95,6 +95,7 @@ class RegionCall:
         is_strict: bool = False,
     ) -> None:
         self.name, self.program, self.operands = "", program, tuple(operands)
+        self._sources = [(o.argument, o.structure, o.leaves, o.result) for o in self.operands]
         self.shape, self.dense, self.options, self.notices = shape, dense, options, notices
         self.dtype = getattr(torch, program.declaration(program.outputs[0]).dtype)
         self.is_strict = is_strict
@@ -114,20 +115,19 @@ class RegionCall:
     def values(self, arguments: Sequence[Any]) -> list[Any]:
         """The operands in the order of the program."""
         found = []
-        for operand in self.operands:
-            if operand.structure is None:
-                found.append(arguments[operand.argument])
+        for argument, structure, leaves, result in self._sources:
+            if structure is None:
+                found.append(arguments[argument])
                 continue
-            results = operand.structure(tuple(arguments[at] for at in operand.leaves))
-            value = results[operand.result]
-            if isinstance(value, Aligned):
-                value = SparseTensor(value.pattern, value.values(arguments[operand.argument]))
+            value = structure(tuple([arguments[at] for at in leaves]))[result]
+            if type(value) is Aligned:
+                value = SparseTensor(value.pattern, value.values(arguments[argument]))
             found.append(value)
         return found
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
         """The result of the region, by the dense nodes once the kernel has failed, and for full gradients."""
-        wanted = wanted_gradients(arguments)
+        wanted = wanted_gradients(arguments) if torch.is_grad_enabled() else ()
         if wanted and wanted not in self.differentiable and self.has_kernel(wanted):
             tried: torch.Tensor = FirstGradient.apply(self, *arguments)  # type: ignore[no-untyped-call]
             return tried
@@ -135,7 +135,7 @@ class RegionCall:
 
     def computed(self, arguments: Sequence[Any], wanted: tuple[int, ...]) -> torch.Tensor:
         """The result of the region, by the kernel if it can."""
-        if self.has_kernel(wanted):
+        if self.failure is None and (not wanted or self.has_kernel(wanted)):
             try:
                 operands = self.values(arguments)
                 if self.times_us is None:
@@ -148,10 +148,12 @@ class RegionCall:
 
     def has_kernel(self, wanted: tuple[int, ...]) -> bool:
         """Whether a kernel computes the result, and the gradients of the arguments at these positions."""
-        if self.failure is not None or (wanted and self.gradient_failure is not None):
+        if self.failure is not None:
             return False
+        if not wanted:
+            return True
         # A sparse operand leaves out the gradient at its zeros, which an input may need.
-        return not any(position in wanted for position in self.full)
+        return self.gradient_failure is None and not any(position in wanted for position in self.full)
 
     def gradients(
         self, arguments: Sequence[Any], needed: Sequence[int], result: torch.Tensor, gradient: torch.Tensor

@@ -21,12 +21,14 @@ from sparsify.passes import PASSES, base, calls
 from sparsify.passes.base import Asked, Notices
 from sparsify.passes.capture import capture, sparse_parts
 from sparsify.passes.check import compare
+from sparsify.passes.eager import eager
 from sparsify.passes.memory import Memory
 from sparsify.passes.shell import Modes, fill_shell, in_modes, modes, share_again
 from sparsify.passes.variant import Variant, return_plainly
 from sparsify.report import Report
 
 MAX_CAPTURES = 8
+REMEMBERED = 64  # shapes of inputs that need no second look
 TIMED_CALLS = 3
 PLAIN = (torch.Tensor, nn.Parameter)
 
@@ -45,7 +47,8 @@ class SparseModule(fx.GraphModule):
     _names: tuple[str, ...]
     _asked: Asked
     _variants: dict[tuple[Modes, calls.CallShape], Variant | None]
-    _quick: dict[Any, Variant]
+    _quick: dict[Any, Callable[..., Any]]
+    _modules_in_order: tuple[nn.Module, ...]
     _matrices: Memory
     _captures: int
     _notices: Notices
@@ -65,6 +68,7 @@ class SparseModule(fx.GraphModule):
             "_asked": asked,
             "_variants": {},
             "_quick": {},
+            "_modules_in_order": tuple(self.modules()),
             "_matrices": Memory(sparse_parts),
             "_captures": 0,
             "_notices": Notices(type(model).__name__),
@@ -79,8 +83,13 @@ class SparseModule(fx.GraphModule):
         code = super().recompile()
         kind = type(self)
         object.__setattr__(self, "_generated", kind.__dict__.get("forward"))
-        if "forward" in kind.__dict__ and kind is not SparseModule:
-            del kind.forward
+        if kind is not SparseModule:
+            for name in (
+                "forward",
+                "__call__",
+            ):  # that of torch.fx explains errors of the graph, and takes its time
+                if name in kind.__dict__:
+                    delattr(kind, name)
         return code
 
     @property
@@ -118,24 +127,38 @@ class SparseModule(fx.GraphModule):
         if torch.is_autocast_enabled("cpu"):
             self._notices.warn("autocast changes dtypes, which kernels do not; the source model runs")
             return self.original(*args, **kwargs)
-        if not kwargs and all(type(arg) in PLAIN for arg in args):
-            quick = (modes(self), *[(arg.dtype, arg.layout, arg.dim()) for arg in args])
-            variant = self._quick.get(quick)
-            if variant is not None and variant.fits(tuple(arg.shape for arg in args)):
-                return self.finish(variant, args)
+        quick = None if kwargs else self.quick_key(args)
+        if quick is not None and (run := self._quick.get(quick)) is not None:
+            return run(*args)
         call = calls.flatten(self._signature, args, kwargs)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is None:
             return self.original(*args, **kwargs)
-        if not kwargs and all(type(arg) in PLAIN for arg in args) and len(tensors) == len(args):
-            self._quick[(modes(self), *[(arg.dtype, arg.layout, arg.dim()) for arg in args])] = variant
+        if quick is not None and variant.is_plain and len(tensors) == len(args):
+            assert variant.eager is not None, "prepare compiles the graph"
+            if len(self._quick) >= REMEMBERED:
+                self._quick.clear()
+            self._quick[quick] = variant.eager
         return self.finish(variant, tensors)
+
+    def quick_key(self, args: Sequence[Any]) -> Any:
+        """What tells calls with nothing but plain tensors apart; `None` for other calls."""
+        key: list[Any] = [module.training for module in self._modules_in_order]
+        for arg in args:
+            if type(arg) not in PLAIN:
+                return None
+            key += arg.dtype, arg.layout, arg.shape
+        return tuple(key)
 
     def finish(self, variant: Variant, tensors: Sequence[torch.Tensor]) -> Any:
         """The model's output class around the results of a variant."""
-        assert variant.run is not None, "prepare compiles the graph"
-        result = variant.run(self, *tensors)
+        if torch.compiler.is_compiling():
+            assert variant.run is not None, "prepare compiles the graph"
+            result = variant.run(self, *tensors)
+        else:
+            assert variant.eager is not None, "prepare compiles the graph"
+            result = variant.eager(*tensors)
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -217,6 +240,7 @@ class SparseModule(fx.GraphModule):
         """Makes the function that runs a variant, and shows the variant."""
         self.graph = variant.captured.graph  # compiles
         variant.run = self._generated
+        variant.eager = eager(variant.captured.graph, self, self._generated)
         self.show(variant)
 
     def verify(self, variant: Variant, call: calls.Call, tensors: list[torch.Tensor]) -> None:

@@ -80,10 +80,10 @@ class Seen:
         known = self.reference()
         if known is None or known._version != self.version:
             return False
+        if known is leaf:
+            return bool(known.data_ptr() == self.address and known.shape == self.shape)
         if not isinstance(leaf, torch.Tensor) or leaf.is_inference():
             return False
-        if known is leaf:
-            return bool(leaf.data_ptr() == self.address and leaf.shape == self.shape)
         return (
             leaf._version == self.version
             and leaf.data_ptr() == known.data_ptr() == self.address
@@ -114,10 +114,10 @@ class Remembered:
 
     def is_for(self, leaves: tuple[Any, ...]) -> bool:
         """Whether these leaves are the ones that the results were computed from."""
-        return all(
-            known.is_same(leaf) if isinstance(known, Seen) else known == leaf
-            for known, leaf in zip(self.leaves, leaves, strict=True)
-        )
+        for known, leaf in zip(self.leaves, leaves):
+            if not (known.is_same(leaf) if type(known) is Seen else known == leaf):
+                return False
+        return True
 
     def is_stale(self) -> bool:
         """Whether its leaves cannot come again."""

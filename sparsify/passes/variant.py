@@ -21,6 +21,8 @@ class Variant:
 
     Attributes:
         is_plain: whether the graph returns the model's output itself; else the leaves of its output class.
+        run: the compiled graph, of the module and its inputs.
+        eager: the same of the inputs, for tensors that have memory.
     """
 
     captured: Captured
@@ -28,6 +30,7 @@ class Variant:
     regions: list[RegionCall]
     is_plain: bool
     run: Callable[..., Any] | None = None
+    eager: Callable[..., Any] | None = None
     fitting: set[Any] = field(default_factory=set)
 
     def fits(self, shapes: tuple[Any, ...]) -> bool:

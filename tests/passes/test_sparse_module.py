@@ -260,6 +260,24 @@ def test_export(name):
     assert torch.allclose(program.module()(*example()), model(*example()), atol=1e-5)
 
 
+class SingleWeights(nn.Module):
+    """Edge weights in float32, whatever the dtype of the features."""
+
+    def forward(self, x, edge_index):
+        degree = torch.zeros(x.size(0)).index_add(0, edge_index[1], torch.ones(edge_index.size(1)))
+        weight = degree.clamp(min=1).pow(-0.5)
+        weight = (weight[edge_index[0]] * weight[edge_index[1]]).unsqueeze(-1)
+        return torch.zeros_like(x).index_add(0, edge_index[1], weight * x[edge_index[0]])
+
+
+def test_edge_weights_are_promoted_to_the_features():
+    x, edge_index = graph()
+    model = SingleWeights()
+    sparse = apply(model, MESSAGES, (x.double(), edge_index))
+    assert len(sparse.report.regions) == 1
+    torch.testing.assert_close(sparse(x.double(), edge_index), model(x.double(), edge_index))
+
+
 class SparseWeight(nn.Module):
     """A layer whose weight the user stores sparsely."""
 

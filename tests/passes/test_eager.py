@@ -1,0 +1,52 @@
+"""What runs a graph with tensors that have memory: parameters are read where modules keep them."""
+
+import pytest
+import torch
+from graph_models import HandWritten, TwoLayers, graph
+from torch.nn.utils import parametrize
+
+from sparsify.passes.apply import apply
+
+RECIPE = {"schema": 1, "name": "own", "sparsify": [{"targets": ["op:message_passing"], "format": "csr"}]}
+
+
+@pytest.fixture(scope="module")
+def made():
+    torch.manual_seed(0)
+    model = TwoLayers(HandWritten).eval()
+    return model, apply(model, RECIPE, graph())
+
+
+def test_calls_of_known_shapes_take_the_short_way(made):
+    model, sparse = made
+    sparse(*graph())
+    assert sparse._quick[sparse.quick_key(graph())] is sparse.variants[0].eager
+    for nodes in range(5, 90):
+        sparse(*graph(nodes, seed=nodes))
+    assert 0 < len(sparse._quick) <= 64
+    torch.testing.assert_close(sparse(*graph()), model(*graph()))
+
+
+def test_new_parameters_are_read(made):
+    _, sparse = made
+    weight = sparse.c1.lin.weight
+    before = sparse(*graph())
+    sparse.c1.lin.weight = torch.nn.Parameter(weight.detach() * 2)
+    twice = sparse(*graph())
+    sparse.c1.lin.weight = weight
+    assert not torch.equal(before, twice)
+    assert torch.equal(sparse(*graph()), before)
+
+
+def test_computed_parameters_are_read(made):
+    class Negated(torch.nn.Module):
+        def forward(self, weight):
+            return -weight
+
+    _, sparse = made
+    before = sparse(*graph())
+    parametrize.register_parametrization(sparse.c1.lin, "weight", Negated())
+    after = sparse(*graph())
+    parametrize.remove_parametrizations(sparse.c1.lin, "weight", leave_parametrized=False)
+    assert not torch.equal(before, after)
+    assert torch.equal(sparse(*graph()), before)
