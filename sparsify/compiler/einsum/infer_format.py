@@ -204,17 +204,18 @@ def _is_dense(sparsity: Sparsity, group: Iterable[Assign], known: Mapping[str, D
     compressed = dict(sparsity.compressed)
     if sparsity.fill is None or sparsity.is_number:
         return True
-    sparse_modes = sum(name in compressed for name in targets)
+    stored = [name for name in targets if name in compressed]
+    sparse_modes = len(stored)
     read = [node for s in group for node in walk(s.value) if isinstance(node, Access) and node.indices]
     if not any(compressed.get(name) for name in targets):
-        return sparse_modes < 2 or any(_has_places(known[a.tensor], a.indices, targets) for a in read)
+        return sparse_modes < 2 or any(_has_places(known[a.tensor], a.indices, stored) for a in read)
     return sparse_modes < 2 and any(known[access.tensor].format.is_dense for access in read)
 
 
-def _has_places(declared: Declaration, indices: Sequence[Expr], targets: Sequence[str]) -> bool:
+def _has_places(declared: Declaration, indices: Sequence[Expr], names: Sequence[str]) -> bool:
     """Whether an operand has a place for every coordinate of these modes: then the result may have them too."""
     full = {name for name, is_compressed in _of_tensor(declared, indices).compressed if not is_compressed}
-    return set(targets) <= full
+    return set(names) <= full
 
 
 def _declare_sparse(

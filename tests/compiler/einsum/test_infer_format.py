@@ -10,6 +10,7 @@ from sparsify.storage.format import Format
 from .programs import COO, CSC, CSR, CUBE, DCSR, MATRIX, VECTOR, operand, program
 
 MINUS_INF = operand("csr", fill=-float("inf"))
+ROWS = operand("dense, dense, compressed")
 CSF = operand("csf")
 SAME = operand("csr", pattern_of="A")
 
@@ -29,6 +30,7 @@ SAME = operand("csr", pattern_of="A")
             0,
             None,
         ),
+        ("Y[i,j,r] = T[i,j,k] * B[k,r]", {"T": ROWS, "B": MATRIX}, "dense, dense, dense", 0, None),
         ("Y[i,j,r] = T[i,j,k] * B[k,r]", {"T": CSF, "B": MATRIX}, "csf", 0, None),
         ("S[i,j] = A[i,j] * sum(k, Q[i,k] * K[j,k])", {"A": CSR, "Q": MATRIX, "K": MATRIX}, "csr", 0, "A"),
         ("S[i,j] = A[i,j] * sum(k, Q[i,k] * K[j,k])", {"A": COO, "Q": MATRIX, "K": MATRIX}, "coo", 0, "A"),
