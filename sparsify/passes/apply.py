@@ -50,10 +50,14 @@ def apply(
 
     Raises:
         RecipeError: the recipe is wrong, or one of its rules matches nothing.
-        CaptureError: with `strict`, the model cannot be captured.
+        CaptureError: no model, no tensors, or with `strict` a model that cannot be captured.
         CompilerError: with `strict`, a kernel cannot be built.
         VerificationError: the results differ from the dense model's beyond the recipe's limits.
     """
+    if not isinstance(model, nn.Module):
+        raise CaptureError(
+            f"{type(model).__name__} is no torch.nn.Module", "the model itself, not a function"
+        )
     loaded = recipes.load(recipe)
     module = SparseModule(model, Asked(loaded, dynamic, strict, verify, trainable, inplace))
     if example_inputs is None:

@@ -118,7 +118,9 @@ def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:
     node = region.output
     reason = f"no kernel: {error}".splitlines()[0]
     draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
-    draft.report.warnings.append(f"sparse regions stay dense, {reason}")
+    warning = f"sparse regions stay dense, {reason}"
+    if warning not in draft.report.warnings:
+        draft.report.warnings.append(warning)
 
 
 def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) -> list[Binding]:

@@ -35,6 +35,10 @@ def load(recipe: str | PathLike[str] | Mapping[str, Any] | Recipe, **overrides: 
         )
     if isinstance(recipe, Mapping):
         return from_source(Source("<recipe>", plain(recipe), {(): Position(0, 0)}), overrides)
+    if not isinstance(recipe, str | PathLike):
+        raise RecipeError(
+            f"{type(recipe).__name__} is no recipe; a path, a built-in name ({', '.join(builtin.names())}) or a mapping"
+        )
     path = locate(recipe)
     try:
         text = path.read_text(encoding="utf-8")

@@ -330,6 +330,18 @@ def test_what_cannot_be_captured_runs_as_it_is_with_one_warning():
         apply(Branches(), MESSAGES, (torch.ones(3),), strict=True)
 
 
+@pytest.mark.parametrize(
+    "model, recipe, wrong, words",
+    [
+        (nn.Identity(), None, errors.RecipeError, "NoneType is no recipe; a path, a built-in name .gcn, "),
+        (torch.relu, "gcn", errors.CaptureError, "is no torch.nn.Module"),
+    ],
+)
+def test_what_is_no_model_or_no_recipe(model, recipe, wrong, words):
+    with pytest.raises(wrong, match=words):
+        apply(model, recipe, (torch.ones(3),))
+
+
 def test_captures_are_bounded(monkeypatch):
     monkeypatch.setattr(sparse_module, "MAX_CAPTURES", 2)
     model, recipe, example = case("by hand")
