@@ -55,6 +55,7 @@ def phases(low: Lowering, names: list[str]) -> Lowered:
         return lowered
     assembly.bounds = bounded.bounding(assembly, loops_around(low.program.body, names[0])[-1])
     if assembly.bounds:
+        assembly.is_running = True
         lowered = bounded.phases(assembly)
         low.assembly = None
         return lowered
@@ -113,6 +114,8 @@ class Assembly:
             )
         self._check_loops()
         self.bounds: tuple[str, ...] = ()
+        self.is_running = False
+        self.first: loops.Var = loops.Var(low.fresh(f"{name}_begin"), loops.INT)
         self.total: loops.Var = loops.Var("", loops.INT)
         self.place: loops.Expr = ZERO
         last = len(self.levels) - 1
@@ -140,17 +143,15 @@ class Assembly:
         """Where a row begins once the positions are known."""
         return self._read_pos(len(self.levels) - 1, row)
 
-    def count_as(self, other: loops.Expr, env: Environment) -> loops.Stmt:
-        """The row at hand has as many entries as another one that was counted."""
-        return self.put_count(self.row(env), self.position(plus(other, ONE)))
-
     def put_count(self, row: loops.Expr, count: loops.Expr) -> loops.Stmt:
         """The number of entries of a row, or where it ends."""
         return self._put(len(self.levels) - 1, "pos", plus(row, ONE), count)
 
     def lowered_body(self) -> Lowered:
         """The whole program in the phase at hand."""
-        self.filling = self.phase != marked.COUNT
+        self.filling = self.phase in (marked.FILL, marked.VALUES)
+        self.is_running = self.phase == marked.FILL
+        self.first = loops.Var(self.low.fresh(self.first.name), loops.INT)
         self.counters[-1] = loops.Var(self.low.fresh(self.counters[-1].name), loops.INT)
         return self.low.located(self.low.program.body, Environment())
 
@@ -332,17 +333,18 @@ class Assembly:
             return self._around_parent(level, body, env)
         if level != len(self.levels) - 2:
             return body
-        if self.bounds:
-            return bounded.around_row(self, body, self.row(env))
-        made = self._around_row(body, env)
-        return repeated.rows(self, loop, made, env) if self.phase else made
+        return self._around_row(repeated.rows(self, loop, body, env) if self.phase else body, env)
 
     def _around_row(self, body: Lowered, env: Environment) -> Lowered:
         """A row starts at its position and, while counting, leaves its number of entries."""
         last, row = len(self.levels) - 1, self.row(env)
         if self.phase == marked.VALUES:
             return body
+        if self.is_running:
+            return bounded.around_row(self, body, row)
         counter = self.counters[last]
+        if self.phase:
+            return [loops.Declare(counter, ZERO, True), *body, bounded.put_room(self, row, counter)]
         if self.filling:
             return [loops.Declare(counter, self._read_pos(last, row), True), *body]
         return [loops.Declare(counter, ZERO, True), *body, self._put(last, "pos", plus(row, ONE), counter)]
@@ -366,7 +368,9 @@ class Assembly:
         return bounded.start(self, self.row(env))
 
     def row_range(self, env: Environment) -> tuple[loops.Expr, loops.Expr]:
-        """The positions of the row at hand, where they are known."""
+        """The positions of the row at hand, where they are known or it has been filled."""
+        if self.is_running:
+            return self.first, self.counters[-1]
         row = self.row(env)
         return self.position(row), self.position(plus(row, ONE))
 

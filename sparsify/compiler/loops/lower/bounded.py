@@ -66,30 +66,72 @@ def _has_rows_of(low: Lowering, access: Access, variables: list[str]) -> bool:
 
 def phases(assembly: Assembly) -> Lowered:
     """Room for all, one pass over the rows, and what brings them together."""
-    low, name = assembly.low, assembly.name
+    low = assembly.low
     room: loops.Expr = ZERO
     for tensor in assembly.bounds:
         room = plus(room, loops.Var(f"{tensor}_nnz", loops.INT))
-    lowered = [
-        *assembly.allocate_positions(),
-        *assembly.allocate_entries(room),
-        loops.Allocate(_first(assembly), "int64", assembly.row_count(), 0),
-    ]
     assembly.filling = True
     body = low.located(low.program.body, Environment())
+    return [*assembly.allocate_positions(), *assembly.allocate_entries(room), *filled(assembly, body)]
+
+
+def filled(assembly: Assembly, body: Lowered) -> Lowered:
+    """The rows one behind the other in each part, then all together."""
     counter = assembly.counters[-1]
-    alone = [] if low.is_parallel else [loops.Declare(counter, ZERO, True)]
+    alone = [] if assembly.low.is_parallel else [loops.Declare(counter, ZERO, True)]
     return [
-        *lowered,
+        loops.Allocate(_first(assembly), "int64", assembly.row_count(), 0),
         *alone,
         *body,
-        loops.Comment(f"close the gaps between rows of {name}"),
+        loops.Comment(f"close the gaps between rows of {assembly.name}"),
         *_together(assembly),
     ]
 
 
+def memory(assembly: Assembly) -> loops.Stmt:
+    """How many entries rows can have, counted; row `i` at `i + 1`."""
+    return loops.Allocate(_room(assembly), "int64", plus(assembly.row_count(), ONE), 0)
+
+
+def no_room(assembly: Assembly) -> loops.Stmt:
+    """The rooms of rows are counted anew."""
+    return loops.Fill(_room(assembly), ZERO, plus(assembly.row_count(), ONE), ZERO)
+
+
+def sum_up(assembly: Assembly) -> tuple[loops.Var, Lowered]:
+    """What makes places of the rooms of rows, and the room of all."""
+    low, name, room = assembly.low, assembly.name, _room(assembly)
+    total, row = (loops.Var(low.fresh(f"{name}_{n}"), loops.INT) for n in ("room_total", "room_row"))
+    after = plus(row, ONE)
+    body = (
+        loops.Set(total, plus(total, loops.Load(room, after, loops.INT))),
+        loops.Store(room, after, total),
+    )
+    return total, [
+        loops.Declare(total, ZERO, True),
+        loops.For(row, ZERO, assembly.row_count(), loops.Block(body)),
+    ]
+
+
+def put_room(assembly: Assembly, row: loops.Expr, count: loops.Expr) -> loops.Stmt:
+    """The room that a row needs."""
+    return loops.Store(_room(assembly), plus(row, ONE), count)
+
+
+def needed_room(assembly: Assembly, row: loops.Expr) -> loops.Expr:
+    """The room that a row needs, before all are summed up."""
+    return loops.Load(_room(assembly), plus(row, ONE), loops.INT)
+
+
+def row_room(assembly: Assembly, row: loops.Expr) -> loops.Expr:
+    """The room that a row has, once they are summed up."""
+    return minus(needed_room(assembly, row), loops.Load(_room(assembly), row, loops.INT))
+
+
 def start(assembly: Assembly, row: loops.Expr) -> loops.Stmt:
     """A part of the rows starts behind all entries that the rows before it can have."""
+    if not assembly.bounds:
+        return loops.Declare(assembly.counters[-1], loops.Load(_room(assembly), row, loops.INT), True)
     place: loops.Expr = ZERO
     for tensor in assembly.bounds:
         levels = len(assembly.low.declaration(tensor).format.levels)
@@ -99,8 +141,7 @@ def start(assembly: Assembly, row: loops.Expr) -> loops.Stmt:
 
 def around_row(assembly: Assembly, body: Lowered, row: loops.Expr) -> Lowered:
     """A row leaves where it begins, and its number of entries."""
-    counter = assembly.counters[-1]
-    first = loops.Var(assembly.low.fresh(f"{assembly.name}_begin"), loops.INT)
+    counter, first = assembly.counters[-1], assembly.first
     return [
         loops.Declare(first, counter),
         *body,
@@ -109,9 +150,19 @@ def around_row(assembly: Assembly, body: Lowered, row: loops.Expr) -> Lowered:
     ]
 
 
+def begin_of(assembly: Assembly, row: loops.Expr) -> loops.Expr:
+    """Where a row begins that has been filled."""
+    return loops.Load(_first(assembly), row, loops.INT)
+
+
 def _first(assembly: Assembly) -> str:
     """The name of the array of where rows begin."""
     return f"{assembly.name}_first"
+
+
+def _room(assembly: Assembly) -> str:
+    """The name of the array of where rows may begin."""
+    return f"{assembly.name}_room"
 
 
 def _together(assembly: Assembly) -> Lowered:
@@ -124,7 +175,7 @@ def _together(assembly: Assembly) -> Lowered:
     next_run = [loops.Set(source, begin), loops.Set(target, total), loops.Set(length, ZERO)]
     body = [
         loops.Declare(count, assembly.position(plus(row, ONE))),
-        loops.Declare(begin, loops.Load(_first(assembly), row, loops.INT)),
+        loops.Declare(begin, begin_of(assembly, row)),
         loops.If(begins_run, loops.Block((*_move(assembly, source, target, length), *next_run))),
         loops.Set(length, plus(length, count)),
         loops.Set(total, plus(total, count)),

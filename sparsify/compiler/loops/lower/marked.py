@@ -1,9 +1,9 @@
 """Marked workspaces: the pattern of rows is made of marks, which are counted first.
 
 In: `let w[k] in thread marked: (forall j: forall k: w[k] += A[i,j] * B[j,k]); forall k: Y[i,k] = w[k]`.
-Out: two loops over the rows. Marks are counted; then marks and sums are made together, marks become coordinates, and
-`Y[p] = w[k]; w[k] = 0` for each coordinate k of the row. Neither branches on what is in use. Where the pattern of the
-result is known, one loop makes the sums alone.
+Out: two loops over the rows. Marks are counted, unless there is room for all products; then marks and sums are made
+together, marks become coordinates, and `Y[p] = w[k]; w[k] = 0` for each coordinate k of the row. Neither branches on
+what is in use. Where the pattern of the result is known, one loop makes the sums alone.
 
 Source: two-phase Gustavson, as in Nagasaka et al., Performance optimization, modeling and analysis of sparse
 matrix-matrix products on multi-core and many-core processors, 2019.
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ZERO
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus
+from sparsify.compiler.loops.lower import bounded
 from sparsify.compiler.loops.lower import iterate as ranges
 from sparsify.compiler.loops.lower.access import store
 from sparsify.compiler.loops.lower.environment import Environment, scalar
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
 Lowered = list[loops.Stmt]
-COUNT, FILL, VALUES = "count", "fill", "values"
+BOUND, COUNT, FILL, VALUES = "bound", "count", "fill", "values"
+# Entries up to which there is room for every product: no row is counted then, and gaps between threads are closed.
+MOST_ROOM: Final = 2**23
 NO_MARKS: Final = 0
 
 
@@ -52,10 +55,15 @@ def begin(low: Lowering, temporary: notation.Temporary) -> Lowered:
     if name not in low.memory:
         extent = low.bound(temporary.indices[0])
         low.memory[name] = temporary
-        low.setups[-1] += [
-            loops.Allocate(name, temporary.dtype, extent, low.starts[name]),
-            loops.Allocate(f"{name}_marks", "int8", marks_bytes(extent), NO_MARKS),
-        ]
+        # Products are counted without it.
+        low.setups[-1] += (
+            []
+            if low.assembly.phase == BOUND
+            else [
+                loops.Allocate(name, temporary.dtype, extent, low.starts[name]),
+                loops.Allocate(f"{name}_marks", "int8", marks_bytes(extent), NO_MARKS),
+            ]
+        )
     low.marked.add(name)
     return []
 
@@ -70,7 +78,9 @@ def add(low: Lowering, target: Access, combined: loops.Expr, env: Environment) -
             f"{target.tensor} marks its entries one by one", f"no vector loop around {target}"
         )
     assert low.assembly is not None, "marked workspaces belong to assembled results"
-    phase = low.assembly.phase
+    phase, counter = low.assembly.phase, low.assembly.counters[-1]
+    if phase == BOUND:
+        return [loops.Set(counter, plus(counter, ONE))]
     marks = [loops.Mark(f"{target.tensor}_marks", coordinate.start, low.bound(index.name))]
     sums = [store(low, target, combined, env)]
     return [*(sums if phase != COUNT else []), *(marks if phase != VALUES else [])]
@@ -96,11 +106,14 @@ def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -
             f"{loop.index} runs over the marks of {name} and does more than the row", "listed"
         )
     counter, crd = assembly.counters[-1], assembly.coordinates
-    first, after = assembly.row_range(env)
     marks, extent = f"{name}_marks", low.bound(loop.index)
+    if assembly.phase == BOUND:
+        return []
     if assembly.phase == COUNT:
         return [loops.TakeMarks(counter, None, marks, extent, extent)]
-    taken = [loops.TakeMarks(counter, crd, marks, extent, after)] if assembly.phase == FILL else []
+    first, after = assembly.row_range(env)
+    end = plus(first, bounded.row_room(assembly, assembly.row(env)))
+    taken = [loops.TakeMarks(counter, crd, marks, extent, end)] if assembly.phase == FILL else []
     place = loops.Var(low.fresh(f"p{assembly.name}"), loops.INT)
     coordinate = loops.Var(low.fresh(loop.index), loops.INT)
     bound, inner = ranges.bind(low, loop.index, scalar(coordinate), loop.body, env)
@@ -118,13 +131,32 @@ def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -
 
 
 def phases(low: Lowering, assembly: Assembly) -> Lowered:
-    """Count and fill, or values alone where the pattern of the result is given."""
+    """Bound, count where that is too much, and fill; or values alone where the pattern of the result is given."""
     known = loops.Var(f"{assembly.name}_nnz", loops.INT)
-    assembly.phase = COUNT
-    counted = assembly.lowered_body()
-    pattern = [*assembly.before(), *counted, *assembly.positions()]
-    assembly.phase = FILL
-    pattern += [assembly.allocate_values(assembly.total), *assembly.lowered_body()]
+    bodies = {}
+    for assembly.phase in (BOUND, COUNT, FILL):
+        bodies[assembly.phase] = assembly.lowered_body()
+        if assembly.phase == BOUND:
+            for name in low.marked:
+                low.memory.pop(name, None)
+    room, summed = bounded.sum_up(assembly)
+    again, counted = bounded.sum_up(assembly)
+    is_much = compare("gt", room, integer(MOST_ROOM))
+    pattern = [
+        *assembly.allocate_positions(),
+        bounded.memory(assembly),
+        loops.Comment("products in each row"),
+        *bodies[BOUND],
+        *summed,
+        loops.Comment("entries in each row"),
+        loops.If(
+            is_much,
+            loops.Block((bounded.no_room(assembly), *bodies[COUNT], *counted, loops.Set(room, again))),
+        ),
+        loops.Comment("rows"),
+        *assembly.allocate_entries(room),
+        *bounded.filled(assembly, bodies[FILL]),
+    ]
     assembly.phase = VALUES
     is_unknown = loops.Op("lt", (known, ZERO), loops.BOOL)
     values = [loops.Comment("values"), assembly.allocate_values(known), *assembly.lowered_body()]

@@ -63,7 +63,7 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
     if not body:
         return []
     low.is_parallel = True
-    if low.assembly is not None and low.assembly.bounds:
+    if low.assembly is not None and low.assembly.is_running:
         body = [low.assembly.begin_part(loop.index, begin, env), *body]
     return [
         loops.ParallelFor(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer, minus, plus
-from sparsify.compiler.loops.lower import marked, sparse
+from sparsify.compiler.loops.lower import bounded, marked, sparse
 from sparsify.compiler.loops.lower.environment import Environment, Range
 from sparsify.compiler.loops.lower.levels import place_of
 from sparsify.compiler.node import walk
@@ -62,7 +62,7 @@ def rows(assembly: Assembly, loop: notation.Forall, made: Lowered, env: Environm
     """`made`, the row while it is counted or filled, or where the row before has the same columns, that one again."""
     low, phase = assembly.low, assembly.phase
     access = columns_of(low, assembly, loop, env)
-    if phase == marked.VALUES or access is None:
+    if phase in (marked.BOUND, marked.VALUES) or access is None:
         return made
     place = place_of(low, access, env)
     level = place.levels
@@ -95,16 +95,18 @@ def rows(assembly: Assembly, loop: notation.Forall, made: Lowered, env: Environm
 
 def _again(assembly: Assembly, loop: notation.Forall, before: loops.Expr, env: Environment) -> Lowered:
     """The count of the row before, or its coordinates and then the values on them."""
+    low, counter = assembly.low, assembly.counters[-1]
     if assembly.phase == marked.COUNT:
-        return [assembly.count_as(before, env)]
-    low, (first, after) = assembly.low, assembly.row_range(env)
+        return [loops.Set(counter, bounded.needed_room(assembly, before))]
+    count = assembly.position(plus(before, ONE))
     place = loops.Var(low.fresh(f"p{assembly.name}"), loops.INT)
-    source = plus(assembly.position(before), minus(place, first))
-    copy = loops.For(place, first, after, assembly.put_coordinate(place, assembly.read_coordinate(source)))
+    source = plus(bounded.begin_of(assembly, before), place)
+    put = assembly.put_coordinate(plus(assembly.first, place), assembly.read_coordinate(source))
+    copy = loops.For(place, ZERO, count, put)
     assembly.phase = marked.VALUES
     values = low.located(loop.body, env)
     assembly.phase = marked.FILL
-    return [copy, *values]
+    return [copy, loops.Set(counter, plus(counter, count)), *values]
 
 
 def columns_of(low: Lowering, assembly: Assembly, loop: notation.Forall, env: Environment) -> Access | None:
