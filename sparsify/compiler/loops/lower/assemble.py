@@ -1,7 +1,7 @@
 """Sparse results whose pattern is not known: a counting phase, allocation, a filling phase.
 
-In: `C[i,j] = A[i,j] + B[i,j]` with C compressed by row. Out: the merge twice, first counting the entries of each
-row, then, behind positions and allocated arrays, writing coordinates and values.
+In: `C[i,j] = A[i,j] + B[i,j]` with C stored `dcsr`. Out: the merge twice, first counting entries, then, behind
+allocated arrays, writing coordinates and values. Rows that their operands bound are written at once (`bounded.py`).
 
 Source: Chou, Kjolstad and Amarasinghe, Automatic Generation of Efficient Sparse Tensor Format Conversion
 Routines, 2020 (append, edge insertion); phases as in two-pass SpGEMM.
