@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=30, help="seeds a unit")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--flags", nargs="+", default=["-O0"])
+    parser.add_argument("--flags", default="-O0", help='of the C++ compiler: --flags="-O1 -g"')
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(argv)
     counts: Counter[str] = Counter()
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for first in range(given.first, given.first + given.count, given.batch):
             seeds = range(first, min(first + given.batch, given.first + given.count))
             tasks = [(kind, seed) for kind in given.kinds for seed in seeds]
-            found = run(tasks, tuple(given.flags))
+            found = run(tasks, tuple(given.flags.split()))
             counts.update(found["counts"])
             failures += found["failures"]
             progress.update(bar, advance=len(seeds), description=f"{len(failures)} failures")

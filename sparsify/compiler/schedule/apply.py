@@ -14,7 +14,15 @@ from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Notation, Statement
 from sparsify.compiler.notation.provenance import Provenance
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.chains import Body, accesses, assigns, close_chain, loop_chain, rewrite_loops
+from sparsify.compiler.schedule.chains import (
+    Body,
+    accesses,
+    assigns,
+    close_chain,
+    loop_chain,
+    loop_names,
+    rewrite_loops,
+)
 from sparsify.compiler.schedule.place import pack, precompute_at, precompute_of, precompute_over
 from sparsify.errors import ScheduleError
 
@@ -132,10 +140,7 @@ def _split(program: Notation, directive: d.Split) -> Notation:
             raise ScheduleError(
                 f"`{directive}` comes after {temporary} took {directive.index}", "split first"
             )
-    taken = {node.index for node in walk(program.body) if isinstance(node, Forall)}
-    for name in (directive.outer, directive.inner):
-        if name in taken:
-            raise ScheduleError(f"`{directive}`: a loop {name} exists", "another name")
+    _require_new(program, directive, directive.outer, directive.inner)
     relation = notation.Split(
         directive.index,
         directive.outer,
@@ -154,6 +159,15 @@ def _split(program: Notation, directive: d.Split) -> Notation:
     if body == program.body:
         return program
     return replace(program, body=body, relations=(*program.relations, relation))
+
+
+def _require_new(program: Notation, directive: d.Directive, *names: str) -> None:
+    """Raises where a loop would have the name of another one, or of one that loops were made of."""
+    taken = loop_names(program)
+    for name in names:
+        if name in taken:
+            raise ScheduleError(f"`{directive}`: a loop {name} exists", "another name")
+        taken.add(name)
 
 
 def _fuse(program: Notation, directive: d.Fuse) -> Notation:
@@ -175,6 +189,7 @@ def _fuse(program: Notation, directive: d.Fuse) -> Notation:
         raise ScheduleError(
             f"`{directive}`: {found.pop()} is a part of another loop", "fuse first, then split"
         )
+    _require_new(program, directive, directive.fused)
     relation = notation.Fuse(directive.first, directive.second, directive.fused)
     body = rewrite_loops(program.body, directive.first, change)
     if body == program.body:
@@ -188,6 +203,7 @@ def _pos(program: Notation, directive: d.Pos) -> Notation:
     def change(loop: Forall) -> Forall:
         return replace(loop, index=directive.position) if accesses(loop.body, directive.tensor) else loop
 
+    _require_new(program, directive, directive.position)
     relation = notation.Position(directive.index, directive.position, directive.tensor)
     body = rewrite_loops(program.body, directive.index, change)
     if body == program.body:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.node import Node, children, map_children, walk
-from sparsify.compiler.notation.nodes import Forall, Sequence, Statement
+from sparsify.compiler.notation.nodes import Forall, Fuse, Notation, Position, Sequence, Split, Statement
 
 Body = Statement | Assign
 
@@ -74,6 +74,20 @@ def sequence(statements: list[Body]) -> Body:
     for statement in statements:
         flat += statement.statements if isinstance(statement, Sequence) else (statement,)
     return flat[0] if len(flat) == 1 else Sequence(tuple(flat))
+
+
+def loop_names(program: Notation) -> set[str]:
+    """The names that loops have, and those that loops were made of."""
+    found = {node.index for node in walk(program.body) if isinstance(node, Forall)}
+    for relation in program.relations:
+        match relation:
+            case Split(index, outer, inner):
+                found |= {index, outer, inner}
+            case Fuse(first, second, fused):
+                found |= {first, second, fused}
+            case Position(index, position):
+                found |= {index, position}
+    return found
 
 
 def accesses(node: Node, tensor: str) -> list[Access]:

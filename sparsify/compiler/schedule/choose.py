@@ -16,7 +16,7 @@ from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.chains import loop_chain
+from sparsify.compiler.schedule.chains import loop_chain, loop_names
 from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
@@ -202,7 +202,7 @@ class _Shape:
 
     def _name(self, text: str) -> str:
         """A loop name that is not taken."""
-        taken = {node.index for node in walk(self.program.body) if isinstance(node, Forall)}
+        taken = loop_names(self.program)
         while text in taken:
             text += "_"
         return text

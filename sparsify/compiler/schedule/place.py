@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from sparsify.compiler.dtypes import computing
-from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.einsum.nodes import Access, Assign, Index, Stored
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import (
@@ -211,6 +211,11 @@ def pack(program: Notation, directive: d.Pack) -> Notation:
             )
         if assigns(body, directive.tensor):
             raise ScheduleError(f"`{directive}`: {directive.tensor} is computed there", "another place")
+        if any(isinstance(n, Stored) and n.access.tensor == directive.tensor for n in walk(body)):
+            raise ScheduleError(
+                f"`{directive}`: stored({found[0]}) asks what is stored, which a copy does not know",
+                "an operand whose values alone are read",
+            )
         temporary = Temporary(
             directive.temporary, directive.indices, _dtype(program, directive.tensor), directive.scope
         )

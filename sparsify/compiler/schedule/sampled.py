@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
-from sparsify.compiler.notation.nodes import Forall, Let, Notation, Sequence, Split
+from sparsify.compiler.notation.nodes import Let, Notation, Sequence, Split
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.chains import loop_chain
+from sparsify.compiler.schedule.chains import loop_chain, loop_names
 from sparsify.compiler.schedule.sizes import NARROW_BYTES, Sizes
 
 # Entries whose sums run side by side: each keeps a register or two, and their number hides the latency of an fma.
@@ -108,7 +108,7 @@ def sampled(program: Notation) -> Sampled | None:
         return None
     mask = declared[next(iter(masks)).tensor]
     reads = tuple(a for a in walk(summed.value) if isinstance(a, Access))
-    taken = frozenset(n.index for n in walk(program.body) if isinstance(n, Forall)) | frozenset(declared)
+    taken = frozenset(loop_names(program)) | frozenset(declared)
     return Sampled(temporary.name, tuple(loop.index for loop in loops), mask, levels, reads, taken)
 
 

@@ -103,6 +103,10 @@ def test_relations(schedule, relation):
     [
         ("split z zo zi 4", "changes nothing"),
         ("split k i ki 4", "a loop i exists"),
+        ("split k ki ki 4", "a loop ki exists"),
+        ("split k ko ki 4; pos j k A", "a loop k exists"),
+        ("fuse i k i", "a loop i exists"),
+        ("pos j j A", "a loop j exists"),
         ("fuse i j f", "j is not right inside i"),
         ("precompute a at k in register", "there is no temporary a"),
         ("precompute a = Z at k in register", "nothing is added to Z"),
@@ -124,3 +128,11 @@ def test_relations(schedule, relation):
 def test_refusals(schedule, text):
     with pytest.raises(ScheduleError, match=text):
         apply(SPMM, Schedule.parse(schedule))
+
+
+def test_copies_do_not_know_what_is_stored():
+    program = plain("Y[i,k] = where(stored(A[i,k]), T[i,k], 0)", A="csr", T="dense, dense")
+    with pytest.raises(
+        ScheduleError, match=r"stored\(A\[i,k\]\) asks what is stored, which a copy does not know"
+    ):
+        apply(program, Schedule.parse("pack P = A[k] at i in thread"))
