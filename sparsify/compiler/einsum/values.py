@@ -13,7 +13,7 @@ integers wrap around. Floating and complex numbers of all sizes are float64 and 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -151,7 +151,7 @@ def apply(function: str, args: list[Grid]) -> Grid:
         kind, arrays = reduce(promote, kinds), [_number(arg.values) for arg in args]
         values = np.asarray(FUNCTIONS[function].evaluate(*arrays))
     else:
-        dtype, kind = operand_kind(function, kinds).dtype, result_kind(function, kinds)
+        dtype, kind = _call_kinds(function, tuple(kinds))
         arrays = [in_dtype(arg.values, dtype) for arg in args]
         name = OF_BOOL.get(function, function) if dtype == "bool" else function
         if len(arrays) < FUNCTIONS[name].arity:
@@ -163,10 +163,18 @@ def apply(function: str, args: list[Grid]) -> Grid:
         if not arg.is_number:
             is_fill = is_fill & arg.is_fill
     for position, arg in enumerate(args):
+        if not arg.is_fill.any():
+            continue
         hit, result = annihilated(function, position, arg)
         values = np.where(hit, in_dtype(result, kind.dtype), values) if hit.any() else values
         is_fill = is_fill | hit
     return Grid(values, is_fill, is_number, kind)
+
+
+@cache
+def _call_kinds(function: str, kinds: tuple[Kind, ...]) -> tuple[str, Kind]:
+    """The dtype that the operands of a call are converted to, and the kind of its result."""
+    return operand_kind(function, list(kinds)).dtype, result_kind(function, list(kinds))
 
 
 def annihilated(function: str, position: int, arg: Grid) -> tuple[Array, Array]:

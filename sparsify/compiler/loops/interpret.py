@@ -293,7 +293,7 @@ class Machine:
         extent = self.integer(stmt.extent, variables)
         chunks = self.threads * stmt.chunks_per_thread
         bounds = self._bounds(stmt, extent, chunks)
-        self.sharing = Sharing({name: buffer.size for name, buffer in self.buffers.items()})
+        self.sharing = Sharing({name: buffer.size for name, buffer in self.buffers.items()}, self.threads)
         for thread in range(self.threads):
             own = dict(variables)
             self.run(stmt.setup, own)

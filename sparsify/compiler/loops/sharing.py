@@ -22,12 +22,14 @@ class Sharing:
 
     Attributes:
         chunk: the chunk that runs now.
+        threads: how many share the chunks.
         writers: of each element of the buffers from outside, the chunk that wrote it, -1 for none.
         readers: the chunk that read it, -1 for none, -2 for several.
     """
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, sizes: Mapping[str, int], threads: int) -> None:
         self.chunk = -1
+        self.threads = threads
         self.writers = {name: np.full(size, -1) for name, size in sizes.items()}
         self.readers = {name: np.full(size, -1) for name, size in sizes.items()}
 
@@ -40,7 +42,9 @@ class Sharing:
         """The chunk reads these elements."""
         if buffer not in self.writers:
             return
-        self._check(self.writers[buffer][indices], access)
+        # A thread may remember what it has written itself; the chunks go round.
+        before = self.writers[buffer][indices]
+        self._check(np.where(before % self.threads == self.chunk % self.threads, -1, before), access)
         readers = self.readers[buffer]
         others = (readers[indices] != -1) & (readers[indices] != self.chunk)
         readers[indices] = np.where(others, -2, self.chunk)

@@ -328,6 +328,8 @@ class Assembly:
         """What happens before and after the entries below one coordinate of a loop's variable."""
         if not body or self.repeating or loop.index not in self.variables[:-1]:
             return body
+        if not any(isinstance(n, Assign) and n.target.tensor == self.name for n in walk(loop)):
+            return body  # of a temporary that is computed before
         level = self.variables.index(loop.index)
         if not self.by_rows:
             return self._around_parent(level, body, env)
