@@ -83,7 +83,7 @@ def prepare(case: Case, choose: Choose = lambda step: None, *, whole: bool = Fal
     for step in whole_plan:
         if not isinstance(step, Step):
             plan.append(step)
-            tensors[step.result] = step(tensors)
+            tensors[step.result] = step.compute(tuple(tensors[name] for name in step.operands))
             if step.result in results:
                 compare_result(str(step), case, step.result, tensors[step.result], results)
             continue
