@@ -8,10 +8,10 @@ coordinates cannot.
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Final
 
 from torch import Tensor, nn
-from torch._functorch._aot_autograd import subclass_parametrization
 from torch.nn.utils import parametrize
 
 from sparsify.storage.pattern import shared
@@ -42,20 +42,24 @@ class OnPattern(nn.Module):
         return [whole._vals]
 
 
-def take_apart(module: nn.Module) -> nn.Module:
-    """The module, whose sparse parameters are now made of their parts; torch's way for other subclasses."""
+def take_apart(module: nn.Module) -> None:
+    """Makes the sparse parameters of a module of their parts."""
     for owner in list(module.modules()):
         for name, parameter in list(owner.named_parameters(recurse=False)):
             if isinstance(parameter, SparseTensor):
                 parametrize.register_parametrization(owner, name, OnPattern(parameter))
-    return _otherwise(module)
 
 
 def install() -> None:
-    """Makes `run_decompositions` take sparse parameters apart this way."""
-    subclass_parametrization.unwrap_tensor_subclass_parameters = take_apart
+    """Makes `run_decompositions` take sparse parameters apart this way, where this torch does it as known."""
+    try:
+        subclasses = import_module("torch._functorch._aot_autograd.subclass_parametrization")
+        otherwise: Callable[[nn.Module], nn.Module] = subclasses.unwrap_tensor_subclass_parameters
+    except (ImportError, AttributeError):
+        return
 
+    def unwrap(module: nn.Module) -> nn.Module:
+        take_apart(module)
+        return otherwise(module)
 
-_otherwise: Final[Callable[[nn.Module], nn.Module]] = (
-    subclass_parametrization.unwrap_tensor_subclass_parameters
-)
+    subclasses.unwrap_tensor_subclass_parameters = unwrap  # type: ignore[attr-defined]
