@@ -15,7 +15,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, convert, integer, plus, product
 from sparsify.compiler.loops.lower import bounded, marked, repeated
-from sparsify.compiler.loops.lower.environment import Environment, scalar
+from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.levels import level_variable
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation import nodes as notation
@@ -343,7 +343,7 @@ class Assembly:
         if self.phase == marked.VALUES:
             return body
         if self.is_running:
-            return bounded.around_row(self, body, row)
+            return bounded.around_row(self, body, env)
         counter = self.counters[last]
         if self.phase:
             return [loops.Declare(counter, ZERO, True), *body, bounded.put_room(self, row, counter)]
@@ -361,13 +361,6 @@ class Assembly:
                 env.coordinates[self.variables[level]].start,
             )
         return row
-
-    def begin_part(self, index: str, begin: loops.Expr, env: Environment) -> loops.Stmt:
-        """What happens before the rows from `begin` on, along one of their variables, which one thread makes."""
-        inside = self.variables[self.variables.index(index) + 1 : -1]
-        for name, coordinate in ((index, begin), *((inner, ZERO) for inner in inside)):
-            env = env.with_coordinate(name, scalar(coordinate))
-        return bounded.start(self, self.row(env))
 
     def row_range(self, env: Environment) -> tuple[loops.Expr, loops.Expr]:
         """The positions of the row at hand, where they are known or it has been filled."""

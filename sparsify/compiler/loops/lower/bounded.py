@@ -10,11 +10,11 @@ multiplication for irregular data, 2014.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, minus, plus
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer, minus, plus
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.lower.levels import is_located, level_variable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
 Lowered = list[loops.Stmt]
+NOWHERE: Final = integer(-1)
 
 
 def bounding(assembly: Assembly, column: notation.Forall) -> tuple[str, ...]:
@@ -128,21 +129,28 @@ def row_room(assembly: Assembly, row: loops.Expr) -> loops.Expr:
     return minus(needed_room(assembly, row), loops.Load(_room(assembly), row, loops.INT))
 
 
-def start(assembly: Assembly, row: loops.Expr) -> loops.Stmt:
-    """A part of the rows starts behind all entries that the rows before it can have."""
+def part(assembly: Assembly) -> loops.Stmt:
+    """A part of the rows, which one thread makes, starts where its first row does."""
+    return loops.Declare(assembly.counters[-1], NOWHERE, True)
+
+
+def _start(assembly: Assembly, row: loops.Expr) -> loops.Expr:
+    """The place behind all entries that the rows before can have."""
     if not assembly.bounds:
-        return loops.Declare(assembly.counters[-1], loops.Load(_room(assembly), row, loops.INT), True)
+        return loops.Load(_room(assembly), row, loops.INT)
     place: loops.Expr = ZERO
     for tensor in assembly.bounds:
         levels = len(assembly.low.declaration(tensor).format.levels)
         place = plus(place, assembly.read(f"{tensor}{levels}_pos", row))
-    return loops.Declare(assembly.counters[-1], place, True)
+    return place
 
 
-def around_row(assembly: Assembly, body: Lowered, row: loops.Expr) -> Lowered:
+def around_row(assembly: Assembly, body: Lowered, env: Environment) -> Lowered:
     """A row leaves where it begins, and its number of entries."""
-    counter, first = assembly.counters[-1], assembly.first
+    counter, first, row = assembly.counters[-1], assembly.first, assembly.row(env)
+    is_first = compare("lt", counter, ZERO)
     return [
+        *([loops.If(is_first, loops.Set(counter, _start(assembly, row)))] if env.in_parallel else []),
         loops.Declare(first, counter),
         *body,
         loops.Store(_first(assembly), row, first),

@@ -22,7 +22,7 @@ from sparsify.compiler.loops.arithmetic import (
     quotient,
     times,
 )
-from sparsify.compiler.loops.lower import iterate, sparse
+from sparsify.compiler.loops.lower import bounded, iterate, sparse
 from sparsify.compiler.loops.lower.environment import Environment, Range, scalar
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.lower.levels import (
@@ -64,7 +64,7 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
         return []
     low.is_parallel = True
     if low.assembly is not None and low.assembly.is_running:
-        body = [low.assembly.begin_part(loop.index, begin, env), *body]
+        body = [bounded.part(low.assembly), *body]
     return [
         loops.ParallelFor(
             begin,

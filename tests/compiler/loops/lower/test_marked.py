@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import sparsify
+from sparsify import options
 from sparsify.compiler.loops.marks import marks_bytes
 from sparsify.compiler.loops.nodes import Allocate, AllocateOutput, Declare, Mark, TakeMarks
 from sparsify.compiler.schedule.directives import Schedule
@@ -56,6 +57,19 @@ def test_products_are_right_and_sorted(shape, density):
         found = sparsify.einsum("ij,jk->ik", A, B, schedule=MARKED)
         torch.testing.assert_close(found.to_dense(), a @ b)
         sparsify.tensor(found.to_torch())  # refuses what is not sorted or stored twice
+
+
+@pytest.mark.parametrize("form", ["csr", "coo", "dcsr"])
+def test_threads_begin_where_their_first_row_does(form):
+    """A part of the stored rows does not begin at the row of its number: two of three rows are empty."""
+    a, b = random(90, 40, 0, 0.4), random(40, 50, 1, 0.3)
+    a[1::3] = a[2::3] = 0
+    with options.override(threads=2, serial_threshold=0):
+        for _ in range(2):
+            A, B = sparsify.tensor(a, form), sparsify.tensor(b, "csr")
+            found = sparsify.einsum("ij,jk->ik", A, B, format="csr")
+            torch.testing.assert_close(found.to_dense(), a @ b)
+            sparsify.tensor(found.to_torch())
 
 
 def test_a_function_of_a_product():
