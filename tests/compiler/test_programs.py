@@ -18,9 +18,9 @@ def lowered(kind: str, seeds: Iterable[int]) -> list[Prepared]:
     return [case for case in found if case is not None]
 
 
-def run(done: list[Prepared], folder: Path) -> None:
+def run(done: list[Prepared], folder: Path, flag: str = "-O1") -> None:
     """The kernels of all cases, compiled in one unit."""
-    compile_cases(done, folder, ("-O1",))
+    compile_cases(done, folder, (flag,))
     for found in done:
         try:
             run_compiled(found)
@@ -55,4 +55,4 @@ def test_kernels_agree(tmp_path):
 @pytest.mark.parametrize("first", range(1000, 1120, 30))
 def test_many_programs(first, tmp_path):
     """`python -m tests.compiler.many` runs more of them."""
-    run([case for kind in KINDS for case in lowered(kind, range(first, first + 30))], tmp_path, ("-O0",))
+    run([case for kind in KINDS for case in lowered(kind, range(first, first + 30))], tmp_path, "-O0")
