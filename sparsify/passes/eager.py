@@ -11,6 +11,9 @@ from torch import fx, nn
 
 from sparsify.passes.call_region import call_region
 
+# A dictionary of a module, and a name in it.
+Place = tuple[dict[str, Any], str]
+
 
 def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Callable[..., Any]:
     """The function of the inputs of `graph`; parameters and buffers are those that the modules have at each call.
@@ -18,15 +21,17 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
     Args:
         graph: of a variant.
         root: has the parameters.
-        otherwise: the compiled graph, `(root, *inputs)`, for modules that compute a parameter now.
+        otherwise: the compiled graph, `(root, *inputs)`, for modules that compute a parameter now, or are other ones.
     """
     copied = fx.Graph()
-    read: dict[fx.Node, tuple[dict[str, Any], str]] = {}
+    read: dict[fx.Node, Place] = {}
+    owners: dict[str, tuple[Place, nn.Module]] = {}
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "get_attr" and (place := _place(root, str(node.target))) is not None:
             copies[node] = copied.placeholder(node.name)
             read[node] = place
+            owners |= _owners(root, str(node.target))
     for node in graph.nodes:
         if node not in copies:
             copies[node] = copied.node_copy(node, copies.__getitem__)
@@ -37,19 +42,32 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
     names = dict(code.globals)
     exec(compile(code.src, f"<eager {type(root).__name__}>", "exec"), names)
     forward: Callable[..., Any] = names["forward"]
-    places = tuple(read.values())
+    places, modules = tuple(read.values()), tuple((*place, module) for place, module in owners.values())
 
     def run(*inputs: Any) -> Any:
         try:
             values = [store[name] for store, name in places]
         except KeyError:
             return otherwise(root, *inputs)
+        for store, name, module in modules:
+            if store.get(name) is not module:
+                return otherwise(root, *inputs)
         return forward(root, *values, *inputs)
 
     return run
 
 
-def _place(root: nn.Module, target: str) -> tuple[dict[str, Any], str] | None:
+def _owners(root: nn.Module, target: str) -> dict[str, tuple[Place, nn.Module]]:
+    """By path the modules on the way to `target`, and where each is kept."""
+    found: dict[str, tuple[Place, nn.Module]] = {}
+    path, module = "", root
+    for name in target.split(".")[:-1]:
+        path, store, module = f"{path}.{name}", module._modules, module.get_submodule(name)
+        found[path] = (store, name), module
+    return found
+
+
+def _place(root: nn.Module, target: str) -> Place | None:
     """The dictionary in which a module keeps a parameter or buffer, and its name there; `None` for anything else."""
     owner, _, name = target.rpartition(".")
     module = root.get_submodule(owner)

@@ -84,12 +84,9 @@ class SparseModule(fx.GraphModule):
         kind = type(self)
         object.__setattr__(self, "_generated", kind.__dict__.get("forward"))
         if kind is not SparseModule:
-            for name in (
-                "forward",
-                "__call__",
-            ):  # that of torch.fx explains errors of the graph, and takes its time
-                if name in kind.__dict__:
-                    delattr(kind, name)
+            # The `__call__` of torch.fx explains errors of the graph, and takes its time.
+            for name in kind.__dict__.keys() & {"forward", "__call__"}:
+                delattr(kind, name)
         return code
 
     @property

@@ -38,6 +38,17 @@ def test_new_parameters_are_read(made):
     assert torch.equal(sparse(*graph()), before)
 
 
+def test_modules_that_take_the_place_of_others_are_read(made):
+    _, sparse = made
+    linear, before = sparse.c1.lin, sparse(*graph())
+    rows, columns = linear.weight.shape
+    sparse.c1.lin = torch.nn.Linear(columns, rows, bias=linear.bias is not None)
+    after = sparse(*graph())
+    sparse.c1.lin = linear
+    assert not torch.equal(before, after)
+    assert torch.equal(sparse(*graph()), before)
+
+
 def test_computed_parameters_are_read(made):
     class Negated(torch.nn.Module):
         def forward(self, weight):
