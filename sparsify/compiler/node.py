@@ -5,6 +5,7 @@ In: a frozen dataclass, `Call("mul", (Const(2), Index("i")))`. Out: its children
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from operator import is_not
 from typing import Final, TypeVar, get_origin
 
@@ -18,15 +19,10 @@ class Node:
     """A frozen dataclass whose children are its fields that are nodes or tuples of nodes."""
 
 
-_NAMES: dict[type, tuple[str, ...]] = {}
-
-
+@cache
 def _names(kind: type[Node]) -> tuple[str, ...]:
     """The fields of a class of nodes that may hold nodes."""
-    found = _NAMES.get(kind)
-    if found is None:
-        found = _NAMES[kind] = tuple(f.name for f in fields(kind) if not _is_plain(f.type))
-    return found
+    return tuple(f.name for f in fields(kind) if not _is_plain(f.type))
 
 
 def _is_plain(annotation: object) -> bool:
@@ -54,7 +50,10 @@ def walk(node: Node) -> Iterator[Node]:
     while rest:
         current = rest.pop()
         yield current
-        rest += reversed(children(current))
+        if _names(type(current)):
+            below = children(current)
+            below.reverse()
+            rest += below
 
 
 def map_children(node: N, change: Callable[[Node], Node]) -> N:
