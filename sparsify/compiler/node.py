@@ -5,7 +5,6 @@ In: a frozen dataclass, `Call("mul", (Const(2), Index("i")))`. Out: its children
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from operator import is_not
 from typing import Final, TypeVar, get_origin
 
@@ -19,10 +18,15 @@ class Node:
     """A frozen dataclass whose children are its fields that are nodes or tuples of nodes."""
 
 
-@cache
+_NAMES: dict[type, tuple[str, ...]] = {}
+
+
 def _names(kind: type[Node]) -> tuple[str, ...]:
     """The fields of a class of nodes that may hold nodes."""
-    return tuple(f.name for f in fields(kind) if not _is_plain(f.type))
+    found = _NAMES.get(kind)
+    if found is None:
+        found = _NAMES[kind] = tuple(f.name for f in fields(kind) if not _is_plain(f.type))
+    return found
 
 
 def _is_plain(annotation: object) -> bool:
@@ -50,10 +54,7 @@ def walk(node: Node) -> Iterator[Node]:
     while rest:
         current = rest.pop()
         yield current
-        if _names(type(current)):
-            below = children(current)
-            below.reverse()
-            rest += below
+        rest += reversed(children(current))
 
 
 def map_children(node: N, change: Callable[[Node], Node]) -> N:
