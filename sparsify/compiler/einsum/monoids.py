@@ -41,11 +41,6 @@ class Monoid:
             return high if self.neutral > 0 else low
         return float(self.neutral) if dtype in FLOATING else int(self.neutral)
 
-    @property
-    def is_idempotent(self) -> bool:
-        """Whether a value combined with itself is that value."""
-        return self.combine in ("min", "max", "logical_or", "logical_and")
-
 
 def integer_range(dtype: str) -> tuple[int, int]:
     """The least and the greatest value of an integer dtype."""

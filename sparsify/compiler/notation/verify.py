@@ -25,8 +25,6 @@ from sparsify.compiler.notation.nodes import (
 from sparsify.compiler.notation.provenance import extent_names
 from sparsify.errors import ScheduleError
 
-PRIVATE_SCOPES = ("register", "thread")
-
 
 def verify(notation: Notation) -> None:
     """Raises unless `notation` is well formed.

@@ -138,10 +138,6 @@ class Environment:
         """With the current tile of `index` starting at `value`."""
         return replace(self, bases={**self.bases, index: value})
 
-    def with_places(self, places: dict[Access, Place]) -> "Environment":
-        """With accesses further inside their levels."""
-        return replace(self, places={**self.places, **places})
-
     def without(self, accesses: frozenset[Access]) -> "Environment":
         """With `accesses` known to be unstored here."""
         return replace(self, absent=self.absent | accesses)
