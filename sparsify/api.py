@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sparsify.compiler.evaluate import einsum, einsum_kernel, evaluate
+from sparsify.compiler.evaluate import einsum, einsum_kernel, evaluate, evaluate_kernel
 from sparsify.compiler.explain import explain_kernel, printed
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.errors import SparsifyError
@@ -20,16 +20,35 @@ from sparsify.storage.interop import tensor
 __all__ = ["apply", "einsum", "evaluate", "explain", "load", "save", "tensor"]
 
 
-def explain(subject: Any, *operands: torch.Tensor, schedule: Schedule | str | None = None) -> str:
-    """How an einsum or an applied model is computed, as text: formats, schedule, notation, loops and C++.
+def explain(
+    subject: Any, *operands: torch.Tensor, schedule: Schedule | str | None = None, **named: Any
+) -> str:
+    """How an expression or an applied model is computed, as text: formats, schedule, notation, loops and C++.
 
     Args:
-        subject: subscripts with their operands, or what `apply` returned.
-        schedule: of an einsum, instead of the chosen one.
+        subject: subscripts with their operands, statements with theirs by name, or what `apply` returned.
+        schedule: of an expression, instead of the chosen one.
+        named: what `evaluate` takes, operands by name and the rest.
 
     Raises:
-        SparsifyError: the subject is neither.
+        SparsifyError: the subject is none of them.
+
+    >>> A = tensor(torch.eye(2), "csr")
+    >>> "schedule" in explain("y[i] = A[i,j] * x[j]", A=A, x=torch.ones(2))
+    True
     """
+    if isinstance(subject, str) and "=" in subject:
+        if operands:
+            raise SparsifyError(
+                "explain was given statements with operands that have no names",
+                'give them by name, explain("y[i] = A[i,j] * x[j]", A=A, x=x)',
+            )
+        return printed(explain_kernel(evaluate_kernel(subject, schedule=schedule, **named)))
+    if named:
+        raise SparsifyError(
+            f"explain was given {', '.join(named)} by name",
+            'name the operands of statements, explain("y[i] = A[i,j] * x[j]", A=A, x=x); an einsum takes them in order',
+        )
     if isinstance(subject, str):
         kernel, _ = einsum_kernel(subject, operands, None, schedule)
         return printed(explain_kernel(kernel))
@@ -37,7 +56,8 @@ def explain(subject: Any, *operands: torch.Tensor, schedule: Schedule | str | No
         return str(explain_model(subject))
     raise SparsifyError(
         f"explain was given {_a_kind(subject)}",
-        'give subscripts with operands, explain("ij,jk->ik", A, B), or what sparsify.apply returned',
+        'give subscripts with operands, explain("ij,jk->ik", A, B), statements with theirs by name, or what '
+        "sparsify.apply returned",
     )
 
 

@@ -150,6 +150,17 @@ def test_explain_shows_every_stage():
         assert stage in text
 
 
+def test_explain_of_statements():
+    A, x = sparsify.tensor(sparse_matrix(3, 4, torch.float32)), torch.ones(4)
+    text = sparsify.explain("y[i] = A[i,j] * x[j]\nz[i] = relu(y[i])", A=A, x=x)
+    for stage in ("z[i] = relu", "schedule", "notation", "loops", "cpp"):
+        assert stage in text
+    with pytest.raises(sparsify.SparsifyError, match="A=A"):
+        sparsify.explain("y[i] = A[i,j] * x[j]", A, x)
+    with pytest.raises(sparsify.SparsifyError, match="in order"):
+        sparsify.explain("ij,j->i", A=A, x=x)
+
+
 def test_wrong_size_names_the_index():
     with pytest.raises(sparsify.SparsifyError, match="j"):
         sparsify.einsum("ij,jk->ik", sparsify.tensor(sparse_matrix(3, 4, torch.float32)), torch.ones(5, 2))

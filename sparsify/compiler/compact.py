@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Index, Program, Reduce
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.schedule.sizes import Sizes
@@ -144,6 +144,7 @@ def _fixed(program: Program, statement: Assign) -> set[str]:
                 plain += 1
             else:
                 fixed.add(declared.extents[mode])
+    fixed |= {n.name for n in walk(statement) if isinstance(n, Extent)}
     values = sum(isinstance(n, Index) for n in walk(statement)) - plain
     if values:
         return {extent for declared in program.declarations for extent in declared.extents}

@@ -119,22 +119,23 @@ def evaluate(
     """
     if is_dynamo_compiling():
         return in_graph.evaluate(text, outputs, format, schedule, sizes, operands)
-    # Of complex numbers there are no constants; a tensor without modes promotes as they do.
     operands = {name: _held(operand) for name, operand in operands.items()}
-    kernel = _evaluate_kernel(text, outputs, format, schedule, sizes, operands)
+    kernel = evaluate_kernel(text, outputs, format=format, schedule=schedule, sizes=sizes, **operands)
     used: list[Any] = [operands[name] for name in kernel.program.inputs]
     return kernel(*used)
 
 
-def _evaluate_kernel(
+def evaluate_kernel(
     text: str,
-    outputs: str | Sequence[str] | None,
-    format: Format | str | Mapping[str, Format | str] | None,
-    schedule: Schedule | str | None,
-    sizes: Mapping[str, int] | None,
-    operands: Mapping[str, Any],
+    outputs: str | Sequence[str] | None = None,
+    *,
+    format: Format | str | Mapping[str, Format | str] | None = None,
+    schedule: Schedule | str | None = None,
+    sizes: Mapping[str, int] | None = None,
+    **operands: Any,
 ) -> Kernel:
     """The kernel of an `evaluate`."""
+    operands = {name: _held(operand) for name, operand in operands.items()}
     options = current()
     names = outputs if isinstance(outputs, str) or outputs is None else tuple(outputs)
     formats = format if isinstance(format, Format | str) or format is None else tuple(format.items())
@@ -152,7 +153,7 @@ def _evaluate_kernel(
 
 
 def _held(operand: Any) -> Any:
-    """An operand, a complex number as a tensor without modes."""
+    """An operand, a complex number as a tensor without modes: there are no constants of them, and it promotes alike."""
     return torch.tensor(operand, dtype=torch.complex128) if isinstance(operand, complex) else operand
 
 
@@ -347,7 +348,7 @@ def _evaluate_of_graph(
     given = {name: int(size) for name, size in zip(extents, sizes, strict=True)}
     by_name: dict[str, Any] = dict(zip(names, operands, strict=True))
     by_name |= {word: _number(scalar) for word, scalar in zip(words, scalars, strict=True)}
-    kernel = _evaluate_kernel(text, outputs or None, format, schedule, given, by_name)
+    kernel = evaluate_kernel(text, outputs or None, format=format, schedule=schedule, sizes=given, **by_name)
     found = kernel(*[by_name[name] for name in kernel.program.inputs])
     return list(found) if isinstance(found, tuple) else [found]
 

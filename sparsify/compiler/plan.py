@@ -13,7 +13,7 @@ from sparsify.compiler.cut import cut
 from sparsify.compiler.dtypes import FLOATING, category
 from sparsify.compiler.einsum.collect import collect
 from sparsify.compiler.einsum.extents import name_extents
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Extent, Index, Program, Reduce
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh
 from sparsify.compiler.narrow import narrow
@@ -24,6 +24,7 @@ from sparsify.compiler.schedule.order import statement_order
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.turn import Twin, twins, with_twins
 from sparsify.compiler.unblock import Unblocked, assembled, unblocked, whole
+from sparsify.compiler.unstored import count_unstored
 from sparsify.runtime.buffers import POOL, SMALLEST_BYTES
 from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
@@ -161,7 +162,7 @@ def steps(
     if scheduled:
         order = order or ()
     else:
-        split = contract(name_extents(program), sizes)
+        split = contract(count_unstored(name_extents(program), sizes), sizes)
         program, sizes = split.program, sizes.expecting(split.stored)
     program = program if scheduled else name_extents(narrow(cut(program)))
     found: list[DenseProduct | Step | Convert] = []
@@ -301,6 +302,7 @@ def _shapes(program: Program, statement: Assign, read: list[Declaration]) -> lis
     """Tensors that are not read, for the extents that those which are do not have."""
     output = program.declaration(statement.target.tensor)
     summed = [name for n in walk(statement.value) if isinstance(n, Reduce) for name in n.indices]
+    summed += [n.name for n in walk(statement.value) if isinstance(n, Extent)]
     given = {extent for declared in read for extent in declared.extents} | dict(program.extents).keys()
     known = {extent for declared in program.declarations for extent in declared.extents}
     found: list[Declaration] = []

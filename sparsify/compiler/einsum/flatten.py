@@ -72,12 +72,15 @@ def flatten(program: Program, taken: Collection[str] = ()) -> tuple[tuple[Flat, 
 def _hoist(
     value: Expr, order: tuple[str, ...], names: set[str], hoisted: set[str], flats: list[Flat]
 ) -> Expr:
-    """`value` with its reductions replaced by temporaries that new members of `flats` compute."""
+    """`value` with its reductions replaced by temporaries that new members of `flats` compute, each once."""
+    known: dict[Reduce, Access] = {}
 
     def visit(node: Node) -> Node:
         node = map_children(node, visit)
         if not isinstance(node, Reduce):
             return node
+        if node in known:
+            return known[node]
         free = [name for name in free_indices(node.body) if name not in node.indices]
         free.sort(key=lambda name: order.index(name) if name in order else len(order))
         name = fresh("w", names)
@@ -85,6 +88,7 @@ def _hoist(
         hoisted.add(name)
         target = Access(name, tuple(map(Index, free)))
         flats.append(Flat(target, node.monoid, node.indices, node.body))
+        known[node] = target
         return target
 
     result = visit(value)

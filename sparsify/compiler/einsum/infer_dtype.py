@@ -32,6 +32,7 @@ from sparsify.compiler.einsum.nodes import (
     Const,
     Declaration,
     Expr,
+    Extent,
     Index,
     Reduce,
     Stored,
@@ -79,7 +80,7 @@ def kind_of(expr: Expr, kinds: Mapping[str, Kind]) -> Kind:
             return Kind("bool", NUMBER if isinstance(expr, Const) else TENSOR)
         case Const(value):
             return Kind("int64" if isinstance(value, int) else "float32", NUMBER)
-        case Index():
+        case Index() | Extent():
             return Kind("int64", NUMBER)
         case Access(tensor):
             return kinds[tensor]

@@ -12,7 +12,7 @@ import numpy as np
 from sparsify.compiler.einsum.extents import index_variables, program_extents
 from sparsify.compiler.einsum.infer_dtype import declared_kind
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Assign, Index, Program
+from sparsify.compiler.einsum.nodes import Assign, Extent, Index, Program
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.einsum.values import (
     Array,
@@ -100,7 +100,7 @@ def _coordinates(order: list[str], extents: Mapping[str, int]) -> dict[str, Arra
         shape = [1] * len(order)
         shape[axis] = extents[name]
         result[name] = np.arange(extents[name]).reshape(shape)
-    return result
+    return result | {str(Extent(name)): np.asarray(extent) for name, extent in extents.items()}
 
 
 def axis_of_name(order: list[str], name: str) -> int:

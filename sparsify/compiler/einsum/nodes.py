@@ -76,6 +76,13 @@ class Stored(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class Extent(Expr):
+    """`extent(j)`: how many coordinates modes have that are declared with extent `j`; passes write it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Assign(Node):
     """`Y[i] = value`, or with a monoid `Y[i] += value`: the whole right side is reduced."""
 

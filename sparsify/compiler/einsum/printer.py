@@ -27,6 +27,8 @@ def expression(expr: "nodes.Expr") -> str:
             return f"{monoid}({', '.join(indices)}, {expression(body)})"
         case nodes.Stored(access):
             return f"stored({expression(access)})"
+        case nodes.Extent(name):
+            return f"extent({name})"
         case nodes.Call(name, args):
             return _call(name, args)
         case nodes.Cast(dtype, value):

@@ -23,7 +23,7 @@ from sparsify.compiler.dtypes import NUMBER, Kind, category, promote
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer_dtype import OF_BOOL, kind_of, operand_kind, reduced, result_kind
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Index, Reduce, Stored
+from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Extent, Index, Reduce, Stored
 from sparsify.storage.fill import decided
 
 Array = NDArray[Any]
@@ -75,6 +75,8 @@ def evaluate(expr: Expr, coordinates: Mapping[str, Array], tensors: Mapping[str,
         case Index(name):
             values = coordinates[name]
             return Grid(values, np.zeros(values.shape, dtype=bool), kind=Kind("int64", NUMBER))
+        case Extent(name):
+            return Grid(coordinates[str(expr)], np.asarray(False), kind=Kind("int64", NUMBER))
         case Access(tensor):
             values, stored = read(expr, coordinates, tensors)
             return Grid(values, ~stored, kind=tensors[tensor].kind)

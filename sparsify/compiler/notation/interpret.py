@@ -18,7 +18,7 @@ from sparsify.compiler.einsum.extents import declared_extents
 from sparsify.compiler.einsum.infer_dtype import declared_kind
 from sparsify.compiler.einsum.interpret import Input, input_tensors
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices
 from sparsify.compiler.einsum.values import (
     Array,
@@ -138,7 +138,8 @@ class _Machine:
 
     def _grid(self, env: Environment, bound: tuple[str, ...] = ()) -> dict[str, Array]:
         """Index variables as coordinates; those that reductions bind have an axis each."""
-        grid = {name: np.asarray(value) for name, value in env.values.items()}
+        grid = {str(Extent(name)): np.asarray(extent) for name, extent in self.extents.items()}
+        grid |= {name: np.asarray(value) for name, value in env.values.items()}
         for axis, name in enumerate(bound):
             shape = [1] * len(bound)
             shape[axis] = self.extents[name]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.dtypes import BYTES, COMPLEX, INTEGER, NUMBER, category, computing, real
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer_dtype import OF_BOOL, kind_of, operand_kind
-from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Index, Stored
+from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Extent, Index, Stored
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import convert, lanes_of
 from sparsify.compiler.loops.lower.access import load, position_of
@@ -41,6 +41,8 @@ def _value(low: Lowering, expr: Expr, env: Environment, wanted: str) -> loops.Ex
             if coordinate.is_uniform or env.lane is None:
                 return coordinate.start
             return coordinate.as_vector(env.lane.lanes)
+        case Extent(name=name):
+            return low.extent(name)
         case Access():
             return load(low, expr, env)
         case Stored(access=access):
@@ -82,7 +84,9 @@ def _of_numbers(dtype: str, args: tuple[Expr, ...], wanted: str) -> str:
         return dtype
     integers = category(dtype) == INTEGER
     return (
-        dtype if integers and any(isinstance(node, Index) for arg in args for node in walk(arg)) else wanted
+        dtype
+        if integers and any(isinstance(node, Index | Extent) for arg in args for node in walk(arg))
+        else wanted
     )
 
 

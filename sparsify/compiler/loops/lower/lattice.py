@@ -16,7 +16,7 @@ from sparsify.compiler.dtypes import Kind, held
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer_dtype import kind_of
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Expr, Index, Stored
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Expr, Extent, Index, Stored
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation.nodes import Let
 from sparsify.storage.fill import decided
@@ -112,7 +112,7 @@ def expression_regions(
             return Regions(frozenset({frozenset({tensors.root_of(access)})}), 0.0)
         case Stored(access=access) if tensors.root_of(access) in absent:
             return Regions(NOWHERE, 0.0)
-        case Access() | Index() | Stored():
+        case Access() | Index() | Stored() | Extent():
             return Regions(EVERYWHERE, None)
         case Cast(value=value):
             return expression_regions(value, sparse, tensors, absent, known)

@@ -1,0 +1,92 @@
+import pytest
+import torch
+
+import sparsify
+from sparsify.compiler.einsum.declare import declare
+from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.plan import collect
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.unstored import count_unstored
+from sparsify.options import override
+
+from .operands import operand
+
+COUNT = "sum(j, where(stored(A[i,j]), 1, 0))"
+
+
+def rewritten(text, forms, sizes=UNKNOWN):
+    program = collect(declare(parse(text), {name: operand(form) for name, form in forms.items()}))
+    return [str(statement) for statement in count_unstored(program, sizes).statements]
+
+
+@pytest.mark.parametrize(
+    "text, forms, after",
+    [
+        (
+            "m[i] max= A[i,j]",
+            {"A": "csr"},
+            "m[i] = max(max(j, where(stored(A[i,j]), A[i,j], -inf)), "
+            f"where(float64({COUNT}) / float64(extent(j)) == 1.0, -inf, 0.0))",
+        ),
+        (
+            "s[i] += exp(A[i,j]) + b[i]",
+            {"A": "csr", "b": "dense"},
+            "s[i] = sum(j, where(stored(A[i,j]), exp(A[i,j]) + b[i], 0.0)) + "
+            f"where(float64({COUNT}) / float64(extent(j)) == 1.0, 0.0, (1.0 + b[i]) * (extent(j) - {COUNT}))",
+        ),
+        # What is stored in both counts: the product is 0 where one is not.
+        (
+            "m max= A[i,j] * B[i,j]",
+            {"A": "csr", "B": "csr"},
+            "m = max(max(i, j, where(logical_and(stored(A[i,j]), stored(B[i,j])), A[i,j] * B[i,j], -inf)), "
+            "where(float64(sum(i, j, where(logical_and(stored(A[i,j]), stored(B[i,j])), 1, 0))) / "
+            "(float64(extent(i)) * float64(extent(j))) == 1.0, -inf, 0.0))",
+        ),
+        # A sum meets nothing where nothing is stored.
+        ("s[i] += A[i,j]", {"A": "csr"}, "s[i] = sum(j, A[i,j])"),
+        # Dense operands differ from coordinate to coordinate.
+        (
+            "m[i] max= A[i,j] + x[j]",
+            {"A": "csr", "x": "dense"},
+            "m[i] = max(j, A[i,j] + x[j])",
+        ),
+        ("m[i] max= A[i,j]", {"A": "dense, dense"}, "m[i] = max(j, A[i,j])"),
+    ],
+)
+def test_rewritten(text, forms, after):
+    assert rewritten(text, forms) == [after]
+
+
+def test_modes_without_coordinates_stay():
+    assert rewritten("m[i] max= A[i,j]", {"A": "csr"}, Sizes({"i": 3, "j": 0})) == ["m[i] = max(j, A[i,j])"]
+
+
+@pytest.mark.parametrize("format", ["csr", "coo"])
+@pytest.mark.parametrize("fill", [0.0, -2.0])
+def test_values_and_gradients(format, fill):
+    """A full row, an empty one and others; the largest entry stored, unstored or both."""
+    dense = torch.full((4, 3), fill, dtype=torch.float64)
+    dense[0] = torch.tensor([-3.0, -4.0, -5.0])
+    dense[2, 1], dense[3, 2] = 0.5, -7.0
+    x = dense.clone().requires_grad_()
+    A = sparsify.tensor(dense, format, fill=fill).requires_grad_()
+    b = torch.arange(4.0, dtype=torch.float64)
+    text = "m[i] max= A[i,j]\ns[i] += exp(A[i,j]) - b[i]\nl min= A[i,j]"
+    with override(compiler_flags=("-O0",)):
+        m, s, low = sparsify.evaluate(text, outputs=("m", "s", "l"), A=A, b=b)
+        m = m.to_dense()
+        (found,) = torch.autograd.grad(m.sin().sum() + (s * b).sum() + low, A)
+    wanted = x.amax(1), (x.exp() - b[:, None]).sum(1), x.amin()
+    for ours, theirs in zip((m, s, low), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    (slope,) = torch.autograd.grad(wanted[0].sin().sum() + (wanted[1] * b).sum() + wanted[2], x)
+    torch.testing.assert_close(found.values(), slope[tuple(A.coordinates())])
+
+
+def test_work_follows_what_is_stored():
+    n = 10**9
+    places = torch.tensor([[3, 3, n - 1], [5, n - 2, 0]])
+    A = sparsify.tensor((places, torch.tensor([-1.0, 2.0, -3.0]), (n, n)), "dcsr")
+    assert A.amax() == 2 and A.amin() == -3
+    rows = sparsify.evaluate("m[i] max= A[i,j]", A=A)
+    assert rows.fill == 0 and torch.equal(rows.values(), torch.tensor([2.0, 0.0]))
