@@ -3,6 +3,28 @@
 In: `A @ B` with A a `SparseTensor`. Out: the result of a generated kernel, dense or sparse by format inference.
 """
 
-from sparsify.ops import elementwise, fallback, layouts, products, reductions, softmax
+from sparsify.ops import (
+    elementwise,
+    fallback,
+    index,
+    join,
+    layouts,
+    products,
+    reductions,
+    reshape,
+    softmax,
+    triangle,
+)
 
-__all__ = ["elementwise", "fallback", "layouts", "products", "reductions", "softmax"]
+__all__ = [
+    "elementwise",
+    "fallback",
+    "index",
+    "join",
+    "layouts",
+    "products",
+    "reductions",
+    "reshape",
+    "softmax",
+    "triangle",
+]

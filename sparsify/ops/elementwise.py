@@ -1,10 +1,12 @@
-"""Sums, differences, products and quotients of two tensors, by torch's rules of broadcasting.
+"""Functions of two tensors, entry by entry, by torch's rules of broadcasting: arithmetic, comparisons, logic.
 
 In: `A * x` with A in CSR and x a dense vector. Out: `Y[i,j] = A[i,j] * x[j]`, on the pattern of A.
 
 Operands of one pattern, and numbers, need no kernel: torch computes on the values.
 """
 
+from collections.abc import Sequence
+from functools import reduce
 from itertools import zip_longest
 from typing import Any, cast
 
@@ -12,35 +14,54 @@ import torch
 from torch import Tensor
 
 from sparsify.compiler.evaluate import evaluate
-from sparsify.errors import ShapeError
+from sparsify.errors import DtypeError, ShapeError
+from sparsify.ops.reshape import reshaped
 from sparsify.ops.table import operator, refuse
 from sparsify.storage.tensor import SparseTensor
 
 INDICES = "ijklmnopqr"
+TEXTS = {
+    "eq": "{} == {}",
+    "ne": "{} != {}",
+    "lt": "{} < {}",
+    "le": "{} <= {}",
+    "gt": "{} > {}",
+    "ge": "{} >= {}",
+    "maximum": "max({}, {})",
+    "minimum": "min({}, {})",
+    "pow": "{} ** {}",
+    "remainder": "mod({}, {})",
+    "atan2": "atan2({}, {})",
+    "heaviside": "heaviside({}, {})",
+    "logical_and": "logical_and({}, {})",
+    "logical_or": "logical_or({}, {})",
+    "logical_xor": "logical_xor({}, {})",
+}
+"""torch's functions of two tensors and how index notation says them."""
 
 
 @operator(torch.add, Tensor.add)
 def add(input: Any, other: Any, *, alpha: Any = 1, out: Tensor | None = None) -> Tensor:
     """`torch.add`: `input + alpha * other`."""
-    return _combine(torch.add, "+", input, _scaled(other, alpha), out)
+    return _combine(torch.add, "{} + {}", input, _scaled(other, alpha), out)
 
 
 @operator(torch.sub, Tensor.sub, torch.subtract, Tensor.subtract)
 def sub(input: Any, other: Any, *, alpha: Any = 1, out: Tensor | None = None) -> Tensor:
     """`torch.sub`: `input - alpha * other`."""
-    return _combine(torch.sub, "-", input, _scaled(other, alpha), out)
+    return _combine(torch.sub, "{} - {}", input, _scaled(other, alpha), out)
 
 
 @operator(torch.rsub, Tensor.__rsub__)
 def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
     """`torch.rsub`: `other - alpha * input`."""
-    return _combine(torch.sub, "-", other, _scaled(input, alpha), None)
+    return _combine(torch.sub, "{} - {}", other, _scaled(input, alpha), None)
 
 
 @operator(torch.mul, Tensor.mul, torch.multiply, Tensor.multiply)
 def mul(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
     """`torch.mul`: entry by entry; sparse where an operand is."""
-    return _combine(torch.mul, "*", input, other, out)
+    return _combine(torch.mul, "{} * {}", input, other, out)
 
 
 @operator(torch.div, Tensor.div, torch.divide, Tensor.divide, torch.true_divide, Tensor.true_divide)
@@ -48,7 +69,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None, out: Tensor
     """`torch.div`: entry by entry."""
     if rounding_mode is not None:
         raise refuse(f"a quotient rounded by {rounding_mode}")
-    return _combine(torch.div, "/", input, other, out)
+    return _combine(torch.div, "{} / {}", input, other, out)
 
 
 def _scaled(operand: Any, alpha: Any) -> Any:
@@ -56,20 +77,58 @@ def _scaled(operand: Any, alpha: Any) -> Any:
     return operand if alpha == 1 else mul(operand, alpha)
 
 
-def _combine(function: Any, symbol: str, first: Any, second: Any, out: Tensor | None) -> Tensor:
-    """`first symbol second`: by torch where values alone decide, else by a kernel."""
+def _by_text(function: Any, text: str) -> Any:
+    """The implementation of a function of two tensors that index notation can say."""
+
+    def compute(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
+        return _combine(function, text, input, other, out)
+
+    return compute
+
+
+for _name, _text in TEXTS.items():
+    _functions = [getattr(torch, _name), getattr(Tensor, _name)]
+    _functions += [getattr(Tensor, f"__{_name}__")] if hasattr(Tensor, f"__{_name}__") else []
+    operator(*_functions)(_by_text(_functions[0], _text))
+
+
+@operator(torch.where, Tensor.where)
+def where(condition: Any, input: Any = None, other: Any = None, *, out: Tensor | None = None) -> Any:
+    """`torch.where`: of three tensors or numbers."""
+    if input is None or other is None or out is not None:
+        raise refuse("where without both choices, or with out=", "nonzero of .values()")
+    if not isinstance(condition, Tensor):
+        raise DtypeError(f"where of a condition {condition!r}; a tensor of bool")
+    if condition.dtype != torch.bool:
+        raise DtypeError(f"where of a condition of {condition.dtype}; a comparison, or condition.bool()")
+    operands = condition, input, other
+    tensors = [operand for operand in operands if isinstance(operand, Tensor) and operand.dim()]
+    patterns = [tensor.pattern for tensor in tensors if isinstance(tensor, SparseTensor)]
+    if len(patterns) == len(tensors) and all(pattern.equals(patterns[0]) for pattern in patterns):
+        return torch.where(condition, input, other)
+    shape = reduce(_broadcast, tensors, tuple(tensors[0].shape))
+    names = INDICES[: len(shape)]
+    found = dict(
+        zip("CAB", (_access(n, o, shape, names) for n, o in zip("CAB", operands, strict=True)), strict=True)
+    )
+    text = f"Y[{','.join(names)}] = where({', '.join(access for access, _ in found.values())})"
+    return evaluate(text, **{name: operand for name, (_, operand) in found.items()})
+
+
+def _combine(function: Any, text: str, first: Any, second: Any, out: Tensor | None) -> Tensor:
+    """The function that `text` says of two accesses: by torch where values alone decide, else by a kernel."""
     if out is not None:
-        raise refuse(f"{symbol} with out=", "use the result")
+        raise refuse(f"torch.{function.__name__} with out=", "use the result")
     if _on_values(first, second):
         return cast(Tensor, function(first, second))
     if isinstance(first, SparseTensor) and isinstance(second, SparseTensor):
         second = _stored_alike(first, second)
-    shape = _broadcast(first, second)
+    shape = _broadcast(tuple(first.shape), second)
     names = INDICES[: len(shape)]
     left, A = _access("A", first, shape, names)
     right, B = _access("B", second, shape, names)
     target = f"Y[{','.join(names)}]" if names else "Y"
-    return cast(Tensor, evaluate(f"{target} = {left} {symbol} {right}", A=A, B=B))
+    return cast(Tensor, evaluate(f"{target} = {text.format(left, right)}", A=A, B=B))
 
 
 def _on_values(first: Any, second: Any) -> bool:
@@ -90,9 +149,9 @@ def _stored_alike(first: SparseTensor, second: SparseTensor) -> SparseTensor:
     return second.to(format=formats[0]) if first.dim() == second.dim() else second
 
 
-def _broadcast(first: Tensor, second: Tensor) -> tuple[int, ...]:
+def _broadcast(first: tuple[int, ...], second: Tensor) -> tuple[int, ...]:
     """The shape of the result."""
-    shapes = tuple(first.shape), tuple(second.shape)
+    shapes = first, tuple(second.shape)
     found: list[int] = []
     for one, other in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
         if one != other and 1 not in (one, other):
@@ -103,13 +162,22 @@ def _broadcast(first: Tensor, second: Tensor) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def _access(name: str, operand: Tensor, shape: tuple[int, ...], names: str) -> tuple[str, Tensor]:
+def _access(name: str, operand: Any, shape: tuple[int, ...], names: str) -> tuple[str, Any]:
     """An access of an operand, whose modes are the last ones of the result, and the operand without modes of 1."""
+    if not isinstance(operand, Tensor):
+        return name, operand
     used = names[len(names) - operand.dim() :]
     extents = shape[len(shape) - operand.dim() :]
     spread = [mode for mode, n in enumerate(operand.shape) if n == 1 and extents[mode] != 1]
-    if spread and isinstance(operand, SparseTensor):
-        raise refuse(f"spreading a sparse tensor of shape {list(operand.shape)} to {list(shape)}")
     kept = [letter for mode, letter in enumerate(used) if mode not in spread]
-    squeezed = operand.squeeze(tuple(spread)) if spread else operand
-    return (f"{name}[{','.join(kept)}]" if kept else name), squeezed
+    return (f"{name}[{','.join(kept)}]" if kept else name), _squeezed(operand, spread)
+
+
+def _squeezed(operand: Tensor, modes: Sequence[int]) -> Tensor:
+    """The operand without modes of extent 1."""
+    if not modes:
+        return operand
+    shape = [extent for mode, extent in enumerate(operand.shape) if mode not in modes]
+    if not isinstance(operand, SparseTensor):
+        return operand.reshape(shape)
+    return reshaped(operand, shape) if shape else operand.to_dense().reshape(())

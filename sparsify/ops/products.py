@@ -4,6 +4,7 @@ In: `torch.matmul(A, x)`. Out: `einsum("ij,j->i", A, x)`.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from torch.nn import functional
 from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.evaluate import einsum, evaluate
 from sparsify.errors import ShapeError
-from sparsify.ops.elementwise import add
+from sparsify.ops.elementwise import INDICES, add, mul
 from sparsify.ops.fallback import is_dense
+from sparsify.ops.reshape import reshaped
 from sparsify.ops.table import operator, refuse
+from sparsify.storage.tensor import SparseTensor
 
 BATCH = "abcdefgh"
 
@@ -112,6 +115,82 @@ def addmm(
     scalars: dict[str, Any] = {name: s for name, s in (("alpha", alpha), ("beta", beta)) if s != 1}
     result: Tensor = evaluate(f"Y[i,k] = {text}", A=mat1, B=mat2, C=input, **scalars)
     return result
+
+
+@operator(torch.addmv, Tensor.addmv)
+def addmv(
+    input: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
+) -> Tensor:
+    """`torch.addmv`: `beta * input + alpha * mat @ vec`."""
+    _no_out(out)
+    return add(mul(mv(mat, vec), alpha), mul(input, beta))
+
+
+@operator(torch.baddbmm, Tensor.baddbmm)
+def baddbmm(
+    input: Tensor,
+    batch1: Tensor,
+    batch2: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`torch.baddbmm`: `beta * input + alpha * batch1 @ batch2`."""
+    _no_out(out)
+    return add(mul(bmm(batch1, batch2), alpha), mul(input, beta))
+
+
+@operator(torch.dot, Tensor.dot)
+def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`torch.dot`: the sum of the products of two vectors."""
+    _no_out(out)
+    return _product("dot", "i,i->", input, tensor)
+
+
+@operator(torch.outer, Tensor.outer)
+def outer(input: Tensor, vec2: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`torch.outer`: all products of the entries of two vectors."""
+    _no_out(out)
+    return _product("outer", "i,j->ij", input, vec2)
+
+
+@operator(torch.kron, Tensor.kron)
+def kron(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`torch.kron`: a copy of the second matrix for each entry of the first."""
+    _no_out(out)
+    if input.dim() != 2 or other.dim() != 2:
+        raise refuse(f"kron of {list(input.shape)} and {list(other.shape)}", "two matrices")
+    result = einsum("ij,kl->ikjl", input, other)
+    shape = [one * two for one, two in zip(input.shape, other.shape, strict=True)]
+    return reshaped(result, shape) if isinstance(result, SparseTensor) else result.reshape(shape)
+
+
+@operator(torch.linalg.multi_dot)
+def multi_dot(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
+    """`torch.linalg.multi_dot`: a product of several matrices, in the cheapest order."""
+    _no_out(out)
+    if any(tensor.dim() != 2 for tensor in tensors):
+        raise refuse("multi_dot of vectors", "einsum, or @")
+    letters = INDICES[: len(tensors) + 1]
+    terms = ",".join(first + second for first, second in pairwise(letters))
+    result: Tensor = einsum(f"{terms}->{letters[0]}{letters[-1]}", *tensors)
+    return result
+
+
+@operator(torch.tensordot)
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2, out: Tensor | None = None) -> Tensor:
+    """`torch.tensordot`: summed over pairs of modes, or the last of one and the first of the other."""
+    _no_out(out)
+    if isinstance(dims, int):
+        dims = [range(a.dim() - dims, a.dim()), range(dims)]
+    left, right = ([int(mode) for mode in modes] for modes in dims)
+    first = INDICES[: a.dim()]
+    second = list("abcdefgh"[: b.dim()])
+    for mine, theirs in zip(left, right, strict=True):
+        second[theirs] = first[mine]
+    kept = [n for n in (*first, *second) if (n in first) != (n in second)]
+    return _einsum(f"{first},{''.join(second)}->{''.join(kept)}", a, b)
 
 
 @operator(functional.linear)

@@ -3,8 +3,8 @@
 In: `torch.sum(A, 1)`. Out: `Y[i] += A[i,j]`.
 """
 
+import math
 from collections.abc import Sequence
-from math import prod
 from typing import Any, cast
 
 import torch
@@ -44,7 +44,7 @@ def mean(
 ) -> Tensor:
     """`torch.mean`: over all entries, unstored ones included."""
     total = sum(input, dim, keepdim, dtype=dtype, out=out)
-    return div(total, prod(input.shape[mode] for mode in modes_of(input, dim)))
+    return div(total, math.prod(input.shape[mode] for mode in modes_of(input, dim)))
 
 
 @operator(torch.amax, Tensor.amax)
@@ -73,6 +73,37 @@ def min(input: SparseTensor, *others: Any, **named: Any) -> Any:
     if others or named:
         raise refuse("min with places", "amin gives the values")
     return amin(input)
+
+
+@operator(torch.prod, Tensor.prod)
+def prod(
+    input: SparseTensor,
+    dim: Modes = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Any = None,
+) -> Tensor:
+    """`torch.prod`: unstored entries count, so that a row with one is 0."""
+    return _reduced("*=", input if dtype is None else input.to(dtype), dim, keepdim, out)
+
+
+@operator(torch.any, Tensor.any)
+def any(input: SparseTensor, dim: Modes = None, keepdim: bool = False, *, out: Any = None) -> Tensor:
+    """`torch.any`: whether an entry is not 0."""
+    return _reduced("|=", input.to(torch.bool), dim, keepdim, out)
+
+
+@operator(torch.all, Tensor.all)
+def all(input: SparseTensor, dim: Modes = None, keepdim: bool = False, *, out: Any = None) -> Tensor:
+    """`torch.all`: whether no entry is 0."""
+    return _reduced("&=", input.to(torch.bool), dim, keepdim, out)
+
+
+@operator(torch.count_nonzero, Tensor.count_nonzero)
+def count_nonzero(input: SparseTensor, dim: Modes = None) -> Tensor:
+    """`torch.count_nonzero`: how many entries are not 0, explicit zeros left out."""
+    return _reduced("+=", input.to(torch.bool), dim, False, None)
 
 
 def _extreme(assignment: str, input: SparseTensor, dim: Modes, keepdim: bool, out: Any) -> Tensor:

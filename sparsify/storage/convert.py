@@ -177,26 +177,36 @@ def _conversion(pattern: Pattern, format: Format) -> Conversion:
     coordinates = pattern.coordinates()
     inside = pattern.inside()
     kept = None if inside is None else inside.nonzero().squeeze(1)
-    columns = level_columns(
-        format, list(coordinates if kept is None else coordinates[:, kept]), pattern.shape
-    )
-    sorting = order(columns, extents(format, pattern.shape))
-    if sorting is not None:
-        columns = [column[sorting] for column in columns]
-    found, places = from_sorted(columns, pattern.shape, format)
-    count = pattern.nnz if kept is None else kept.shape[0]
-    source = torch.arange(count) if sorting is None else sorting
-    source = source if kept is None else kept[source]
-    if places is None:
-        identity = sorting is None and kept is None
-        result = Conversion(found, source, is_identity=identity, is_padded=False)
-    else:
-        permutation = torch.full((found.nnz,), -1)
-        permutation[places] = source
-        result = Conversion(found, permutation, is_identity=False, is_padded=count < found.nnz)
-    if count == pattern.nnz == found.nnz and not result.is_padded:
+    result = placed(list(coordinates if kept is None else coordinates[:, kept]), kept, pattern.shape, format)
+    if kept is None and pattern.nnz == result.pattern.nnz and not result.is_padded:
         _remember_way_back(pattern, result)
     return result
+
+
+def placed(
+    coordinates: Sequence[Tensor], source: Tensor | None, shape: Sequence[int], format: Format
+) -> Conversion:
+    """Entries at other coordinates, stored in a format.
+
+    Args:
+        coordinates: per mode of the result those of its entries [n], in any order, each once.
+        source: which entry each of them was before [n]; `None`: entry `n`.
+        shape: of the result.
+    """
+    columns = level_columns(format, coordinates, shape)
+    count = coordinates[0].shape[0]
+    sorting = order(columns, extents(format, shape))
+    if sorting is not None:
+        columns = [column[sorting] for column in columns]
+    found, places = from_sorted(columns, shape, format)
+    identity = sorting is None and source is None
+    taken = torch.arange(count) if source is None else source
+    taken = taken if sorting is None else taken[sorting]
+    if places is None:
+        return Conversion(found, taken, is_identity=identity, is_padded=False)
+    permutation = torch.full((found.nnz,), -1)
+    permutation[places] = taken
+    return Conversion(found, permutation, is_identity=False, is_padded=count < found.nnz)
 
 
 def _remember_way_back(pattern: Pattern, result: Conversion) -> None:

@@ -34,6 +34,22 @@ def test_of_two_patterns(format):
         assert isinstance(assert_as_dense(function, first, second), SparseTensor)
 
 
+def test_comparisons_and_choices_of_two_patterns():
+    first, second, dense = sparse(7, 9), sparse(7, 9, format="coo", seed=5), full(7, 9)
+    for function in (torch.eq, torch.lt, torch.maximum, torch.minimum, torch.logical_xor):
+        assert_as_dense(function, first, second)
+    assert_as_dense(lambda a, b: torch.where(a > 0.8, a, b), first, second)
+    assert_as_dense(lambda a, b: torch.where(a > 0.8, b, 0.0), first, dense)
+    assert_as_dense(lambda a, b: a >= b, first, dense)
+    assert_as_dense(lambda a, b: b**a, first, dense)
+
+
+def test_sparse_operands_spread():
+    row = sparse(1, 9)
+    assert_as_dense(torch.mul, row, full(7, 9))
+    assert_as_dense(torch.add, sparse(7, 9, seed=5), row)
+
+
 def test_of_one_pattern_share_it():
     stored = sparse(7, 9)
     assert (stored + stored).pattern is stored.pattern

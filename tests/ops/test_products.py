@@ -55,6 +55,21 @@ def test_matmul(first, second):
         (functional.linear, (sparse(7, 9), full(3, 9), full(3))),
         (lambda a, b: torch.einsum("ij,kj->ik", a, b), (sparse(7, 9), full(5, 9))),
         (lambda a, b: a.T @ b, (sparse(7, 9), full(7, 2))),
+        (torch.addmv, (full(7), sparse(7, 9), full(9))),
+        (
+            lambda c, a, b: torch.baddbmm(c, a, b, alpha=2.0, beta=0.5),
+            (full(2, 7, 5), sparse(2, 7, 9, format="csf"), full(2, 9, 5)),
+        ),
+        (torch.dot, (sparse(9, format="compressed"), full(9))),
+        (torch.outer, (sparse(7, format="compressed"), full(9))),
+        (torch.kron, (sparse(3, 4), sparse(2, 5))),
+        (torch.kron, (full(3, 2), sparse(2, 3))),
+        (lambda *matrices: torch.linalg.multi_dot(matrices), (full(3, 7), sparse(7, 9), full(9, 5))),
+        (lambda a, b: torch.tensordot(a, b, 1), (sparse(7, 9), full(9, 5))),
+        (
+            lambda a, b: torch.tensordot(a, b, ([0, 2], [2, 0])),
+            (sparse(4, 7, 9, format="csf"), full(9, 2, 4)),
+        ),
     ],
 )
 def test_relatives_of_matmul(function, operands):

@@ -27,6 +27,15 @@ def test_of_three_modes_and_other_fills():
     assert_as_dense(lambda a: a.max() - a.min(), sparse(7, 9))
 
 
+def test_whether_and_how_many():
+    stored = sparse(7, 9)
+    stored = torch.cat([stored, torch.ones_like(stored)[:1].with_fill(0)])
+    for function in (torch.prod, torch.any, torch.all, torch.count_nonzero):
+        assert_as_dense(function, stored)
+        assert_as_dense(lambda a, f=function: f(a, 1), stored.with_fill(1.0))
+    assert_as_dense(lambda a: a.bool().any(0), stored)
+
+
 def test_stored_entries_below_the_fill():
     assert float((-sparse(1, 9)).amax()) == 0
 

@@ -165,17 +165,15 @@ def reduced(kind: Kind, monoid: str, body: Expr, kinds: Mapping[str, Kind]) -> K
 
 
 def _check_divisor(call: Call, kinds: list[Kind]) -> None:
-    """Raises where integers may be divided by 0, which has no value.
+    """Raises where integers are always divided by 0; a divisor that turns out to be 0 leaves 0, as in numpy.
 
     Raises:
-        DtypeError: the divisor of integers is no constant, or 0.
+        DtypeError: the divisor of integers is the constant 0.
     """
     divisor = call.args[1]
-    is_known = isinstance(divisor, Const) and divisor.value != 0
-    if category(reduce(promote, kinds).dtype) == INTEGER and not is_known:
-        raise DtypeError(
-            f"`{call}` of integers, whose divisor may be 0", "a constant other than 0, or floating numbers"
-        )
+    is_zero = isinstance(divisor, Const) and divisor.value == 0
+    if category(reduce(promote, kinds).dtype) == INTEGER and is_zero:
+        raise DtypeError(f"`{call}` of integers", "a divisor other than 0, or floating numbers")
 
 
 @cache

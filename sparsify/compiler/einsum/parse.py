@@ -15,8 +15,8 @@ In: `y[i] = relu(A[i,j] * x[j] + b[i])`. Out: `(Assign(Access("y", (Index("i"),)
     bound       ["-"] number
 
 A slice sums, as every index that is missing on the left does, or is an index variable of the target that nothing
-else on the right gives: `Y[i,j] = A[2:10:2,j]`. Bounds that count from the end of a mode, `A[2:,j]` and `A[:-1,j]`,
-need its extent.
+else on the right gives: `Y[i,j] = A[2:10:2,j]`; it goes back where its step is below 0. What counts from the end of a
+mode, `A[2:,j]`, `A[:-1,j]` and `A[-1,j]`, needs its extent.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import reduce
 from math import inf, nan
 
+from sparsify.compiler.einsum import slices
 from sparsify.compiler.einsum.extents import accesses, bind_extents
 from sparsify.compiler.einsum.functions import COMPARISON, FUNCTIONS, PRODUCT, SUM
 from sparsify.compiler.einsum.monoids import MONOIDS
@@ -173,9 +174,9 @@ class _Reader:
         known = {*free_indices(value), *self.given}
         wanted = [name for name in self.bound if name not in known]
         names: dict[str, str] = {}
-        for slices in self.slices:
-            if wanted and len(slices) == len(wanted):
-                names.update(zip(slices, wanted, strict=True))
+        for sliced in self.slices:
+            if wanted and len(sliced) == len(wanted):
+                names.update(zip(sliced, wanted, strict=True))
         for old, new in names.items():
             size = self.sizes.pop(old, None)
             if size is not None and self.sizes.setdefault(new, size) != size:
@@ -254,21 +255,23 @@ class _Reader:
             if indices:
                 self.expect(",", f"an index of {name.text}")
             indices.append(self.index(name.text, len(indices)))
-        if slices := self.indices - before:
-            self.slices.append(tuple(n for index in indices for n in free_indices(index) if n in slices))
+        if added := self.indices - before:
+            self.slices.append(tuple(n for index in indices for n in free_indices(index) if n in added))
         return Access(name.text, tuple(indices))
 
     def index(self, tensor: str, mode: int) -> Expr:
         """An index of an access; a slice becomes an index variable of its own."""
         if self.here.text == ":":
-            return self.slice(tensor, mode, 0)
+            return self.slice(tensor, mode, None)
         start = self.here
         expr = self.sum()
         if self.here.text == ":":
             return self.slice(tensor, mode, self.limit(expr, start))
+        if isinstance(expr, Const) and type(expr.value) is int and expr.value < 0:
+            return Const(expr.value + (self.extent_of(tensor, mode) or 0))
         return expr
 
-    def slice(self, tensor: str, mode: int, start: int) -> Expr:
+    def slice(self, tensor: str, mode: int, start: int | None) -> Expr:
         """`start:stop:step` as an affine index over a new variable, `2*A_slice + start`."""
         token = self.expect(":", "the start of a slice")
         name = fresh(f"{tensor}_slice", self.indices)
@@ -281,31 +284,21 @@ class _Reader:
             if n == 1 or not self.accept("operator", ":"):
                 break
         stop, step = bounds[0], 1 if bounds[1] is None else bounds[1]
-        if step < 1:
-            raise self.error("a slice needs a positive step, as in 2:10:2", token)
-        if (start, stop, step) == (0, None, 1):
+        if (start or 0, stop, step) == (0, None, 1):
             return Index(name)
-        if start < 0 or stop is None or stop < 0:
-            start, stop = self.counted(tensor, mode, start, stop, token)
-        self.sizes[name] = max(0, -(-(stop - start) // step))
-        scaled: Expr = Index(name) if step == 1 else Call("mul", (Const(step), Index(name)))
-        # A slice that stops has fewer entries than its mode: it is no plain index, even from the start on.
-        return scaled if step != 1 and not start else Call("add", (scaled, Const(start)))
+        is_counted = None in (start, stop) or min(start or 0, stop or 0) < 0
+        extent = self.extent_of(tensor, mode) if is_counted else None
+        try:
+            read = slices.places(start, stop, step, extent, f"mode {mode} of {tensor}")
+        except ValueError as error:
+            raise self.error(str(error), token) from None
+        self.sizes[name] = len(read)
+        return slices.index_of(name, read)
 
-    def counted(self, tensor: str, mode: int, start: int, stop: int | None, token: Token) -> tuple[int, int]:
-        """The bounds of a slice, counted from the start of a mode of known extent."""
+    def extent_of(self, tensor: str, mode: int) -> int | None:
+        """The extent of a mode, `None` where it is not known."""
         shape = self.shape_of(tensor)
-        if shape is None or mode >= len(shape):
-            raise self.error(
-                "a slice without a stop, or with a negative bound, needs an operand's shape", token
-            )
-        extent = shape[mode]
-        if start < -extent or (stop is not None and stop < -extent):
-            raise self.error(
-                f"the slice begins before mode {mode} of {tensor}, which has {extent} entries", token
-            )
-        start += extent if start < 0 else 0
-        return start, extent if stop is None else stop + (extent if stop < 0 else 0)
+        return None if shape is None or mode >= len(shape) else shape[mode]
 
     def shape_of(self, tensor: str) -> Sequence[int] | None:
         """The shape of an operand or of the result of a statement before, `None` when it is not known."""

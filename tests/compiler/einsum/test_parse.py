@@ -75,6 +75,9 @@ OPEN = [
     ("y[j] = A[-3:, j]", "y[j] = sum(A_slice, A[A_slice+6,j])", 3),
     ("y[j] = A[1:-2:2, j]", "y[j] = sum(A_slice, A[2*A_slice+1,j])", 3),
     ("y[j] = A[9:, j]", "y[j] = sum(A_slice, A[A_slice+9,j])", 0),
+    ("y[j] = A[::-1, j]", "y[j] = sum(A_slice, A[8-A_slice,j])", 9),
+    ("y[j] = A[7:2:-2, j]", "y[j] = sum(A_slice, A[7-2*A_slice,j])", 3),
+    ("y[j] = A[-2::-3, j]", "y[j] = sum(A_slice, A[7-3*A_slice,j])", 3),
     ("B[k,j] = A[k,j] * c[k]; y[j] = B[-3:, j]", "y[j] = sum(B_slice, B[B_slice+6,j])", 3),
 ]
 
@@ -91,7 +94,8 @@ def test_bounds_that_count_from_the_end(text, explicit, size):
     [
         ("y[j] = A[-10:, j]", "begins before mode 0 of A, which has 9 entries"),
         ("y[j] = B[2:, j]", "needs an operand's shape"),
-        ("y[j] = A[::-1, j]", "a positive step"),
+        ("y[j] = A[::0, j]", "a step other than 0"),
+        ("y[j] = B[::-1, j]", "needs an operand's shape"),
         ("y[j] = A[i:3, j]", "whole numbers"),
     ],
 )
@@ -155,7 +159,7 @@ def test_printed_expressions_read_back(seed):
         ("y = stored(2)", 4, "stored takes one access"),
         ("y[i] = i[j]", 7, "an index variable and a tensor"),
         ("y[j] = A[2:, j]", 10, "needs an operand.s shape"),
-        ("y[j] = A[2:8:0, j]", 10, "positive step"),
+        ("y[j] = A[2:8:0, j]", 10, "step other than 0"),
         ("y = a)", 5, "no bracket is open"),
         ("", 0, "no statement"),
         ("y = " + "(" * 200 + "a" + ")" * 200, 104, "levels of brackets"),
