@@ -17,8 +17,10 @@ from sparsify.compiler.differentiate import Differentiable, Kept
 from sparsify.compiler.einsum.adjoint_program import needed
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.plan import Convert, DenseProduct, Step, steps
+from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.side_by_side import side_by_side
@@ -260,10 +262,17 @@ def _prepare(step: GeneratedStep, wanted: Sequence[Sizes]) -> bool:
 
 def _plan(program: Program, schedule: Schedule | None, options: Options, sizes: Sizes) -> Kernel:
     """The kernel of a program before anything is compiled; programs with the same steps share one."""
-    plan = steps(
-        program, sizes, scheduled=schedule is not None, order=None if schedule is None else schedule.order
-    )
+    if schedule is None:
+        plan = _steps(program, sizes, options)
+    else:
+        plan = steps(program, sizes, scheduled=True, order=schedule.order)
     return _planned(program, plan, schedule, options, target.vector_bytes(options))
+
+
+def _steps(program: Program, sizes: Sizes, options: Options) -> tuple[DenseProduct | Step | Convert, ...]:
+    """The steps of a program, found by this process or by an earlier one."""
+    question = f"steps of {program!r} {definitions(program)}"
+    return recall(question, sizes, partial(steps, program, sizes), options)
 
 
 @cache

@@ -20,7 +20,7 @@ import torch
 from sparsify.compiler import shortcut_source, trampoline
 from sparsify.compiler.cpp.cache import Library, library
 from sparsify.errors import CompilerError, KernelError
-from sparsify.options import current
+from sparsify.options import Options, current
 
 # `allocate(slot, bytes)` is the tensor of an output whose size only the kernel knows.
 Allocator = Callable[[int, int], torch.Tensor]
@@ -61,10 +61,16 @@ def bind(kernel: Library) -> Call:
 
 def trampolines() -> Library | None:
     """What leads from Python to kernels, compiled like them; `None` where it cannot be compiled or loaded."""
+    # The user's flags are for kernels.
+    return _trampolines(replace(current(), compiler_flags=()))
+
+
+@cache
+def _trampolines(options: Options) -> Library | None:
+    """The trampolines of a compiler."""
     source = trampoline.SOURCE + shortcut_source.SOURCE
     try:
-        # The user's flags are for kernels.
-        return library(source, {}, replace(current(), compiler_flags=()), symbol=trampoline.SYMBOL)
+        return library(source, {}, options, symbol=trampoline.SYMBOL)
     except CompilerError:
         return None  # some builds of Python do not export what the text needs
 

@@ -17,6 +17,7 @@ from sparsify.compiler.fingerprint import fingerprint
 from sparsify.compiler.loops.nodes import Buffer
 from sparsify.compiler.pipeline import Stages, chosen, compile_stages
 from sparsify.compiler.plan import Step
+from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.errors import CompilerError
@@ -75,7 +76,7 @@ class Variants:
             ScheduleError, UnsupportedProgramError: the schedule does not fit, or none does.
             CompilerError: there is no kernel yet, and there is no compiler, or it failed.
         """
-        wanted = self.schedule if self.schedule is not None else chosen(self.step, self.vector_bytes, sizes)
+        wanted = self._wanted(sizes)
         found = self._known.get(wanted)
         if found is not None:
             return found
@@ -91,8 +92,26 @@ class Variants:
 
     @cached_property
     def _generic(self) -> Variant:
-        wanted = self.schedule if self.schedule is not None else chosen(self.step, self.vector_bytes, UNKNOWN)
-        return self._find(wanted, UNKNOWN)
+        return self._find(self._wanted(UNKNOWN), UNKNOWN)
+
+    @cached_property
+    def _parts(self) -> dict[str, str]:
+        """All that a kernel depends on besides its schedule."""
+        return {
+            "step": repr(self.step),
+            "monoids": definitions(self.step.program),
+            "is chosen": str(self.schedule is None),
+            "vector bytes": str(self.vector_bytes),
+            "compiler of sparsify": fingerprint(),
+            "levels": registered(),
+        }
+
+    def _wanted(self, sizes: Sizes) -> Schedule:
+        """The schedule that is tried first."""
+        if self.schedule is not None:
+            return self.schedule
+        answer = partial(chosen, self.step, self.vector_bytes, sizes)
+        return recall(f"schedule of {self._parts}", sizes, answer, self.options)
 
     def _find(self, wanted: Schedule, sizes: Sizes) -> Variant:
         """The kernel of a schedule, from disk before its C++ is generated, else built."""
@@ -106,15 +125,6 @@ class Variants:
 
         if self.options.dump:
             make()  # what is found on disk passes no stages that could be dumped
-        parts = {
-            "step": repr(self.step),
-            "monoids": definitions(self.step.program),
-            "schedule": str(wanted),
-            "is chosen": str(self.schedule is None),
-            "vector bytes": str(self.vector_bytes),
-            "compiler of sparsify": fingerprint(),
-            "levels": registered(),
-        }
-        found = library(generate, parts, self.options)
+        found = library(generate, {**self._parts, "schedule": str(wanted)}, self.options)
         self.built += found.origin == "compiled"
         return Variant(make, found)

@@ -49,18 +49,18 @@ def clean(options: Options | None = None) -> int:
 
 
 def prune(max_bytes: int, options: Options | None = None) -> int:
-    """Deletes the kernels used longest ago until the rest takes `max_bytes`; the number deleted."""
+    """Deletes kernels and plans used longest ago until the rest takes `max_bytes`; how many kernels were deleted."""
     directory = cache_dir(options)
     remove_abandoned(directory)
-    kernels = sorted(directory.glob("*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = [*directory.glob("*.so"), *directory.glob("*.plan")]
     total = deleted = 0
-    for path in kernels:
+    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
         description = path.with_suffix(".json")
         total += path.stat().st_size + (description.stat().st_size if description.is_file() else 0)
         if total > max_bytes:
             description.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-            deleted += 1
+            deleted += path.suffix == ".so"
     return deleted
 
 

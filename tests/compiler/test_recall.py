@@ -1,0 +1,136 @@
+"""Decisions on disk: found again for the same question and sizes alone, never from damaged or foreign files."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import sparsify
+from sparsify.compiler import kernel, recall, variants
+from sparsify.compiler.cpp import cache, directories
+from sparsify.compiler.evaluate import _evaluate_kernel
+from sparsify.compiler.kernel import compile_program
+from sparsify.compiler.plan import DenseProduct
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
+from sparsify.options import Options, override
+
+SMALL, LARGE = Sizes({"i": 3}, {"A": 7}), Sizes({"i": 3000}, {"A": 7})
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Iterator[Options]:
+    with override(cache_dir=tmp_path) as found:
+        yield found
+
+
+class Asked:
+    """An answer that counts how often it was worked out."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> tuple[str, int]:
+        self.times += 1
+        return "order i", self.times
+
+
+def plans(options: Options) -> list[Path]:
+    return sorted(directories.cache_dir(options).glob("*.plan"))
+
+
+def test_the_same_question_is_answered_once(options: Options) -> None:
+    asked = Asked()
+    assert [recall.recall("schedule", SMALL, asked, options) for _ in range(3)] == [("order i", 1)] * 3
+
+
+def test_other_questions_and_sizes_have_other_answers(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked()
+    for question, sizes in (("schedule", SMALL), ("schedule", LARGE), ("steps", SMALL), ("steps", UNKNOWN)):
+        recall.recall(question, sizes, asked, options)
+    assert asked.times == 4
+    reaches = Sizes(SMALL.extents, SMALL.stored, {}, {"A": 5}, {"A": {(0,): 3}})
+    recall.recall("schedule", reaches, asked, options)
+    assert asked.times == 5
+    monkeypatch.setattr(recall, "fingerprint", lambda: "another compiler")
+    recall.recall("schedule", SMALL, asked, options)
+    assert asked.times == 6
+
+
+def test_patterns_count_by_their_statistics(options: Options) -> None:
+    asked = Asked()
+    near, far = torch.eye(64), torch.eye(64)[torch.randperm(64, generator=torch.Generator().manual_seed(0))]
+    for dense in (near, far, near.clone()):
+        pattern = sparsify.tensor(dense, "csr").pattern
+        recall.recall("schedule", Sizes(patterns={"A": pattern}), asked, options)
+    assert asked.times == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"half", None], ids=["empty", "short", "one bit"])
+def test_damaged_files_are_made_anew(options: Options, damage: bytes | None) -> None:
+    asked = Asked()
+    recall.recall("schedule", SMALL, asked, options)
+    (path,) = plans(options)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if damage is None else damage)
+    assert recall.recall("schedule", SMALL, asked, options) == ("order i", 2)
+    assert recall.recall("schedule", SMALL, asked, options) == ("order i", 2)
+
+
+def test_files_of_others_are_not_read(options: Options) -> None:
+    asked = Asked()
+    recall.recall("schedule", SMALL, asked, options)
+    directories.cache_dir(options).chmod(0o777)
+    assert recall.recall("schedule", SMALL, asked, options) == ("order i", 2)
+
+
+def test_a_directory_that_cannot_be_used_costs_time_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    asked = Asked()
+    with override(cache_dir=tmp_path / "file") as options:
+        assert recall.recall("schedule", SMALL, asked, options) == ("order i", 1)
+        assert recall.recall("schedule", SMALL, asked, options) == ("order i", 2)
+
+
+def test_sizes_that_change_with_every_call_do_not_fill_the_disk(options: Options) -> None:
+    asked = Asked()
+    for rows in range(3 * recall.MOST_SIZES):
+        recall.recall("schedule", Sizes({"i": rows}), asked, options)
+    (path,) = plans(options)
+    assert path.stat().st_size < 4096
+    recall.recall("schedule", Sizes({"i": 0}), asked, options)
+    assert asked.times == 3 * recall.MOST_SIZES
+
+
+def test_pruning_and_cleaning_take_plans_too(options: Options) -> None:
+    recall.recall("schedule", SMALL, Asked(), options)
+    assert directories.prune(0, options) == 0
+    assert plans(options) == []
+    recall.recall("schedule", SMALL, Asked(), options)
+    directories.clean(options)
+    assert plans(options) == []
+
+
+def test_a_new_process_plans_nothing(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, x, w = sparsify.tensor(torch.eye(5), "csr"), torch.rand(5, 4), torch.rand(4, 3)
+    text = "T[j,k] = x[j,l] * w[l,k]; Y[i,k] = relu(A[i,j] * T[j,k])"
+    given = {"A": a, "x": x, "w": w}
+    program = _evaluate_kernel(text, None, None, None, None, given).program
+    operands = tuple(given[name] for name in program.inputs)
+    sizes = sizes_of(program, operands)
+    first = compile_program(program, sizes=sizes)
+    assert isinstance(first.steps[0], DenseProduct)
+
+    def never(*given: object, **named: object) -> None:
+        raise AssertionError("planned again")
+
+    monkeypatch.setattr(cache, "_memory", cache._Memory())
+    monkeypatch.setattr(kernel, "steps", never)
+    monkeypatch.setattr(variants, "chosen", never)
+    kernel._planned.cache_clear()
+    again = compile_program(program, sizes=sizes)
+    assert again is not first
+    assert (again.cache, again.key) == ("hit", first.key)
+    torch.testing.assert_close(again(*operands), torch.relu(x @ w))
