@@ -9,7 +9,7 @@ a call that has been made before looks both up and fills in addresses.
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
@@ -93,6 +93,7 @@ class GeneratedStep:
         self._inputs: tuple[DenseInput | SparseInput, ...] = ()
         self._known: tuple[object, ...] = ()
         self._signature: Signature = ((), ())
+        self._slot_dtypes: dict[int, torch.dtype] = {}
 
     def prepare(self, sizes: Sizes) -> bool:
         """Compiles the kernel for operands of these sizes; whether it had to be built.
@@ -118,18 +119,19 @@ class GeneratedStep:
                 else SparseInput(d, d.name in self.twins, signature[0])
                 for d in self._declared
             )
+            self._slot_dtypes = {n: getattr(torch, b.dtype) for n, b in enumerate(signature[1])}
         assert signature == self._signature, "all kernels of a statement take the same arguments"
         self._current, self._known = found, known
         return self.variants.built > before
 
-    @property
-    def _is_simple(self) -> bool:
-        """Whether the one result is made before the kernel runs, and all inputs are read as they are."""
+    @cached_property
+    def is_simple(self) -> bool:
+        """Whether calls have frames: the one result is made before the kernel runs, all inputs are read as they are."""
         if len(self._outputs) > 1 or self._is_assembled or (self._root is None and not self._is_plain):
             return False
-        if self._root is not None and self._inputs[self._root].is_twin:
+        if self._root is not None and self.program.inputs[self._root] in self.twins:
             return False
-        return not any(isinstance(read, DenseInput) and read.format is not None for read in self._inputs)
+        return all(DenseInput(d).format is None for d in self._declared if d.format.is_dense)
 
     @property
     def current(self) -> Variant:
@@ -162,7 +164,10 @@ class GeneratedStep:
     def _first_call(self, operands: tuple[torch.Tensor, ...]) -> Any:
         """The result; from now on there is a shortcut to it."""
         result = self._long_way(operands, None)
-        self.compute = shortcut.shortcut(self._long_way)
+        if self.is_simple:
+            self.compute = shortcut.shortcut(self._long_way)
+        else:
+            self.compute = partial(self._long_way, learn=None)
         return result
 
     def _long_way(self, operands: tuple[torch.Tensor, ...], learn: shortcut.Learn) -> Any:
@@ -188,9 +193,11 @@ class GeneratedStep:
             order: per operand of this step its place among them.
             kernel: what is differentiated when operands require gradients.
         """
+        if not self.is_simple:
+            return
         read = [operands[place] for place in order]
         known = self._frames.get(_key(read))
-        if known is None or not self._is_simple or self._turns(read):
+        if known is None or self._turns(read):
             return
         root = None if self._root is None else order[self._root]
         empty = known.empty if root is None else self._stored
@@ -211,6 +218,10 @@ class GeneratedStep:
 
     def _compute(self, operands: Sequence[torch.Tensor]) -> Any:
         """The results for any operands."""
+        if self._is_assembled and len(patterns := _patterns(operands)) == len(operands):
+            known = KNOWN.find(self, patterns)
+            if known is not None:  # patterns say all that shapes do
+                return self._assembled(operands, *known)
         if self._compactable and (found := large(self._compactable, self._declared, operands)):
             return self._compacted(operands, found)
         return self._as_they_are(operands)
@@ -219,19 +230,17 @@ class GeneratedStep:
         """The results for operands over the coordinates that they have."""
         key = _key(operands)
         frame = self._frames.get(key) or self._frame(key, operands)
-        sizes = list(frame.sizes)
-        buffers: list[torch.Tensor | None] = []
-        for operand, declared in zip(operands, self._inputs):
-            declared.read(operand, sizes, buffers)
-        if len(self._outputs) > 1:
-            return self._several(operands, sizes, buffers, frame)
         if self._is_assembled:
+            known = KNOWN.find(self, _patterns(operands))
             try:
-                return self._assembled(operands, sizes, buffers, frame)
+                return self._assembled(operands, frame, None if known is None else known[1])
             except KernelError as error:
                 if error.status != POSITION_OVERFLOW or self.wide is None:
                     raise
                 return self.wide.compute(tuple(operands))
+        sizes, buffers = self._read(operands, frame)
+        if len(self._outputs) > 1:
+            return self._several(operands, sizes, buffers, frame)
         if self._root is None:
             result = frame.empty()
             buffers.append(result)
@@ -244,6 +253,16 @@ class GeneratedStep:
         buffers.append(stored)
         frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
         return wrap(pattern, stored, self.output.fill)
+
+    def _read(
+        self, operands: Sequence[torch.Tensor], frame: Frame
+    ) -> tuple[list[int], list[torch.Tensor | None]]:
+        """The kernel's sizes, and of its buffers those of the operands."""
+        sizes = list(frame.sizes)
+        buffers: list[torch.Tensor | None] = []
+        for operand, declared in zip(operands, self._inputs):
+            declared.read(operand, sizes, buffers)
+        return sizes, buffers
 
     def _stored(self, pattern: Pattern) -> torch.Tensor:
         """Memory for the values of a result on a pattern."""
@@ -318,32 +337,34 @@ class GeneratedStep:
         return tuple(results)
 
     def _assembled(
-        self,
-        operands: Sequence[torch.Tensor],
-        sizes: list[int],
-        buffers: list[torch.Tensor | None],
-        frame: Frame,
+        self, operands: Sequence[torch.Tensor], frame: Frame, known: Pattern | None
     ) -> torch.Tensor:
         """A result whose pattern the kernel finds, or which operands of the same patterns had before."""
-        arguments = self._signature[1]
-        patterns = [operand._pattern for operand in operands if isinstance(operand, SparseTensor)]
-        known = KNOWN.find(self, patterns)
-        sizes[self._signature[0].index(f"{self.result}_nnz")] = -1 if known is None else known.nnz
+        names, arguments = self._signature
+        sizes, buffers = self._read(operands, frame)
+        sizes[names.index(f"{self.result}_nnz")] = -1 if known is None else known.nnz
         given = [] if known is None else known.arrays()
         missing = [None] * (len(arguments) - len(buffers) - len(given))
-        slots = Slots({slot: getattr(torch, argument.dtype) for slot, argument in enumerate(arguments)})
+        slots = Slots(self._slot_dtypes)
         frame.call(tuple(sizes), (*buffers, *given, *missing), count(self.options), slots)
+        if known is not None and len(slots.tensors) == 1:
+            (values,) = slots.tensors.values()
+            return wrap(known, values, self.output.fill)
         made = {arguments[slot].name: array for slot, array in slots.tensors.items()}
         values = made.pop(f"{self.result}_vals")
-        if known is None or made:
-            levels = range(1, len(self.output.format.levels) + 1)
-            pos = [made.get(f"{self.result}{number}_pos") for number in levels]
-            crd = [made.get(f"{self.result}{number}_crd") for number in levels]
-            if pos[-1] is not None and crd[-1] is not None:
-                crd[-1], values = cut((crd[-1], values), int(pos[-1][-1]))
-            known = Pattern(self.output.format, frame.shape, pos, crd).trusted()
-            KNOWN.remember(self, patterns, known, [known])
-        return wrap(known, values, self.output.fill)
+        levels = range(1, len(self.output.format.levels) + 1)
+        pos = [made.get(f"{self.result}{number}_pos") for number in levels]
+        crd = [made.get(f"{self.result}{number}_crd") for number in levels]
+        if pos[-1] is not None and crd[-1] is not None:
+            crd[-1], values = cut((crd[-1], values), int(pos[-1][-1]))
+        found = Pattern(self.output.format, frame.shape, pos, crd).trusted()
+        KNOWN.remember(self, _patterns(operands), (frame, found), [found])
+        return wrap(found, values, self.output.fill)
+
+
+def _patterns(operands: Sequence[torch.Tensor]) -> list[Pattern]:
+    """The patterns of the operands that have one."""
+    return [operand._pattern for operand in operands if isinstance(operand, SparseTensor)]
 
 
 def _key(operands: Sequence[torch.Tensor]) -> Key:

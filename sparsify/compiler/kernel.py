@@ -108,10 +108,11 @@ class Kernel:
     def _first_call(self, operands: tuple[Operand, ...]) -> Any:
         """The results; from now on whole programs have a shortcut."""
         results = self._long_way(operands, None)
-        if self._whole is None:
-            self._call = partial(self._long_way, learn=None)
-        else:
-            self._call, self.results = shortcut.shortcut(self._long_way), self._whole.compute
+        self._call = partial(self._long_way, learn=None)
+        if self._whole is not None:
+            self.results = self._whole.compute
+            if self._whole.is_simple:
+                self._call = shortcut.shortcut(self._long_way)
         return results
 
     def _long_way(self, operands: tuple[Operand, ...], learn: shortcut.Learn) -> Any:

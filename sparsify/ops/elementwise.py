@@ -12,12 +12,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from sparsify.compiler.evaluate import evaluate
+from sparsify.compiler.traced import is_traced
 from sparsify.errors import DtypeError, ShapeError
 from sparsify.ops.reshape import reshaped
 from sparsify.ops.table import operator, refuse
-from sparsify.storage.tensor import SparseTensor
+from sparsify.storage.tensor import SparseTensor, wrap
 
 INDICES = "ijklmnopqr"
 TEXTS = {
@@ -38,6 +40,8 @@ TEXTS = {
     "logical_xor": "logical_xor({}, {})",
 }
 """torch's functions of two tensors and how index notation says them."""
+KEEP_ZERO = frozenset({torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum})
+"""Those of two fills that are 0 give a fill that is 0."""
 
 
 @operator(torch.add, Tensor.add)
@@ -120,6 +124,9 @@ def _combine(function: Any, text: str, first: Any, second: Any, out: Tensor | No
     if out is not None:
         raise refuse(f"torch.{function.__name__} with out=", "use the result")
     if _on_values(first, second):
+        is_plain = function in KEEP_ZERO and _is_plain(first) and _is_plain(second)
+        if is_plain and not is_traced((first, second)):
+            return wrap(first._pattern, function(first._vals, second._vals), 0)
         return cast(Tensor, function(first, second))
     if isinstance(first, SparseTensor) and isinstance(second, SparseTensor):
         second = _stored_alike(first, second)
@@ -139,6 +146,13 @@ def _on_values(first: Any, second: Any) -> bool:
         return True
     other = second if isinstance(first, SparseTensor) else first
     return not isinstance(other, Tensor) or not (other.dim() or other.requires_grad)
+
+
+def _is_plain(operand: Any) -> bool:
+    """Whether an operand is sparse with the fill 0, and nothing is differentiated through it."""
+    if not isinstance(operand, SparseTensor) or operand._fill != 0 or is_dynamo_compiling():
+        return False
+    return not (torch.is_grad_enabled() and operand.requires_grad)
 
 
 def _stored_alike(first: SparseTensor, second: SparseTensor) -> SparseTensor:

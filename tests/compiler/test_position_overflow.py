@@ -9,6 +9,7 @@ import sparsify
 from sparsify.compiler.arguments import SparseInput
 from sparsify.compiler.evaluate import einsum_kernel
 from sparsify.compiler.generated import GeneratedStep
+from sparsify.compiler.known import KNOWN
 from sparsify.compiler.loops.lower import assemble
 from sparsify.compiler.native import fail
 from sparsify.errors import FormatError, KernelError
@@ -25,6 +26,7 @@ def operands():
 def overflowing(step, operands):
     """The step with a kernel that says that a position does not fit."""
     step.compute(operands)
+    KNOWN.clear()
     for shapes, frame in step._frames.items():
         step._frames[shapes] = replace(frame, call=lambda *_: fail(assemble.POSITION_OVERFLOW))
 

@@ -3,6 +3,7 @@ import torch
 
 from sparsify import SparseTensor
 from sparsify.errors import ShapeError
+from sparsify.storage.interop import tensor
 from tests.ops.operands import assert_as_dense, assert_gradients, full, sparse
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -96,3 +97,16 @@ def test_what_annihilates_is_not_read():
 def test_shapes_that_do_not_broadcast():
     with pytest.raises(ShapeError, match="do not broadcast"):
         sparse(7, 9) + full(8)
+
+
+@pytest.mark.parametrize("function", [torch.add, torch.sub, torch.mul, torch.div], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64], ids=str)
+def test_zeros_stay_where_patterns_are_equal(function, dtype):
+    dense = torch.tensor([[0, 3, 0], [2, 0, 5]]).to(dtype)
+    first, second = tensor(dense, "csr"), tensor(2 * dense, "csr")
+    found = function(first, second)
+    on_values = function(first.values(), second.values())
+    assert (found.pattern, found.fill, found.dtype) == (first.pattern, 0, on_values.dtype)
+    torch.testing.assert_close(found.values(), on_values)
+    filled = function(first.with_fill(1), second.with_fill(2))
+    assert filled.fill == function(torch.tensor(1.0), torch.tensor(2.0)).item()

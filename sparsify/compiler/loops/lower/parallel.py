@@ -176,17 +176,24 @@ def _balance(low: Lowering, loop: notation.Forall, extent: loops.Expr) -> str | 
 
 
 def work(low: Lowering, loop: notation.Forall) -> loops.Expr:
-    """About how many scalar operations the loop does: entries of its sparse operands times the dense extents."""
+    """About how many scalar operations the loop does: entries of its sparse operands times the dense extents.
+
+    Loops over the entries of a workspace are not longer than those that made them.
+    """
+    temporaries = [t for n in walk(low.program.body) if isinstance(n, notation.Let) for t in n.temporaries]
+    kept = {t.name for t in temporaries if t.listed or t.marked}
     reads = [low.root_of(n) for n in walk(loop) if isinstance(n, Access)]
     sparse_reads = {a: set(index_names(a)) for a in reads if _is_sparse_input(low, a.tensor)}
     total: loops.Expr = ZERO
     counted: set[tuple[str, ...]] = set()
     for assign in (n for n in walk(loop) if isinstance(n, Assign)):
-        names = tuple(dict.fromkeys(_root(low, name) for name in index_names(assign)))
+        found = [n for n in walk(assign.value) if isinstance(n, Access) and n.tensor in kept]
+        made = {name for access in found for name in index_names(access)}
+        names = tuple(dict.fromkeys(_root(low, name) for name in index_names(assign) if name not in made))
         if names in counted:
             continue
         counted.add(names)
-        inside = {a: found for a, found in sparse_reads.items() if found and found <= set(names)}
+        inside = {a: modes for a, modes in sparse_reads.items() if modes and modes <= set(names)}
         total = plus(total, _iterations(low, names, inside))
     return total
 
