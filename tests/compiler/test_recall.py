@@ -9,7 +9,7 @@ import torch
 import sparsify
 from sparsify.compiler import kernel, recall, variants
 from sparsify.compiler.cpp import cache, directories
-from sparsify.compiler.evaluate import _evaluate_kernel
+from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.kernel import compile_program
 from sparsify.compiler.plan import DenseProduct
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
@@ -117,7 +117,7 @@ def test_a_new_process_plans_nothing(options: Options, monkeypatch: pytest.Monke
     a, x, w = sparsify.tensor(torch.eye(5), "csr"), torch.rand(5, 4), torch.rand(4, 3)
     text = "T[j,k] = x[j,l] * w[l,k]; Y[i,k] = relu(A[i,j] * T[j,k])"
     given = {"A": a, "x": x, "w": w}
-    program = _evaluate_kernel(text, None, None, None, None, given).program
+    program = evaluate_kernel(text, A=a, x=x, w=w).program
     operands = tuple(given[name] for name in program.inputs)
     sizes = sizes_of(program, operands)
     first = compile_program(program, sizes=sizes)
