@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sparsify.compiler import shortcut, traced
+from sparsify.compiler import shortcut, traced, transforms
 from sparsify.compiler.cpp import target
 from sparsify.compiler.differentiate import Differentiable, Kept
 from sparsify.compiler.einsum.adjoint_program import needed
@@ -123,6 +123,8 @@ class Kernel:
                 raise ShapeError(f"{len(operands)} operands for {', '.join(self._names)}")
             if traced.is_traced(operands):
                 return traced.call(self, operands)
+            if torch._C._are_functorch_transforms_active():
+                return transforms.call(self, operands)
             if torch.is_grad_enabled():
                 for operand in operands:
                     if operand.requires_grad:

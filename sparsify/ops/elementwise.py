@@ -121,13 +121,15 @@ def where(condition: Any, input: Any = None, other: Any = None, *, out: Tensor |
 
 def _combine(function: Any, text: str, first: Any, second: Any, out: Tensor | None) -> Tensor:
     """The function that `text` says of two accesses: by torch where values alone decide, else by a kernel."""
-    if out is not None:
-        raise refuse(f"torch.{function.__name__} with out=", "use the result")
     if _on_values(first, second):
+        if out is not None:
+            return cast(Tensor, function(first, second, out=out))
         is_plain = function in KEEP_ZERO and _is_plain(first) and _is_plain(second)
         if is_plain and not is_traced((first, second)):
             return wrap(first._pattern, function(first._vals, second._vals), 0)
         return cast(Tensor, function(first, second))
+    if out is not None:
+        raise refuse(f"torch.{function.__name__} of different patterns with out=", "use the result")
     if isinstance(first, SparseTensor) and isinstance(second, SparseTensor):
         second = _stored_alike(first, second)
     shape = _broadcast(tuple(first.shape), second)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsify.errors import InvalidTensorError
-from sparsify.storage import convert, torch_layouts, validate
+from sparsify.storage import convert, torch_layouts, transformed, validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern, shape_of
@@ -51,6 +51,13 @@ def tensor(
     """
     if duplicates not in ("error", "sum"):
         raise InvalidTensorError(f"duplicates={duplicates!r}", '"error" or "sum"')
+    if transformed.are_active():
+        if transformed.is_followed(data):
+            raise InvalidTensorError(
+                "a sparse tensor of values that torch.func follows", "make it outside, or use torch.autograd"
+            )
+        with transformed.outside():
+            return tensor(data, format, fill=fill, dtype=dtype, duplicates=duplicates)
     found = _read(data, format, fill, duplicates)
     if dtype is not None:
         validate.value_dtype(dtype)

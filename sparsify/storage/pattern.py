@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsify.errors import FormatError, InvalidTensorError
+from sparsify.storage import transformed
 from sparsify.storage.arrays import Arrays as LevelArrays
 from sparsify.storage.format import Format
 
@@ -137,8 +138,12 @@ class Pattern:
 
     def _untraced(self) -> AbstractContextManager[None]:
         """Inside, nobody records what is computed from arrays that are at hand: it is no part of a graph."""
-        is_seen = torch._C._len_torch_dispatch_stack() and all(type(a) is Tensor for a in self.arrays())
-        return cast(AbstractContextManager[None], _disable_current_modes()) if is_seen else nullcontext()
+        is_transformed = transformed.are_active()
+        is_seen = is_transformed or torch._C._len_torch_dispatch_stack()
+        if not is_seen or any(type(a) is not Tensor for a in self.arrays()):
+            return nullcontext()
+        outside = transformed.outside if is_transformed else _disable_current_modes
+        return cast(AbstractContextManager[None], outside())
 
     def recall(self, key: object) -> Any:
         """What `cached` made for `key`, `None` when it has not been asked for."""
@@ -168,10 +173,6 @@ class Pattern:
         """This pattern, whose maker vouches for what the arrays hold."""
         self.cached("valid", lambda: True)
         return self
-
-    def level_coordinates(self) -> list[Tensor]:
-        """Per level the coordinate that each stored entry has there, int64 [nnz]; may share memory with `crd`."""
-        return _expand(self.validated())
 
     def coordinates(self) -> Tensor:
         """The coordinates of the stored entries in storage order, int64 [d, nnz].

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import resolve_name
 
 from sparsify.errors import FormatError, InvalidTensorError, UnsupportedOperatorError
-from sparsify.storage import convert, validate
+from sparsify.storage import convert, transformed, validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern, shared
@@ -183,8 +183,7 @@ class SparseTensor(torch.Tensor):
         outer_size: Sequence[int],
         outer_stride: Sequence[int],
     ) -> "SparseTensor":
-        text, fill = context
-        format = Format(text)
+        format, fill = Format(context[0]), context[1]
         levels = range(len(format.levels))
         pos, crd = ([inner.get(f"_{role}{n}") for n in levels] for role in ("pos", "crd"))
         return wrap(shared(format, outer_size, pos, crd), inner["_vals"], fill)
@@ -193,11 +192,13 @@ class SparseTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Operator, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         if not _is_filled:
             _fill()
-        operator = operators.get(func)
-        if operator is not None:
+        kwargs = kwargs or {}
+        if transformed.are_active() and not transformed.is_followed((args, kwargs)):
+            with transformed.outside():  # within, the result would be wrapped, and sparse no more
+                return cls.__torch_function__(func, types, args, kwargs)
+        if (operator := operators.get(func)) is not None:
             return operator(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             try:

@@ -127,7 +127,7 @@ def test_levels(format, pos, crd, message):
 )
 def test_no_tensor_of_a_malformed_pattern(pos, crd, message):
     pattern = csr(pos, crd)
-    for use in (lambda: SparseTensor(pattern, torch.ones(3)), pattern.coordinates, pattern.level_coordinates):
+    for use in (lambda: SparseTensor(pattern, torch.ones(3)), pattern.coordinates):
         with pytest.raises(InvalidTensorError, match=message):
             use()
     with pytest.raises(InvalidTensorError, match=message):  # what wraps without a look is seen by the kernel

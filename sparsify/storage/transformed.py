@@ -1,0 +1,22 @@
+"""The transforms of `torch.func`: whether they are at work, whether they follow a tensor, and a way outside.
+
+In: `grad(f)(x)`, inside of `f`. Out: `is_followed(x)` holds; inside of `outside()` torch computes as if there were no
+transform, with tensors that none follows.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._pytree import tree_leaves
+
+are_active = torch._C._are_functorch_transforms_active
+outside = temporarily_clear_interpreter_stack
+
+
+def is_followed(arguments: Any) -> bool:
+    """Whether a transform follows one of the tensors in arguments, or its values."""
+    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    return any(is_functorch_wrapped_tensor(getattr(tensor, "_vals", tensor)) for tensor in tensors)
