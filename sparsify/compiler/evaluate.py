@@ -26,7 +26,7 @@ from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.compiler.shortcut import Learn, Operands, shortcut
 from sparsify.compiler.torch_operator import Operator, register
-from sparsify.errors import DtypeError, EinsumError
+from sparsify.errors import DtypeError, EinsumError, FormatError, ScheduleError
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
@@ -135,6 +135,11 @@ def evaluate_kernel(
     **operands: Any,
 ) -> Kernel:
     """The kernel of an `evaluate`."""
+    _check_kinds("evaluate", 'statements, "y[i] = A[i,j] * x[j]"', text, format, schedule)
+    if not isinstance(sizes, Mapping | None):
+        raise EinsumError(f"sizes={sizes!r}", 'extents by index variable, sizes={"i": 5}')
+    if not isinstance(outputs, str | Sequence | None):
+        raise EinsumError(f"outputs={outputs!r}", "the name of a result, or a list of them")
     operands = {name: _held(operand) for name, operand in operands.items()}
     options = current()
     names = outputs if isinstance(outputs, str) or outputs is None else tuple(outputs)
@@ -152,6 +157,16 @@ def evaluate_kernel(
     return kernel
 
 
+def _check_kinds(name: str, wanted: str, text: Any, format: Any, schedule: Any) -> None:
+    """Raises for arguments of other types than the text, the format and the schedule have."""
+    if not isinstance(text, str):
+        raise EinsumError(f"{name} of a {type(text).__name__}", f"{wanted}, come first")
+    if not isinstance(format, Format | str | Mapping | None):
+        raise FormatError(f"format={format!r}", '"csr", a sparsify.Format or formats by result')
+    if not isinstance(schedule, Schedule | str | None):
+        raise ScheduleError(f"schedule={schedule!r}", "text as sparsify.explain prints it")
+
+
 def _held(operand: Any) -> Any:
     """An operand, a complex number as a tensor without modes: there are no constants of them, and it promotes alike."""
     return torch.tensor(operand, dtype=torch.complex128) if isinstance(operand, complex) else operand
@@ -164,6 +179,7 @@ def einsum_kernel(
     schedule: Schedule | str | None,
 ) -> tuple[Kernel, tuple[int, ...]]:
     """The kernel of an einsum, and which operand each input of the program is."""
+    _check_kinds("einsum", 'subscripts, "ij,jk->ik"', subscripts, format, schedule)
     options = current()
     key: list[Any] = [subscripts, format, schedule, id(options)]
     for operand in operands:

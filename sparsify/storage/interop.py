@@ -112,6 +112,7 @@ def _array(data: Any, what: str = "data") -> Tensor:
 def from_dense(data: Tensor, format: Format | str | None, fill: Fill = 0) -> SparseTensor:
     """A dense tensor without the entries that equal the fill; with all of them in a dense format."""
     validate.value_dtype(data.dtype)
+    fill = validate.fill(fill, data.dtype)
     target = Format("coo" if format is None else format, rank=data.dim())
     if target.is_dense and target.is_short:
         levels = len(target.levels)

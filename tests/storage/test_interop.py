@@ -183,6 +183,8 @@ def test_dense_arrays_lists_and_fills():
     assert tensor(array, fill=float("inf")).nnz == 3
     assert tensor(np.array([[np.nan, 1.0]]), fill=float("nan")).nnz == 1
     assert tensor([[0, 3]]).to_dense().tolist() == [[0, 3]]
+    with pytest.raises(InvalidTensorError, match="the fill 'zero' of type str; a number"):
+        tensor(array, fill="zero")
     dense = torch.rand(3, 4)
     assert tensor(dense, "dense(2)").values().data_ptr() == dense.data_ptr()
     assert tensor(dense.T, "j: dense, i: dense").values().data_ptr() == dense.data_ptr()

@@ -89,6 +89,9 @@ def bind_extents(
         EinsumError: nothing gives an index variable an extent.
     """
     extents: dict[str, int] = dict(sizes or {})
+    for name, size in extents.items():
+        if not hasattr(size, "__index__") or size < 0:
+            raise ShapeError(f"the extent {size!r} of {name}; a whole number of 0 or more")
     source = dict.fromkeys(extents, "sizes")
     known: dict[str, tuple[int, ...]] = {name: tuple(shape) for name, shape in shapes.items()}
     for statement in statements:

@@ -73,8 +73,8 @@ def register_monoid(name: str, combine: str, identity: float | bool) -> Monoid:
 
     Args:
         name: an identifier that nothing else has. Registering the same again changes nothing.
-        combine: a function of two arguments, by name or as an expression over `x` and `y`; it has to be
-            associative and commutative, and `identity` neutral.
+        combine: a function of two arguments, by name or as an expression over two names such as `x` and `y`; it has
+            to be associative and commutative, and `identity` neutral.
         identity: what an empty reduction gives.
 
     Gradients go through a monoid whose `combine` is one of `add mul min max`; through others they raise.
@@ -91,7 +91,7 @@ def register_monoid(name: str, combine: str, identity: float | bool) -> Monoid:
     if known is None:
         _require_free("a monoid", name)
     if combine not in FUNCTIONS:
-        combine = register_function(f"{name}_combine", combine, args=("x", "y")).name
+        combine = register_function(f"{name}_combine", combine, args=_two_names(combine)).name
     if known is not None and (known.combine, known.neutral) == (combine, identity) and name not in BUILT_IN:
         return known
     _require_free("a monoid", name)
@@ -181,6 +181,12 @@ def _require_short(node: Node) -> None:
             f"`{str(node)[:60]}` has {length} parts with its functions written out, {MAX_NODES} at most; "
             "name a part by a statement of its own"
         )
+
+
+def _two_names(combine: str) -> tuple[str, ...]:
+    """The two names that an expression is over; `x` and `y` where it reads others than two."""
+    read = tuple(dict.fromkeys(n.tensor for n in walk(parse_expression(combine)) if isinstance(n, Access)))
+    return read if len(read) == 2 else ("x", "y")
 
 
 def _require_texts(*values: object) -> None:

@@ -73,3 +73,10 @@ def test_an_identity_is_neutral():
         register_monoid("plus", "add", 1)
     with pytest.raises(EinsumError, match="exp takes 1 arguments"):
         register_monoid("one", "exp", 0)
+
+
+def test_arguments_of_a_monoid_have_any_names():
+    either = register_monoid("either", "a + b - a*b", 0.0)
+    assert FUNCTIONS[either.combine].evaluate(np.float64(3), np.float64(4)) == -5
+    with pytest.raises(EinsumError, match="reads c"):
+        register_monoid("three", "a + b + c", 0)
