@@ -7,7 +7,7 @@ in one unit by `compile_cases` and then run by `run_compiled`.
 import ctypes
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from sparsify.compiler.arguments import DenseInput, SparseInput
-from sparsify.compiler.cpp.build import command, find_compiler
+from sparsify.compiler.cpp import bridge
+from sparsify.compiler.cpp.build import BRIDGE, command, find_compiler
 from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.einsum.interpret import interpret as interpret_program
-from sparsify.compiler.einsum.nodes import (
-    Declaration,
-)
+from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.loops.interpret import array_dtype
@@ -34,17 +33,18 @@ from sparsify.compiler.plan import Convert, DenseProduct, Step, steps
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.compiler.variants import Variant, Variants
+from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.options import Options
 from sparsify.storage import validate
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
 from .dense import compute
-from .generate import Case, array_of, dense_of
+from .operands import Case, array_of, dense_of
 
 Values = NDArray[np.float64]
 Tensor = torch.Tensor
-Choose = Callable[[Step], Schedule | None]
+Choose = Callable[[Step], Iterable[Schedule | None]]
 
 
 @dataclass
@@ -57,20 +57,26 @@ class Prepared:
     libraries: list[Library] = field(default_factory=list)
 
 
-def prepare(case: Case, choose: Choose = lambda step: None, *, whole: bool = False) -> Prepared:
+def as_chosen(step: Step) -> Iterable[Schedule | None]:
+    """The compiler's choice."""
+    return (None,)
+
+
+def prepare(
+    case: Case, choose: Choose = as_chosen, *, whole: bool = False, interpreted: bool = True
+) -> Prepared:
     """Lowers a case and compares all interpreters.
 
     Args:
-        choose: the schedule of a step; `None` for the compiler's choice.
+        choose: the schedules of a step, of which the first one that lowers is taken; `None` for the compiler's choice.
         whole: all statements are one step.
+        interpreted: whether notation and loops are interpreted, too, not the program alone.
 
     Raises:
         AssertionError: two of them differ.
-        SparsifyError: the compiler refuses the program, or the schedule that `choose` gives for a step.
+        SparsifyError: the compiler refuses the program, or all schedules that `choose` gives for a step.
     """
-    arrays = {name: (case.values[name], case.stored[name]) for name in case.program.inputs}
-    results = interpret_program(case.program, arrays)
-    _compare_dense(case, results)
+    results = reference(case)
     tensors: dict[str, Tensor] = {name: operand_of(case, name) for name in case.program.inputs}
     plan: list[tuple[Step, Stages] | DenseProduct | Convert] = []
     given_sizes = sizes_of(case.program, [tensors[name] for name in case.program.inputs])
@@ -81,24 +87,56 @@ def prepare(case: Case, choose: Choose = lambda step: None, *, whole: bool = Fal
         **{s.source: results[s.result] for s in whole_plan if isinstance(s, Convert) and s.result in results},
     }
     for step in whole_plan:
-        if not isinstance(step, Step):
+        if isinstance(step, Step):
+            plan.append((step, _stages(case, step, choose, tensors)))
+        else:
             plan.append(step)
-            tensors[step.result] = step.compute(tuple(tensors[name] for name in step.operands))
-            if step.result in results:
-                compare_result(str(step), case, step.result, tensors[step.result], results)
-            continue
-        sources = {twin.name: twin.source for twin in step.twins}
-        given = [tensors[sources.get(name, name)] for name in step.program.inputs]
-        sizes = sizes_of(step.program, given)
-        stages = compile_stages(step, choose(step), case.vector_bytes, Options(), sizes)
-        plan.append((step, stages))
-        _compare_notation(case, step, stages, tensors, results)
-        tensors |= _run_loops(case, step, stages, tensors)
-        for name in step.program.outputs:
-            if name not in results:
-                continue  # a temporary of a product that was split
-            compare_result(f"loops of {stages.schedule}", case, name, tensors[name], results)
+        if interpreted:
+            _interpret(case, plan[-1], tensors, results)
     return Prepared(case, plan, results)
+
+
+def reference(case: Case) -> dict[str, tuple[Values, NDArray[np.bool_]]]:
+    """The results of the program's interpreter, compared with dense arrays."""
+    arrays = {name: (case.values[name], case.stored[name]) for name in case.program.inputs}
+    results = interpret_program(case.program, arrays)
+    _compare_dense(case, results)
+    return results
+
+
+def _stages(case: Case, step: Step, choose: Choose, tensors: Mapping[str, Tensor]) -> Stages:
+    """A step in C++, by the first schedule that lowers."""
+    sources = {twin.name: twin.source for twin in step.twins}
+    given = [tensors.get(sources.get(name, name)) for name in step.program.inputs]
+    sizes = sizes_of(step.program, given)
+    refused: Exception | None = None
+    for schedule in choose(step):
+        try:
+            return compile_stages(step, schedule, case.vector_bytes, Options(), sizes)
+        except (ScheduleError, DiscordantError, UnsupportedProgramError) as error:
+            refused = refused or error
+    assert refused is not None, "there is a schedule"
+    raise refused
+
+
+def _interpret(
+    case: Case,
+    planned: tuple[Step, Stages] | DenseProduct | Convert,
+    tensors: dict[str, Tensor],
+    results: Mapping[str, tuple[Values, NDArray[np.bool_]]],
+) -> None:
+    """The results of a step by the interpreters of its notation and loops; they join the tensors."""
+    if not isinstance(planned, tuple):
+        tensors[planned.result] = planned.compute(tuple(tensors[name] for name in planned.operands))
+        if planned.result in results:
+            compare_result(str(planned), case, planned.result, tensors[planned.result], results)
+        return
+    step, stages = planned
+    _compare_notation(case, step, stages, tensors, results)
+    tensors |= _run_loops(case, step, stages, tensors)
+    for name in step.program.outputs:
+        if name in results:  # else a temporary of a product that was split
+            compare_result(f"loops of {stages.schedule}", case, name, tensors[name], results)
 
 
 def operand_of(case: Case, name: str) -> Tensor:
@@ -154,8 +192,6 @@ def _compare_notation(
     twins = {twin.name: twin.source for twin in step.twins}
     given = {name: values_of(tensors[twins.get(name, name)]) for name in step.program.inputs}
     for name, found in interpret_notation(stages.notation, given).items():
-        if name not in results:
-            continue
         if name in results:
             assert_close(f"notation of {stages.schedule}: {name}", case, name, found[0], results[name][0])
 
@@ -258,7 +294,9 @@ def _torch(values: NDArray[Any], dtype: str) -> Tensor:
     return torch.from_numpy(values)
 
 
-def compile_cases(cases: Sequence[Prepared], folder: Path, flags: Sequence[str] = ("-O1",)) -> None:
+def compile_cases(
+    cases: Sequence[Prepared], folder: Path, flags: Sequence[str] = ("-O1",), compiler: str | None = None
+) -> None:
     """Compiles the kernels of all cases in one run of the compiler; each kernel has a namespace of its own."""
     units = [(case, step[1]) for case in cases for step in case.plan if isinstance(step, tuple)]
     numbers: dict[str, int] = {}
@@ -269,9 +307,13 @@ def compile_cases(cases: Sequence[Prepared], folder: Path, flags: Sequence[str] 
             texts.append(f"namespace unit_{number} {{\n{text}\n}}\n")
     source, result = folder / "kernels.cpp", folder / "kernels.so"
     source.write_text("\n".join(texts))
-    settings = Options(compiler_flags=tuple(flags))
-    line = command(find_compiler(settings), source, result, settings)
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    settings = Options(compiler=compiler, compiler_flags=tuple(flags))
+    found = find_compiler(settings)
+    if found.needs_bridge():
+        (folder / BRIDGE).write_text(bridge.SOURCE)
+    done = subprocess.run(
+        command(found, source, result, settings), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         place = re.search(r"unit_(\d+)", done.stderr)
         seed = units[int(place[1])][0].case if place else ""
@@ -285,8 +327,8 @@ def compile_cases(cases: Sequence[Prepared], folder: Path, flags: Sequence[str] 
             "sizes": stages.loops.sizes,
             "buffers": [[b.name, b.dtype, b.output, b.grown] for b in stages.loops.buffers],
         }
-        found = Library(f"{number}", result, address, "compiled", 0.0, notes=notes, handle=handle)
-        case.libraries.append(found)
+        built = Library(f"{number}", result, address, "compiled", 0.0, notes=notes, handle=handle)
+        case.libraries.append(built)
 
 
 class Compiled(Variants):
@@ -303,7 +345,18 @@ class Compiled(Variants):
 def run_compiled(prepared: Prepared) -> None:
     """Runs the kernels of a case as a user does, and compares its outputs."""
     case = prepared.case
-    settings = Options(threads=case.threads, serial_threshold=0, vector_bytes=case.vector_bytes)
+    run_kernel(case, kernel_of(prepared, case.threads), prepared.results)
+
+
+def run_again(prepared: Prepared, case: Case) -> None:
+    """Runs the kernels with other operands."""
+    run_kernel(case, kernel_of(prepared, case.threads), reference(case))
+
+
+def kernel_of(prepared: Prepared, threads: int) -> Kernel:
+    """The compiled kernels of a case; with threads however little there is to do."""
+    case = prepared.case
+    settings = Options(threads=threads, serial_threshold=0, vector_bytes=case.vector_bytes)
     libraries = iter(prepared.libraries)
     plan = [
         step
@@ -311,10 +364,15 @@ def run_compiled(prepared: Prepared) -> None:
         else GeneratedStep(step[0], Compiled(step[1], next(libraries)), settings)
         for step in prepared.plan
     ]
-    found = Kernel(case.program, tuple(plan))(*(operand_of(case, name) for name in case.program.inputs))
+    return Kernel(case.program, tuple(plan))
+
+
+def run_kernel(case: Case, kernel: Kernel, results: Mapping[str, tuple[Values, NDArray[np.bool_]]]) -> None:
+    """Compares the outputs of a kernel."""
+    found = kernel(*(operand_of(case, name) for name in case.program.inputs))
     outputs = case.program.outputs
     for name, value in zip(outputs, found if len(outputs) > 1 else (found,), strict=True):
-        compare_result("kernel", case, name, value, prepared.results)
+        compare_result("kernel", case, name, value, results)
 
 
 def _compare_dense(case: Case, results: Mapping[str, tuple[Values, NDArray[np.bool_]]]) -> None:

@@ -10,20 +10,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
+from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Program, Reduce, Stored
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import walk
 
 Array = NDArray[np.float64]
 COMBINE = {
-    "or": np.maximum,
-    "and": np.minimum,
+    "or": np.logical_or,
+    "and": np.logical_and,
     "sum": np.add,
     "prod": np.multiply,
     "min": np.minimum,
     "max": np.maximum,
 }
 NEUTRAL = {"or": 0.0, "and": 1.0, "sum": 0.0, "prod": 1.0, "min": np.inf, "max": -np.inf}
+
+
+def combine(monoid: str, first: Array, second: Array) -> Array:
+    """Two values combined, as floats."""
+    function = COMBINE.get(monoid) or FUNCTIONS[MONOIDS[monoid].combine].evaluate
+    return np.asarray(function(first, second), float)
+
+
+def fold(monoid: str, values: Array, count: int) -> Array:
+    """The last `count` modes combined, one entry after the other."""
+    flat = values.reshape(*values.shape[: values.ndim - count], -1)
+    neutral = NEUTRAL.get(monoid, MONOIDS[monoid].neutral)
+    result = np.full(flat.shape[:-1], float(neutral))
+    for entry in range(flat.shape[-1]):
+        result = combine(monoid, result, flat[..., entry])
+    return result
 
 
 def compute(
@@ -45,7 +62,7 @@ def compute(
             fills = {d.name: float(d.fill) for d in program.declarations}
             found = _value(value, kept, values, masks, sizes, fills)
             if assign.monoid is not None and name in values:
-                found = COMBINE[assign.monoid](values[name], found)
+                found = combine(assign.monoid, values[name], found)
         declared = program.declaration(name)
         values[name] = found if declared.pattern_of is None else np.where(masks[name], found, declared.fill)
     return {assign.target.tensor: values[assign.target.tensor] for assign in program.statements}
@@ -85,6 +102,8 @@ def _value(
             return np.broadcast_to(np.asarray(_read(masks[tensor], indices, grids, False), float), shape)
         case Reduce(monoid, more, body):
             inside = _value(body, [*names, *more], values, masks, sizes, fills)
+            if monoid not in ("sum", "min", "max", "prod"):
+                return fold(monoid, inside, len(more))
             axes = tuple(range(len(names), len(names) + len(more)))
             return np.asarray(COMBINE[monoid].reduce(inside, axis=axes, initial=NEUTRAL[monoid]))
         case Call(function, args):

@@ -6,8 +6,10 @@ In: `KINDS["scheduled"].prepare(7)`. Out: a `Prepared` case that all interpreter
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from sparsify.compiler.einsum.nodes import Call, Reduce
+from sparsify.compiler.einsum.register import register_monoid
 from sparsify.compiler.node import walk
 from sparsify.errors import (
     DiscordantError,
@@ -19,9 +21,11 @@ from sparsify.errors import (
     UnsupportedProgramError,
 )
 
-from .compare import Prepared, prepare
-from .generate import Case, draw, draw_adjoint, draw_typed, draw_windowed
-from .schedules import Drawn
+from .compare import Choose, Prepared, as_chosen, prepare
+from .generate import draw, draw_adjoint
+from .operands import HOLLOW, SPECIAL, Case
+from .schedules import Drawn, Offered
+from .writer import RANKED, REDUCED, SPARSE, USERS
 
 REFUSALS = (UnsupportedProgramError, FormatError)
 
@@ -33,23 +37,30 @@ class Kind:
     Attributes:
         draw: the case of a seed.
         refusals: what the compiler may raise.
-        scheduled: whether schedules are drawn, too.
+        schedules: draws schedules from a seed; `None` for the compiler's choice.
+        whole: all statements are one step.
         is_left_out: cases that are not compared.
     """
 
     draw: Callable[[int], Case]
     refusals: tuple[type[Exception], ...] = REFUSALS
-    scheduled: bool = False
+    schedules: Callable[[int], Choose] | None = None
+    whole: bool = False
     is_left_out: Callable[[Case], bool] = lambda case: False
 
-    def prepare(self, seed: int) -> Prepared | None:
-        """The case of a seed, compared by all interpreters; `None` for one that is refused."""
+    def prepare(self, seed: int, *, interpreted: bool = True) -> Prepared | None:
+        """The case of a seed, compared by all interpreters; `None` for one that is refused or left out.
+
+        Args:
+            interpreted: whether notation and loops are interpreted, too, not the program alone.
+        """
         case = None
         try:
             case = self.draw(seed)
             if self.is_left_out(case):
                 return None
-            return prepare(case, Drawn(seed)) if self.scheduled else prepare(case)
+            choose = as_chosen if self.schedules is None else self.schedules(seed)
+            return prepare(case, choose, whole=self.whole, interpreted=interpreted)
         except self.refusals:
             return None
         except Exception as error:
@@ -70,17 +81,27 @@ def has_rounded_ties(case: Case) -> bool:
     )
 
 
-def draw_windowed_adjoint(seed: int) -> Case:
-    """The gradients of a program with affine indices."""
-    return draw_adjoint(seed, windows=True)
+def draw_reduced(seed: int) -> Case:
+    """A program with all monoids, those of users among them."""
+    for name, (combine, identity) in USERS.items():
+        register_monoid(name, combine, identity)
+    return draw(seed, style=REDUCED)
 
 
 _ADJOINT = (*REFUSALS, EinsumError)
+_SCHEDULED = (*REFUSALS, ScheduleError, DiscordantError)
 KINDS = {
     "plain": Kind(draw),
-    "scheduled": Kind(draw, (*REFUSALS, ScheduleError, DiscordantError), scheduled=True),
-    "typed": Kind(draw_typed, (*REFUSALS, DtypeError)),
+    "scheduled": Kind(draw, _SCHEDULED, Drawn),
+    "offered": Kind(draw, _SCHEDULED, Offered),
+    "typed": Kind(partial(draw, typed=True), (*REFUSALS, DtypeError)),
     "adjoint": Kind(draw_adjoint, _ADJOINT, is_left_out=has_rounded_ties),
-    "windowed": Kind(draw_windowed, (*REFUSALS, EinsumError, ShapeError)),
-    "windowed adjoint": Kind(draw_windowed_adjoint, (*_ADJOINT, ShapeError), is_left_out=has_rounded_ties),
+    "windowed": Kind(partial(draw, windows=True), (*REFUSALS, EinsumError, ShapeError)),
+    "windowed adjoint": Kind(
+        partial(draw_adjoint, windows=True), (*_ADJOINT, ShapeError), is_left_out=has_rounded_ties
+    ),
+    "ranked": Kind(partial(draw, style=RANKED)),
+    "reduced": Kind(draw_reduced, (*REFUSALS, DtypeError, EinsumError)),
+    "special": Kind(partial(draw, data=SPECIAL)),
+    "assembled": Kind(partial(draw, style=SPARSE, data=HOLLOW, assembled=True), _SCHEDULED, Offered),
 }

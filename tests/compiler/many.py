@@ -6,6 +6,7 @@ until its culprit is alone.
 """
 
 import argparse
+import gc
 import json
 import multiprocessing
 import signal
@@ -13,18 +14,38 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
 
-from .compare import compile_cases, run_compiled
+from .compare import Prepared, compile_cases, run_again, run_compiled
 from .kinds import KINDS
+from .operands import refilled
 
 Task = tuple[str, int]
 LIMIT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How programs are compared.
+
+    Attributes:
+        flags: of the C++ compiler.
+        compiler: its name; `None` for the first one found.
+        interpreted: one seed in so many is interpreted in all stages, the others as programs only.
+        more: how often a kernel runs with other operands.
+    """
+
+    flags: tuple[str, ...]
+    compiler: str | None
+    interpreted: int
+    more: int
 
 
 class HangError(Exception):
@@ -39,8 +60,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=30, help="seeds a unit")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--flags", default="-O0", help='of the C++ compiler: --flags="-O1 -g"')
+    parser.add_argument("--compiler", help="the C++ compiler; by default the first one found")
+    parser.add_argument("--interpreted", type=int, default=1, help="one seed in so many in all stages")
+    parser.add_argument("--more", type=int, default=1, help="how often a kernel runs with other operands")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(argv)
+    how = How(tuple(given.flags.split()), given.compiler, given.interpreted, given.more)
+    # What is there is kept: batches are short-lived processes that collect no garbage.
+    gc.collect()
+    gc.freeze()
     counts: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     with Progress() as progress:
@@ -48,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for first in range(given.first, given.first + given.count, given.batch):
             seeds = range(first, min(first + given.batch, given.first + given.count))
             tasks = [(kind, seed) for kind in given.kinds for seed in seeds]
-            found = run(tasks, tuple(given.flags.split()))
+            found = run(tasks, how)
             counts.update(found["counts"])
             failures += found["failures"]
             progress.update(bar, advance=len(seeds), description=f"{len(failures)} failures")
@@ -61,11 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(bool(failures))
 
 
-def run(tasks: list[Task], flags: tuple[str, ...]) -> dict[str, Any]:
+def run(tasks: list[Task], how: How) -> dict[str, Any]:
     """What a batch found; where its process ends early, the halves of it are run."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(tasks, flags, sender))
+    process = context.Process(target=_child, args=(tasks, how, sender))
     process.start()
     sender.close()
     try:
@@ -80,46 +108,74 @@ def run(tasks: list[Task], flags: tuple[str, ...]) -> dict[str, Any]:
         kind, seed = tasks[0]
         return {"counts": {}, "failures": [{"kind": kind, "seed": seed, "error": found["ended"]}]}
     half = len(tasks) // 2
-    first, second = run(tasks[:half], flags), run(tasks[half:], flags)
+    first, second = run(tasks[:half], how), run(tasks[half:], how)
     counts = Counter(first["counts"])
     counts.update(second["counts"])
     return {"counts": counts, "failures": first["failures"] + second["failures"]}
 
 
-def _child(tasks: list[Task], flags: tuple[str, ...], sender: Connection) -> None:
+def _child(tasks: list[Task], how: How, sender: Connection) -> None:
     """Compares the programs of a batch and sends what was found."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            sender.send(_compare(tasks, flags, Path(folder)))
+            sender.send(_compare(tasks, how, Path(folder)))
         except Exception as error:
             sender.send({"ended": _text(error)})
 
 
-def _compare(tasks: list[Task], flags: tuple[str, ...], folder: Path) -> dict[str, Any]:
-    """The programs of a batch in all interpreters, then their kernels."""
+def _compare(tasks: list[Task], how: How, folder: Path) -> dict[str, Any]:
+    """The programs of a batch by interpreters, then their kernels with the first and with more operands."""
     signal.signal(signal.SIGALRM, _stop)
+    gc.disable()
     counts: Counter[str] = Counter()
     failures = []
     prepared = []
     for kind, seed in tasks:
-        signal.alarm(LIMIT_S)
-        try:
-            done = KINDS[kind].prepare(seed)
+        with _caught(kind, seed, failures):
+            interpreted = seed % how.interpreted == 0
+            done = KINDS[kind].prepare(seed, interpreted=interpreted)
             counts[f"{kind} refused" if done is None else f"{kind} lowered"] += 1
+            counts["interpreted in all stages"] += done is not None and interpreted
             prepared += [(kind, seed, done)] if done is not None else []
-        except Exception as error:
-            failures.append({"kind": kind, "seed": seed, "error": _text(error)})
-    signal.alarm(0)
-    compile_cases([done for _, _, done in prepared], folder, flags)
+    compile_cases([done for _, _, done in prepared], folder, how.flags, how.compiler)
     for kind, seed, done in prepared:
-        signal.alarm(LIMIT_S)
-        try:
+        with _caught(kind, seed, failures, done):
             run_compiled(done)
             counts[f"{kind} agreed"] += 1
-        except Exception as error:
-            failures.append({"kind": kind, "seed": seed, "error": f"{_text(error)}\n{done.case}"})
-    signal.alarm(0)
+            for number in range(seed, seed + how.more):
+                _run_again(kind, done, number, counts)
     return {"counts": dict(counts), "failures": failures}
+
+
+def _run_again(kind: str, done: Prepared, number: int, counts: Counter[str]) -> None:
+    """The kernels of a program with other operands, where its shapes can be had."""
+    try:
+        case = refilled(done.case, number)
+    except KINDS[kind].refusals:
+        return
+    try:
+        run_again(done, case)
+    except KINDS[kind].refusals:
+        return
+    except Exception as error:
+        error.add_note(f"operands {number}: {case}")
+        raise
+    counts["further operands"] += 1
+
+
+@contextmanager
+def _caught(
+    kind: str, seed: int, failures: list[dict[str, Any]], done: Prepared | None = None
+) -> Iterator[None]:
+    """Within a limit of time; what is raised is a failure."""
+    signal.alarm(LIMIT_S)
+    try:
+        yield
+    except Exception as error:
+        about = f"\n{done.case}" if done is not None else ""
+        failures.append({"kind": kind, "seed": seed, "error": f"{_text(error)}{about}"})
+    finally:
+        signal.alarm(0)
 
 
 def _stop(*_: object) -> None:

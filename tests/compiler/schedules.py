@@ -1,10 +1,10 @@
 """Random schedules: directives that name what is there, kept as far as each may be applied.
 
 In: `Drawn(7)(step)`. Out: the beginning of a schedule that the compiler would choose, and more directives; `apply`
-takes them all, lowering may still refuse.
+takes them all; then shorter beginnings of it, as lowering may refuse the whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -24,6 +24,22 @@ from sparsify.errors import ScheduleError
 
 SIZES = (2, 3, 4, 8)
 MOST = 7
+OFFERED = 24
+
+
+class Offered:
+    """Any of the schedules that the compiler considers, seldom the one that it would choose."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng([seed, 4])
+
+    def __call__(self, step: Step) -> Iterator[d.Schedule]:
+        """Schedules for the step."""
+        program = infer_format(step.program)
+        width = int(self.rng.choice([0, 16, 32]))
+        found = list(dict.fromkeys(islice(schedules(program, concretize(program), width), OFFERED)))
+        for number in self.rng.permutation(len(found)):
+            yield found[int(number)]
 
 
 class Drawn:
@@ -33,8 +49,8 @@ class Drawn:
         self.rng = np.random.default_rng([seed, 1])
         self.fresh = 0
 
-    def __call__(self, step: Step) -> d.Schedule:
-        """A schedule for the step."""
+    def __call__(self, step: Step) -> Iterator[d.Schedule]:
+        """Schedules for the step."""
         program = infer_format(step.program)
         tree = concretize(program)
         chosen = self.one(list(islice(schedules(program, tree, int(self.rng.choice([0, 16, 32]))), 4)))
@@ -47,7 +63,8 @@ class Drawn:
             except ScheduleError:
                 continue
             found.append(directive)
-        return d.Schedule(tuple(found))
+        for count in range(len(found), -1, -1):
+            yield d.Schedule(tuple(found[:count]))
 
     def directive(self, tree: Notation) -> d.Directive:
         """One that names loops and tensors of `tree`."""

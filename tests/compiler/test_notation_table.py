@@ -10,8 +10,7 @@ from sparsify.compiler.einsum.parse import parse
 from sparsify.errors import EinsumError, ParseError, ShapeError
 
 from .compare import compile_cases, prepare, run_compiled
-from .generate import Case, fill_operands
-from .operands import operand
+from .operands import Case, fill_operands, operand
 
 UNARY = (
     "exp",
