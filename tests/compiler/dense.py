@@ -4,6 +4,7 @@ In: `y[i] = sum(j, A[i,j] * x[j])` and arrays. Out: the arrays of all results.
 """
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ def combine(monoid: str, first: Array, second: Array) -> Array:
 
 def fold(monoid: str, values: Array, count: int) -> Array:
     """The last `count` modes combined, one entry after the other."""
-    flat = values.reshape(*values.shape[: values.ndim - count], -1)
+    kept = values.shape[: values.ndim - count]
+    flat = values.reshape(*kept, prod(values.shape[len(kept) :]))
     neutral = NEUTRAL.get(monoid, MONOIDS[monoid].neutral)
     result = np.full(flat.shape[:-1], float(neutral))
     for entry in range(flat.shape[-1]):

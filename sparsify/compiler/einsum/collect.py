@@ -9,6 +9,7 @@ from sparsify.compiler.dtypes import NUMBER
 from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Assign, Call, Cast, Expr, Index, Program, Reduce
+from sparsify.compiler.einsum.register import expand_functions
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_indices
 from sparsify.compiler.einsum.sums import free_indices
 
@@ -31,7 +32,7 @@ def _collected(program: Program, group: list[Assign]) -> Assign:
     value, *others = (_as_result(program, _written_out(_at(s, target.indices)), target.tensor) for s in group)
     for statement, other in zip(group[1:], others, strict=True):
         assert statement.monoid is not None, "a second statement reduces"
-        value = Call(MONOIDS[statement.monoid].combine, (value, other))
+        value = expand_functions(Call(MONOIDS[statement.monoid].combine, (value, other)))
     return Assign(target, None, value)
 
 
