@@ -104,10 +104,22 @@ def concordant(access: Access, format: Format, order: list[str]) -> tuple[int, .
 
 
 def reordered(format: Format, ordering: tuple[int, ...]) -> Format:
-    """The levels of a format over the modes in another order, compressed where they may not hold the entries then."""
-    kinds = [s.level if s.level.is_full or s.level.can_append else Compressed() for s in format.levels]
-    levels = zip(ordering, kinds, strict=True)
-    return Format(tuple(StoredLevel(LevelExpression(mode), kind) for mode, kind in levels))
+    """The levels of a format over the modes in another order, compressed where they may not hold the entries then.
+
+    A dense level below a compressed one would store entries that the operand does not, unless the operand has all
+    coordinates of its mode wherever it has any: `dense, compressed, dense` in the order 0, 2, 1 is `dense, compressed,
+    compressed`.
+    """
+    count = len(format.levels)
+    free = next((n for n in range(count, 0, -1) if not format.levels[n - 1].level.is_full), 0)
+    repeated = {stored.expression.mode for stored in format.levels[free:]}
+    found: list[StoredLevel] = []
+    for mode, stored in zip(ordering, format.levels, strict=True):
+        is_held = stored.level.can_append
+        if stored.level.is_full:
+            is_held = mode in repeated or all(above.level.is_full for above in found)
+        found.append(StoredLevel(LevelExpression(mode), stored.level if is_held else Compressed()))
+    return Format(tuple(found))
 
 
 def with_twins(value: Expr, found: Mapping[Access, Twin]) -> Expr:

@@ -40,12 +40,20 @@ from sparsify.storage import validate
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
+from .data import Case, array_of, dense_of
 from .dense import compute
-from .operands import Case, array_of, dense_of
 
 Values = NDArray[np.float64]
 Tensor = torch.Tensor
 Choose = Callable[[Step], Iterable[Schedule | None]]
+
+
+class RefusedCodeError(AssertionError):
+    """The compiler does not take the code of a case."""
+
+    def __init__(self, prepared: "Prepared", output: str) -> None:
+        super().__init__(f"{prepared.case} does not compile:\n{output[:3000]}")
+        self.prepared = prepared
 
 
 @dataclass
@@ -316,10 +324,11 @@ def compile_cases(
         command(found, source, result, settings), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        place = re.search(r"unit_(\d+)", done.stderr)
-        seed = units[int(place[1])][0].case if place else ""
-        raise AssertionError(f"{seed} does not compile:\n{done.stderr[:3000]}")
+        place = re.search(r"unit_(\d+)", done.stderr) or re.search(r"sparsify_kernel_(\d+)", done.stderr)
+        raise RefusedCodeError(units[int(place[1]) if place else 0][0], done.stderr)
     handle = ctypes.CDLL(str(result))
+    for case in cases:
+        case.libraries.clear()
     for case, stages in units:
         number = numbers[stages.cpp]
         address = ctypes.cast(getattr(handle, f"sparsify_kernel_{number}"), ctypes.c_void_p).value

@@ -19,7 +19,7 @@ from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.storage.format import Format
 
-from .operands import EXTENTS, SMALL, Case, Data, fill_operands, place
+from .data import EXTENTS, SMALL, Case, Data, fill_operands, place
 from .writer import PLAIN, Style, Writer
 
 # Names that generated code or its compiler might use for something else.

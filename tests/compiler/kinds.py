@@ -22,8 +22,8 @@ from sparsify.errors import (
 )
 
 from .compare import Choose, Prepared, as_chosen, prepare
+from .data import HOLLOW, SPECIAL, Case
 from .generate import draw, draw_adjoint
-from .operands import HOLLOW, SPECIAL, Case
 from .schedules import Drawn, Offered
 from .writer import RANKED, REDUCED, SPARSE, USERS
 

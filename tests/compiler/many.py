@@ -1,8 +1,8 @@
 """`python -m tests.compiler.many --first 10000 --count 1000 [--kinds plain typed] [--out failures.json]`.
 
 In: seeds and kinds of programs. Out: a file of all failures with their seeds and cases, and the number of programs that
-agreed. A batch runs in a process of its own, its kernels in one unit; one that dies or does not compile is halved
-until its culprit is alone.
+agreed. A batch runs in a process of its own, its kernels in one unit; a program that ends the process or does not
+compile is left out of the next try.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,9 +23,9 @@ from typing import Any
 
 from rich.progress import Progress
 
-from .compare import Prepared, compile_cases, run_again, run_compiled
+from .compare import Prepared, RefusedCodeError, compile_cases, run_again, run_compiled
+from .data import refilled
 from .kinds import KINDS
-from .operands import refilled
 
 Task = tuple[str, int]
 LIMIT_S = 120
@@ -90,55 +90,53 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(tasks: list[Task], how: How) -> dict[str, Any]:
-    """What a batch found; where its process ends early, the halves of it are run."""
+    """What a batch found; where its process ends early, the program that it was busy with is left out and noted."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(tasks, how, sender))
     process.start()
     sender.close()
-    try:
-        found: dict[str, Any] = receiver.recv()
-    except EOFError:
-        process.join()
-        found = {"ended": f"the process ended with status {process.exitcode}"}
+    busy: Task = tasks[0]
+    found: dict[str, Any] | None = None
+    with suppress(EOFError):
+        while found is None:
+            message = receiver.recv()
+            if isinstance(message, tuple):
+                busy = message
+            else:
+                found = message
     process.join()
-    if "ended" not in found:
+    if found is not None:
         return found
-    if len(tasks) == 1:
-        kind, seed = tasks[0]
-        return {"counts": {}, "failures": [{"kind": kind, "seed": seed, "error": found["ended"]}]}
-    half = len(tasks) // 2
-    first, second = run(tasks[:half], how), run(tasks[half:], how)
-    counts = Counter(first["counts"])
-    counts.update(second["counts"])
-    return {"counts": counts, "failures": first["failures"] + second["failures"]}
+    failure = {"kind": busy[0], "seed": busy[1], "error": f"the process ended with status {process.exitcode}"}
+    rest = [task for task in tasks if task != busy]
+    found = run(rest, how) if rest else {"counts": {}, "failures": []}
+    return {"counts": found["counts"], "failures": [failure, *found["failures"]]}
 
 
 def _child(tasks: list[Task], how: How, sender: Connection) -> None:
-    """Compares the programs of a batch and sends what was found."""
+    """Compares the programs of a batch and sends what was found, and before that each one that it begins."""
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            sender.send(_compare(tasks, how, Path(folder)))
-        except Exception as error:
-            sender.send({"ended": _text(error)})
+        sender.send(_compare(tasks, how, Path(folder), sender))
 
 
-def _compare(tasks: list[Task], how: How, folder: Path) -> dict[str, Any]:
+def _compare(tasks: list[Task], how: How, folder: Path, sender: Connection) -> dict[str, Any]:
     """The programs of a batch by interpreters, then their kernels with the first and with more operands."""
     signal.signal(signal.SIGALRM, _stop)
     gc.disable()
     counts: Counter[str] = Counter()
-    failures = []
-    prepared = []
+    failures: list[dict[str, Any]] = []
+    prepared: list[tuple[str, int, Prepared]] = []
     for kind, seed in tasks:
+        sender.send((kind, seed))
         with _caught(kind, seed, failures):
             interpreted = seed % how.interpreted == 0
             done = KINDS[kind].prepare(seed, interpreted=interpreted)
             counts[f"{kind} refused" if done is None else f"{kind} lowered"] += 1
             counts["interpreted in all stages"] += done is not None and interpreted
             prepared += [(kind, seed, done)] if done is not None else []
-    compile_cases([done for _, _, done in prepared], folder, how.flags, how.compiler)
-    for kind, seed, done in prepared:
+    for kind, seed, done in _compiled(prepared, how, folder, failures):
+        sender.send((kind, seed))
         with _caught(kind, seed, failures, done):
             run_compiled(done)
             counts[f"{kind} agreed"] += 1
@@ -147,13 +145,27 @@ def _compare(tasks: list[Task], how: How, folder: Path) -> dict[str, Any]:
     return {"counts": dict(counts), "failures": failures}
 
 
+def _compiled(
+    prepared: list[tuple[str, int, Prepared]], how: How, folder: Path, failures: list[dict[str, Any]]
+) -> list[tuple[str, int, Prepared]]:
+    """The programs with kernels; those that do not compile are failures."""
+    while prepared:
+        try:
+            compile_cases([done for _, _, done in prepared], folder, how.flags, how.compiler)
+        except RefusedCodeError as error:
+            kind, seed, _ = next(item for item in prepared if item[2] is error.prepared)
+            failures.append({"kind": kind, "seed": seed, "error": str(error)})
+            prepared = [item for item in prepared if item[2] is not error.prepared]
+        else:
+            break
+    return prepared
+
+
 def _run_again(kind: str, done: Prepared, number: int, counts: Counter[str]) -> None:
     """The kernels of a program with other operands, where its shapes can be had."""
+    case = None
     try:
         case = refilled(done.case, number)
-    except KINDS[kind].refusals:
-        return
-    try:
         run_again(done, case)
     except KINDS[kind].refusals:
         return

@@ -10,7 +10,8 @@ from sparsify.compiler.einsum.parse import parse
 from sparsify.errors import EinsumError, ParseError, ShapeError
 
 from .compare import compile_cases, prepare, run_compiled
-from .operands import Case, fill_operands, operand
+from .data import Case, fill_operands
+from .operands import operand
 
 UNARY = (
     "exp",

@@ -16,7 +16,7 @@ from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
 from .compare import Prepared, compile_cases, run_compiled
-from .operands import Case
+from .data import Case
 
 FORMATS = ("dense", "csr", "csc", "coo", "dcsr", "dcsc", "bcsr(3,3)")
 ROWS, INNER, COLUMNS = 6, 9, 12

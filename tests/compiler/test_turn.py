@@ -9,7 +9,8 @@ from sparsify.compiler.plan import steps
 from sparsify.storage.format import Format
 
 from .compare import compile_cases, prepare, run_compiled
-from .operands import Case, fill_operands, operand
+from .data import Case, fill_operands
+from .operands import operand
 
 TRIANGLES = "y = A[i,j] * B[j,k] * C[k,i]"
 MATRICES = ("csr", "csc", "coo", "dcsr")

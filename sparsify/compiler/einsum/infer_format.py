@@ -194,6 +194,8 @@ def _declare(group: list[Assign], modes: tuple[str, ...], known: Mapping[str, De
         for part in parts[2:]:
             total = _of_call(MONOIDS[monoid].combine, [total, part])
     dtype = infer_dtype(group, known)
+    if dtype == "bool" and total.fill is not None:
+        total = replace(total, fill=bool(total.fill))
     base = Declaration(target.tensor, modes, dense_format(len(modes)), dtype)
     return base if _is_dense(total, group, known) else _declare_sparse(base, target, total, group, known)
 

@@ -31,7 +31,9 @@ def _value(low: Lowering, expr: Expr, env: Environment, wanted: str) -> loops.Ex
     """The value of `expr` in the dtype that it is computed in; numbers alone are computed as `wanted`."""
     match expr:
         case Const(value=value):
-            return loops.Literal(value, loops.Type("bool" if isinstance(value, bool) else wanted))
+            if isinstance(value, bool) or wanted == "bool":
+                return loops.Literal(bool(value), loops.BOOL)
+            return loops.Literal(value, loops.Type(wanted))
         case Index(name=name):
             if name not in env.coordinates:
                 raise UnsupportedProgramError(
