@@ -107,6 +107,8 @@ def run(tasks: list[Task], how: How) -> dict[str, Any]:
                 found = message
     process.join()
     if found is not None:
+        if "broken" in found:
+            raise RuntimeError(found["broken"])
         return found
     failure = {"kind": busy[0], "seed": busy[1], "error": f"the process ended with status {process.exitcode}"}
     rest = [task for task in tasks if task != busy]
@@ -117,7 +119,10 @@ def run(tasks: list[Task], how: How) -> dict[str, Any]:
 def _child(tasks: list[Task], how: How, sender: Connection) -> None:
     """Compares the programs of a batch and sends what was found, and before that each one that it begins."""
     with tempfile.TemporaryDirectory() as folder:
-        sender.send(_compare(tasks, how, Path(folder), sender))
+        try:
+            sender.send(_compare(tasks, how, Path(folder), sender))
+        except Exception as error:
+            sender.send({"broken": _text(error)})
 
 
 def _compare(tasks: list[Task], how: How, folder: Path, sender: Connection) -> dict[str, Any]:
