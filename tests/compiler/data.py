@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 import sparsify
 from sparsify.compiler.einsum.extents import declared_extents
-from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.einsum.nodes import Assign, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices
+from sparsify.compiler.node import walk
 from sparsify.storage.convert import level_columns
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
@@ -90,8 +91,13 @@ class Case:
 
 
 def refilled(case: Case, number: int) -> Case:
-    """The program of a case with other operands; the runs of one number share what these are made of."""
+    """The program of a case with other operands; the runs of one number share what these are made of.
+
+    What nothing is reduced to by a monoid other than the sum decides the plan: there modes keep their coordinates.
+    """
     data = MORE[number % len(MORE)]
+    if 0 in data.extents and _reductions(case.program) - {"sum"}:
+        data = replace(data, extents=tuple(extent for extent in data.extents if extent))
     if case.data.values != VALUES:
         data = replace(data, values=case.data.values)
     found = Case(case.seed, case.program, case.vector_bytes, 2 if data.hollow else 3 - case.threads, data)
@@ -122,7 +128,8 @@ def fill_operands(case: Case, rng: np.random.Generator, extents: dict[str, int] 
 
 def draw_extents(program: Program, rng: np.random.Generator, extents: dict[str, int], data: Data) -> None:
     """Draws the extents that are not known yet; the widest are halved while a statement has too many coordinates."""
-    sizes = (0, *data.extents) if rng.random() < 0.15 else data.extents
+    is_empty = rng.random() < 0.15 and (data in (SMALL, SPECIAL) or not _reductions(program) - {"sum"})
+    sizes = (0, *data.extents) if is_empty else data.extents
     large = program.declarations[0].extents[-1:] if rng.random() < 0.3 and data.extents == EXTENTS else ()
     modes = [mode for name in program.inputs for mode in program.declaration(name).extents]
     fresh = [mode for mode in dict.fromkeys(modes) if mode not in extents]
@@ -133,6 +140,11 @@ def draw_extents(program: Program, rng: np.random.Generator, extents: dict[str, 
         if extents[widest] == 1:
             return
         extents[widest] = (extents[widest] + 1) // 2
+
+
+def _reductions(program: Program) -> set[str | None]:
+    """The monoids of a program."""
+    return {n.monoid for n in walk(program) if isinstance(n, Assign | Reduce)} - {None}
 
 
 def _coordinates(program: Program, extents: dict[str, int]) -> int:

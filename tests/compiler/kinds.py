@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from sparsify.compiler.einsum.nodes import Call, Reduce
+from sparsify.compiler.einsum.nodes import Access, Call, Reduce
 from sparsify.compiler.einsum.register import register_monoid
 from sparsify.compiler.node import walk
 from sparsify.errors import (
@@ -38,14 +38,14 @@ class Kind:
         draw: the case of a seed.
         refusals: what the compiler may raise.
         schedules: draws schedules from a seed; `None` for the compiler's choice.
-        whole: all statements are one step.
+        is_whole: cases whose statements are one step.
         is_left_out: cases that are not compared.
     """
 
     draw: Callable[[int], Case]
     refusals: tuple[type[Exception], ...] = REFUSALS
     schedules: Callable[[int], Choose] | None = None
-    whole: bool = False
+    is_whole: Callable[[Case], bool] = lambda case: False
     is_left_out: Callable[[Case], bool] = lambda case: False
 
     def prepare(self, seed: int, *, interpreted: bool = True) -> Prepared | None:
@@ -60,7 +60,7 @@ class Kind:
             if self.is_left_out(case):
                 return None
             choose = as_chosen if self.schedules is None else self.schedules(seed)
-            return prepare(case, choose, whole=self.whole, interpreted=interpreted)
+            return prepare(case, choose, whole=self.is_whole(case), interpreted=interpreted)
         except self.refusals:
             return None
         except Exception as error:
@@ -79,6 +79,12 @@ def has_rounded_ties(case: Case) -> bool:
         and any(isinstance(n, Call | Reduce) for n in node.args)
         for node in walk(case.program)
     )
+
+
+def has_long_products(case: Case) -> bool:
+    """Whether products of three and more operands may be split: infinity times a sum is no sum of infinities."""
+    reduced = [node for node in walk(case.program) if isinstance(node, Reduce)]
+    return any(sum(isinstance(n, Access) for n in walk(node)) > 2 for node in reduced)
 
 
 def draw_reduced(seed: int) -> Case:
@@ -102,6 +108,6 @@ KINDS = {
     ),
     "ranked": Kind(partial(draw, style=RANKED)),
     "reduced": Kind(draw_reduced, (*REFUSALS, DtypeError, EinsumError)),
-    "special": Kind(partial(draw, data=SPECIAL)),
+    "special": Kind(partial(draw, data=SPECIAL), is_whole=has_long_products),
     "assembled": Kind(partial(draw, style=SPARSE, data=HOLLOW, assembled=True), _SCHEDULED, Offered),
 }
