@@ -8,35 +8,43 @@ from pathlib import Path
 
 import pytest
 
-from .compare import Prepared, compile_cases, run_compiled
+from .compare import Prepared, compile_cases, run_again, run_compiled
+from .data import refilled
 from .kinds import KINDS
 
 
-def lowered(kind: str, seeds: Iterable[int]) -> list[Prepared]:
-    """The cases that are not refused, each compared by all interpreters."""
-    found = map(KINDS[kind].prepare, seeds)
+def lowered(kind: str, seeds: Iterable[int], *, interpreted: bool = True) -> list[Prepared]:
+    """The cases that are not refused, each compared by all interpreters or by that of programs alone."""
+    found = [KINDS[kind].prepare(seed, interpreted=interpreted) for seed in seeds]
     return [case for case in found if case is not None]
 
 
-def run(done: list[Prepared], folder: Path, flag: str = "-O1") -> None:
-    """The kernels of all cases, compiled in one unit."""
-    compile_cases(done, folder, (flag,))
+def run(done: list[Prepared], folder: Path) -> None:
+    """The kernels of all cases, compiled in one unit, with their operands and with others."""
+    compile_cases(done, folder, ("-O0",))
     for found in done:
+        other = refilled(found.case, found.case.seed)
         try:
             run_compiled(found)
+            run_again(found, other)
         except Exception as error:
-            error.add_note(str(found.case))
+            error.add_note(f"{found.case}\n{other}")
             raise
 
 
 @pytest.mark.parametrize(
     ("kind", "seeds", "least"),
     [
-        *(("plain", range(first, first + 20), 9) for first in range(0, 80, 20)),
-        ("scheduled", range(100, 140), 5),
-        ("adjoint", range(25), 8),
-        ("typed", range(300, 340), 12),
-        ("windowed", range(30), 9),
+        ("plain", range(20), 15),
+        ("plain", range(20, 40), 15),
+        ("scheduled", range(100, 120), 10),
+        ("adjoint", range(15), 6),
+        ("typed", range(300, 320), 12),
+        ("windowed", range(20), 12),
+        ("ranked", range(8), 6),
+        ("reduced", range(10), 8),
+        ("special", range(10), 8),
+        ("assembled", range(10), 8),
     ],
     ids=str,
 )
@@ -45,14 +53,17 @@ def test_interpreters_agree(kind, seeds, least):
 
 
 def test_kernels_agree(tmp_path):
-    done = [*lowered("plain", range(150, 175)), *lowered("scheduled", range(200, 220))]
-    done += lowered("typed", range(400, 425))
-    assert len(done) > 20
+    kinds = ("plain", "offered", "typed", "reduced", "special", "assembled")
+    done = [case for kind in kinds for case in lowered(kind, range(150, 156), interpreted=False)]
+    assert len(done) > 25
     run(done, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 1060, 30))
+@pytest.mark.parametrize("first", range(1000, 1060, 20))
 def test_many_programs(first, tmp_path):
     """`python -m tests.compiler.many` runs more of them."""
-    run([case for kind in KINDS for case in lowered(kind, range(first, first + 30))], tmp_path, "-O0")
+    run(
+        [case for kind in KINDS for case in lowered(kind, range(first, first + 20), interpreted=False)],
+        tmp_path,
+    )

@@ -1,5 +1,7 @@
 """Functions and monoids that users register, through the public names: kernels, gradients and what is refused."""
 
+from math import inf
+
 import pytest
 import torch
 
@@ -57,6 +59,22 @@ def test_monoids_in_kernels():
     torch.testing.assert_close(
         sparsify.evaluate("m[i] logsum= A[i,j]", A=A.to_dense()), matrix().logsumexp(1), rtol=1e-5, atol=1e-5
     )
+
+
+def test_statements_join_by_monoids():
+    """What several statements reduce into one tensor is combined as the monoid says; truth values have no halves."""
+    sparsify.register_monoid(
+        "nearest", "where(abs(x) < abs(y), x, where(abs(y) < abs(x), y, max(x, y)))", inf
+    )
+    A, b = sparsify.tensor(matrix(), "csr"), torch.tensor([0.25, -1.0, 0.5])
+    text = """
+        m[i] nearest= A[i,j] - 3
+        m[i] nearest= b[i]
+        t[i,j] &= A[i,j] > 0
+        t[i,j] &= sigmoid(A[i,j])"""
+    nearest, truth = sparsify.evaluate(text, outputs=("m", "t"), A=A, b=b)
+    torch.testing.assert_close(nearest, torch.tensor([0.25, 0.0, 0.5]))
+    assert torch.equal(truth.to_dense(), matrix() > 0)
 
 
 def test_gradients_of_monoids():

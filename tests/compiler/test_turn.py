@@ -2,10 +2,13 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
+import sparsify
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.plan import steps
+from sparsify.compiler.turn import reordered
 from sparsify.storage.format import Format
 
 from .compare import compile_cases, prepare, run_compiled
@@ -40,6 +43,26 @@ def turned(text, **formats):
 )
 def test_as_few_operands_as_possible_are_turned(text, formats, expected):
     assert turned(text, **formats) == expected
+
+
+@pytest.mark.parametrize(
+    "form, ordering, expected",
+    [
+        ("dense, compressed, dense", (0, 2, 1), "i: dense, k: compressed, j: compressed"),
+        ("dense, compressed, dense", (1, 0, 2), "j: dense, i: compressed, k: dense"),
+        ("compressed, dense", (1, 0), "j: compressed, i: compressed"),
+        ("dense, compressed", (1, 0), "csc"),
+        ("dense, dense, compressed", (2, 1, 0), "k: dense, j: dense, i: compressed"),
+        ("coo", (1, 0), "j: coordinate, i: coordinate"),
+    ],
+)
+def test_turned_operands_store_the_same_entries(form, ordering, expected):
+    found = reordered(Format(form), ordering)
+    assert found == Format(expected)
+    mask = np.random.default_rng(0).random((3, 4, 2)[: found.rank]) < 0.2
+    pattern = sparsify.tensor(torch.from_numpy(mask * 1.0), form).pattern
+    here, there = (set(map(tuple, p.coordinates().T.tolist())) for p in (pattern, pattern.twin(found)[0]))
+    assert here == there
 
 
 def test_triangles_in_all_formats(tmp_path):

@@ -204,7 +204,8 @@ def reduce_axis(monoid: str, grid: Grid, axis: int, extent: int) -> Grid:
     if extent == 0:
         shape[axis] = 1
         neutral = in_dtype(np.full(shape, MONOIDS[monoid].identity(grid.kind.dtype)), grid.kind.dtype)
-        return Grid(neutral, np.zeros(shape, dtype=bool), kind=grid.kind)
+        # An empty sum is what entries that are not stored add up to.
+        return Grid(neutral, np.full(shape, MONOIDS[monoid].neutral == 0), kind=grid.kind)
     result = in_dtype(_fold(monoid, values, axis), grid.kind.dtype)
     all_fill = np.all(is_fill, axis=axis, keepdims=True)
     hit, value = annihilated(MONOIDS[monoid].combine, 0, Grid(values, is_fill))

@@ -63,6 +63,13 @@ def test_results(text, operands, format, fill, pattern_of):
     assert (declared.fill, declared.pattern_of) == (fill, pattern_of)
 
 
+def test_fills_of_truth_values():
+    prog = program("t[i,j] &= exp(A[i,j])", A=MINUS_INF)
+    assert prog.declaration("t").fill is False
+    prog = program("t[i,j] &= exp(A[i,j])", A=operand("csr", fill=float("inf")))
+    assert prog.declaration("t").fill is True
+
+
 def test_formats_are_fixed_by_the_caller():
     statements = parse("T[i,j] = A[i,j] + B[i,j]\nY[i,j] = 2 * T[i,j]")
     fixed = declare(statements, {"A": CSR, "B": CSR}, ("Y",), formats={"T": Format("dense, dense")})

@@ -28,6 +28,15 @@ def test_graph_layer(seed):
     )
 
 
+def test_an_empty_sum_is_not_stored():
+    """It annihilates as what is not stored adds up to, whatever the number of coordinates."""
+    prog = program("y[i] = sum(j, A[i,j]) * x[i]", A=CSR, x=VECTOR)
+    x = np.array([np.nan, np.inf])
+    for columns in (0, 3):
+        given = {"A": (np.zeros((2, columns)), np.zeros((2, columns), bool)), "x": x}
+        assert interpret(prog, given)["y"][0].tolist() == [0.0, 0.0]
+
+
 def test_attention_with_an_empty_row():
     prog = program(ATTENTION, M=CSR, Q=MATRIX, K=MATRIX, V=MATRIX)
     inputs = random_inputs(prog, 2)

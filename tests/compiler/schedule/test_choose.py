@@ -4,12 +4,18 @@ import pytest
 import torch
 
 import sparsify
+from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.evaluate import einsum_kernel
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.plan import Step, steps
 from sparsify.compiler.schedule.choose import candidates
+from sparsify.compiler.schedule.scattered import scattered
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
+from sparsify.storage.format import Format
+
+from ..operands import operand
 
 ROWS, NNZ = 1000, 20_000
 
@@ -125,3 +131,14 @@ def test_long_rows_are_right_whatever_is_summed(text: str, dtype: torch.dtype) -
     used = {name: value for name, value in operands.items() if f"{name}[" in text}
     found = sparsify.evaluate(text, A=sparsify.tensor(dense, "csr"), **used)
     torch.testing.assert_close(found, sparsify.evaluate(text, A=dense, **used), rtol=1e-4, atol=1e-4)
+
+
+def test_rows_of_shifted_diagonals_are_not_scattered() -> None:
+    """`B[k-1,k]` reads one row for each k, found by no coordinate of its own."""
+    forms = {"A": "dcsr", "B": "csr"}
+    statements = parse("Y[i,j] = sum(k, A[i,j] * B[k-1,k])")
+    declared = {name: operand(form) for name, form in forms.items()}
+    (step,) = steps(declare(statements, declared, formats={"Y": Format("csr")}), scheduled=True)
+    assert isinstance(step, Step)
+    found = scattered(concretize(step.program))
+    assert found is not None and found.scattered == ()
