@@ -41,7 +41,7 @@ def run(done: list[Prepared], folder: Path) -> None:
         ("adjoint", range(15), 6),
         ("typed", range(300, 320), 12),
         ("windowed", range(20), 12),
-        ("ranked", range(8), 6),
+        ("ranked", range(4), 3),
         ("reduced", range(10), 8),
         ("special", range(10), 8),
         ("assembled", range(10), 8),
