@@ -49,8 +49,9 @@ def recall(question: str, sizes: Sizes, answer: Callable[[], T], options: Option
             return found
     made = answer()
     if len(known) < MOST_SIZES or numbers in known:
-        # Nothing but time is lost where the disk is full, may not be written to, or the answer is nested too deep.
-        with suppress(OSError, RecursionError):
+        # Nothing but time is lost where the disk is full or may not be written to, or the answer cannot be: nested
+        # too deep, or of levels whose class no import finds.
+        with suppress(OSError, RecursionError, pickle.PicklingError, AttributeError):
             _write(path, {**known, numbers: pickle.dumps(made)})
     return made
 

@@ -302,13 +302,18 @@ def register_level(cls: type[Level]) -> type[Level]:
 
 
 def registered() -> str:
-    """The levels that were registered and what their functions say, "" without any: part of the keys of kernels."""
+    """What flags and functions of registered levels say, "" without any: part of the keys of kernels."""
     texts = []
     for name, cls in sorted(LEVELS.items()):
         if name not in BUILT_IN:
             functions = [f.fget if isinstance(f, property) else f for f in vars(cls).values()]
             codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
-            texts.append(f"{name} {[(c.co_name, c.co_code.hex(), c.co_consts, c.co_names) for c in codes]}")
+            says = sorted(
+                (n, v) for n, v in vars(cls).items() if isinstance(v, bool) and not n.startswith("_")
+            )
+            texts.append(
+                f"{name} {says} {[(c.co_name, c.co_code.hex(), c.co_consts, c.co_names) for c in codes]}"
+            )
     return "\n".join(texts)
 
 

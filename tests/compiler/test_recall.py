@@ -44,6 +44,15 @@ def test_the_same_question_is_answered_once(options: Options) -> None:
     assert [recall.recall("schedule", SMALL, asked, options) for _ in range(3)] == [("order i", 1)] * 3
 
 
+def test_an_answer_that_cannot_be_written_is_worked_out_again(options: Options) -> None:
+    class Local:
+        """What no import finds."""
+
+    for made in (Local, lambda: Local):
+        assert recall.recall("local", SMALL, lambda made=made: made, options) is made  # type: ignore[misc]
+    assert plans(options) == []
+
+
 def test_other_questions_and_sizes_have_other_answers(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
