@@ -10,6 +10,7 @@ from functools import partial
 
 from sparsify.compiler.einsum.nodes import Access, Call, Reduce
 from sparsify.compiler.einsum.register import register_monoid
+from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import walk
 from sparsify.errors import (
     DiscordantError,
@@ -81,10 +82,14 @@ def has_rounded_ties(case: Case) -> bool:
     )
 
 
-def has_long_products(case: Case) -> bool:
-    """Whether products of three and more operands may be split: infinity times a sum is no sum of infinities."""
-    reduced = [node for node in walk(case.program) if isinstance(node, Reduce)]
-    return any(sum(isinstance(n, Access) for n in walk(node)) > 2 for node in reduced)
+def may_be_factored(case: Case) -> bool:
+    """Whether a plan may sum some factors of a product before others: infinity times a sum is no sum of infinities."""
+
+    def is_split(node: Reduce) -> bool:
+        reads = [n for n in walk(node) if isinstance(n, Access)]
+        return len(reads) > 2 or any(not set(node.indices) <= set(free_indices(read)) for read in reads)
+
+    return any(is_split(node) for node in walk(case.program) if isinstance(node, Reduce))
 
 
 def draw_reduced(seed: int) -> Case:
@@ -108,6 +113,6 @@ KINDS = {
     ),
     "ranked": Kind(partial(draw, style=RANKED)),
     "reduced": Kind(draw_reduced, (*REFUSALS, DtypeError, EinsumError)),
-    "special": Kind(partial(draw, data=SPECIAL), is_whole=has_long_products),
+    "special": Kind(partial(draw, data=SPECIAL), is_whole=may_be_factored),
     "assembled": Kind(partial(draw, style=SPARSE, data=HOLLOW, assembled=True), _SCHEDULED, Offered),
 }

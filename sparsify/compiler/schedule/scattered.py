@@ -145,7 +145,7 @@ def scattered(program: Notation) -> Scattered | None:
         if isinstance(access, Access) and access.tensor in read and len(access.indices) == 2
         if not declarations[access.tensor].format.is_dense
         if declarations[access.tensor].format.levels[0].level.is_full
-        if access.indices[declarations[access.tensor].format.ordering[0]] in map(Index, sums)
+        if access.indices[declarations[access.tensor].format.ordering[0]] in [*map(Index, sums)]
     )
     *above, last = [level.level for level in output.format.levels]
     return Scattered(
