@@ -18,6 +18,7 @@ from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loop_chain, loop_names
 from sparsify.compiler.schedule.joined import joined
+from sparsify.compiler.schedule.panels import panels
 from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
@@ -57,6 +58,8 @@ def candidates(
         return
     if (sums := scattered(program)) is not None:
         yield from sums.schedules(sizes, order)
+    if (product := panels(program)) is not None:
+        yield from product.schedules(lanes, item_bytes, sizes)
     yield from joined(program)
     nests = _nests(program)
     if len(nests) <= 2:

@@ -1,0 +1,283 @@
+"""Products of a sparse matrix with rows that lie along the sum: tiles of rows, turned so that lanes run over them.
+
+In:  `Y[t,n] = sum(k, X[t,k] * W[n,k])`, W in panels of 96 columns, `k/96: dense, n: dense, k%96: compressed`.
+Out: `split t to ti 64 masked; order to, ko, n, ki, ti; precompute tile_Y = Y at to in thread; order Y: to, ti, n;
+     precompute sums = tile_Y at n in register; pack turned_X = X[ko, ki, ti] at to in thread; transpose ki ti in
+     turned_X; transpose ti n in Y; vector ti in sums; vector ti in tile_Y; parallel to dynamic chunks 4`
+
+A tile of rows of X is turned once and then read by every stored entry: one number of W times 64 numbers of a column.
+Columns in panels keep the part of the tile that is read at a time in the nearest cache.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
+from sparsify.compiler.node import walk
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.notation.nodes import Notation, Split
+from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule.chains import loop_names
+from sparsify.compiler.schedule.contract import product_factors
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.storage.levels import Compressed
+
+# Registers that hold sums: as many hide the latency of an fma, and leave half of 16 to what is read.
+REGISTERS: Final = 8
+# Rows of a tile, in bytes: one column of it.
+TILE_BYTES: Final = 256
+# Of the part of a tile that one panel reads at most: it has to stay in the second cache.
+TURNED_BYTES: Final = 1 << 18
+# Entries of a row for each set of sums at least, where sets are worth their addition.
+ENTRIES_A_SET: Final = 4
+# Tiles to which threads are given in turn; of fewer, parts of the result's columns are shared.
+FEW_TILES: Final = 2
+PARTS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """The loops over the levels of a sparse matrix.
+
+    Attributes:
+        rows, columns: its index variables.
+        panel: the loop over the panels of columns, "" without.
+        output: the loop over rows, or over blocks of them.
+        column: the loop over the stored columns.
+        block: the loop inside blocks of rows, "" without.
+        width: the columns of a panel, 0 for all.
+        height: the rows of a block.
+    """
+
+    rows: str
+    columns: str
+    panel: str
+    output: str
+    column: str
+    block: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A sum over `X[.., t, k] * W[n, k]` with W sparse.
+
+    Attributes:
+        leading: the loops over the modes of X before the last two.
+        row: the loop over the rows `t` of X.
+        loops: over the levels of W.
+        dense, weight: the operands.
+        collected: what the sum is collected in, the result or a temporary that it is computed from.
+        result: the result of the program.
+        taken: names that new loops and tensors must not have.
+    """
+
+    leading: tuple[str, ...]
+    row: str
+    loops: Loops
+    dense: Declaration
+    weight: Declaration
+    collected: str
+    result: str
+    taken: frozenset[str]
+
+    def schedules(self, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
+        """The best one first for operands of these sizes; nothing where a tile would not stay near."""
+        rows = sizes.extents.get(self.row)
+        if rows == 1 and not self.loops.block:
+            yield self._single(self._part(sizes, 1))
+        tile = self.tile(lanes, item_bytes, rows)
+        if self._width(sizes) * tile * item_bytes > TURNED_BYTES:
+            return
+        count = self._sets(tile // lanes, sizes)
+        few = rows is not None and -(-rows // tile) < FEW_TILES
+        for sets in dict.fromkeys((count, 1)):
+            yield self._tiled(tile, sets, self._part(sizes, lanes) if few else 0)
+        yield self._tiled(tile, 1, 0)
+
+    def tile(self, lanes: int, item_bytes: int, rows: int | None) -> int:
+        """How many rows a tile has: all tiles as many, and as few more than there are as can be."""
+        most = max(min(REGISTERS // self.loops.height, TILE_BYTES // (item_bytes * lanes)), 1) * lanes
+        if not rows:
+            return most
+        tiles = -(-rows // most)
+        return -(-rows // (tiles * lanes)) * lanes
+
+    def _width(self, sizes: Sizes) -> int:
+        """The columns of a panel; of W where it has none."""
+        return self.loops.width or self._extent(self.loops.columns, sizes) or TURNED_BYTES
+
+    def _extent(self, name: str, sizes: Sizes) -> int:
+        """The extent of a mode of W, 0 where it is not known."""
+        listed = next(s.expression.mode for s in self.weight.format.levels if not s.level.is_full)
+        mode = listed if name == self.loops.columns else 1 - listed
+        return sizes.extents.get(self.weight.extents[mode], 0)
+
+    def _sets(self, registers: int, sizes: Sizes) -> int:
+        """How many entries of a row at a time have sums of their own."""
+        sets = REGISTERS // (registers * self.loops.height)
+        mean = sizes.mean_below(self.weight) if not self.loops.block else None
+        while sets > 1 and (mean is None or mean < ENTRIES_A_SET * sets):
+            sets //= 2
+        return max(sets, 1)
+
+    def _part(self, sizes: Sizes, step: int) -> int:
+        """The size of the parts of the rows of W that threads share, a multiple of `step`; 0 for the whole."""
+        extent = 0 if self.loops.block else self._extent(self.loops.rows, sizes)
+        return -(-extent // (PARTS * step)) * step if extent >= 2 * step else 0
+
+    def _name(self, text: str) -> str:
+        """A name that nothing has."""
+        while text in self.taken:
+            text += "_"
+        return text
+
+    def _places(self) -> tuple[str, str, str]:
+        """Names for the loop over stored positions, over groups of them, and inside a group."""
+        place = self._name("p")
+        return place, self._name(f"{place}o"), self._name(f"{place}i")
+
+    def _collect(self, at: str) -> tuple[str, d.Precompute]:
+        """The temporary that holds the sums of a tile."""
+        if self.collected != self.result:
+            return self.collected, d.Precompute(self.collected, "thread", at=at)
+        name = self._name(f"tile_{self.collected}")
+        return name, d.Precompute(name, "thread", at=at, source=self.collected)
+
+    def _tiled(self, size: int, sets: int, part: int) -> d.Schedule:
+        """Tiles of `size` rows, `sets` entries at a time; threads share parts of the outputs where it is not 0."""
+        outer, row = self._name(f"{self.row}o"), self._name(f"{self.row}i")
+        steps: list[d.Directive] = [d.Split(self.row, outer, row, size, masked=True)]
+        shared, output = "", self.loops.output
+        if part:
+            shared, output = self._name(f"{output}s"), self._name(f"{output}p")
+            steps.append(d.Split(self.loops.output, shared, output, part))
+        columns = [self.loops.column]
+        if sets > 1:
+            place, *columns = self._places()
+            steps.append(d.Pos(self.loops.column, place, self.weight.name))
+            steps.append(d.Split(place, columns[0], columns[1], sets))
+        first = [name for name in (shared, *self.leading, outer) if name]
+        outputs = [name for name in (output, self.loops.block) if name]
+        inside = [name for name in (self.loops.panel, output, *columns, self.loops.block, row) if name]
+        steps.append(d.Order((*first, *inside)))
+        tile, collect = self._collect(outer)
+        turned = self._name(f"turned_{self.dense.name}")
+        packed = tuple(name for name in (self.loops.panel, self.loops.column) if name)
+        if self.collected != self.result:
+            steps += [d.Order((*first, row, *outputs), self.result), collect]
+        else:
+            steps += [collect, d.Order((*first, row, *outputs), self.result)]
+        sums = self._name("sums")
+        steps.append(d.Precompute(sums, "register", at=output, source=tile))
+        if sets > 1:
+            apart = self._name("apart")
+            steps += [d.Precompute(apart, "register", source=sums, over=columns[1]), d.Unroll(columns[1])]
+            steps.append(d.Vector(row, apart))
+        steps += [
+            d.Pack(turned, self.dense.name, (*packed, row), outer, "thread"),
+            d.Transpose(self.loops.column, row, turned),
+        ]
+        if self.loops.block:
+            steps.append(d.Unroll(self.loops.block))
+        else:
+            steps.append(d.Transpose(row, output, self.result))
+        steps += [d.Vector(row, sums), d.Vector(row, tile), d.Parallel(first[0], "dynamic", chunks=4)]
+        return d.Schedule(tuple(steps))
+
+    def _single(self, part: int) -> d.Schedule:
+        """One row: nothing to turn; the entries of a row of W in sets, one number each."""
+        place, group, member = self._places()
+        steps: list[d.Directive] = [
+            d.Pos(self.loops.column, place, self.weight.name),
+            d.Split(place, group, member, 4),
+        ]
+        shared, output = "", self.loops.output
+        if part:
+            shared, output = self._name(f"{output}s"), self._name(f"{output}p")
+            steps.append(d.Split(self.loops.output, shared, output, part))
+        first = [name for name in (shared, *self.leading, self.row) if name]
+        inside = [name for name in (self.loops.panel, output, group, member) if name]
+        steps.append(d.Order((*first, *inside)))
+        tile, collect = self._collect(self.row)
+        if self.collected != self.result:
+            steps += [d.Order((*first, output), self.result), collect]
+        else:
+            steps += [collect, d.Order((*first, output), self.result)]
+        sums = self._name("sums")
+        steps += [
+            d.Precompute(sums, "register", at=output, source=tile),
+            d.Precompute(self._name("apart"), "register", source=sums, over=member),
+            d.Unroll(member),
+            d.Parallel(first[0], "dynamic", chunks=4),
+        ]
+        return d.Schedule(tuple(steps))
+
+
+def panels(program: Notation) -> Panels | None:
+    """The product that `program` is, `None` when it is anything else."""
+    declared = {declaration.name: declaration for declaration in program.declarations}
+    assigns = [n for n in walk(program.body) if isinstance(n, Assign)]
+    if len(program.outputs) != 1 or len(assigns) > 2 or assigns[0].monoid != "sum":
+        return None
+    summed, result = assigns[0], assigns[-1].target
+    factors = product_factors(summed.value) or []
+    reads = [access for access in factors if isinstance(access, Access)]
+    sparse = [a for a in reads if not declared[a.tensor].format.is_dense]
+    if len(factors) != 2 or len(reads) != 2 or len(sparse) != 1:
+        return None
+    if not {access.tensor for access in reads} <= set(program.inputs):
+        return None
+    weight, dense = sparse[0], next(access for access in reads if access is not sparse[0])
+    if not all(isinstance(i, Index) for a in (weight, dense, summed.target, result) for i in a.indices):
+        return None
+    if len(dense.indices) < 2:
+        return None
+    found = weight_loops(program, declared[weight.tensor], weight)
+    if found is None or declared[dense.tensor].format.ordering != tuple(range(len(dense.indices))):
+        return None
+    *leading, row, last = index_names(dense)
+    wanted = (*leading, row, found.rows)
+    if last != found.columns or index_names(summed.target) != wanted or index_names(result) != wanted:
+        return None
+    return Panels(
+        tuple(leading), row, found, declared[dense.tensor], declared[weight.tensor], summed.target.tensor,
+        result.tensor, frozenset(loop_names(program)) | frozenset(declared) | {summed.target.tensor},
+    )  # fmt: skip
+
+
+def weight_loops(program: Notation, declared: Declaration, access: Access) -> Loops | None:
+    """The loops over the levels of a sparse matrix: panels of columns, rows, columns, rows of a block."""
+    splits = {r.index: r for r in program.relations if isinstance(r, Split)}
+    levels = declared.format.levels
+    lists = [number for number, stored in enumerate(levels) if not stored.level.is_full]
+    if len(access.indices) != 2 or len(lists) != 1 or not isinstance(levels[lists[0]].level, Compressed):
+        return None
+    mode = levels[lists[0]].expression.mode
+    rows, columns = (index_names(access)[m] for m in (1 - mode, mode))
+    parts = []
+    for stored in levels:
+        name, kind = index_names(access)[stored.expression.mode], stored.expression.kind
+        found = name if kind == "whole" else splits[name].outer if kind == "block" else splits[name].inner
+        parts.append((stored.expression.mode == mode, found))
+    is_column = [is_of_columns for is_of_columns, _ in parts]
+    names = [name for _, name in parts]
+    if rows == columns or is_column[: lists[0] + 1] not in ([False, True], [True, False, True]):
+        return None
+    if len(parts) - lists[0] > 2 or is_column[lists[0] + 1 :] == [True]:
+        return None
+    panel = names[0] if is_column[0] else ""
+    block = names[-1] if len(parts) > lists[0] + 1 else ""
+    width = splits[columns].size if panel else 0
+    return Loops(
+        rows,
+        columns,
+        panel,
+        names[lists[0] - 1],
+        names[lists[0]],
+        block,
+        width,
+        splits[rows].size if block else 1,
+    )
