@@ -53,13 +53,20 @@ class DenseEntry:
 
 @dataclass(slots=True)
 class ConversionEntry:
-    """A conversion at the border of a region: how often it ran and how long it took."""
+    """A conversion at the border of a region: how often it ran, how long it took, and the bytes of dense operands."""
 
     name: str
     source: str
     target: str
     count: int = 0
     total_us: float = 0.0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+    @property
+    def bytes_text(self) -> str:
+        """What became of the bytes of dense operands, nothing where there were none."""
+        return f"{kibibytes(self.bytes_before)} -> {kibibytes(self.bytes_after)}" if self.bytes_before else ""
 
 
 @dataclass(slots=True)
@@ -124,7 +131,13 @@ class Report:
         ]
         dense = [[entry.node, entry.op, entry.scope, entry.reason] for entry in self.dense]
         moves = [
-            [c.name, f"{c.source} -> {c.target}", str(c.count), microseconds(c.total_us if c.count else None)]
+            [
+                c.name,
+                f"{c.source} -> {c.target}",
+                str(c.count),
+                microseconds(c.total_us if c.count else None),
+                c.bytes_text,
+            ]
             for c in self.conversions
         ]
         rules = [[entry.rule, entry.where, ", ".join(entry.matched), entry.note] for entry in self.rules]
@@ -136,7 +149,7 @@ class Report:
                 regions,
             ),
             ("Left dense", ("node", "operator", "scope", "reason"), dense),
-            ("Conversions", ("operand", "conversion", "times", "total us"), moves),
+            ("Conversions", ("operand", "conversion", "times", "total us", "bytes"), moves),
         ]
         return [(title, headers, rows) for title, headers, rows in found if rows]
 
@@ -178,3 +191,8 @@ class Report:
 def microseconds(value: float | None) -> str:
     """A time in microseconds, or nothing."""
     return "" if value is None else f"{value:.1f}"
+
+
+def kibibytes(value: int) -> str:
+    """A number of bytes in KiB."""
+    return f"{value / 1024:.1f} KiB"

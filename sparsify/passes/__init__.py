@@ -10,6 +10,7 @@ from sparsify.passes.emit import emit
 from sparsify.passes.fuse import fuse
 from sparsify.passes.lift import lift
 from sparsify.passes.mark import mark
+from sparsify.passes.pack import pack
 from sparsify.passes.printer import fragments_text, regions_text, whole_graph
 from sparsify.passes.propagate import propagate
 
@@ -22,6 +23,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("propagated", propagate, whole_graph),  # from the marks of inputs and parameters
     Pass("lifted", lift, fragments_text),  # needs all marks: what is sparse decides what is an einsum operand
     Pass("fused", fuse, regions_text),  # needs all fragments: joins across modules
+    Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense
     Pass("emitted", emit, whole_graph),  # cuts out what is computed once, puts kernels in
     Pass("checked", check, whole_graph),  # last: looks at the graph that will run
 )

@@ -27,7 +27,6 @@ from sparsify.passes.origin import origin
 from sparsify.passes.region import Region
 from sparsify.passes.structure import MatrixOutput, Structure
 from sparsify.report import ConversionEntry, RegionEntry
-from sparsify.storage.format import Format
 
 
 @dataclass
@@ -145,7 +144,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
 
     Its values are an argument when they follow from more than structure.
     """
-    form = Format("csr" if matrix.mark.format == "auto" else matrix.mark.format)
+    form = matrix.format
     if matrix.dense is not None:
         plan = plans.setdefault(frozenset([matrix.dense]), Plan([matrix.dense]))
         is_full = operators.parameter_behind(matrix.dense) is None

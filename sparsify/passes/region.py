@@ -177,7 +177,7 @@ def mode_name(index: Expr) -> str:
 def declare(name: str, extents: tuple[str, ...], operand: fx.Node | Matrix) -> Declaration:
     """How an operand or a result is stored."""
     if isinstance(operand, Matrix):
-        form = Format("csr" if operand.mark.format == "auto" else operand.mark.format)
+        form = operand.format
         indices = tuple(index_dtypes(stored.level) for stored in form.levels)
         return Declaration(name, extents, form, DTYPES[operand.dtype], index_dtypes=indices)
     value = tensor_value(operand)

@@ -168,6 +168,7 @@ class Structure:
                 self.align(spec, raw) if isinstance(spec, MatrixOutput) else None for spec in self.outputs
             ]
             results = [self.result(spec, raw, at) for spec, at in zip(self.outputs, aligned, strict=True)]
+        self.note_bytes(raw, results)
         self.entry.count += 1
         self.entry.total_us += (time.perf_counter() - started) * 1e6
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -177,6 +178,18 @@ class Structure:
         kept = [known for known in self.memory if not known.is_stale()]
         self.memory = [entry, *kept[: REMEMBERED - 1]]
         return entry
+
+    def note_bytes(self, raw: Sequence[Any], results: Sequence[Any]) -> None:
+        """Reports the bytes of dense operands, as they are and as they are stored."""
+        made = [
+            (raw[spec.dense], result)
+            for spec, result in zip(self.outputs, results, strict=True)
+            if isinstance(spec, MatrixOutput) and spec.dense is not None
+        ]
+        self.entry.bytes_before = sum(dense.nbytes for dense, _ in made)
+        self.entry.bytes_after = sum(
+            array.nbytes for _, result in made for array in (*result._pattern.arrays(), result._vals)
+        )
 
     def differentiable(self, leaves: tuple[Any, ...], aligned: Sequence[Aligned | None]) -> list[Any]:
         """The results with values computed anew under autograd, on patterns that are known."""

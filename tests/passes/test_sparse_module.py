@@ -406,4 +406,4 @@ def test_stages_are_dumped(tmp_path):
     assert "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])" in texts["fused"]
     assert "region_1(" in texts["emitted"]
     kernels = [path for path in tmp_path.iterdir() if path != folder]
-    assert all((path / "12-cpp.txt").exists() for path in kernels)
+    assert all((path / "13-cpp.txt").exists() for path in kernels)

@@ -88,7 +88,7 @@ class Panels:
         rows = sizes.extents.get(self.row)
         if rows == 1 and not self.loops.block:
             yield self._single(self._part(sizes, 1))
-        tile = self.tile(lanes, item_bytes, rows)
+        tile = tile_rows(rows, lanes, item_bytes, self.loops.height)
         if self._width(sizes) * tile * item_bytes > TURNED_BYTES:
             return
         count = self._sets(tile // lanes, sizes)
@@ -96,14 +96,6 @@ class Panels:
         for sets in dict.fromkeys((count, 1)):
             yield self._tiled(tile, sets, self._part(sizes, lanes) if few else 0)
         yield self._tiled(tile, 1, 0)
-
-    def tile(self, lanes: int, item_bytes: int, rows: int | None) -> int:
-        """How many rows a tile has: all tiles as many, and as few more than there are as can be."""
-        most = max(min(REGISTERS // self.loops.height, TILE_BYTES // (item_bytes * lanes)), 1) * lanes
-        if not rows:
-            return most
-        tiles = -(-rows // most)
-        return -(-rows // (tiles * lanes)) * lanes
 
     def _width(self, sizes: Sizes) -> int:
         """The columns of a panel; of W where it has none."""
@@ -214,6 +206,19 @@ class Panels:
             d.Parallel(first[0], "dynamic", chunks=4),
         ]
         return d.Schedule(tuple(steps))
+
+
+def tile_rows(rows: int | None, lanes: int, item_bytes: int, height: int) -> int:
+    """How many rows a tile has: all tiles as many, and as few more than there are as can be.
+
+    >>> tile_rows(70, 8, 4, 1)
+    40
+    """
+    most = max(min(REGISTERS // height, TILE_BYTES // (item_bytes * lanes)), 1) * lanes
+    if not rows:
+        return most
+    tiles = -(-rows // most)
+    return -(-rows // (tiles * lanes)) * lanes
 
 
 def panels(program: Notation) -> Panels | None:

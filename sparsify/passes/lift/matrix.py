@@ -15,6 +15,7 @@ from sparsify.passes.base import Mark
 from sparsify.passes.canonicalize import size_node
 from sparsify.passes.lift.gather_scatter import GatherScatter
 from sparsify.passes.operators import operator_name, tensor_value
+from sparsify.storage.format import Format
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Matrix:
         transposed: whether the operand is the transpose of `dense`.
         dtype: of the values.
         mark: why it is sparse.
+        packed: the format that was chosen where the rule leaves it open.
     """
 
     name: str
@@ -41,6 +43,19 @@ class Matrix:
     transposed: bool
     dtype: torch.dtype
     mark: Mark
+    packed: Format | None = None
+
+    @property
+    def format(self) -> Format:
+        """How it is stored."""
+        if self.packed is not None:
+            return self.packed
+        return Format("csr" if self.mark.format == "auto" else self.mark.format)
+
+    @property
+    def source(self) -> str:
+        """The name of the dense tensor that it is made of."""
+        return "" if self.dense is None else str(self.dense.target)
 
 
 def of_message_passing(match: GatherScatter, mark: Mark) -> Matrix | None:

@@ -1,0 +1,57 @@
+"""The format of a matrix that never changes."""
+
+import pytest
+import torch
+
+from sparsify.compiler.schedule.pack import Packing, pack_matrix
+
+
+def packed(density: float, rows: int, *, height: int = 1, outputs: int = 768, columns: int = 768) -> Packing:
+    seeded = torch.Generator().manual_seed(0)
+    mask = torch.rand(outputs // height, columns, generator=seeded) < density
+    return pack_matrix(mask.repeat_interleave(height, 0), rows, lanes=8, item_bytes=4)
+
+
+@pytest.mark.parametrize(
+    ("density", "rows", "text"),
+    [
+        (0.5, 128, "j/96: dense, i: dense, j%96: compressed(crd=int16)"),
+        (0.5, 16, "j/384: dense, i: dense, j%384: compressed(crd=int16)"),
+        (0.02, 128, "dense, compressed(crd=int16)"),
+        (0.5, 1, "dense, compressed(crd=int16)"),
+    ],
+)
+def test_panels_stay_in_the_nearest_cache(density, rows, text):
+    assert str(packed(density, rows).format) == text
+
+
+@pytest.mark.parametrize("height", [4, 8, 16, 32])
+def test_rows_with_the_same_columns_are_blocks(height):
+    found = packed(0.3, 128, height=height)
+    assert f"i%{min(height, 8)}: dense" in str(found.format)
+    assert found.stored == packed(0.3, 128, height=height).stored
+    assert found.bytes < 1.1 * found.stored * 4.5
+
+
+def test_bytes_are_values_and_short_coordinates():
+    found = packed(0.1, 128)
+    assert found.stored * 6 < found.bytes < found.stored * 6 * 1.15
+
+
+@pytest.mark.parametrize(
+    ("density", "rows", "is_faster"), [(1.0, 128, False), (0.5, 128, True), (0.1, 1, True)]
+)
+def test_what_is_faster_than_dense(density, rows, is_faster):
+    found = packed(density, rows)
+    assert (found.us < found.dense_us) == is_faster
+
+
+def test_outputs_that_no_block_divides():
+    assert "i%" not in str(packed(0.3, 128, outputs=767).format)
+
+
+def test_wide_matrices_have_wide_coordinates_only_without_panels():
+    mask = torch.zeros(8, 40_000, dtype=torch.bool)
+    mask[:, ::5000] = True
+    text = str(pack_matrix(mask[:7], 1, lanes=8, item_bytes=4).format)
+    assert "int16" in text or text == "dense, compressed"

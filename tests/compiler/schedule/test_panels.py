@@ -1,0 +1,125 @@
+"""Schedules for products with packed weights: chosen by sizes, right for every shape."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.evaluate import _evaluate_kernel
+from sparsify.compiler.notation.concretize import concretize
+from sparsify.compiler.plan import Step, steps
+from sparsify.compiler.schedule.choose import candidates
+from sparsify.compiler.schedule.panels import panels, tile_rows
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.options import override
+
+PANELS = "j/16: dense, i: dense, j%16: compressed(crd=int16)"
+BLOCKS = "j/16: dense, i/{0}: dense, j%16: compressed(crd=int16), i%{0}: dense"
+FORMATS = ("csr", PANELS, BLOCKS.format(4), BLOCKS.format(8), "i/8: dense, j: compressed, i%8: dense")
+LAYER = "Y[t,n] = relu(X[t,k] * W[n,k] + b[n])"
+TEXTS = (LAYER, "Y[t,n] = X[t,k] * W[n,k]", "Y[s,t,n] = X[s,t,k] * W[n,k] + b[n]")
+
+
+def given(text: str, rows: int, format: str, *, outputs: int = 24, columns: int = 50, density: float = 0.4):
+    """Operands of a layer; all numbers are small integers, so that every order of sums gives the same."""
+    seeded = torch.Generator().manual_seed(rows)
+    X = torch.randint(
+        -4, 5, (2, rows, columns) if "X[s" in text else (rows, columns), generator=seeded
+    ).float()
+    W = torch.randint(1, 5, (outputs, columns), generator=seeded).float()
+    W *= torch.rand(outputs, columns, generator=seeded) < density
+    operands = {"X": X, "W": sparsify.tensor(W, format)}
+    if "b[" in text:
+        operands["b"] = torch.randint(-4, 5, (outputs,), generator=seeded).float()
+    return operands, sparsify.evaluate(text, **(operands | {"W": W}))
+
+
+def program(text: str, format: str) -> Program:
+    kernel = _evaluate_kernel(text, None, None, None, None, given(text, 2, format)[0])
+    return kernel.program
+
+
+def best(text: str, format: str, sizes: Sizes) -> str:
+    (step,) = steps(program(text, format))
+    assert isinstance(step, Step)
+    return str(next(candidates(concretize(step.program), 8, 4, sizes)))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_right_for_all_rows(text, format):
+    for rows in (0, 1, 3, 70):  # the first kernel has to be right for all other sizes, too
+        operands, expected = given(text, rows, format)
+        assert torch.equal(sparsify.evaluate(text, **operands), expected)
+
+
+@pytest.mark.parametrize(("vector_bytes", "threads"), [(0, 1), (16, 2)])
+def test_widths(vector_bytes, threads):
+    with override(vector_bytes=vector_bytes, threads=threads, serial_threshold=0):
+        for format in (PANELS, BLOCKS.format(4)):
+            operands, expected = given(LAYER, 21, format)
+            assert torch.equal(sparsify.evaluate(LAYER, **operands), expected)
+
+
+@pytest.mark.parametrize("density", [0.0, 1.0])
+def test_empty_and_full_weights(density):
+    operands, expected = given(LAYER, 9, PANELS, density=density)
+    assert torch.equal(sparsify.evaluate(LAYER, **operands), expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "height", "expected"),
+    [(None, 1, 64), (1, 1, 8), (70, 1, 40), (128, 1, 64), (128, 4, 16), (9, 8, 8)],
+)
+def test_tiles_divide_the_rows_evenly(rows, height, expected):
+    assert tile_rows(rows, 8, 4, height) == expected
+
+
+def sizes(rows: int, stored: int = 24_000) -> Sizes:
+    return Sizes({"t": rows, "n": 240, "k": 200}, {"W": stored})
+
+
+def test_one_row_is_not_turned():
+    text = best(LAYER, PANELS, sizes(1))
+    assert "pack" not in text
+    assert "split p po pi 4" in text
+
+
+def test_few_rows_share_the_outputs():
+    assert "parallel ns dynamic" in best(LAYER, PANELS, sizes(20))
+    assert "parallel to dynamic" in best(LAYER, PANELS, sizes(128))
+
+
+def test_sets_hide_the_latency_where_rows_are_long():
+    assert "split p po pi" in best(LAYER, "csr", sizes(8))
+    assert "split p po pi" not in best(LAYER, "csr", sizes(8, stored=1000))
+    assert "split p po pi" not in best(LAYER, "csr", sizes(64))
+
+
+@pytest.mark.parametrize(
+    ("text", "format"),
+    [
+        ("Y[n,t] = W[n,k] * Z[k,t]", PANELS),  # lanes run along the rows of Z as it is
+        ("y[n] = W[n,k] * z[k]", PANELS),
+        ("Y[t,n] = X[t,k] * W[n,k]", "coo"),
+        ("Y[t,n] max= X[t,k] * W[n,k]", PANELS),
+        ("Y[t,n] = relu(X[t,k]) * W[n,k]", PANELS),
+    ],
+)
+def test_other_products_are_left_alone(text, format):
+    operands = {
+        "X": torch.ones(3, 50),
+        "Z": torch.ones(50, 3),
+        "z": torch.ones(50),
+        "W": sparsify.tensor(torch.eye(24, 50), format),
+    }
+    used = {name: value for name, value in operands.items() if f"{name}[" in text}
+    kernel = _evaluate_kernel(text, None, None, None, None, used)
+    (step,) = steps(kernel.program)
+    assert isinstance(step, Step)
+    assert panels(concretize(step.program)) is None
+
+
+def test_tiles_that_do_not_stay_near_are_left_alone():
+    far = Sizes({"t": 64, "n": 24, "k": 100_000}, {"W": 1000})
+    assert "pack" not in best(LAYER, "csr", far)
