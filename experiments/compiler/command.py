@@ -9,7 +9,7 @@ from typing import Any
 from experiments.compiler import matrices, small, tensors
 from experiments.foundation import command
 from experiments.foundation.place import Place
-from experiments.harness import Clock, measure
+from experiments.harness import Clock
 
 CASES: Mapping[str, command.Make] = {
     "spgemm-pubmed": lambda place: matrices.product("pubmed", place, pooled=2.0, known=2.7),
@@ -35,7 +35,4 @@ def run_row(
     """What was measured for one row, as plain data."""
     if name in small.ROWS:
         return small.row(name, 0.3 if quick else 2.0, clock)
-    case = CASES[name](place)
-    if quick:
-        return measure(case, seconds=1.0, least=3, most=3, clock=clock).to_dict()
-    return measure(case, clock=clock).to_dict()
+    return command.measured(CASES[name](place), quick, clock)

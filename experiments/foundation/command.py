@@ -132,7 +132,20 @@ def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOC
         return firsts.row()
     if name == "call-overhead":
         return overhead.row(1.0 if quick else 4.0, clock)
-    case = CASES[name](place)
+    return measured(CASES[name](place), quick, clock)
+
+
+def run_case(cases: Mapping[str, Make]) -> Run:
+    """What measures a row of a suite that has only cases."""
+
+    def run(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:
+        return measured(cases[name](place), quick, clock)
+
+    return run
+
+
+def measured(case: Case, quick: bool, clock: Clock) -> dict[str, Any]:
+    """What was measured for a case, as plain data."""
     if quick:
         return measure(case, seconds=1.0, least=3, most=3, clock=clock).to_dict()
     return measure(case, clock=clock).to_dict()

@@ -3,7 +3,8 @@
 In: the zeros of W [3072, 768], 10 % stored, 128 rows of X, 8 lanes. Out: `j/192: dense, i: dense, j%192:
 compressed(crd=int16)`, about 1.6 ms against 8.5 ms of torch's dense product.
 
-Rows of W that store the same columns, 4 or 8 at a time, share their coordinates and are read together.
+Rows of W that store the same columns, four at a time, share their coordinates and are read together: a block of four
+times two vectors of X needs six loads for eight products, one of eight times one vector nine.
 """
 
 from collections.abc import Iterator
@@ -12,13 +13,12 @@ from typing import Final
 
 from torch import Tensor
 
-from sparsify.compiler.schedule.cost import MEMORY
-from sparsify.compiler.schedule.panels import tile_rows
+from sparsify.compiler.schedule.panels import strip_rows, tile_rows
 from sparsify.storage.format import Format
 
 # Columns of a panel, and rows of a block, that are compared.
 WIDTHS: Final = (96, 128, 192, 384, 768, 1536)
-HEIGHTS: Final = (8, 4, 1)
+HEIGHTS: Final = (4, 1)
 MOST_SHORT: Final = 1 << 15
 # The cache that a part of a tile should stay in, and how much longer it takes to read it from the next one.
 NEAREST_BYTES: Final = 24 << 10
@@ -31,6 +31,10 @@ ROW: Final = 20.0
 ROW_VECTOR: Final = 2.5
 TURNED: Final = 1.0
 WRITTEN: Final = 2.5
+# Cycles per stored entry where X has one row, which is not turned.
+SINGLE: Final = 2.6
+# Bytes a microsecond that one thread reads in a row.
+READ: Final = 16_000.0
 # Cycles per vector of a dense product in the best library, and cycles a microsecond.
 DENSE: Final = 0.6
 CYCLES: Final = 3400.0
@@ -83,7 +87,7 @@ def _packings(mask: Tensor, rows: int, lanes: int, item_bytes: int) -> Iterator[
             size = blocks * (height * item_bytes + short) + 4 * (lists + 1)
             busy = _cycles(blocks, lists, height, min(width, columns), rows, lanes, item_bytes)
             around = rows * (TURNED * columns + WRITTEN * outputs)
-            us = max((busy + around) / CYCLES, size / MEMORY)
+            us = max((busy + around) / CYCLES, size / READ)
             format = _format(width, height, columns, short)
             yield Packing(format, blocks * height, outputs * columns, size, us, dense)
 
@@ -92,18 +96,21 @@ def _cycles(
     blocks: int, lists: int, height: int, width: int, rows: int, lanes: int, item_bytes: int
 ) -> float:
     """The cycles of all tiles of rows."""
-    tile = tile_rows(rows, lanes, item_bytes, height)
-    vectors = height * tile // lanes
+    if rows == 1 and height == 1:
+        return blocks * SINGLE
+    tile = tile_rows(rows, lanes, item_bytes)
+    strip = min(tile, strip_rows(lanes, height))
+    vectors = height * strip // lanes
     near = NEAREST_BYTES / (width * tile * item_bytes)
     slower = 1.0 + FARTHER * max(0.0, 1.0 - near)
     one = blocks * (STORED + VECTOR * vectors * slower) + lists * (ROW + ROW_VECTOR * vectors)
-    return one * -(-rows // tile)
+    return one * -(-rows // tile) * -(-tile // strip)
 
 
 def _dense_us(rows: int, outputs: int, columns: int, lanes: int, item_bytes: int) -> float:
     """The microseconds of one thread for the dense product."""
     products = rows * outputs * columns / lanes
-    return products * DENSE / CYCLES + outputs * columns * item_bytes / MEMORY
+    return products * DENSE / CYCLES + outputs * columns * item_bytes / READ
 
 
 def _format(width: int, height: int, columns: int, short: int) -> Format:

@@ -18,7 +18,7 @@ def packed(density: float, rows: int, *, height: int = 1, outputs: int = 768, co
         (0.5, 128, "j/96: dense, i: dense, j%96: compressed(crd=int16)"),
         (0.5, 16, "j/384: dense, i: dense, j%384: compressed(crd=int16)"),
         (0.02, 128, "dense, compressed(crd=int16)"),
-        (0.5, 1, "dense, compressed(crd=int16)"),
+        (0.1, 1, "dense, compressed(crd=int16)"),
     ],
 )
 def test_panels_stay_in_the_nearest_cache(density, rows, text):
@@ -28,9 +28,8 @@ def test_panels_stay_in_the_nearest_cache(density, rows, text):
 @pytest.mark.parametrize("height", [4, 8, 16, 32])
 def test_rows_with_the_same_columns_are_blocks(height):
     found = packed(0.3, 128, height=height)
-    assert f"i%{min(height, 8)}: dense" in str(found.format)
-    assert found.stored == packed(0.3, 128, height=height).stored
-    assert found.bytes < 1.1 * found.stored * 4.5
+    assert str(found.format).endswith("i%4: dense")
+    assert found.stored * 4.5 < found.bytes < found.stored * 4.6
 
 
 def test_bytes_are_values_and_short_coordinates():
@@ -39,7 +38,7 @@ def test_bytes_are_values_and_short_coordinates():
 
 
 @pytest.mark.parametrize(
-    ("density", "rows", "is_faster"), [(1.0, 128, False), (0.5, 128, True), (0.1, 1, True)]
+    ("density", "rows", "is_faster"), [(1.0, 128, False), (0.5, 128, True), (0.5, 1, False), (0.1, 1, True)]
 )
 def test_what_is_faster_than_dense(density, rows, is_faster):
     found = packed(density, rows)

@@ -67,12 +67,9 @@ def test_empty_and_full_weights(density):
     assert torch.equal(sparsify.evaluate(LAYER, **operands), expected)
 
 
-@pytest.mark.parametrize(
-    ("rows", "height", "expected"),
-    [(None, 1, 64), (1, 1, 8), (70, 1, 40), (128, 1, 64), (128, 4, 16), (9, 8, 8)],
-)
-def test_tiles_divide_the_rows_evenly(rows, height, expected):
-    assert tile_rows(rows, 8, 4, height) == expected
+@pytest.mark.parametrize(("rows", "expected"), [(None, 64), (1, 8), (70, 40), (128, 64), (9, 16)])
+def test_tiles_divide_the_rows_evenly(rows, expected):
+    assert tile_rows(rows, 8, 4) == expected
 
 
 def sizes(rows: int, stored: int = 24_000) -> Sizes:

@@ -1,0 +1,1 @@
+"""The rows "kernels" of the project's speed targets: `python -m experiments.kernels --out bench.json`."""

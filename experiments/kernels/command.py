@@ -1,0 +1,54 @@
+"""`python -m experiments.kernels [--rows linear-1024 ...] [--out bench.json] [--quick]`: measures, prints, writes.
+
+In: names of rows, or beginnings of names. Out: one table on standard output and, with `--out`, JSON.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from experiments.foundation import command
+from experiments.kernels.linear import Weight, linear
+
+# Per rows of the input and weight the ratios asked against torch's and against oneDNN's dense product.
+ASKED: Mapping[tuple[int, Weight], tuple[float | None, float | None]] = {
+    (1024, Weight(50)): (2.0, 0.95),
+    (1024, Weight(70)): (3.2, 1.5),
+    (1024, Weight(80)): (4.2, 1.9),
+    (1024, Weight(90)): (7.5, 3.1),
+    (1024, Weight(95)): (11.0, 4.8),
+    (1024, Weight(98)): (19.0, 9.0),
+    (1024, Weight(50, of=4)): (2.2, 1.0),
+    (1024, Weight(50, (16, 1), of=0)): (2.8, 1.25),
+    (1024, Weight(75, of=4)): (3.8, None),
+    (1024, Weight(50, (4, 1))): (None, 1.35),
+    (1024, Weight(80, (4, 1))): (None, 3.2),
+    (1024, Weight(90, (4, 1))): (None, 5.4),
+    (1024, Weight(95, (4, 1))): (None, 9.0),
+    (1024, Weight(50, (8, 1))): (None, 1.7),
+    (1024, Weight(80, (8, 1))): (None, 3.7),
+    (1024, Weight(90, (8, 1))): (None, 6.3),
+    (1024, Weight(50, (32, 1))): (None, 1.6),
+    (1024, Weight(90, (32, 1))): (None, 5.6),
+    (1024, Weight(90, (16, 16))): (None, None),
+    (128, Weight(50)): (2.4, None),
+    (128, Weight(70)): (3.8, None),
+    (128, Weight(80)): (None, None),
+    (128, Weight(90)): (8.5, None),
+    (16, Weight(50)): (None, None),
+    (16, Weight(70)): (2.6, None),
+    (16, Weight(90)): (6.0, None),
+    (16, Weight(95)): (10.0, None),
+    (1, Weight(50)): (1.6, None),
+    (1, Weight(90)): (6.0, None),
+}
+CASES: Mapping[str, command.Make] = {
+    f"linear-{rows}-{weight}": partial(
+        linear, weight, rows, torch_ratio=torch_ratio, onednn_ratio=onednn_ratio
+    )
+    for (rows, weight), (torch_ratio, onednn_ratio) in ASKED.items()
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; 0, or 2 when no row has such a name."""
+    return command.main(argv, command.run_case(CASES), tuple(CASES), "kernels")

@@ -1,0 +1,102 @@
+"""Linear layers with pruned weights, as `sparsify.apply` runs them, against dense products of torch and oneDNN.
+
+In: `linear(Weight(90), 1024, place)`. Out: a `Case` whose result is checked against float64.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import sparsify
+from experiments.foundation.place import Place
+from experiments.harness import Case, Contender, Target
+from sparsify.runtime.buffers import POOL
+
+COLUMNS, OUTPUTS = 768, 3072
+RECIPE = {
+    "schema": 1,
+    "name": "pruned",
+    "sparsify": [{"targets": ["param:weight"], "role": "weight", "source": "given"}],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Which entries are zero.
+
+    Attributes:
+        zeros: percent of them.
+        block: rows and columns that are zero together.
+        of: of so many neighbours in a row as many are kept as `zeros` leaves; 0 for any.
+    """
+
+    zeros: int
+    block: tuple[int, int] = (1, 1)
+    of: int = 0
+
+    def __str__(self) -> str:
+        kind = (
+            f"{self.block[0]}x{self.block[1]}-"
+            if self.block != (1, 1)
+            else f"of{self.of}-"
+            if self.of
+            else ""
+        )
+        return f"{kind}{self.zeros}"
+
+    def mask(self, outputs: int, columns: int) -> torch.Tensor:
+        """[outputs, columns]: where the weight is not zero."""
+        height, width = self.block
+        drawn = torch.rand(outputs // height, columns // width, generator=torch.Generator().manual_seed(0))
+        if self.of:
+            order = drawn.view(outputs, -1, self.of).argsort(-1).argsort(-1)
+            return (order >= self.of * self.zeros // 100).view(outputs, columns)
+        kept = drawn >= self.zeros / 100
+        return kept.repeat_interleave(height, 0).repeat_interleave(width, 1)
+
+
+def linear(
+    weight: Weight,
+    rows: int,
+    place: Place,
+    *,
+    torch_ratio: float | None = None,
+    onednn_ratio: float | None = None,
+) -> Case:
+    """`Y[t,n] = X[t,k] * W[n,k] + b[n]` with the ratios asked."""
+    columns, outputs = (max(32, round(size * place.scale) // 32 * 32) for size in (COLUMNS, OUTPUTS))
+    name, rows = f"linear-{rows}-{weight}", max(1, round(rows * place.scale))
+    torch.manual_seed(0)
+    layer = nn.Linear(columns, outputs).eval().requires_grad_(False)
+    layer.weight *= weight.mask(outputs, columns)
+    x = torch.randn(rows, columns)
+    stored = int(layer.weight.count_nonzero())
+    case = Case(
+        name,
+        f"{columns} -> {outputs}, {rows} rows, {stored} entries",
+        "generated",
+        [],
+        [],
+        lambda: torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double()),
+    )
+    sparse = case.prepare("pack and build", lambda: sparsify.apply(layer, RECIPE, x, verify=False))
+    case.prepare("first call", lambda: sparse(x))
+    left, right, bias = x, layer.weight.detach(), layer.bias.detach()
+    case.contenders += [
+        Contender("sparsify", lambda: sparse(x), baseline=False),
+        Contender("torch", lambda: torch.nn.functional.linear(left, right, bias)),
+    ]
+    case.targets.append(Target("sparsify", ("torch",), torch_ratio, "torch"))
+    if torch.backends.mkldnn.is_available():
+        packed = case.prepare("oneDNN packs", lambda: torch.ops.mkldnn._reorder_linear_weight(right, rows))
+        onednn = torch.ops.mkldnn._linear_pointwise
+        case.contenders.append(Contender("oneDNN", lambda: onednn(left, packed, bias, "none", [], "")))
+        case.targets.append(Target("sparsify", ("oneDNN",), onednn_ratio, "oneDNN"))
+    csr = right.to_sparse_csr()
+    case.contenders.append(Contender("torch CSR", lambda: (csr @ left.T).T + bias))
+    case.targets.append(Target("sparsify", ("torch CSR",), None, "torch CSR"))
+    call = case.contenders[0].call
+    case.contenders.append(Contender("sparsify fresh", call, baseline=False, before=POOL.clear))
+    case.targets.append(Target("sparsify fresh", ("torch",), None, "fresh"))
+    return case

@@ -1,0 +1,33 @@
+"""Every kind of row at a tiny size: right results, a table."""
+
+import pytest
+import torch
+
+from experiments.foundation.command import run_case, table
+from experiments.foundation.place import Place
+from experiments.kernels import command
+from experiments.kernels.linear import Weight
+
+TINY = Place(None, 0.05)
+
+
+@pytest.mark.parametrize("name", ["linear-128-90", "linear-1-50", "linear-1024-8x1-80", "linear-1024-of4-50"])
+def test_row(name):
+    row = run_case(command.CASES)(name, TINY, quick=True)
+    assert row["name"] == name
+    assert all(c["error"] is not None and c["median_us"] > 0 for c in row["contenders"])
+    assert row["prepared_ms"]["first call"] > 0
+    assert name in table([row])
+
+
+def test_masks():
+    grouped = Weight(50, of=4).mask(32, 64)
+    assert bool((grouped.view(32, 16, 4).sum(-1) == 2).all())
+    blocks = Weight(90, (16, 16)).mask(320, 320).view(20, 16, 20, 16).sum((1, 3))
+    assert set(blocks.unique().tolist()) == {0, 256}
+    assert abs(float(Weight(80).mask(500, 500).float().mean()) - 0.2) < 0.01
+    assert torch.equal(Weight(80).mask(50, 50), Weight(80).mask(50, 50))
+
+
+def test_names_begin_with_the_rows():
+    assert {"linear-1024-50", "linear-16-90", "linear-1-50", "linear-1024-32x1-90"} <= command.CASES.keys()
