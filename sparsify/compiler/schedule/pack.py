@@ -97,7 +97,7 @@ def _cycles(
 ) -> float:
     """The cycles of all tiles of rows."""
     if rows == 1 and height == 1:
-        return blocks * SINGLE
+        return blocks * SINGLE + lists * ROW
     tile = tile_rows(rows, lanes, item_bytes)
     strip = min(tile, strip_rows(lanes, height))
     vectors = height * strip // lanes
