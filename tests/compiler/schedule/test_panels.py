@@ -5,7 +5,7 @@ import torch
 
 import sparsify
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.evaluate import _evaluate_kernel
+from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.plan import Step, steps
 from sparsify.compiler.schedule.choose import candidates
@@ -35,7 +35,7 @@ def given(text: str, rows: int, format: str, *, outputs: int = 24, columns: int 
 
 
 def program(text: str, format: str) -> Program:
-    kernel = _evaluate_kernel(text, None, None, None, None, given(text, 2, format)[0])
+    kernel = evaluate_kernel(text, None, None, None, None, given(text, 2, format)[0])
     return kernel.program
 
 
@@ -111,7 +111,7 @@ def test_other_products_are_left_alone(text, format):
         "W": sparsify.tensor(torch.eye(24, 50), format),
     }
     used = {name: value for name, value in operands.items() if f"{name}[" in text}
-    kernel = _evaluate_kernel(text, None, None, None, None, used)
+    kernel = evaluate_kernel(text, None, None, None, None, used)
     (step,) = steps(kernel.program)
     assert isinstance(step, Step)
     assert panels(concretize(step.program)) is None
