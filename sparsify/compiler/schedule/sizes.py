@@ -18,6 +18,8 @@ from sparsify.storage.tensor import SparseTensor
 NEAR_BYTES: Final = 1 << 20
 FAR_BYTES: Final = 8 << 20
 NARROW_BYTES: Final = 256
+# The median distance of two places anywhere in a range, as a part of it: `1 - (1 - d)^2 = 1/2`.
+APART: Final = 1 - 0.5**0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class Sizes:
         if rows * columns * item_bytes <= limit:
             return False
         reach = None if driver is None else self.reach(driver.name)
-        return reach is None or 2 * reach * columns * item_bytes > limit
+        return reach is None or reach / APART * columns * item_bytes > limit
 
 
 UNKNOWN: Final = Sizes()

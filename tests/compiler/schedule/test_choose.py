@@ -80,8 +80,8 @@ def test_rows_from_far_are_asked_for(product: Program, columns: int, rows: int, 
     assert ("prefetch B 16" in best(product, known(columns, rows=rows, nnz=5 * rows))) == is_far
 
 
-def test_bands_are_near(product: Program) -> None:
-    rows = 40_000
+@pytest.mark.parametrize("rows", [40_000, 3_600])
+def test_bands_are_near(product: Program, rows: int) -> None:
     place = torch.arange(rows)
     band = torch.stack(
         [place.repeat_interleave(3), (place.repeat_interleave(3) + torch.arange(3).repeat(rows)) % rows]
