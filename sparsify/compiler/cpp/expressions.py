@@ -60,6 +60,7 @@ class Expressions:
     names: dict[str, str]
     buffers: dict[str, str] = field(default_factory=dict)
     masks: dict[str, int] = field(default_factory=dict)
+    loaded: dict[str, nodes.Load] = field(default_factory=dict)
 
     def name(self, name: str) -> str:
         """The C++ name of a variable or a buffer."""
@@ -262,10 +263,15 @@ class Expressions:
         type, count = expr.type, _open(expr.count, expr.type.lanes)
         if type.lanes == 1:
             return self._load_as(nodes.Load(expr.buffer, expr.indices, type, count), dtype)
-        indices = self.text(_unwidened(expr.indices))
         address = self.name(expr.buffer)
         if dtype != type.dtype:
             address = f"(const int8_t *){address}"
+        source = self.loaded.get(expr.indices.name) if isinstance(expr.indices, nodes.Var) else None
+        if source is not None and _open(source.count, type.lanes) == count:
+            lies = self.address(source.buffer, source.index)
+            part, few = ("_part", f", {self.index(count)}") if count is not None else ("", "")
+            return f"{self.unit.use(f'gather{part}_from', dtype, type.lanes)}({address}, {lies}{few})", ATOM
+        indices = self.text(unwidened(expr.indices))
         if count is None:
             return f"{self.unit.use('gather', dtype, type.lanes)}({address}, {indices})", ATOM
         helper = self.unit.use("gather_part", dtype, type.lanes)
@@ -367,7 +373,7 @@ def _open(count: nodes.Expr | None, lanes: int) -> nodes.Expr | None:
     return count
 
 
-def _unwidened(indices: nodes.Expr) -> nodes.Expr:
+def unwidened(indices: nodes.Expr) -> nodes.Expr:
     """Vector indices before their conversion to int64: a gather takes any integers."""
     match indices:
         case nodes.Convert(value, nodes.Type("int64", _)) if type_of(value).dtype in ("int16", "int32"):

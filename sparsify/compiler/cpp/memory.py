@@ -177,6 +177,17 @@ def _gather(unit: Unit, dtype: str, lanes: int) -> str:
     )
 
 
+def _gather_from(unit: Unit, dtype: str, lanes: int) -> str:
+    # The indices as scalars from memory: taking them out of a vector costs more.
+    vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
+    items = ", ".join(f"address[indices[{lane}]]" for lane in range(lanes))
+    return (
+        "template <class Index>\n"
+        f"{INLINE}{vector} gather_from_{vector}(const {element} *address, const Index *indices) {{\n"
+        f"  return {vector}{{{items}}};\n}}"
+    )
+
+
 def _gather_part(unit: Unit, dtype: str, lanes: int) -> str:
     vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
     return (
@@ -186,6 +197,21 @@ def _gather_part(unit: Unit, dtype: str, lanes: int) -> str:
         f"  for (int lane = 0; lane < {lanes}; ++lane)\n"
         "    if (lane < count) value[lane] = address[indices[lane]];\n"
         "  return value;\n}"
+    )
+
+
+def _gather_part_from(unit: Unit, dtype: str, lanes: int) -> str:
+    # Lanes without an index of their own read what the first one does: no branches.
+    vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
+    keep = unit.use("keep", dtype, lanes)
+    others = [f"address[indices[{lane} < count ? {lane} : 0]]" for lane in range(1, lanes)]
+    items = ", ".join(["address[indices[0]]", *others])
+    return (
+        "template <class Index>\n"
+        f"{INLINE}{vector} gather_part_from_{vector}(\n"
+        f"    const {element} *address, const Index *indices, int64_t count) {{\n"
+        f"  if (count <= 0) return {vector}{{}};\n"
+        f"  return {keep}({vector}{{{items}}}, count, {vector}{{}});\n}}"
     )
 
 
@@ -262,7 +288,9 @@ TEMPLATES: Final[dict[str, Template]] = {
     "load_part": _load_part,
     "store_part": _store_part,
     "gather": _gather,
+    "gather_from": _gather_from,
     "gather_part": _gather_part,
+    "gather_part_from": _gather_part_from,
     "scatter": _scatter,
     "scatter_part": _scatter_part,
     "fill": _fill,

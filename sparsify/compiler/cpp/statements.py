@@ -5,13 +5,18 @@ In: `for p in A2_pos[i]..A2_pos[i + 1]: ...`. Out:
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from sparsify.compiler.cpp import parallel, scratch, types
-from sparsify.compiler.cpp.expressions import PREFIX, SUM, Expressions, within
+from sparsify.compiler.cpp.expressions import PREFIX, SUM, Expressions, unwidened, within
 from sparsify.compiler.cpp.scratch import OUT_OF_MEMORY
 from sparsify.compiler.cpp.unit import Unit, indent
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
+from sparsify.compiler.node import walk
+
+# In loops that only copy, of which g++ makes calls of memcpy: they are slow for the few entries that are left of a row.
+SHORT: Final = '__asm__ volatile("");  // for a few entries: no calls'
 
 
 @dataclass
@@ -58,7 +63,8 @@ class Statements:
             case nodes.For():
                 return self._for(stmt)
             case nodes.While(condition, body):
-                return [f"while ({text(condition)}) {{", *self.indented(body), "}"]
+                copies = [SHORT] if _copies(body) else []
+                return [f"while ({text(condition)}) {{", *indent(copies), *self.indented(body), "}"]
             case nodes.If():
                 return self._if(stmt)
             case nodes.Allocate():
@@ -113,7 +119,19 @@ class Statements:
         else:
             width = 0
             initial = e.index(value)
+            self._note_loaded(var, value, mutable)
         return f"{qualifier}{e.type(var.type, width)} {e.name(var.name)} = {initial};"
+
+    def _note_loaded(self, var: nodes.Var, value: nodes.Expr, mutable: bool) -> None:
+        """A vector of indices that stay in memory: gathers by them read each index where it lies."""
+        self.expressions.loaded.pop(var.name, None)
+        match unwidened(value):
+            case nodes.Load(buffer, index, type) as load if type.lanes > 1 and not mutable:
+                constant = any(b.name == buffer and not b.output for b in self.function.buffers)
+                if constant and not any(
+                    isinstance(n, nodes.Var) and n.name in self.mutable for n in walk(index)
+                ):
+                    self.expressions.loaded[var.name] = load
 
     def _set(self, var: nodes.Var, value: nodes.Expr) -> str:
         e = self.expressions
@@ -253,3 +271,10 @@ def _covers(count: nodes.Expr | None, lanes: int) -> bool:
         case nodes.Literal(value, _):
             return value >= lanes
     return False
+
+
+def _copies(body: nodes.Stmt) -> bool:
+    """Whether a loop does nothing but store."""
+    plain = nodes.Block | nodes.Declare | nodes.Set | nodes.Store | nodes.Expr
+    found = list(walk(body))
+    return any(isinstance(n, nodes.Store) for n in found) and all(isinstance(n, plain) for n in found)

@@ -142,9 +142,14 @@ class _Shape:
         reads = [n for _, assign in self.nests for n in walk(assign) if isinstance(n, Access)]
         return [a for a in reads if a.tensor in declarations and not declarations[a.tensor].format.is_dense]
 
+    def _declaration(self, name: str) -> Declaration | None:
+        """What is declared of a tensor; nothing is of temporaries."""
+        return next((declared for declared in self.program.declarations if declared.name == name), None)
+
     def _levels(self, access: Access) -> list[tuple[str, bool]]:
         """The loops of each level of a sparse access, and whether the level is dense."""
-        declaration = next(dec for dec in self.program.declarations if dec.name == access.tensor)
+        declaration = self._declaration(access.tensor)
+        assert declaration is not None, "sparse accesses are declared"
         levels = []
         for stored in declaration.format.levels:
             index = access.indices[stored.expression.mode]
@@ -376,5 +381,10 @@ class _Shape:
         if not wanted or not order or (order[0] in self.loops and order[0] not in self.target):
             return []
         read = [a for a in self.sparse if a.tensor in self.program.inputs]
-        by = next((a.tensor for a in read if self._levels(a) and self._levels(a)[0][0] == order[0]), "")
-        return [d.Parallel(order[0], "dynamic" if by else "static", by)]
+        rows = [a.tensor for a in read if self._levels(a) and self._levels(a)[0][0] == order[0]]
+        by = max(rows, key=lambda name: self.sizes.stored.get(name, 0), default="")
+        # What threads append is moved together, all but the first part.
+        target = self._declaration(self.assign.target.tensor)
+        is_appended = target is not None and not target.format.is_dense and target.pattern_of is None
+        policy = "balanced" if is_appended else "dynamic"
+        return [d.Parallel(order[0], policy if by else "static", by)]

@@ -221,6 +221,31 @@ def test_gather_and_scatter(dtype, width, random):
         compare(function, {"n": count}, arrays)
 
 
+@pytest.mark.parametrize("width", [32, 0])
+def test_gather_by_indices_in_memory(width, random):
+    """Of an operand, each index is read where it lies; of what is written meanwhile, all before."""
+    type, indices = Type("float32", lanes_for("float32", width)), Type("int32", lanes_for("int32", width))
+    body = [
+        Declare(var("i", indices), load("I", P, indices)),
+        Declare(var("j", indices), load("J", P, indices)),
+        Declare(var("left"), op("min", lit(3), lit(type.lanes))),
+        Declare(var("k", indices), load("I", P, indices, var("left"))),
+        Store("J", P, var("i", indices)),
+        Store("Y", P, Gather("A", var("i", indices), type)),
+        Store("Z", P, Gather("A", var("j", indices), type)),
+        Store("W", P, Gather("A", var("k", indices), type, var("left"))),
+    ]
+    function = kernel(
+        "n",
+        "A:float32 I:int32 >J:int32 >W:float32 >Y:float32 >Z:float32",
+        loop("p", lit(0), N, *body, step=type.lanes),
+    )
+    arrays = {"A": values(random, "float32", 64), "I": random.integers(0, 64, 64, np.int32)}
+    arrays |= {"J": random.integers(0, 64, 64, np.int32)} | {n: np.zeros(64, "float32") for n in "WYZ"}
+    compare(function, {"n": 64}, arrays)
+    assert emit(function).count("gather_from_float32x8(A") == (1 if width else 0)
+
+
 @pytest.mark.parametrize("width", [*WIDTHS, 128])
 def test_horizontal(width, random):
     """Counts 0 to lanes; 0 gives the identity."""

@@ -12,9 +12,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from sparsify.compiler.dtypes import BYTES
 from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer, minus, plus
+from sparsify.compiler.loops.arithmetic import (
+    ONE,
+    ZERO,
+    both,
+    compare,
+    integer,
+    minus,
+    plus,
+    quotient,
+    times,
+)
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.lower.levels import is_located, level_variable
@@ -27,6 +38,8 @@ if TYPE_CHECKING:
 
 Lowered = list[loops.Stmt]
 NOWHERE: Final = integer(-1)
+# What fills a vector with numbers that are stored as they are.
+WHOLE: Final = ("float32", "float64", "int32", "int64")
 
 
 def bounding(assembly: Assembly, column: notation.Forall) -> tuple[str, ...]:
@@ -198,13 +211,28 @@ def _together(assembly: Assembly) -> Lowered:
 def _move(assembly: Assembly, source: loops.Var, target: loops.Var, length: loops.Var) -> Lowered:
     """`length` entries move down; the first ones first, since both places may overlap."""
     low = assembly.low
-    place = loops.Var(low.fresh(f"p{assembly.name}"), loops.INT)
-    there, here = plus(target, place), plus(source, place)
-    kind = loops.Type(assembly.declaration.dtype)
-    values = f"{assembly.name}_vals"
-    moves = (
-        assembly.put_coordinate(there, assembly.read_coordinate(here)),
-        loops.Store(values, there, loops.Load(values, here, kind)),
-    )
-    copies = tuple(loops.For(place, ZERO, length, move) for move in moves)
-    return [loops.If(compare("lt", target, source), loops.Block(copies))]
+    values, coordinates = f"{assembly.name}_vals", assembly.coordinates
+    copies: Lowered = []
+    for buffer, dtype in ((coordinates, low.index_dtype(coordinates)), (values, assembly.declaration.dtype)):
+        lanes = max(1, low.vector_bytes // BYTES[dtype]) if dtype in WHOLE else 1
+        copies += _copied(low, buffer, loops.Type(dtype, lanes), source, target, length)
+    return [loops.If(compare("lt", target, source), loops.Block(tuple(copies)))]
+
+
+def _copied(
+    low: Lowering, buffer: str, kind: loops.Type, source: loops.Var, target: loops.Var, length: loops.Var
+) -> Lowered:
+    """`length` entries of an array, a vector at a time; what is left of them one by one."""
+    last, place = (loops.Var(low.fresh(name), loops.INT) for name in (f"{buffer}_last", f"p{buffer}"))
+
+    def move(type_: loops.Type) -> loops.Stmt:
+        return loops.Store(buffer, plus(target, place), loops.Load(buffer, plus(source, place), type_))
+
+    if kind.lanes == 1:
+        return [loops.For(place, ZERO, length, move(kind))]
+    size = integer(kind.lanes)
+    return [
+        loops.Declare(last, times(quotient(length, size), size)),
+        loops.For(place, ZERO, last, move(kind), kind.lanes),
+        loops.For(place, last, length, move(loops.Type(kind.dtype))),
+    ]

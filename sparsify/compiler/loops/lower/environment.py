@@ -25,6 +25,8 @@ class Coordinate:
 
     def plus(self, other: "Coordinate") -> "Coordinate":
         """The sum of both."""
+        if self == Coordinate(ZERO) or other == Coordinate(ZERO):
+            return other if self == Coordinate(ZERO) else self
         if self.vector is None and other.vector is None:
             return Coordinate(plus(self.start, other.start), plus(self.step, other.step))
         vector = self.vector or other.vector

@@ -82,6 +82,8 @@ class Lowering:
         self.longest: set[str] = set()
         self.transposed: dict[Access, loops.Expr] = {}
         self.setups: list[list[loops.Stmt]] = [[]]
+        # Operands whose rows are marked once where they repeat.
+        self.repeating: set[str] = set()
         self.prefilled: set[str] = set()
         self.is_parallel = False
         self.names = {*self.index_dtypes, *self._sizes(), "serial_threshold"}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus
-from sparsify.compiler.loops.lower import bounded
+from sparsify.compiler.loops.lower import bounded, remarked
 from sparsify.compiler.loops.lower import iterate as ranges
 from sparsify.compiler.loops.lower.access import store
 from sparsify.compiler.loops.lower.environment import Environment, scalar
@@ -148,6 +148,7 @@ def phases(low: Lowering, assembly: Assembly) -> Lowered:
         loops.Comment("products in each row"),
         *bodies[BOUND],
         *summed,
+        *remarked.flags(low),
         loops.Comment("entries in each row"),
         loops.If(
             is_much,

@@ -1,9 +1,7 @@
 """Loops over stored coordinates: one operand, several merged, or all coordinates with cursors beside.
 
-In: `forall j: C[i,j] = A[i,j] + B[i,j]`, both compressed. Out: `while pA < .. and pB < ..: j = min(...)`, three
-cases, then what is left of A and of B.
-
-Source: Kjolstad et al., The Tensor Algebra Compiler, 2017, section 4 (merge lattices, while loops per point).
+In: `forall j: C[i,j] = A[i,j] + B[i,j]`, both compressed. Out: a cursor on each, which `merge.py` moves along
+both.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, larger, minus, plus, smaller
-from sparsify.compiler.loops.lower import locate, prefetch
+from sparsify.compiler.loops.lower import locate, prefetch, remarked
 from sparsify.compiler.loops.lower.enter import body_at
 from sparsify.compiler.loops.lower.environment import Environment, Place, Range, scalar
 from sparsify.compiler.loops.lower.intersect import intersection
-from sparsify.compiler.loops.lower.lattice import Point, statement_points
+from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.lower.levels import (
     advance,
     coordinate_at,
@@ -29,6 +27,7 @@ from sparsify.compiler.loops.lower.levels import (
     numerator,
     place_of,
 )
+from sparsify.compiler.loops.lower.merge import Visit, merge
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
@@ -102,10 +101,10 @@ def iterate(
         raise ScheduleError(
             f"parallel {loop.index} over the merged coordinates of {len(found)} operands", "another loop"
         )
+    cursors = [Cursor.start(low, access, env).declared(low) for access in found]
     if points == frozenset({frozenset(found)}):
-        cursors = [Cursor.start(low, access, env).declared(low) for access in found]
         return intersection(low, loop, cursors, env)
-    return _merge(low, loop, found, points, env)
+    return merge(low, loop, cursors, points, env)
 
 
 def note_skipping(low: Lowering, body: Node, found: list[Access]) -> None:
@@ -152,7 +151,8 @@ def _single(
         return []
     declared = loops.Declare(coordinate, cursor.coordinate_of(low, var))
     block = loops.Block((declared, *body))
-    return [*cursor.declarations, loops.For(var, reach.begin, reach.end, block)]
+    made = [*cursor.declarations, loops.For(var, reach.begin, reach.end, block)]
+    return remarked.once(low, loop, access, env, made, lambda: _single(low, loop, access, env, limits))
 
 
 def _segments(
@@ -281,109 +281,20 @@ def _cursors(
 ) -> Lowered:
     """`for j in 0..extent`: at each coordinate the operands that are stored there, with a cursor on each."""
     cursors = [Cursor.start(low, access, env).declared(low) for access in found]
-    var = loops.Var(low.fresh(loop.index), loops.INT)
+    visit = Visit(low, loop, cursors)
     reach = limits or env.ranges.get(loop.index) or Range(ZERO, low.bound(loop.index))
     lowered: Lowered = [stmt for cursor in cursors for stmt in cursor.declarations]
     if limits is not None:
         lowered += [_skip(low, cursor, reach.begin) for cursor in cursors]
-    cases = _cases(
-        low,
-        loop,
-        cursors,
-        [frozenset(c) for n in range(len(found), -1, -1) for c in combinations(found, n)],
-        var,
-        env,
-    )
-    if cases is None:
+    points = [frozenset(c) for n in range(len(found), -1, -1) for c in combinations(found, n)]
+    bodies = visit.bodies(points, env)
+    if not bodies:
         return []
-    return [*lowered, loops.For(var, reach.begin, reach.end, cases)]
+    block = loops.Block(tuple(visit.cases(bodies)))
+    return [*lowered, loops.For(visit.coordinate, reach.begin, reach.end, block)]
 
 
 def _skip(low: Lowering, cursor: Cursor, begin: loops.Expr) -> loops.Stmt:
     """`while p < end and crd[p] < begin: p += 1`, the start of a thread's part."""
     before = compare("lt", cursor.coordinate(low), begin)
     return loops.While(both(cursor.alive, before), loops.Set(cursor.var, plus(cursor.var, ONE)))
-
-
-def _merge(
-    low: Lowering, loop: notation.Forall, found: list[Access], points: frozenset[Point], env: Environment
-) -> Lowered:
-    """A `while` loop for each point, larger ones first: as long as all its operands have entries left."""
-    cursors = {access: Cursor.start(low, access, env).declared(low) for access in found}
-    lowered: Lowered = [stmt for cursor in cursors.values() for stmt in cursor.declarations]
-    for point in _by_size(points, found):
-        active = [cursors[access] for access in found if access in point]
-        inner = env.without(frozenset(found) - point)
-        coordinate = loops.Var(low.fresh(loop.index), loops.INT)
-        least = active[0].coordinate(low)
-        for cursor in active[1:]:
-            least = smaller(least, cursor.coordinate(low))
-        alive = active[0].alive
-        for cursor in active[1:]:
-            alive = both(alive, cursor.alive)
-        below = [p for p in _by_size(points, found) if p <= point]
-        cases = _cases(low, loop, active, below, coordinate, inner, is_merged=True)
-        if cases is not None:
-            lowered.append(loops.While(alive, loops.Block((loops.Declare(coordinate, least), cases))))
-    return lowered
-
-
-def _by_size(points: frozenset[Point], found: list[Access]) -> list[Point]:
-    """Larger points first, in the order of the operands."""
-    return sorted(points, key=lambda point: (-len(point), [found.index(a) for a in found if a in point]))
-
-
-def _cases(
-    low: Lowering,
-    loop: notation.Forall,
-    cursors: list[Cursor],
-    points: list[Point],
-    coordinate: loops.Var,
-    env: Environment,
-    is_merged: bool = False,
-) -> loops.Stmt | None:
-    """`if A and B are here: ... elif A is here: ...`, then the cursors that were here step on.
-
-    Where they are merged all have entries left, and the coordinate is one of theirs: a lone cursor is there, and
-    what all points have in common needs no condition.
-    """
-    low.count_cases(loop, len(points))
-    is_lone = is_merged and len(cursors) == 1
-    flags = {c.access: loops.Var(low.fresh(f"has_{c.access.tensor}"), loops.BOOL) for c in cursors}
-    before: Lowered = []
-    after: Lowered = []
-    places = env
-    for cursor in cursors:
-        flag = flags[cursor.access]
-        is_here = compare("eq", cursor.coordinate(low), coordinate)
-        search, places = cursor.here(low, places, coordinate)
-        step = loops.Set(cursor.var, cursor.after(places))
-        if is_lone:
-            before, after = search, [step]
-            continue
-        before.append(loops.Declare(flag, is_here if is_merged else both(cursor.alive, is_here)))
-        before += search
-        after.append(loops.If(flag, step))
-    chain: loops.Stmt | None = None
-    empty = True
-    bodies = []
-    for point in reversed(points):
-        gone = frozenset(flags) - point
-        body = body_at(low, loop, coordinate, places.without(gone))
-        empty = empty and not body
-        block = loops.Block(tuple(body))
-        bodies.append(block)
-        condition: loops.Expr | None = None
-        for access in (c.access for c in cursors if c.access in point):
-            condition = flags[access] if condition is None else both(condition, flags[access])
-        chain = block if condition is None else loops.If(condition, block, chain)
-    if empty or chain is None:
-        return None
-    if is_merged and len(set(bodies)) == 1 and _covers(points, list(flags)):
-        chain = bodies[0]
-    return loops.Block((*before, chain, *after))
-
-
-def _covers(points: list[Point], found: list[Access]) -> bool:
-    """Whether there is a point for every operand alone, so that one of them holds wherever something is stored."""
-    return all(frozenset({access}) in points for access in found)

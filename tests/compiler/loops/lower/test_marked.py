@@ -120,3 +120,31 @@ def test_rows_that_a_diagonal_decides_are_not_repeated():
     A, B = sparsify.tensor(a, "csr"), sparsify.tensor(b, "csr")
     found = sparsify.evaluate("Y[i,k] = sum(j, A[i,i] * B[j,k])", A=A, B=B, format="csr")
     torch.testing.assert_close(found.to_dense(), a.diagonal()[:, None] * b.sum(0))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("rows", [30, 700])  # of which few are filled at once, and many are counted before
+def test_rows_that_repeat_columns_are_marked_once(rows, threads):
+    """Groups of rows with equal columns in the right operand; the left one has all, some or one of a group."""
+    inner = 300
+    a = random(rows, inner, 0, 0.4)
+    a[1::4] = (a[1::4].reshape(-1, inner // 3, 3) * torch.tensor([1.0, 0.0, 1.0])).reshape(-1, inner)
+    mask = (random(inner // 3, 400, 1, 0.3) != 0).repeat_interleave(3, 0)
+    mask[4], mask[8], mask[9] = False, False, mask[7]
+    b = random(inner, 400, 2, 1.0) * mask
+    A, B = sparsify.tensor(a, "csr"), sparsify.tensor(b, "csr")
+    with options.override(threads=threads, serial_threshold=0):
+        found = sparsify.einsum("ij,jk->ik", A, B, schedule=MARKED)
+    torch.testing.assert_close(found.to_dense(), a @ b, rtol=1e-4, atol=1e-4)
+    sparsify.tensor(found.to_torch())
+    assert found.pattern.nnz == int(((a != 0).float() @ (b != 0).float() > 0).sum())
+
+
+def test_a_mask_decides_which_rows_are_marked():
+    """Three operands: the row before may not have been visited, and every row is marked."""
+    a, d = random(20, 30, 0, 0.5), random(20, 30, 3, 0.5)
+    b = random(30, 60, 2, 1.0) * (random(10, 60, 1, 0.3) != 0).repeat_interleave(3, 0)
+    operands = {name: sparsify.tensor(x, "csr") for name, x in (("A", a), ("B", b), ("D", d))}
+    text = "Y[i,k] = sum(j, A[i,j] * D[i,j] * B[j,k])"
+    found = sparsify.evaluate(text, **operands, format="csr", schedule=MARKED)
+    torch.testing.assert_close(found.to_dense(), (a * d) @ b)
