@@ -13,6 +13,7 @@ Yan et al., Scorch, 2024, Algorithm 1, which ranks loops without sizes.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 from typing import Final
 
@@ -75,9 +76,35 @@ def best_order(nest: Nest, may_scatter: bool = True) -> Order | None:
         return Order((), 0.0, 1.0)
     if len(nest.variables) > MOST_VARIABLES:
         return None
-    ways = [workspace for workspace in _ways(nest) if may_scatter or not workspace]
-    found = [order for workspace in ways if (order := _cheapest(nest, workspace)) is not None]
-    return min(found, key=lambda order: order.cost, default=None)
+    found = _best(_Key(nest), may_scatter)
+    return None if found is None else described(nest, *found)
+
+
+class _Key:
+    """A nest by what it holds, so that a statement which stays as it is has its loops ordered once."""
+
+    def __init__(self, nest: Nest) -> None:
+        self.nest = nest
+        factors = [(f.order, f.is_dense, tuple(f.known.items()), f.stored, f.turn) for f in nest.factors]
+        rest = (nest.points, nest.target, nest.levels, nest.reads, nest.is_sampled)
+        self._all = (nest.extents, tuple(factors), rest)
+
+    def __hash__(self) -> int:
+        return hash(self._all)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._all == other._all
+
+
+@lru_cache(maxsize=16)
+def _best(key: _Key, may_scatter: bool) -> tuple[tuple[int, ...], bool] | None:
+    """The cheapest order of bits, and whether a workspace takes what is summed."""
+    limit, found = inf, None
+    for workspace in _ways(key.nest):
+        made = _cheapest(key.nest, workspace, limit) if may_scatter or not workspace else None
+        if made is not None and (found is None or made[0] < limit):
+            limit, found = made[0], (made[1], workspace)
+    return found
 
 
 def _ways(nest: Nest) -> tuple[bool, ...]:
@@ -87,24 +114,35 @@ def _ways(nest: Nest) -> tuple[bool, ...]:
     return (True, False) if nest.full != nest.target else (False,)
 
 
-def _cheapest(nest: Nest, workspace: bool) -> Order | None:
-    """The cheapest order with or without a workspace, by the sets of loops around each loop."""
+def _cheapest(nest: Nest, workspace: bool, limit: float) -> tuple[float, tuple[int, ...]] | None:
+    """The cheapest order with or without a workspace, by the sets of loops around each loop; none above a limit."""
     bits = [1 << n for n in range(len(nest.variables))]
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
-    limit = _greedy(nest, bits, workspace)
+    # Whatever the last loop is, it costs at least so much.
+    last = min((loop_cost(nest, nest.full ^ b, b, workspace) for b in _free(nest, workspace)), default=inf)
+    if last == inf:
+        return None
+    limit = min(limit, _greedy(nest, bits, workspace))
     for outer in range(nest.full):
-        cost, order = best.get(outer, (inf, ()))
-        if cost > limit:
+        if outer not in best:
             continue
+        cost, order = best[outer]
         for bit in bits:
             if outer & bit or not may_follow(nest, outer, bit, workspace):
                 continue
+            inner = outer | bit
             total = cost + loop_cost(nest, outer, bit, workspace)
-            if total <= limit and (total, (*order, bit)) < best.get(outer | bit, (inf, ())):
-                best[outer | bit] = (total, (*order, bit))
-    if nest.full not in best:
-        return None
-    return described(nest, best[nest.full][1], workspace)
+            if (total if inner == nest.full else total + last) > limit:
+                continue
+            if inner not in best or (total, (*order, bit)) < best[inner]:
+                best[inner] = (total, (*order, bit))
+    return best.get(nest.full)
+
+
+def _free(nest: Nest, workspace: bool) -> list[int]:
+    """The loops that may be the innermost one."""
+    bits = (1 << n for n in range(len(nest.variables)))
+    return [bit for bit in bits if may_follow(nest, nest.full ^ bit, bit, workspace)]
 
 
 def _greedy(nest: Nest, bits: list[int], workspace: bool) -> float:
@@ -157,7 +195,7 @@ def may_follow(nest: Nest, outer: int, bit: int, workspace: bool) -> bool:
 
     A result that is assembled is written level by level; a workspace holds its last level only.
     """
-    sums = nest.full & ~nest.target
+    sums = nest.sums
     if not nest.levels:
         # What is summed around the loops over stored positions would need memory for all coordinates.
         return not (nest.is_sampled and bit & nest.target and outer & sums)
@@ -184,10 +222,9 @@ def loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
     # A loop over neighbours in memory runs inside all others: its variable costs nothing to move there.
     cost = count * visits * (MERGE if lists > 1 else VISIT) / lanes
     for factor in nest.factors:
-        if factor.mask & bit and sum(set(factor.order[: factor.order.index(bit)])) & ~outer:
+        if factor.mask & bit and factor.above[bit] & ~outer:
             cost += factor.turn * max(factor.stored, 1.0)
-    body = nest.count(inner)
-    sums = nest.full & ~nest.target
+    body, sums = nest.count(inner), nest.sums
     if nest.levels:
         if bit == nest.levels[-1]:
             cost += INSERT * nest.written if workspace else APPEND * nest.count(inner)

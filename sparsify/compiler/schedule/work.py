@@ -46,6 +46,8 @@ class Factor:
         known: distinct coordinates of some sets of variables.
         stored: entries.
         turn: what it costs to read an entry in another mode ordering, infinite where that cannot be.
+        mask: all variables of the operand.
+        above: the variables of the levels above that of each.
     """
 
     access: Access
@@ -54,11 +56,14 @@ class Factor:
     known: Mapping[int, float]
     stored: float
     turn: float = TURN
+    mask: int = field(init=False, compare=False, repr=False)
+    above: Mapping[int, int] = field(init=False, compare=False, repr=False)
 
-    @property
-    def mask(self) -> int:
-        """All variables of the operand."""
-        return sum(set(self.order))
+    def __post_init__(self) -> None:
+        # Asked for in every step of a search.
+        object.__setattr__(self, "mask", sum(set(self.order)))
+        above = {bit: sum(set(self.order[: self.order.index(bit)])) for bit in self.order}
+        object.__setattr__(self, "above", above)
 
 
 @dataclass(frozen=True)
@@ -88,10 +93,15 @@ class Nest:
     _visits: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict, compare=False, repr=False)
     _shares: dict[tuple[int, int], float] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @cached_property
     def full(self) -> int:
         """All variables."""
         return (1 << len(self.variables)) - 1
+
+    @cached_property
+    def sums(self) -> int:
+        """The variables that are summed."""
+        return self.full & ~self.target
 
     def bit(self, name: str) -> int:
         """The bit of a variable."""
