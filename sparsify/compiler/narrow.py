@@ -7,19 +7,15 @@ Every subset of the operands may be stored at a coordinate, and each is code of 
 operands have about 3^n bodies.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log, prod
 from typing import Final, cast
 
-from sparsify.compiler.dtypes import Kind
-from sparsify.compiler.einsum.infer_dtype import declared_kind
 from sparsify.compiler.einsum.infer_format import infer_format
 from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
     Call,
-    Declaration,
     Expr,
     Index,
     Program,
@@ -28,6 +24,7 @@ from sparsify.compiler.einsum.nodes import (
 )
 from sparsify.compiler.einsum.rename import all_indices, fresh
 from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.loops.lower.declared import DeclaredTensors
 from sparsify.compiler.loops.lower.lattice import expression_regions
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.rewrite import bottom_up
@@ -40,41 +37,21 @@ def narrow(program: Program) -> Program:
     """`program` with no statement that takes too many cases; the same object when there is none."""
     taken = {declared.name for declared in program.declarations} | set(all_indices(program.statements))
     statements: list[Assign] = []
-    tensors = Tensors({declared.name: declared for declared in program.declarations})
+    tensors = DeclaredTensors({declared.name: declared for declared in program.declarations})
     for statement in program.statements:
         narrowing = _Narrowing(tensors, taken, free_indices(statement.target))
         value = cast(Expr, narrowing.visit(statement.value))
+        tensors = narrowing.tensors
         statements += [*narrowing.before, replace(statement, value=value)]
     if len(statements) == len(program.statements):
         return program
     return infer_format(replace(program, statements=tuple(statements)))
 
 
-@dataclass(frozen=True, slots=True)
-class Tensors:
-    """The tensors of a program as iteration lattices know them."""
-
-    declarations: dict[str, Declaration]
-
-    @property
-    def kinds(self) -> Mapping[str, Kind]:
-        """The dtypes of the tensors."""
-        return {name: declared_kind(declared) for name, declared in self.declarations.items()}
-
-    def fill_of(self, access: Access) -> float | int | bool:
-        """The value of unstored entries."""
-        return self.declarations[access.tensor].fill
-
-    def root_of(self, access: Access) -> Access:
-        """The access to the tensor whose pattern this one shares, itself when it has its own."""
-        root = self.declarations[access.tensor].pattern_of
-        return access if root is None else self.root_of(Access(root, access.indices))
-
-
 class _Narrowing:
     """One statement, and the statements that come before it."""
 
-    def __init__(self, tensors: Tensors, taken: set[str], order: tuple[str, ...]) -> None:
+    def __init__(self, tensors: DeclaredTensors, taken: set[str], order: tuple[str, ...]) -> None:
         self.tensors, self.taken, self.order = tensors, taken, order
         self.before: list[Assign] = []
 
@@ -101,11 +78,12 @@ class _Narrowing:
         statement = Assign(target, None, part)
         self.before.append(statement)
         known = Program((statement,), tuple(self.tensors.declarations.values()), (), (target.tensor,))
-        self.tensors.declarations[target.tensor] = infer_format(known).declaration(target.tensor)
+        found = infer_format(known).declaration(target.tensor)
+        self.tensors = DeclaredTensors({**self.tensors.declarations, target.tensor: found})
         return target
 
 
-def bodies(expr: Expr, tensors: Tensors) -> int:
+def bodies(expr: Expr, tensors: DeclaredTensors) -> int:
     """About how many bodies the loops over an expression have."""
     plain = cast(Expr, bottom_up(expr, _without_sum))
     reads = [n.access if isinstance(n, Stored) else n for n in walk(plain) if isinstance(n, Access | Stored)]
@@ -126,7 +104,7 @@ def _without_sum(node: Node) -> Node | None:
     return node.body if isinstance(node, Reduce) else None
 
 
-def _cases(expr: Expr, sparse: frozenset[Access], tensors: Tensors) -> int:
+def _cases(expr: Expr, sparse: frozenset[Access], tensors: DeclaredTensors) -> int:
     """The points below each point of the lattice of an expression."""
     found = expression_regions(expr, sparse, tensors, frozenset(), {}).points
     points = (*found, frozenset[Access]())

@@ -32,8 +32,8 @@ from sparsify.compiler.einsum.nodes import (
     Stored,
 )
 from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.loops.lower.declared import DeclaredTensors
 from sparsify.compiler.loops.lower.lattice import Point, expression_regions, prune
-from sparsify.compiler.narrow import Tensors
 from sparsify.compiler.node import Node, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.rewrite import bottom_up
@@ -46,7 +46,9 @@ IDEMPOTENT: Final = frozenset({"min", "max"})
 
 def count_unstored(program: Program, sizes: Sizes) -> Program:
     """`program` with its reductions over stored entries where the others are all one value; the same object else."""
-    rule = _Rule(program, Tensors({declared.name: declared for declared in program.declarations}), sizes)
+    rule = _Rule(
+        program, DeclaredTensors({declared.name: declared for declared in program.declarations}), sizes
+    )
     statements = tuple(
         replace(statement, value=cast(Expr, bottom_up(statement.value, rule)))
         for statement in program.statements
@@ -59,7 +61,7 @@ class _Rule:
     """`max(j, e) -> max(w, where(n / extent(j) == 1, -inf, c))`, `c` the value of `e` where nothing is stored."""
 
     program: Program
-    tensors: Tensors
+    tensors: DeclaredTensors
     sizes: Sizes
 
     def __call__(self, node: Node) -> Node | None:

@@ -16,10 +16,9 @@ from functools import cached_property
 from math import expm1, inf, log2, prod
 from typing import Final
 
-from sparsify.compiler.dtypes import Kind, held
-from sparsify.compiler.einsum.infer_dtype import declared_kind
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
+from sparsify.compiler.loops.lower.declared import DeclaredTensors
 from sparsify.compiler.loops.lower.lattice import EVERYWHERE, Point, expression_regions
 from sparsify.compiler.node import walk
 from sparsify.compiler.schedule.sizes import Sizes
@@ -229,9 +228,10 @@ def nest_of(
     known = extents_of((*accesses, target), declared, sizes)
     extents = tuple(float(known.get(name, UNKNOWN_EXTENT)) for name in names)
     output = declared.get(target.tensor)
-    roots = dict.fromkeys(_root(a, declared) for a in accesses)
+    tensors = DeclaredTensors(declared)
+    roots = dict.fromkeys(tensors.root_of(a) for a in accesses)
     if output is not None and output.pattern_of in declared:
-        roots[_root(target, declared)] = None
+        roots[tensors.root_of(target)] = None
     sparse = [a for a in roots if not declared[a.tensor].format.is_dense]
     factors = tuple(
         _factor(a, declared[a.tensor], bits, extents, program, sizes, target.tensor) for a in sparse
@@ -273,12 +273,6 @@ def extents_of(
             if isinstance(index, Index) and type(size) is int:
                 found[index.name] = size
     return found
-
-
-def _root(access: Access, declared: Mapping[str, Declaration]) -> Access:
-    """The access to the operand whose pattern this one shares."""
-    root = declared[access.tensor].pattern_of
-    return access if root is None or root not in declared else Access(root, access.indices)
 
 
 def _names(access: Access) -> list[str]:
@@ -324,24 +318,6 @@ def _factor(
     return Factor(access, order, is_dense, known, stored, turn)
 
 
-@dataclass(frozen=True)
-class _Tensors:
-    """What the lattice asks about tensors."""
-
-    declared: Mapping[str, Declaration]
-
-    @cached_property
-    def kinds(self) -> Mapping[str, Kind]:
-        return {name: declared_kind(found) for name, found in self.declared.items()}
-
-    def fill_of(self, access: Access) -> float | int | bool:
-        found = self.declared.get(access.tensor)
-        return 0.0 if found is None else held(found.fill, found.dtype)
-
-    def root_of(self, access: Access) -> Access:
-        return _root(access, self.declared) if access.tensor in self.declared else access
-
-
 def _points(
     body: Expr,
     target: Access,
@@ -350,7 +326,7 @@ def _points(
     monoid: str | None,
 ) -> tuple[tuple[int, ...], ...]:
     """The smallest sets of sparse operands at whose entries the body has something to do."""
-    fills = _Tensors(declared)
+    fills = DeclaredTensors(declared)
     regions = expression_regions(body, frozenset(sparse), fills, frozenset(), {})
     output = declared.get(target.tensor)
     neutral = float(MONOIDS[monoid].neutral) if monoid is not None else None

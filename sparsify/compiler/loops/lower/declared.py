@@ -1,0 +1,37 @@
+"""The tensors of a program as iteration lattices know them: by their declarations.
+
+In: declarations by name. Out: dtypes, fills, and whose pattern an access has.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from sparsify.compiler.dtypes import Kind, held
+from sparsify.compiler.einsum.infer_dtype import declared_kind
+from sparsify.compiler.einsum.nodes import Access, Declaration
+
+
+@dataclass(frozen=True)
+class DeclaredTensors:
+    """What lattices ask about tensors; one that is not declared has a pattern of its own and the fill 0."""
+
+    declarations: Mapping[str, Declaration]
+
+    @cached_property
+    def kinds(self) -> Mapping[str, Kind]:
+        """The dtypes of the tensors."""
+        return {name: declared_kind(declared) for name, declared in self.declarations.items()}
+
+    def fill_of(self, access: Access) -> float | int | bool:
+        """The value of unstored entries."""
+        found = self.declarations.get(access.tensor)
+        return 0.0 if found is None else held(found.fill, found.dtype)
+
+    def root_of(self, access: Access) -> Access:
+        """The access to the tensor whose pattern this one shares, itself when it has its own."""
+        found = self.declarations.get(access.tensor)
+        root = None if found is None else found.pattern_of
+        if root is None or root not in self.declarations:
+            return access
+        return self.root_of(Access(root, access.indices))
