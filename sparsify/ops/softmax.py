@@ -5,7 +5,8 @@ In: `torch.softmax(A, 1)`. Out: a tensor on the pattern of A whose stored rows s
 It is the one exception to the rule of fills, so there is no dense way to fall back to: what cannot be computed raises.
 """
 
-from typing import Any, cast
+from math import prod
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -14,10 +15,15 @@ from torch.nn import functional
 from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.evaluate import evaluate
 from sparsify.ops.elementwise import INDICES
+from sparsify.ops.move import entries_of
 from sparsify.ops.reductions import modes_of
 from sparsify.ops.table import refuse
+from sparsify.storage import convert
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor, operators
+
+# Rows for which a vector of all of them is no matter.
+MOST_EMPTY_ROWS: Final = 2**20
 
 
 def softmax(
@@ -29,6 +35,9 @@ def softmax(
     taken = input if dtype is None else input.to(dtype)
     (mode,) = modes_of(input, dim)
     format = taken.format
+    rows = prod(extent for place, extent in enumerate(taken.shape) if place != mode)
+    if rows > MOST_EMPTY_ROWS + 8 * taken.nnz and not format.is_dense:
+        return _of_rows_with_entries(taken, mode)
     if format.is_short and format.ordering[-1] != mode:
         # Rows lie together where the mode is stored last; the way there and back is kept with the pattern.
         order = (*(m for m in format.ordering if m != mode), mode)
@@ -45,6 +54,18 @@ def softmax(
         Y[{",".join(names)}] = P[{",".join(names)}] / where(d{at} == 0, 1, d{at})"""
     dense = dense_format(len(names) - 1)
     return cast(SparseTensor, evaluate(text, "Y", A=taken, format={"m": dense, "d": dense}))
+
+
+def _of_rows_with_entries(input: SparseTensor, mode: int) -> SparseTensor:
+    """The softmax of a tensor most of whose rows are empty: of a matrix that has the others alone."""
+    entries = entries_of(input)
+    rest = torch.stack([column for place, column in enumerate(entries.columns) if place != mode])
+    used, row = torch.unique(rest, dim=1, return_inverse=True)
+    shape = (used.shape[1], input.shape[mode])
+    found = convert.placed([row, entries.columns[mode]], entries.source, shape, Format("csr"))
+    compact = softmax(SparseTensor(found.pattern, input.values()[found.permutation]), 1)
+    values = torch.zeros_like(input.values()).index_copy(0, found.permutation, compact.values())
+    return SparseTensor(input.pattern, values)
 
 
 def functional_softmax(

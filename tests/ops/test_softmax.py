@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import sparsify
 from tests.ops.operands import assert_gradients, sparse
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -41,3 +42,17 @@ def test_empty_and_batched():
 @pytest.mark.parametrize("dim", [0, 1])
 def test_gradients(dim):
     assert_gradients(lambda a: torch.softmax(a, dim), sparse(4, 5))
+
+
+def test_rows_without_entries_take_no_memory():
+    rows, columns = [5, 5, 10**9 - 1], [7, 10**8, 3]
+    values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    stored = sparsify.tensor(([rows, columns], values, (10**9, 10**9)), format="coo")
+    result = torch.softmax(stored, 1)
+    expected = torch.cat([values[:2].softmax(0), torch.ones(1, dtype=torch.float64)])
+    assert result.pattern is stored.pattern
+    torch.testing.assert_close(result.values(), expected)
+    weights = torch.tensor([1.0, 3.0, 5.0], dtype=torch.float64)
+    (got,) = torch.autograd.grad((result.values() * weights).sum(), values)
+    (wanted,) = torch.autograd.grad((expected * weights).sum(), values)
+    torch.testing.assert_close(got, wanted)
