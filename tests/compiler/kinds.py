@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from sparsify.compiler.einsum.nodes import Access, Call, Reduce
+from sparsify.compiler.einsum.nodes import Call, Reduce
 from sparsify.compiler.einsum.register import register_monoid
-from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import walk
 from sparsify.errors import (
     DiscordantError,
@@ -39,14 +38,12 @@ class Kind:
         draw: the case of a seed.
         refusals: what the compiler may raise.
         schedules: draws schedules from a seed; `None` for the compiler's choice.
-        is_whole: cases whose statements are one step.
         is_left_out: cases that are not compared.
     """
 
     draw: Callable[[int], Case]
     refusals: tuple[type[Exception], ...] = REFUSALS
     schedules: Callable[[int], Choose] | None = None
-    is_whole: Callable[[Case], bool] = lambda case: False
     is_left_out: Callable[[Case], bool] = lambda case: False
 
     def prepare(self, seed: int, *, interpreted: bool = True) -> Prepared | None:
@@ -61,7 +58,7 @@ class Kind:
             if self.is_left_out(case):
                 return None
             choose = as_chosen if self.schedules is None else self.schedules(seed)
-            return prepare(case, choose, whole=self.is_whole(case), interpreted=interpreted)
+            return prepare(case, choose, interpreted=interpreted)
         except self.refusals:
             return None
         except Exception as error:
@@ -80,16 +77,6 @@ def has_rounded_ties(case: Case) -> bool:
         and any(isinstance(n, Call | Reduce) for n in node.args)
         for node in walk(case.program)
     )
-
-
-def may_be_factored(case: Case) -> bool:
-    """Whether a plan may sum some factors of a product before others: infinity times a sum is no sum of infinities."""
-
-    def is_split(node: Reduce) -> bool:
-        reads = [n for n in walk(node) if isinstance(n, Access)]
-        return len(reads) > 2 or any(not set(node.indices) <= set(free_indices(read)) for read in reads)
-
-    return any(is_split(node) for node in walk(case.program) if isinstance(node, Reduce))
 
 
 def draw_reduced(seed: int) -> Case:
@@ -113,6 +100,6 @@ KINDS = {
     ),
     "ranked": Kind(partial(draw, style=RANKED)),
     "reduced": Kind(draw_reduced, (*REFUSALS, DtypeError, EinsumError)),
-    "special": Kind(partial(draw, data=SPECIAL), is_whole=may_be_factored),
+    "special": Kind(partial(draw, data=SPECIAL)),
     "assembled": Kind(partial(draw, style=SPARSE, data=HOLLOW, assembled=True), _SCHEDULED, Offered),
 }

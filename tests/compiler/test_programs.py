@@ -43,7 +43,7 @@ def run(done: list[Prepared], folder: Path) -> None:
         ("windowed", range(20), 12),
         ("ranked", range(4), 3),
         ("reduced", range(10), 8),
-        ("special", range(10), 6),
+        ("special", range(10), 8),
         ("assembled", range(10), 8),
     ],
     ids=str,
