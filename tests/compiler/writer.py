@@ -37,10 +37,10 @@ class Style:
 PLAIN = Style()
 RANKED = Style("ijklmn", (0, 1, 2, 3, 4, 4, 5, 6), 6, (1, 2, 3, 4, 5, 6))
 SPARSE = Style(ranks=(1, 2, 2, 2, 3))
-# User's monoids: the number of largest or least magnitude, the positive one of two.
+# User's monoids: the number of largest or least magnitude, the one of two that is not their identity.
 USERS = {
     "farthest": ("where(abs(x) > abs(y), x, where(abs(y) > abs(x), y, max(x, y)))", 0.0),
-    "nearest": ("where(abs(x) < abs(y), x, where(abs(y) < abs(x), y, max(x, y)))", float("inf")),
+    "nearest": ("where(abs(x) < abs(y), x, where(abs(y) < abs(x), y, min(x, y)))", float("inf")),
 }
 REDUCED = Style(
     monoids=("sum", "prod", "min", "max", "or", "and", *USERS), assigned=("prod", "or", "and", *USERS)
