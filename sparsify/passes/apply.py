@@ -16,6 +16,7 @@ from sparsify.errors import CaptureError
 from sparsify.passes import calls
 from sparsify.passes.base import Asked
 from sparsify.passes.capture import Dynamic
+from sparsify.passes.prune import prune
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
 
@@ -59,6 +60,7 @@ def apply(
             f"{type(model).__name__} is no torch.nn.Module", "the model itself, not a function"
         )
     loaded = recipes.load(recipe)
+    model = prune(model, loaded)
     module = SparseModule(model, Asked(loaded, dynamic, strict, verify, trainable, inplace))
     if example_inputs is None:
         return module

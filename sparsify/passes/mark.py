@@ -70,11 +70,13 @@ def require_supported(recipe: Recipe) -> None:
             raise rule_error(
                 recipe, rule, "`block` is not supported yet; write the blocks into the levels, `i/16`"
             )
-        if rule.origin != "given":
+        if rule.origin not in ("given", "prune"):
             raise rule_error(
-                recipe, rule, f"`source: {rule.origin}` is not supported yet by this version; `given` is"
+                recipe,
+                rule,
+                f"`source: {rule.origin}` is not supported yet by this version; `given`, `prune` are",
             )
-        for key in ("ref", "prune", "mask", "schedule", "inline", "temporary", "external", "grad"):
+        for key in ("ref", "mask", "schedule", "inline", "temporary", "external", "grad"):
             if getattr(rule, key) is not None:
                 raise rule_error(recipe, rule, f"`{key}` is not supported yet by this version")
 
@@ -138,15 +140,20 @@ def select(draft: Draft, rule: Rule, label: str, candidates: list[Candidate]) ->
 
 
 def matches(target: str, candidate: Candidate, types: set[str]) -> bool:
-    """Whether a target of a rule names the candidate."""
-    if target.startswith("re:"):
-        return re.fullmatch(target[3:], str(candidate)) is not None
-    kind, separator, pattern = target.partition(":")
-    if separator and kind in KINDS:
-        return candidate.kind == kind and matches_name(kind, pattern, candidate.name)
+    """Whether a target of a rule names the candidate; the type of a module names the nodes that run in it."""
     if target in types:
         return candidate.kind == "node" and operators.module_type(candidate.node) == target
-    return candidate.kind in ("param", "input") and fnmatchcase(candidate.name, target)
+    return selects(target, candidate.kind, candidate.name)
+
+
+def selects(target: str, kind: str, name: str) -> bool:
+    """Whether a target of a rule that is no module's type selects what has this name."""
+    if target.startswith("re:"):
+        return re.fullmatch(target[3:], f"{kind}:{name}") is not None
+    wanted, separator, pattern = target.partition(":")
+    if separator and wanted in KINDS:
+        return kind == wanted and matches_name(kind, pattern, name)
+    return kind in ("param", "input") and fnmatchcase(name, target)
 
 
 def matches_name(kind: str, pattern: str, name: str) -> bool:
@@ -227,6 +234,8 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
         raise rule_error(
             recipe, rule, f"inplace=True cannot free the dense storage of {candidate.name} yet; leave it out"
         )
+    if rule.origin == "prune" and candidate.kind != "param":
+        raise rule_error(recipe, rule, f"`prune` makes zeros in parameters, and {candidate} is none")
     earlier = candidate.node.meta.get("sparse")
     if earlier is not None:
         raise rule_error(recipe, rule, f"{candidate} is selected by {earlier.rule} already ({earlier.where})")

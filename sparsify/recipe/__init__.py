@@ -11,12 +11,13 @@ from sparsify.recipe.builtin import copy, description, names, path, require
 
 if TYPE_CHECKING:
     from sparsify.recipe.parse import json_schema, load, loads
-    from sparsify.recipe.schema import Compile, FormatSpec, Fuse, Recipe, Rule, Stage, Verify, When
+    from sparsify.recipe.schema import Compile, FormatSpec, Fuse, Prune, Recipe, Rule, Stage, Verify, When
 
 __all__ = [
     "Compile",
     "FormatSpec",
     "Fuse",
+    "Prune",
     "Recipe",
     "Rule",
     "Stage",

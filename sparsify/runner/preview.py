@@ -17,6 +17,7 @@ from sparsify.passes import PASSES, base, calls
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.capture import capture, example_tensors
 from sparsify.passes.lift.matrix import Matrix
+from sparsify.passes.prune import prune
 from sparsify.report import Report
 from sparsify.runner.request import Request
 
@@ -91,6 +92,7 @@ def drafted(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> 
 
 def captured(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> Draft:
     """The model's graph before all passes."""
+    model = prune(model, request.recipe)
     call = calls.flatten(calls.signature(model), example, {})
     graph = capture(model, call)
     examples = dict(zip(call.shape.tensor_names(), example_tensors(call), strict=True))

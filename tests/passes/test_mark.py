@@ -106,7 +106,7 @@ def test_limits_leave_a_tensor_dense_and_say_so():
         ("{targets: ['op:message_passing']}", "'op:message_passing' (nothing scatters what it gathered)"),
         (
             "{targets: ['input:x'], prune: {method: magnitude, sparsity: 0.5}}",
-            "`source: prune` is not supported yet",
+            "`prune` makes zeros in parameters, and input:x is none",
         ),
         ("{targets: ['input:x'], mask: {kind: bigbird}}", "`source: mask` is not supported yet"),
         ("{targets: ['input:x'], source: computed}", "`source: computed` is not supported yet"),

@@ -1,0 +1,1 @@
+"""Which entries of a tensor become zero."""
