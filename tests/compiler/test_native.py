@@ -3,7 +3,7 @@
 import threading
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -162,6 +162,15 @@ def test_threads_call_the_same_kernel_at_once(bind: Bind) -> None:
         assert all(pool.map(work, range(4)))
 
 
+@pytest.fixture
+def no_trampolines() -> Iterator[None]:
+    """As if none had been asked for yet."""
+    native._trampolines.cache_clear()
+    yield
+    native._trampolines.cache_clear()
+
+
+@pytest.mark.usefixtures("no_trampolines")
 def test_ctypes_where_the_trampoline_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = library(kernel("*(int64_t *)buffers[0] = 3;"))
 
@@ -170,10 +179,13 @@ def test_ctypes_where_the_trampoline_cannot_be_loaded(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(native, "library", refuse_trampoline)
     out = torch.zeros(1, dtype=torch.int64)
-    native._bind.__wrapped__(made.address)((), (out,), 1, None)
+    run = native._bind.__wrapped__(made.address)
+    assert run.__qualname__.startswith("_bind_ctypes")
+    run((), (out,), 1, None)
     assert out.item() == 3
 
 
+@pytest.mark.usefixtures("no_trampolines")
 def test_flags_of_the_user_do_not_reach_the_trampoline(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     asked = cache.library

@@ -64,16 +64,16 @@ def test_monoids_in_kernels():
 def test_statements_join_by_monoids():
     """What several statements reduce into one tensor is combined as the monoid says; truth values have no halves."""
     sparsify.register_monoid(
-        "nearest", "where(abs(x) < abs(y), x, where(abs(y) < abs(x), y, max(x, y)))", inf
+        "smallest", "where(abs(x) < abs(y), x, where(abs(y) < abs(x), y, max(x, y)))", inf
     )
     A, b = sparsify.tensor(matrix(), "csr"), torch.tensor([0.25, -1.0, 0.5])
     text = """
-        m[i] nearest= A[i,j] - 3
-        m[i] nearest= b[i]
+        m[i] smallest= A[i,j] - 3
+        m[i] smallest= b[i]
         t[i,j] &= A[i,j] > 0
         t[i,j] &= sigmoid(A[i,j])"""
-    nearest, truth = sparsify.evaluate(text, outputs=("m", "t"), A=A, b=b)
-    torch.testing.assert_close(nearest, torch.tensor([0.25, 0.0, 0.5]))
+    smallest, truth = sparsify.evaluate(text, outputs=("m", "t"), A=A, b=b)
+    torch.testing.assert_close(smallest, torch.tensor([0.25, 0.0, 0.5]))
     assert torch.equal(truth.to_dense(), matrix() > 0)
 
 
