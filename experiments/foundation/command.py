@@ -102,7 +102,10 @@ def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _arguments(argv: Sequence[str] | None, suite: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=f"python -m experiments.{suite}", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m experiments.{suite}",
+        description=f"Measures the rows of {suite} in turns with their baselines, prints a table, writes JSON.",
+    )
     parser.add_argument("--rows", nargs="+", default=[""], metavar="NAME", help="names, or how they begin")
     parser.add_argument("--out", type=Path, help="write everything that was measured here, as JSON")
     parser.add_argument("--data-root", type=Path, help="real data sets; SPARSIFY_DATA_ROOT, ../shared/data")
