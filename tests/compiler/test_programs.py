@@ -60,10 +60,10 @@ def test_kernels_agree(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 1060, 20))
+@pytest.mark.parametrize("first", range(1000, 1030, 10))
 def test_many_programs(first, tmp_path):
     """`python -m tests.compiler.many` runs more of them."""
     run(
-        [case for kind in KINDS for case in lowered(kind, range(first, first + 20), interpreted=False)],
+        [case for kind in KINDS for case in lowered(kind, range(first, first + 10), interpreted=False)],
         tmp_path,
     )
