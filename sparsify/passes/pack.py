@@ -35,10 +35,12 @@ def pack(draft: Draft) -> Draft:
         weights = {name: m for name, m in region.operands.items() if isinstance(m, Matrix) and is_free(m)}
         found = {name: packing(draft, region, weight) for name, weight in weights.items()}
         chosen = {name: packed for name, packed in found.items() if packed is not None}
-        if chosen and len(chosen) == len(region.matrices) and not is_worth_it(chosen):
+        is_free_region = chosen and len(chosen) == len(region.matrices)
+        if is_free_region and not is_worth_it(chosen, draft.recipe.compile.memory):
             for name, packed in chosen.items():
                 node = region.output
-                reason = f"the weight {weights[name].source} is faster dense: {compared(packed)}"
+                gain = "faster" if packed.is_smaller else "smaller"
+                reason = f"the weight {weights[name].source} is {gain} dense: {compared(packed)}"
                 draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
             continue
         for name, packed in chosen.items():
@@ -56,8 +58,12 @@ def is_free(matrix: Matrix) -> bool:
     return matrix.dense is not None and matrix.dense.op == "get_attr" and matrix.mark.format == "auto"
 
 
-def is_worth_it(chosen: dict[str, Packing]) -> bool:
-    """Whether packed weights are expected to be faster than dense ones."""
+def is_worth_it(chosen: dict[str, Packing], memory: str) -> bool:
+    """Whether packed weights take less memory than dense ones and, unless that is all, are expected to be faster."""
+    if not all(found.is_smaller for found in chosen.values()):
+        return False
+    if memory == "compact":
+        return True
     return sum(found.us for found in chosen.values()) < sum(found.dense_us for found in chosen.values())
 
 
@@ -82,7 +88,8 @@ def packing(draft: Draft, region: Region, weight: Matrix) -> Packing | None:
     is_turned = index_names(own)[0] == summed
     lanes = max(1, target.vector_bytes(draft.options) // known.element_size())
     rows = rows_of(region, other)
-    found = pack_matrix(mask.t() if is_turned else mask, rows, lanes, known.element_size())
+    compact = draft.recipe.compile.memory == "compact"
+    found = pack_matrix(mask.t() if is_turned else mask, rows, lanes, known.element_size(), compact=compact)
     return replace(found, format=found.format.permuted((1, 0))) if is_turned else found
 
 

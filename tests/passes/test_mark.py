@@ -160,7 +160,6 @@ def test_propagation_stops_where_zeros_end():
     ("section", "words"),
     [
         ("verify: {against: masked_dense}", "against: masked_dense"),
-        ("compile: {memory: compact}", "memory: compact"),
         ("compile: {backends: [own]}", "backends"),
         ("stages: [{sparsify: [{targets: a}]}]", "stages are not supported yet"),
     ],

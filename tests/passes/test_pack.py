@@ -74,8 +74,20 @@ def test_few_zeros_stay_dense():
     sparse = sparsify.apply(model, RECIPE, torch.randn(32, 64))
     assert not sparse.report.regions
     (entry,) = sparse.report.dense
-    assert entry.reason.startswith("the weight 0.weight is faster dense: 100.0% stored")
+    assert entry.reason.startswith("the weight 0.weight is smaller dense: 100.0% stored")
     assert "torch's product" in entry.reason
+
+
+@pytest.mark.parametrize("memory", ["fast", "compact"])
+def test_compact_memory_goes_before_time(memory):
+    sparse = sparsify.apply(
+        pruned(0.5, 64, 64), {**RECIPE, "compile": {"memory": memory}}, torch.randn(1, 64), verify=False
+    )
+    if memory == "fast":
+        (entry,) = sparse.report.dense
+        assert entry.reason.startswith("the weight 0.weight is faster dense: 50")
+    else:
+        assert sparse.report.regions[0].formats == {"W": "dense, compressed(crd=int16)"}
 
 
 def test_a_format_that_a_rule_names_is_kept():

@@ -38,6 +38,8 @@ READ: Final = 16_000.0
 # Cycles per vector of a dense product in the best library, and cycles a microsecond.
 DENSE: Final = 0.6
 CYCLES: Final = 3400.0
+# Bytes of a compact format at most, as a multiple of those of the values and of two more for each.
+COMPACT: Final = 1.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Packing:
         stored: entries, padding of blocks included.
         entries: that the matrix has, zeros included.
         bytes: that it takes.
+        dense_bytes: that the matrix takes as it is.
         us: of one thread.
         dense_us: of torch's product with W as it is.
     """
@@ -57,20 +60,33 @@ class Packing:
     stored: int
     entries: int
     bytes: int
+    dense_bytes: int
     us: float
     dense_us: float
 
+    @property
+    def is_smaller(self) -> bool:
+        """Whether it takes less memory than the matrix as it is."""
+        return self.bytes < self.dense_bytes
 
-def pack_matrix(mask: Tensor, rows: int, lanes: int, item_bytes: int) -> Packing:
-    """The fastest format for a matrix.
+
+def pack_matrix(mask: Tensor, rows: int, lanes: int, item_bytes: int, *, compact: bool = False) -> Packing:
+    """The fastest format for a matrix, of those that are smaller than the matrix.
 
     Args:
         mask: [outputs, columns], where W is not zero.
         rows: of X.
         lanes: of a vector register.
         item_bytes: of an entry.
+        compact: of those that take little more than the values and 16-bit coordinates; where there is none, the
+            smallest.
     """
-    return min(_packings(mask, rows, lanes, item_bytes), key=lambda found: found.us)
+    every = list(_packings(mask, rows, lanes, item_bytes))
+    most = COMPACT * int(mask.sum()) * (item_bytes + 2)
+    kept = [found for found in every if (found.bytes <= most if compact else found.is_smaller)]
+    if compact and not kept:
+        return min(every, key=lambda found: found.bytes)
+    return min(kept or every, key=lambda found: found.us)
 
 
 def _packings(mask: Tensor, rows: int, lanes: int, item_bytes: int) -> Iterator[Packing]:
@@ -89,7 +105,8 @@ def _packings(mask: Tensor, rows: int, lanes: int, item_bytes: int) -> Iterator[
             around = rows * (TURNED * columns + WRITTEN * outputs)
             us = max((busy + around) / CYCLES, size / READ)
             format = _format(width, height, columns, short)
-            yield Packing(format, blocks * height, outputs * columns, size, us, dense)
+            entries = outputs * columns
+            yield Packing(format, blocks * height, entries, size, entries * item_bytes, us, dense)
 
 
 def _cycles(

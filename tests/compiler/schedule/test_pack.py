@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparsify.compiler.schedule.pack import Packing, pack_matrix
+from sparsify.compiler.schedule.pack import COMPACT, Packing, pack_matrix
 
 
 def packed(density: float, rows: int, *, height: int = 1, outputs: int = 768, columns: int = 768) -> Packing:
@@ -23,6 +23,36 @@ def packed(density: float, rows: int, *, height: int = 1, outputs: int = 768, co
 )
 def test_panels_stay_in_the_nearest_cache(density, rows, text):
     assert str(packed(density, rows).format) == text
+
+
+def zeros(name: str, outputs: int, columns: int) -> torch.Tensor:
+    """Where a weight is not zero: a density, `2:4` in each row, or one in five columns of four rows."""
+    seeded = torch.Generator().manual_seed(0)
+    if name == "2:4":
+        chosen = torch.rand(outputs, columns // 4, 4, generator=seeded).topk(2, dim=2).indices
+        return torch.zeros(outputs, columns // 4, 4, dtype=torch.bool).scatter(2, chosen, True).flatten(1)
+    height, density = (4, 0.2) if name == "4x1" else (1, float(name))
+    return (torch.rand(outputs // height, columns, generator=seeded) < density).repeat_interleave(height, 0)
+
+
+@pytest.mark.parametrize("name", ["0.5", "0.1", "0.02", "2:4", "4x1"])
+@pytest.mark.parametrize("rows", [1, 16, 1024])
+def test_compact_is_little_more_than_values_and_short_coordinates(name, rows):
+    for outputs, columns in ((768, 768), (256, 256), (768, 3072)):
+        mask = zeros(name, outputs, columns)
+        fast, compact = (pack_matrix(mask, rows, 8, 4, compact=compact) for compact in (False, True))
+        assert compact.bytes <= COMPACT * 6 * int(mask.sum())
+        assert compact.us >= fast.us
+        assert fast.is_smaller
+        if name == "4x1":
+            assert compact.bytes <= COMPACT * 18 * compact.stored / 4
+
+
+def test_compact_is_the_smallest_where_lists_are_short():
+    mask = torch.eye(256, dtype=torch.bool)
+    fast, compact = (pack_matrix(mask, 128, 8, 4, compact=compact) for compact in (False, True))
+    assert str(compact.format) == "dense, compressed(crd=int16)"
+    assert compact.bytes <= fast.bytes
 
 
 @pytest.mark.parametrize("height", [4, 8, 16, 32])
