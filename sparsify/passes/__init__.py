@@ -7,6 +7,7 @@ In: the captured graph of a GCN and `gcn.yaml`. Out: a graph of two calls, `call
 from sparsify.passes.base import Pass
 from sparsify.passes.check import check
 from sparsify.passes.emit import emit
+from sparsify.passes.flatten import flatten
 from sparsify.passes.fuse import fuse
 from sparsify.passes.lift import lift
 from sparsify.passes.mark import mark
@@ -21,6 +22,7 @@ PASSES: tuple[Pass, ...] = (
         "marked", mark, whole_graph
     ),  # needs the canonical graph of `capture`: rules see one name per operator
     Pass("propagated", propagate, whole_graph),  # from the marks of inputs and parameters
+    Pass("flattened", flatten, whole_graph),  # needs the marks of weights; lifts see matrices alone
     Pass("lifted", lift, fragments_text),  # needs all marks: what is sparse decides what is an einsum operand
     Pass("fused", fuse, regions_text),  # needs all fragments: joins across modules
     Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense

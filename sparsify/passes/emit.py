@@ -282,7 +282,7 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
         operands.append(Operand(binding.name, argument, structure, leaves, result, binding.is_full))
     assert region.program is not None, "fuse finishes programs"
     try:
-        shape = output_shape(region.output, at)
+        shape = output_shape(region, at)
         dense = extract(draft, arguments, [region.output])
         settings = (draft.options, draft.notices, draft.is_strict)
         call = RegionCall(region.program, operands, shape, dense, *settings)
@@ -314,19 +314,31 @@ def replace_nodes(draft: Draft, site: Site, replaced: dict[fx.Node, fx.Node]) ->
     replaced[node] = new
 
 
-def output_shape(node: fx.Node, at: Any) -> tuple[int | SizeAt, ...]:
+def output_shape(region: Region, at: Any) -> tuple[int | SizeAt, ...]:
     """Per mode of the result its extent, or the argument that is its extent."""
     shape: list[int | SizeAt] = []
+    node = region.output
     value = tensor_value(node)
     assert value is not None, "regions compute tensors"
     for extent in value.shape:
         if str(extent).isdigit():
             shape.append(int(str(extent)))
-        elif canonicalize.input_of_extent(node.graph, extent) is None:
+            continue
+        found = canonicalize.input_of_extent(node.graph, extent) or operand_of_extent(region, extent)
+        if found is None:
             raise SparsifyError(f"the extent {extent} of {node.name} is no extent of an input")
-        else:
-            shape.append(SizeAt(at(canonicalize.size_node(node, 0, extent, node))))
+        shape.append(SizeAt(at(canonicalize.size_node(*found, extent, node))))
     return tuple(shape)
+
+
+def operand_of_extent(region: Region, extent: Any) -> tuple[fx.Node, int] | None:
+    """An operand of a region and the mode of it that has this extent, as the rows of several modes have."""
+    for source in region.inputs:
+        value = tensor_value(source)
+        for mode, other in enumerate(value.shape if value is not None else ()):
+            if str(other) == str(extent):
+                return source, mode
+    return None
 
 
 def as_methods(graph: fx.Graph) -> None:
