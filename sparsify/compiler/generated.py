@@ -16,6 +16,7 @@ import torch
 
 from sparsify.compiler import native, shortcut
 from sparsify.compiler.arguments import DenseInput, SparseInput
+from sparsify.compiler.assembled import Assembled
 from sparsify.compiler.compact import compact, compact_sizes, compactable, large
 from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.einsum.nodes import Declaration
@@ -27,7 +28,7 @@ from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.variants import Signature, Variant, Variants
 from sparsify.errors import KernelError, ShapeError
 from sparsify.options import Options
-from sparsify.runtime.buffers import POOL, Slots, cut
+from sparsify.runtime.buffers import POOL
 from sparsify.runtime.threads import count
 from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
@@ -93,7 +94,7 @@ class GeneratedStep:
         self._inputs: tuple[DenseInput | SparseInput, ...] = ()
         self._known: tuple[object, ...] = ()
         self._signature: Signature = ((), ())
-        self._slot_dtypes: dict[int, torch.dtype] = {}
+        self._found: Assembled | None = None
 
     def prepare(self, sizes: Sizes) -> bool:
         """Compiles the kernel for operands of these sizes; whether it had to be built.
@@ -119,15 +120,18 @@ class GeneratedStep:
                 else SparseInput(d, d.name in self.twins, signature[0])
                 for d in self._declared
             )
-            self._slot_dtypes = {n: getattr(torch, b.dtype) for n, b in enumerate(signature[1])}
+            if self._is_assembled:
+                dtypes = [(buffer.name, getattr(torch, buffer.dtype)) for buffer in signature[1]]
+                self._found = Assembled(self, self.output, signature[0], dtypes)
         assert signature == self._signature, "all kernels of a statement take the same arguments"
         self._current, self._known = found, known
         return self.variants.built > before
 
     @cached_property
     def is_simple(self) -> bool:
-        """Whether calls have frames: the one result is made before the kernel runs, all inputs are read as they are."""
-        if len(self._outputs) > 1 or self._is_assembled or (self._root is None and not self._is_plain):
+        """Whether calls have frames: there is one result, and all inputs are read as they are."""
+        is_turned = self._root is None and not self._is_assembled and not self._is_plain
+        if len(self._outputs) > 1 or is_turned:
             return False
         if self._root is not None and self.program.inputs[self._root] in self.twins:
             return False
@@ -201,7 +205,8 @@ class GeneratedStep:
             return
         root = None if self._root is None else order[self._root]
         empty = known.empty if root is None else self._stored
-        result = shortcut.Result(known.shape, self._dtype, root, self.output.fill, empty)
+        assembly = None if self._found is None else self._found.assembly(known.shape)
+        result = shortcut.Result(known.shape, self._dtype, root, self.output.fill, empty, assembly)
         call = shortcut.KernelCall(known.kernel.address, known.sizes, self.options.threads or 0, kernel)
         frame = shortcut.frame(operands, [*zip(order, self._inputs, strict=True)], result, call)
         if frame is not None:
@@ -218,10 +223,6 @@ class GeneratedStep:
 
     def _compute(self, operands: Sequence[torch.Tensor]) -> Any:
         """The results for any operands."""
-        if self._is_assembled and len(patterns := _patterns(operands)) == len(operands):
-            known = KNOWN.find(self, patterns)
-            if known is not None:  # patterns say all that shapes do
-                return self._assembled(operands, *known)
         if self._compactable and (found := large(self._compactable, self._declared, operands)):
             return self._compacted(operands, found)
         return self._as_they_are(operands)
@@ -231,9 +232,8 @@ class GeneratedStep:
         key = _key(operands)
         frame = self._frames.get(key) or self._frame(key, operands)
         if self._is_assembled:
-            known = KNOWN.find(self, _patterns(operands))
             try:
-                return self._assembled(operands, frame, None if known is None else known[1])
+                return self._assembled(operands, frame)
             except KernelError as error:
                 if error.status != POSITION_OVERFLOW or self.wide is None:
                     raise
@@ -336,30 +336,16 @@ class GeneratedStep:
         frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
         return tuple(results)
 
-    def _assembled(
-        self, operands: Sequence[torch.Tensor], frame: Frame, known: Pattern | None
-    ) -> torch.Tensor:
+    def _assembled(self, operands: Sequence[torch.Tensor], frame: Frame) -> torch.Tensor:
         """A result whose pattern the kernel finds, or which operands of the same patterns had before."""
-        names, arguments = self._signature
+        assembled, patterns = self._found, _patterns(operands)
+        assert assembled is not None, "preparing sets it"
+        known = assembled.known(frame.shape, patterns)
         sizes, buffers = self._read(operands, frame)
-        sizes[names.index(f"{self.result}_nnz")] = -1 if known is None else known.nnz
-        given = [] if known is None else known.arrays()
-        missing = [None] * (len(arguments) - len(buffers) - len(given))
-        slots = Slots(self._slot_dtypes)
-        frame.call(tuple(sizes), (*buffers, *given, *missing), count(self.options), slots)
-        if known is not None and len(slots.tensors) == 1:
-            (values,) = slots.tensors.values()
-            return wrap(known, values, self.output.fill)
-        made = {arguments[slot].name: array for slot, array in slots.tensors.items()}
-        values = made.pop(f"{self.result}_vals")
-        levels = range(1, len(self.output.format.levels) + 1)
-        pos = [made.get(f"{self.result}{number}_pos") for number in levels]
-        crd = [made.get(f"{self.result}{number}_crd") for number in levels]
-        if pos[-1] is not None and crd[-1] is not None:
-            crd[-1], values = cut((crd[-1], values), int(pos[-1][-1]))
-        found = Pattern(self.output.format, frame.shape, pos, crd).trusted()
-        KNOWN.remember(self, _patterns(operands), (frame, found), [found])
-        return wrap(found, values, self.output.fill)
+        sizes[assembled.entries_place] = -1 if known is None else known[2]
+        slots = assembled.slots()
+        frame.call(tuple(sizes), (*buffers, *assembled.buffers(known)), count(self.options), slots)
+        return assembled.result(frame.shape, patterns, known, slots.tensors)
 
 
 def _patterns(operands: Sequence[torch.Tensor]) -> list[Pattern]:

@@ -26,7 +26,7 @@ from sparsify.runtime.buffers import POOL, SMALLEST_BYTES, row_major
 from sparsify.runtime.torch_functions import dtype_number, torch_functions
 from sparsify.storage.tensor import SparseTensor, wrap
 
-OPERANDS, MODES, SIZES, BUFFERS = 12, 8, 48, 48
+OPERANDS, MODES, SIZES, BUFFERS, ARRAYS = 12, 8, 48, 48, 20
 Operands = tuple[torch.Tensor, ...]
 # What `otherwise` gets beside the operands: takes the address of a frame; `None` where no frame can hold them.
 Learn = Callable[[int], None] | None
@@ -58,7 +58,9 @@ class Frame(ctypes.Structure):
     """What a call was like, and what follows from that.
 
     `root` is the operand on whose pattern the result lies. `empty` makes the memory of a result of `most_bytes` or
-    more; without it torch does. `differentiable` is the kernel for operands that require gradients.
+    more; without it torch does. `differentiable` is the kernel for operands that require gradients. Of a result whose
+    arrays the kernel asks for, there are `array_count`; the number of entries that are known lies at `entries_place`
+    among the sizes.
     """
 
     _fields_ = (
@@ -74,7 +76,11 @@ class Frame(ctypes.Structure):
         ("strides", ctypes.c_int64 * MODES),
         ("most_bytes", ctypes.c_int64),
         ("item_bytes", ctypes.c_int64),
-        *[(name, ctypes.py_object) for name in ("empty", "fill", "differentiable")],
+        ("array_count", ctypes.c_int64),
+        ("entries_place", ctypes.c_int64),
+        ("array_dtypes", ctypes.c_int64 * ARRAYS),
+        ("array_bytes", ctypes.c_int64 * ARRAYS),
+        *[(name, ctypes.py_object) for name in ("empty", "fill", "differentiable", "known", "finish")],
     )
 
 
@@ -96,6 +102,26 @@ def shortcut(otherwise: Callable[[Operands, Learn], Any]) -> Callable[[Operands]
 
 
 @dataclass(frozen=True, slots=True)
+class Assembly:
+    """How a result comes about whose arrays the kernel asks for.
+
+    Attributes:
+        dtypes: of the arrays, the values last.
+        entries_place: among the kernel's sizes, of the number of entries; -1 there makes the kernel find the pattern.
+        known: the pattern that operands of these patterns gave before, its arrays and the number of its entries, or
+            `None`.
+        finish: the result of the operands' patterns and the arrays, of which some may be missing.
+        array: makes a large array for a slot and a number of bytes.
+    """
+
+    dtypes: tuple[torch.dtype, ...]
+    entries_place: int
+    known: Callable[[tuple[Any, ...]], Any]
+    finish: Callable[[tuple[Any, ...], tuple[Any, ...]], SparseTensor]
+    array: Callable[[int, int], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """How the result of a call is made.
 
@@ -105,6 +131,7 @@ class Result:
         root: the operand on whose pattern a sparse result lies, whose values are made then.
         fill: of a sparse result.
         empty: makes the memory of large results, of sparse ones for a pattern.
+        assembly: of a result whose pattern the kernel finds.
     """
 
     shape: tuple[int, ...]
@@ -112,6 +139,7 @@ class Result:
     root: int | None
     fill: object
     empty: Callable[..., torch.Tensor]
+    assembly: Assembly | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +189,25 @@ def frame(
     made.shape[:rank], made.strides[:rank] = result.shape, row_major(result.shape)
     made.most_bytes, made.fill = SMALLEST_BYTES, result.fill
     is_large = POOL.is_recycled(math.prod(result.shape, start=result.dtype.itemsize))
-    if result.root is not None or is_large:
-        made.empty = result.empty
     if call.differentiable is not None:
         made.differentiable = call.differentiable
+    if result.assembly is not None:
+        return made if _assemble(made, result.assembly) else None
+    if result.root is not None or is_large:
+        made.empty = result.empty
     return made
+
+
+def _assemble(made: Frame, assembly: Assembly) -> bool:
+    """Says in a frame how its result is assembled; whether a frame can hold that."""
+    count = len(assembly.dtypes)
+    if count > ARRAYS:
+        return False
+    made.array_count, made.entries_place = count, assembly.entries_place
+    made.array_dtypes[:count] = [dtype_number(dtype) for dtype in assembly.dtypes]
+    made.array_bytes[:count] = [dtype.itemsize for dtype in assembly.dtypes]
+    made.empty, made.known, made.finish = assembly.array, assembly.known, assembly.finish
+    return True
 
 
 @cache

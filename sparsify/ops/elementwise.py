@@ -8,6 +8,7 @@ Operands of one pattern, and numbers, need no kernel: torch computes on the valu
 from collections.abc import Sequence
 from functools import reduce
 from itertools import zip_longest
+from math import isfinite
 from typing import Any, cast
 
 import torch
@@ -42,6 +43,8 @@ TEXTS = {
 """torch's functions of two tensors and how index notation says them."""
 KEEP_ZERO = frozenset({torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum})
 """Those of two fills that are 0 give a fill that is 0."""
+SCALE = frozenset({torch.mul, torch.div})
+"""Those of a fill that is 0 and a finite number other than 0 give a fill that is 0."""
 
 
 @operator(torch.add, Tensor.add)
@@ -124,9 +127,11 @@ def _combine(function: Any, text: str, first: Any, second: Any, out: Tensor | No
     if _on_values(first, second):
         if out is not None:
             return cast(Tensor, function(first, second, out=out))
-        is_plain = function in KEEP_ZERO and _is_plain(first) and _is_plain(second)
-        if is_plain and not is_traced((first, second)):
-            return wrap(first._pattern, function(first._vals, second._vals), 0)
+        if function in KEEP_ZERO and _is_plain(first) and not is_traced((first, second)):
+            if _is_plain(second):
+                return wrap(first._pattern, function(first._vals, second._vals), 0)
+            if function in SCALE and type(second) in (int, float) and second and isfinite(second):
+                return wrap(first._pattern, function(first._vals, second), 0)
         return cast(Tensor, function(first, second))
     if out is not None:
         raise refuse(f"torch.{function.__name__} of different patterns with out=", "use the result")

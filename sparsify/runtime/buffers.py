@@ -218,6 +218,8 @@ def cut(arrays: tuple[torch.Tensor, ...], count: int) -> tuple[torch.Tensor, ...
     """The first `count` elements of arrays; where that is less than half of their memory, in memory of their own."""
     if all(len(array) == count for array in arrays):
         return arrays
+    if all(array.nbytes < SMALLEST_BYTES for array in arrays):
+        return tuple([array[:count].clone() for array in arrays])
     kept = [typed(array.untyped_storage(), (count,), array.dtype) for array in arrays]
     if 2 * count >= len(arrays[0]):
         return tuple(kept)

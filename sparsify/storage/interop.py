@@ -14,7 +14,8 @@ from sparsify.errors import InvalidTensorError
 from sparsify.storage import convert, torch_layouts, transformed, validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
-from sparsify.storage.pattern import Pattern, shape_of
+from sparsify.storage.parts import shape_of
+from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, is_stored
 
 if TYPE_CHECKING:

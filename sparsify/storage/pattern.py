@@ -5,7 +5,7 @@ and that keeps everything derived from its structure.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from sparsify.errors import FormatError, InvalidTensorError
+from sparsify.errors import InvalidTensorError
 from sparsify.storage import transformed
 from sparsify.storage.arrays import Arrays as LevelArrays
 from sparsify.storage.format import Format
+from sparsify.storage.parts import check_levels, shape_of
 
 T = TypeVar("T")
 # How many pairs of entries `reach` looks at.
@@ -69,7 +70,7 @@ class Pattern:
         put = object.__setattr__
         put(self, "format", format)
         put(self, "shape", shape_of(shape))
-        _check_levels(format, self.shape, pos, crd)
+        check_levels(format, self.shape, pos, crd)
         put(self, "pos", tuple(pos))
         put(self, "crd", tuple(crd))
         put(self, "nnz", self.positions(len(format.levels)))
@@ -155,12 +156,11 @@ class Pattern:
         Raises:
             InvalidTensorError: malformed arrays, or arrays written to since the pattern was made.
         """
-        for array, version in self._written:
-            if array._version != version:
-                raise InvalidTensorError(
-                    f"pos or crd of {self} was written to after the pattern was made",
-                    "make a new tensor of changed copies; a pattern never changes",
-                )
+        if not self.is_unchanged():
+            raise InvalidTensorError(
+                f"pos or crd of {self} was written to after the pattern was made",
+                "make a new tensor of changed copies; a pattern never changes",
+            )
         if "valid" not in self._cache and all(type(a) is Tensor for a in self.arrays()):
             from sparsify.storage import validate
 
@@ -168,6 +168,10 @@ class Pattern:
                 validate.pattern(self)
             self.trusted()
         return self
+
+    def is_unchanged(self) -> bool:
+        """Whether nobody has written to the arrays since the pattern was made."""
+        return all(array._version == version for array, version in self._written)
 
     def trusted(self) -> "Pattern":
         """This pattern, whose maker vouches for what the arrays hold."""
@@ -265,60 +269,16 @@ def shared(format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays) -> Pa
 
 def _is_over(pattern: Pattern, arrays: Sequence[Tensor]) -> bool:
     """Whether arrays are those of a pattern: neither was written to, none moved to shared memory."""
-    mine = pattern.arrays()
     written = [(a.data_ptr(), None if a.is_inference() else a._version) for a in arrays]
     versions = {id(array): version for array, version in pattern._written}
-    return all(version == array._version for array, version in pattern._written) and written == [
-        (a.data_ptr(), versions.get(id(a))) for a in mine
+    return pattern.is_unchanged() and written == [
+        (a.data_ptr(), versions.get(id(a))) for a in pattern.arrays()
     ]
 
 
 def _existing(pos: Arrays, crd: Arrays) -> list[Tensor]:
     """The arrays that are there, level by level, `pos` before `crd`."""
     return [a for pair in zip(pos, crd, strict=True) for a in pair if a is not None]
-
-
-def shape_of(sizes: Sequence[int]) -> tuple[int, ...]:
-    """A shape of extents.
-
-    Raises:
-        InvalidTensorError: anything but non-negative integers.
-    """
-    if not isinstance(sizes, Iterable) or isinstance(sizes, str):
-        raise InvalidTensorError(f"the shape {sizes!r}", "a tuple of non-negative integers")
-    found = tuple(sizes)
-    for mode, size in enumerate(found):
-        if isinstance(size, torch.SymInt):
-            return found
-        if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 0:
-            raise InvalidTensorError(
-                f"the shape {found} has {size!r} in mode {mode}", "non-negative integers"
-            )
-    return tuple([int(size) for size in found])
-
-
-def _check_levels(format: Format, shape: tuple[int, ...], pos: Arrays, crd: Arrays) -> None:
-    """Raises unless there is a format of the shape's rank, and a tensor or `None` for each of its levels."""
-    if not isinstance(format, Format):
-        raise FormatError(f"a Pattern of the format {format!r}", 'sparsify.Format("dense, compressed")')
-    if format.rank != len(shape):
-        raise FormatError(
-            f"{format} stores {format.rank} modes, the shape is {list(shape)}", "another format"
-        )
-    for role, arrays in (("pos", pos), ("crd", crd)):
-        wanted = f"one of each of the {len(format.levels)} levels, None for a level without"
-        if not isinstance(arrays, list | tuple) or len(arrays) != len(format.levels):
-            count = len(arrays) if isinstance(arrays, list | tuple) else type(arrays).__name__
-            raise InvalidTensorError(f"{role} arrays for {format}: {count}", wanted)
-        for number, (array, stored) in enumerate(zip(arrays, format.levels, strict=True)):
-            name = f"{role} of level {number} ({stored})"
-            if array is None:
-                if role == "crd" and role in stored.level.arrays:
-                    raise InvalidTensorError(f"{name} is missing", "an array of integers for crd")
-            elif not isinstance(array, Tensor):
-                raise InvalidTensorError(f"{name} is a {type(array).__name__}", "a torch tensor of integers")
-            elif array.dim() != 1:
-                raise InvalidTensorError(f"{name} has shape {list(array.shape)}", "one contiguous dimension")
 
 
 def _expand(pattern: Pattern) -> list[Tensor]:

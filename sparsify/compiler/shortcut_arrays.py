@@ -1,0 +1,150 @@
+"""The C++ text of shortcuts, second part: results whose arrays the kernel asks for while it runs.
+
+In: a frame with arrays of a result. Out: the result, on the pattern that operands of these patterns gave before, or on
+a new one.
+
+Small arrays are made by torch without the interpreter's lock; large ones by `empty`. What is known of a pattern is
+asked of Python once a call, and Python finishes a result of a new pattern.
+"""
+
+from typing import Final
+
+SOURCE: Final = r"""
+extern "C" {
+// An object that is let go when the block ends.
+struct Reference {
+  PyObject *object;
+  ~Reference() {
+    if (object) Py_DecRef(object);
+  }
+};
+
+static PyObject *one_more(PyObject *object) {
+  Py_IncRef(object);
+  return object;
+}
+
+// The arrays that a kernel has asked for; the first is in slot `first` of its buffers.
+struct Made {
+  State state;
+  int64_t first, count, most_bytes, dtypes[ARRAYS], item_bytes[ARRAYS];
+  Tensor handles[ARRAYS];     // made without the lock
+  PyObject *objects[ARRAYS];  // made by `empty`
+
+  // Forgets an array; with the lock where `empty` has made it.
+  void drop(int64_t place) {
+    if (handles[place]) torch.delete_tensor(handles[place]);
+    if (objects[place]) Py_DecRef(objects[place]);
+    handles[place] = nullptr;
+    objects[place] = nullptr;
+  }
+
+  bool has(int64_t place) const { return handles[place] || objects[place]; }
+
+  // The array as an object of Python, None for one that the kernel did not ask for.
+  PyObject *take(int64_t place) const {
+    if (handles[place]) return torch.wrap(handles[place]);
+    return one_more(objects[place] ? objects[place] : &_Py_NoneStruct);
+  }
+
+  ~Made() {
+    for (int64_t place = 0; place < count; place++) drop(place);
+  }
+};
+
+// Called by the kernel as `allocate` is.
+static void *allocate_array(void *pointer, int64_t slot, int64_t bytes) {
+  Made &made = *(Made *)pointer;
+  int64_t place = slot - made.first;
+  if (made.state.failed || place < 0 || place >= made.count) return nullptr;
+  void *address = nullptr;
+  if (bytes < made.most_bytes && !made.objects[place]) {
+    int64_t length = bytes / made.item_bytes[place], one = 1;
+    made.drop(place);
+    if (torch.empty_strided(1, &length, &one, (int)made.dtypes[place], 0, 0, &made.handles[place])) {
+      made.handles[place] = nullptr;
+      return nullptr;
+    }
+    return torch.data_ptr(made.handles[place], &address) ? nullptr : address;
+  }
+  PyEval_RestoreThread(made.state.thread);
+  made.drop(place);
+  PyObject *object = PyObject_CallFunction(made.state.allocator, "LL", (long long)slot, (long long)bytes);
+  made.objects[place] = object;
+  if (object) address = address_of(object);
+  made.state.failed = PyErr_Occurred() != nullptr;
+  made.state.thread = PyEval_SaveThread();
+  return address;
+}
+
+// The patterns of the operands, in the order of the kernel's inputs.
+static PyObject *patterns_of(const Frame &frame, const Operand *operands) {
+  Py_ssize_t count = 0, place = 0;
+  for (int64_t i = 0; i < frame.input_count; i++) count += operands[frame.inputs[i].operand].pattern != nullptr;
+  PyObject *patterns = PyTuple_New(count);
+  for (int64_t i = 0; patterns && i < frame.input_count; i++) {
+    PyObject *pattern = operands[frame.inputs[i].operand].pattern;
+    if (pattern) PyTuple_SetItem(patterns, place++, one_more(pattern));
+  }
+  return patterns;
+}
+
+// The result for operands that are as the frame says; null, perhaps without an exception, when they are not.
+//
+// known(patterns) is None or (pattern, its arrays, how many entries); finish(patterns, arrays) makes a result of a new
+// pattern.
+static PyObject *assemble(const Frame &frame, const Operand *operands) {
+  int64_t sizes[SIZES];
+  void *buffers[BUFFERS] = {};
+  Py_ssize_t count = 0;
+  if (!read_inputs(frame, operands, buffers, count, sizes) || count + frame.array_count > BUFFERS) return nullptr;
+  Made made = {{frame.empty, nullptr, false}, count, frame.array_count, frame.most_bytes, {}, {}, {}, {}};
+  memcpy(made.dtypes, frame.array_dtypes, sizeof made.dtypes);
+  memcpy(made.item_bytes, frame.array_bytes, sizeof made.item_bytes);
+  Kernel kernel = (Kernel)frame.kernel;
+  int64_t threads = frame.threads, entries_place = frame.entries_place;
+  // From here on the frame may be replaced: others may hold the interpreter's lock.
+  Reference empty = {one_more(frame.empty)}, fill = {one_more(frame.fill)}, finish = {one_more(frame.finish)};
+  Reference patterns = {patterns_of(frame, operands)}, find = {one_more(frame.known)};
+  if (!patterns.object) return nullptr;
+  Reference known = {PyObject_CallFunctionObjArgs(find.object, patterns.object, nullptr)};
+  if (!known.object) return nullptr;
+  bool is_known = known.object != &_Py_NoneStruct;
+  sizes[entries_place] = -1;
+  if (is_known) {
+    PyObject *arrays = PyTuple_GetItem(known.object, 1);
+    Py_ssize_t length = PyTuple_Size(arrays);
+    if (length >= made.count) return nullptr;
+    sizes[entries_place] = PyLong_AsLongLong(PyTuple_GetItem(known.object, 2));
+    for (Py_ssize_t i = 0; i < length; i++) {
+      Operand array;
+      if (!read_memory(PyTuple_GetItem(arrays, i), array)) return nullptr;
+      buffers[count + i] = array.data;
+    }
+  }
+  Context context = {*torch.forked ? 1 : threads ? threads : torch.num_threads(), &made, allocate_array};
+  made.state.thread = PyEval_SaveThread();
+  int64_t status = kernel(sizes, buffers, &context);
+  PyEval_RestoreThread(made.state.thread);
+  // A position that does not fit has a remedy, which `otherwise` knows.
+  if (made.state.failed || status == POSITION_OVERFLOW) return nullptr;
+  if (status) return PyObject_CallFunction(fail_with, "L", (long long)status);
+  bool is_new = !is_known;
+  for (int64_t place = 0; place + 1 < made.count; place++) is_new = is_new || made.has(place);
+  if (!is_new) {
+    Reference values = {made.take(made.count - 1)};
+    if (!values.object) return nullptr;
+    PyObject *pattern = PyTuple_GetItem(known.object, 0);
+    return PyObject_CallFunctionObjArgs(wrap_sparse, pattern, values.object, fill.object, nullptr);
+  }
+  Reference arrays = {PyTuple_New(made.count)};
+  for (int64_t place = 0; arrays.object && place < made.count; place++) {
+    PyObject *array = made.take(place);
+    if (!array) return nullptr;
+    PyTuple_SetItem(arrays.object, place, array);
+  }
+  if (!arrays.object) return nullptr;
+  return PyObject_CallFunctionObjArgs(finish.object, patterns.object, arrays.object, nullptr);
+}
+}
+"""

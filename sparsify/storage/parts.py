@@ -1,0 +1,63 @@
+"""What a pattern is made of: a shape of extents, and one array or none per level and role.
+
+In: `[3, 4]`, `pos` and `crd`. Out: the shape `(3, 4)`, or the error that names the part that does not fit.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from sparsify.errors import FormatError, InvalidTensorError
+from sparsify.storage.format import Format
+
+Arrays = Sequence[Tensor | None]
+
+
+def shape_of(sizes: Sequence[int]) -> tuple[int, ...]:
+    """A shape of extents.
+
+    Raises:
+        InvalidTensorError: anything but non-negative integers.
+    """
+    if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+        raise InvalidTensorError(f"the shape {sizes!r}", "a tuple of non-negative integers")
+    found = tuple(sizes)
+    for mode, size in enumerate(found):
+        if isinstance(size, torch.SymInt):
+            return found
+        if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 0:
+            raise InvalidTensorError(
+                f"the shape {found} has {size!r} in mode {mode}", "non-negative integers"
+            )
+    return tuple([int(size) for size in found])
+
+
+def check_levels(format: Format, shape: tuple[int, ...], pos: Arrays, crd: Arrays) -> None:
+    """Raises unless there is a format of the shape's rank, and a tensor or `None` for each of its levels."""
+    if not isinstance(format, Format):
+        raise FormatError(f"a Pattern of the format {format!r}", 'sparsify.Format("dense, compressed")')
+    if format.rank != len(shape):
+        raise FormatError(
+            f"{format} stores {format.rank} modes, the shape is {list(shape)}", "another format"
+        )
+    for role, arrays in (("pos", pos), ("crd", crd)):
+        if not isinstance(arrays, list | tuple) or len(arrays) != len(format.levels):
+            count = len(arrays) if isinstance(arrays, list | tuple) else type(arrays).__name__
+            raise InvalidTensorError(
+                f"{role} arrays for {format}: {count}",
+                f"one of each of the {len(format.levels)} levels, None for a level without",
+            )
+        for number, (array, stored) in enumerate(zip(arrays, format.levels, strict=True)):
+            if (problem := _array_problem(role, array, stored.level.arrays)) is not None:
+                raise InvalidTensorError(f"{role} of level {number} ({stored}) {problem[0]}", problem[1])
+
+
+def _array_problem(role: str, array: Tensor | None, roles: Sequence[str]) -> tuple[str, str] | None:
+    """What is wrong with the array of a level, and what should be there; `None` when nothing is."""
+    if array is None:
+        is_missing = role == "crd" and role in roles
+        return ("is missing", "an array of integers for crd") if is_missing else None
+    if not isinstance(array, Tensor):
+        return f"is a {type(array).__name__}", "a torch tensor of integers"
+    return (f"has shape {list(array.shape)}", "one contiguous dimension") if array.dim() != 1 else None

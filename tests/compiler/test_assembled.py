@@ -1,0 +1,146 @@
+"""Results of patterns that kernels find: by a shortcut from the second call on, with the numbers of the long way."""
+
+import gc
+import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+import sparsify
+from sparsify.compiler.generated import GeneratedStep
+from sparsify.compiler.known import KNOWN
+from sparsify.runtime.buffers import POOL
+from sparsify.storage.tensor import SparseTensor
+
+SPGEMM = "ij,jk->ik"
+
+
+def random(rows: int, columns: int, seed: int, density: float = 0.2) -> SparseTensor:
+    draw = torch.Generator().manual_seed(seed)
+    kept = torch.rand(rows, columns, generator=draw) < density
+    return sparsify.tensor(torch.randn(rows, columns, generator=draw) * kept, "csr")
+
+
+def product(*operands: SparseTensor) -> SparseTensor:
+    found = sparsify.einsum(SPGEMM, *operands)
+    assert isinstance(found, SparseTensor)
+    torch.testing.assert_close(found.to_dense(), operands[0].to_dense() @ operands[1].to_dense())
+    return found
+
+
+@pytest.fixture
+def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes each call that goes the long way."""
+    noted: list[str] = []
+    compute = GeneratedStep._compute
+
+    def note(self: GeneratedStep, operands: Any) -> Any:
+        noted.append(self.result)
+        return compute(self, operands)
+
+    monkeypatch.setattr(GeneratedStep, "_compute", note)
+    return noted
+
+
+def test_known_and_new_patterns_leave_out_the_long_way(long_ways: list[str]) -> None:
+    A, B = random(30, 40, 0), random(40, 50, 1)
+    first = product(A, B)
+    product(A, B)
+    other = B.with_values(2 * B.values())
+    # Operands of the same size in powers of two, without and with entries.
+    moved = sparsify.tensor((B.coordinates().flip(1), B.values(), (40, 50)), "csr", duplicates="sum")
+    product(A, moved)
+    long_ways.clear()
+    assert product(A, other).pattern is first.pattern
+    assert product(A, moved).pattern is not first.pattern
+    empty = sparsify.tensor(torch.zeros(40, 50), "csr")
+    for _ in range(3):
+        assert product(A, empty).nnz == 0
+    assert len(long_ways) == 1
+
+
+def test_large_results_come_from_the_pool(long_ways: list[str]) -> None:
+    A, B = random(300, 300, 0, 0.5), random(300, 300, 1, 0.5)
+    for _ in range(2):
+        KNOWN.clear()
+        found = sparsify.einsum(SPGEMM, A, B)
+    requests = POOL._requests
+    long_ways.clear()
+    again = sparsify.einsum(SPGEMM, A, B)
+    assert POOL._requests == requests + 1 and long_ways == []
+    assert again.pattern is found.pattern and torch.equal(again.values(), found.values())
+    KNOWN.clear()
+    torch.testing.assert_close(sparsify.einsum(SPGEMM, A, B).to_dense(), A.to_dense() @ B.to_dense())
+
+
+def test_a_pattern_that_was_written_to_is_found_anew() -> None:
+    A, B = random(30, 40, 0), random(40, 50, 1)
+    for _ in range(2):
+        found = product(A, B)
+    found.pattern.crd[1].zero_()
+    for _ in range(2):
+        assert product(A, B).pattern is not found.pattern
+
+
+def test_one_sparse_operand_and_results_of_several_widths() -> None:
+    A = random(6, 5, 0)
+    for width in (3, 7, 3, 7, 7):
+        x = torch.ones(5, width)
+        found = sparsify.einsum(SPGEMM, A, x, format="csr")
+        assert found.shape == (6, width)
+        torch.testing.assert_close(found.to_dense(), A.to_dense() @ x)
+
+
+def test_gradients_of_known_patterns() -> None:
+    A, B = random(6, 7, 0, 0.5), random(7, 5, 1, 0.5)
+    A, B = (tensor.to(torch.float64) for tensor in (A, B))
+
+    def values(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return sparsify.einsum(SPGEMM, A.with_values(a), B.with_values(b)).values()
+
+    given = tuple(tensor.values().clone().requires_grad_() for tensor in (A, B))
+    for _ in range(2):
+        assert torch.autograd.gradcheck(values, given)
+
+
+def test_references_are_given_back() -> None:
+    A, B = random(30, 40, 0), random(40, 50, 1)
+    for _ in range(20):
+        product(A, B)
+    held = (A, B, A.pattern, A._vals, None)
+    for renew in (False, True):
+        gc.collect()
+        counts = [sys.getrefcount(value) for value in held]
+        for _ in range(300):
+            if renew:
+                KNOWN.clear()
+            result = weakref.ref(sparsify.einsum(SPGEMM, A, B))
+            assert result() is None
+        gc.collect()
+        after = [sys.getrefcount(value) for value in held]
+        assert after[:-1] == counts[:-1] and abs(after[-1] - counts[-1]) < 100
+    pattern = weakref.ref(B.pattern)
+    del B, held
+    gc.collect()
+    assert pattern() is None
+
+
+def test_threads_call_at_once() -> None:
+    A, others = random(30, 40, 0), [random(40, 50, seed) for seed in range(6)]
+    wanted = [A.to_dense() @ other.to_dense() for other in others]
+
+    def work(seed: int) -> bool:
+        for turn in range(100):
+            place = (turn * 5 + seed) % len(others)
+            if turn % 10 == seed:
+                KNOWN.clear()
+            found = sparsify.einsum(SPGEMM, A, others[place])
+            if not torch.allclose(found.to_dense(), wanted[place], atol=1e-5):
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(8)))
