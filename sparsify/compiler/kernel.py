@@ -70,6 +70,7 @@ class Kernel:
         self.kept: dict[tuple[bool, ...], Kept] = {}
         self._is_prepared = False
         self._adjoints: dict[tuple[str, ...], Kernel] = {}
+        self._empties: dict[tuple[tuple[str, int], ...], Kernel] = {}
         self._call: Callable[[tuple[Operand, ...]], Any] = self._first_call
         self.results: Callable[[tuple[Operand, ...]], Any] = self._run_steps
         self.sizes = UNKNOWN
@@ -125,6 +126,10 @@ class Kernel:
                 return traced.call(self, operands)
             if torch._C._are_functorch_transforms_active():
                 return transforms.call(self, operands)
+            if any(0 in operand.shape for operand in operands):
+                kernel = self._without_coordinates(operands)
+                if kernel is not self:
+                    return kernel._long_way(operands, None)
             if torch.is_grad_enabled():
                 for operand in operands:
                     if operand.requires_grad:
@@ -137,6 +142,22 @@ class Kernel:
             if learn is not None:
                 self.teach(learn, operands)
             return results
+
+    def _without_coordinates(self, operands: tuple[Operand, ...]) -> "Kernel":
+        """The kernel for operands with modes of extent 0: reductions over them have a plan of their own."""
+        places = tuple(
+            [
+                (name, mode)
+                for name, operand in zip(self._names, operands, strict=True)
+                for mode, extent in enumerate(operand.shape)
+                if extent == 0
+            ]
+        )
+        if places not in self._empties:
+            sizes = sizes_of(self.program, operands)
+            found = self._empties[places] = _plan(self.program, self.schedule, current(), sizes)
+            found._empties[places] = found
+        return self._empties[places]
 
     def teach(
         self, learn: Callable[[int], None], operands: tuple[Operand, ...], order: Sequence[int] = ()

@@ -5,7 +5,8 @@ dense operand is sparse.
 
 An unstored entry is the fill. A result has a fill when the operator gives it for every finite value of the operands
 that have none; otherwise the result is dense. Annihilators act without reading the other operand: a NaN or an
-infinity that meets only unstored entries does not reach the result. Interpreters, inference, lattices and what torch's
+infinity that meets only unstored entries does not reach the result. Fills that would decide it differently decide
+nothing: inf and -inf, both unstored, add up to NaN. Interpreters, inference, lattices and what torch's
 dispatcher asks for use these rules; numbers and arrays of numbers alike.
 
 Source: Henry, Hsu, Yadav, Chou, Olukotun, Amarasinghe and Kjolstad, Compilation of Sparse Array Programming

@@ -1,9 +1,12 @@
+from math import inf
+
 import pytest
 import torch
 
 import sparsify
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.plan import collect
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.unstored import count_unstored
@@ -59,6 +62,17 @@ def test_rewritten(text, forms, after):
 
 def test_modes_without_coordinates_stay():
     assert rewritten("m[i] max= A[i,j]", {"A": "csr"}, Sizes({"i": 3, "j": 0})) == ["m[i] = max(j, A[i,j])"]
+
+
+@pytest.mark.parametrize("form", ["csr", "dcsr"])
+def test_a_kernel_for_a_mode_that_loses_its_coordinates(form):
+    """A kernel that was chosen for other sizes starts with the identity where nothing is reduced."""
+    full = sparsify.tensor(torch.tensor([[1.0, 0, -2], [0, 0, 0]]), form)
+    none = sparsify.tensor(torch.zeros(2, 0), form)
+    with override(compiler_flags=("-O0",)):
+        kernel = evaluate_kernel("m[i] max= A[i,j]", A=full)
+        for A, most in ((full, [1.0, 0.0]), (none, [-inf, -inf]), (none, [-inf, -inf]), (full, [1.0, 0.0])):
+            assert kernel(A).to_dense().tolist() == most
 
 
 @pytest.mark.parametrize("format", ["csr", "coo"])

@@ -164,12 +164,16 @@ def apply(function: str, args: list[Grid]) -> Grid:
     for arg in args:
         if not arg.is_number:
             is_fill = is_fill & arg.is_fill
+    computed, decided_by = values, np.asarray(False)
     for position, arg in enumerate(args):
         if not arg.is_fill.any():
             continue
         hit, result = annihilated(function, position, arg)
-        values = np.where(hit, in_dtype(result, kind.dtype), values) if hit.any() else values
-        is_fill = is_fill | hit
+        if hit.any():
+            result = in_dtype(result, kind.dtype)
+            is_contradicted = hit & decided_by & (values != result)
+            values = np.where(is_contradicted, computed, np.where(hit, result, values))
+        is_fill, decided_by = is_fill | hit, decided_by | hit
     return Grid(values, is_fill, is_number, kind)
 
 

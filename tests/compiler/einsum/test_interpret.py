@@ -1,5 +1,7 @@
 """The reference interpreter against torch, numpy and the rules of fill entries."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +59,22 @@ def test_a_nan_that_meets_no_stored_entry_has_no_effect():
     a = np.array([[1.0, 0, 2, 0], [0, 0, 3, 0], [4, 0, 0, 0]])
     x = np.array([1.0, np.nan, 2, np.inf])
     np.testing.assert_array_equal(interpret(prog, {"A": (a, a != 0), "x": x})["y"][0], [5, 6, 4])
+
+
+@pytest.mark.parametrize(
+    ("text", "both"), [("A[i] + B[i]", np.nan), ("B[i] - B[i]", np.nan), ("B[i] + B[i]", -np.inf)]
+)
+def test_infinite_fills_that_contradict_each_other(text, both):
+    """Both unstored they decide nothing; one alone decides whatever is stored in the other."""
+    vector = operand("compressed")
+    forms = {"A": replace(vector, fill=np.inf), "B": replace(vector, fill=-np.inf)}
+    prog = program(f"y[i] = {text}", **{name: form for name, form in forms.items() if f"{name}[" in text})
+    stored = {"A": np.array([False, True, False]), "B": np.array([False, False, True])}
+    given = {name: (np.where(stored[name], 2.0, forms[name].fill), stored[name]) for name in prog.inputs}
+    found = interpret(prog, given)["y"][0]
+    np.testing.assert_equal(found[0], both)
+    if "A" in text:
+        assert found[1:].tolist() == [-np.inf, np.inf]
 
 
 def test_a_stored_zero_follows_ieee():

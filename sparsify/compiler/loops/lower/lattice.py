@@ -209,12 +209,13 @@ def _prune_call(call: Call, gone: list[bool]) -> tuple[Expr, bool]:
     """`call` when the arguments marked in `gone` are background values."""
     args = call.args
     values = [arg.value if isinstance(arg, Const) else None for arg in args]
-    results = [
+    decisions = {
         _decided(call.function, place, value)
         for place, value in enumerate(values)
         if value is not None and gone[place]
-    ]
-    result = next((value for value in reversed(results) if value is not None), None)
+    } - {None}
+    # Those that contradict each other, as inf and -inf added, decide nothing.
+    result = decisions.pop() if len(decisions) == 1 else None
     if result is None and all(gone) and None not in values:
         result = _evaluate(call.function, values)
     if result is not None:
