@@ -17,6 +17,7 @@ import torch
 
 import sparsify
 from sparsify import options
+from sparsify.compiler import calibrate
 from sparsify.compiler.cpp import directories, target
 from sparsify.compiler.cpp.build import find_compiler
 from sparsify.errors import SparsifyError
@@ -79,6 +80,7 @@ def environment() -> dict[str, Any]:
         "compiler_flags": " ".join(target.flags(chosen)),
         "openmp": told(lambda: str(openmp.path())),
         "cache": str(directories.cache_dir(chosen)),
+        **calibrate.summary(calibrate.known(chosen)),
     }
 
 
@@ -100,6 +102,7 @@ def diagnose() -> tuple[Finding, ...]:
         "openmp": lambda: str(openmp.path()),
         "cache": writable_cache,
         "kernel": checked_kernel,
+        "machine": measured_machine,
     }
     return (*(checked(name, check) for name, check in checks.items()), *(extra(name) for name in EXTRAS))
 
@@ -165,6 +168,15 @@ def checked_kernel() -> str:
             "try SPARSIFY_VECTOR_BYTES=0 or another compiler (SPARSIFY_CXX), and report it with `sparsify env`",
         )
     return f"compiled, loaded and checked in {seconds * 1e3:.0f} ms, largest error {error:.1g}"
+
+
+def measured_machine() -> str:
+    """What the machine was measured to do, now if need be."""
+    settings = options.current()
+    if settings.tune_seconds == 0:
+        return "nothing is measured where SPARSIFY_TUNE_SECONDS is 0"
+    facts = calibrate.summary(calibrate.measured(settings))
+    return "\n".join(f"        {name}: {text}" for name, text in facts.items()).strip()
 
 
 def extra(name: str) -> Finding:

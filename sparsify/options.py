@@ -34,6 +34,8 @@ class Options:
         compiler: path of the C++ compiler; `None`: the first of g++, clang++, c++.
         compiler_flags: added to the command line of the compiler.
         compiler_timeout: seconds that one compilation may take.
+        tune_seconds: for which candidates of a region are timed when a model is applied; 0: what is expected decides,
+            and nothing is measured.
         cache_dir: of compiled kernels; `None`: the user's cache directory.
         dump: stages whose result is written, of `STAGES`, or `all`.
         dump_dir: where to; `None`: standard error.
@@ -48,6 +50,7 @@ class Options:
     compiler: str | None = None
     compiler_flags: tuple[str, ...] = ()
     compiler_timeout: float = 120.0
+    tune_seconds: float = 2.0
     cache_dir: Path | None = None
     dump: tuple[str, ...] = ()
     dump_dir: Path | None = None
@@ -64,6 +67,8 @@ class Options:
             raise SparsifyError(
                 f"SPARSIFY_COMPILER_TIMEOUT={self.compiler_timeout:g}", "seconds, more than 0"
             )
+        if not 0 <= self.tune_seconds < float("inf"):
+            raise SparsifyError(f"SPARSIFY_TUNE_SECONDS={self.tune_seconds:g}", "seconds, 0 for none")
         for stage in self.dump:
             check_stage(stage, "SPARSIFY_DUMP=", (*STAGES, "all"))
 
@@ -105,6 +110,7 @@ def from_environment() -> Options:
         "compiler": _text("SPARSIFY_CXX") or _text("CXX"),
         "compiler_flags": tuple(_text("SPARSIFY_CXXFLAGS", "").split()),
         "compiler_timeout": _number("SPARSIFY_COMPILER_TIMEOUT", float),
+        "tune_seconds": _number("SPARSIFY_TUNE_SECONDS", float),
         "cache_dir": _path("SPARSIFY_CACHE_DIR"),
         "dump": tuple(part.strip() for part in _text("SPARSIFY_DUMP", "").split(",") if part.strip()),
         "dump_dir": _path("SPARSIFY_DUMP_DIR"),

@@ -26,6 +26,7 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernel-cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARSIFY_CACHE_DIR", str(directory))
+        patch.setenv("SPARSIFY_TUNE_SECONDS", "0")  # what is chosen must not depend on the machine
         options.from_environment.cache_clear()
         yield directory
     options.from_environment.cache_clear()

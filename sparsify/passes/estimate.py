@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from sparsify.compiler.cpp import target
-from sparsify.compiler.schedule.cost import Machine, estimate_us
+from sparsify.compiler import calibrate
+from sparsify.compiler.schedule.cost import estimate_us
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.passes.base import Draft
 from sparsify.passes.call_region import RegionCall
@@ -18,7 +18,6 @@ from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import operator_name, sources, tensor_value
 from sparsify.passes.region import Region, finish
 from sparsify.passes.structure import Aligned
-from sparsify.runtime import threads
 from sparsify.storage.tensor import SparseTensor
 
 
@@ -32,7 +31,7 @@ def estimated_us(draft: Draft, region: Region, sizes: Sizes | None = None) -> fl
         return None
     if any(region.names[matrix.name] not in known.stored for matrix in region.matrices):
         return None
-    machine = Machine(threads.count(draft.options), target.vector_bytes(draft.options))
+    machine = calibrate.known(draft.options)
     return estimate_us(region.program, known.extents, known.stored, machine)
 
 

@@ -10,7 +10,7 @@ from math import prod
 
 from torch import Tensor
 
-from sparsify.compiler.cpp import target
+from sparsify.compiler import calibrate
 from sparsify.compiler.einsum.nodes import Access, Call, Reduce
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
@@ -24,6 +24,8 @@ from sparsify.passes.region import Region
 
 # Rows of an input whose size only a run can tell.
 UNKNOWN_ROWS = 128
+# Entries of a weight for which the machine is measured where nobody has yet.
+LARGE = 1 << 16
 
 
 def pack(draft: Draft) -> Draft:
@@ -70,7 +72,7 @@ def is_worth_it(chosen: dict[str, Packing], memory: str) -> bool:
 def compared(found: Packing) -> str:
     """Why a format was chosen, or none."""
     share = f"{found.stored / max(1, found.entries):.1%} stored"
-    return f"{share}, expected {found.us:.0f} us of one thread, torch's product {found.dense_us:.0f}"
+    return f"{share}, expected {found.us:.0f} us, torch's product {found.dense_us:.0f}"
 
 
 def packing(draft: Draft, region: Region, weight: Matrix) -> Packing | None:
@@ -86,10 +88,12 @@ def packing(draft: Draft, region: Region, weight: Matrix) -> Packing | None:
         return None
     mask: Tensor = (known.t() if weight.transposed else known) != 0
     is_turned = index_names(own)[0] == summed
-    lanes = max(1, target.vector_bytes(draft.options) // known.element_size())
     rows = rows_of(region, other)
+    is_large = known.numel() >= LARGE
+    machine = (calibrate.try_measured if is_large else calibrate.known)(draft.options)
     compact = draft.recipe.compile.memory == "compact"
-    found = pack_matrix(mask.t() if is_turned else mask, rows, lanes, known.element_size(), compact=compact)
+    turned = mask.t() if is_turned else mask
+    found = pack_matrix(turned, rows, known.element_size(), machine, compact=compact)[0]
     return replace(found, format=found.format.permuted((1, 0))) if is_turned else found
 
 

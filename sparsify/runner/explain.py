@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from sparsify.compiler.cpp.target import vector_bytes
+from sparsify.compiler import calibrate
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.nodes import Access, Assign, Index, Program
@@ -20,7 +20,7 @@ from sparsify.compiler.einsum.parse import read
 from sparsify.compiler.explain import Section, explain_program, only, printed
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import walk
-from sparsify.compiler.schedule.cost import Machine, estimate_us
+from sparsify.compiler.schedule.cost import estimate_us
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import CaptureError, EinsumError, FormatError, ParseError, ScheduleError, SparsifyError
@@ -33,7 +33,6 @@ from sparsify.passes.operators import scope
 from sparsify.recipe.source import nearest
 from sparsify.runner.preview import captured
 from sparsify.runner.request import Request
-from sparsify.runtime.threads import count
 from sparsify.storage.format import Format
 
 DTYPES: Final = ("float32", "float64")
@@ -193,8 +192,7 @@ def cost_of(program: Program, sizes: Sizes, density: float) -> str:
     """The estimated time of a call, where all sizes are known."""
     if any(index not in sizes.extents for d in program.declarations for index in d.extents):
         return ""
-    settings = current()
-    machine = Machine(count(settings), vector_bytes(settings))
+    machine = calibrate.known(current())
     estimate = estimate_us(program, sizes.extents, sizes.stored, machine)
     entries = "".join(f", {number} entries in {name}" for name, number in sizes.stored.items())
     return f"estimated {estimate:.0f} us a call: {machine.threads} threads{entries} (density {density:g})"

@@ -77,7 +77,7 @@ def test_a_layer_is_one_program(layer, first):
 
 def test_mean_is_a_division_and_the_narrower_product_comes_first():
     wide = TwoLayers(geometric.SAGEConv, features=50).eval()
-    draft = fused(wide, graph(features=50), MESSAGES)
+    draft = fused(wide, graph(2000, 20000, features=50), MESSAGES)
     assert statements(draft)[0] == [
         PRODUCT,
         "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) / b[i] + b1[k] + X1[i,k])",

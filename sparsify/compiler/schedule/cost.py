@@ -1,37 +1,64 @@
-"""What a program costs before anything is built: an estimate from sizes and stored entries.
+"""What a program costs before anything is built: an estimate from sizes, stored entries and what the machine can do.
 
-In: `Y[i,k] = sum(j, A[i,j] * X[j,k])`, `{"i": 2708, "j": 2708, "k": 128}`, `{"A": 13264}`, two threads. Out: about
-400 us.
+In: `Y[i,k] = sum(j, A[i,j] * X[j,k])`, `{"i": 2708, "j": 2708, "k": 128}`, `{"A": 13264}`, a machine.
+Out: about 200 us.
 
-Orders of products are compared with it, and reports show it beside the measured time. It is a roofline:
-arithmetic at the speed of registers, gathered rows at that of caches, operands and results once at that of memory.
+Orders of products and formats of weights are compared with it, and reports show it beside the measured time. It is a
+roofline: the loops of a kernel at the speed of registers, what they gather at that of the cache that holds it, operands
+and results once at that of memory. Loops are counted in the time of one multiply and add of a vector register.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from typing import Final
 
 from sparsify.compiler.dtypes import BYTES
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Expr, Index, Program, Reduce
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import children, walk
+from sparsify.compiler.schedule.machine import Machine
+from sparsify.compiler.schedule.product_cost import (
+    SINGLE,
+    VECTOR,
+    Packed,
+    dense_us,
+    kernel_us,
+    packed_loops_us,
+)
+from sparsify.storage.levels import Compressed
 
-# Of one thread, in bytes per microsecond, as measured on desktop processors with 32-byte vectors.
-CACHE: Final = 16_000.0
-MEMORY: Final = 10_000.0
-# Operations of one thread per microsecond and per lane of a vector.
-PRODUCT: Final = 5_000.0
-POINTWISE: Final = 1_000.0
-CALL_US: Final = 5.0
-COORDINATE_BYTES: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What runs the program: threads, and the bytes of a vector register (0: scalar code)."""
-
-    threads: int = 1
-    vector_bytes: int = 32
+# Vectors' times of generated loops, fitted to measurements on AVX2.
+# Per stored entry that picks a row; per row of a sparse operand.
+PICKED: Final = 4.0
+ROW: Final = 20.0
+# Per product of two sparse operands, which is added to a workspace; per entry of a sum of those.
+SCATTERED: Final = 18.0
+MERGED: Final = 40.0
+# Per number of a dot product beyond the multiply and add; per application of an elementary function to a vector.
+DOT: Final = 8.0
+POINTWISE: Final = 1.0
+ELEMENTARY: Final = 20.0
+# Functions that are zero where an argument is.
+FACTORS: Final = frozenset(("mul", "div", "logical_and"))
+ARITHMETIC: Final = frozenset(
+    (
+        "add",
+        "sub",
+        "mul",
+        "neg",
+        "min",
+        "max",
+        "where",
+        "relu",
+        "abs",
+        "square",
+        "stored",
+        "div",
+        "lt",
+        "gt",
+        "eq",
+    )
+)
+LINE_BYTES: Final = 64
 
 
 def estimate_us(
@@ -43,12 +70,43 @@ def estimate_us(
         program: the einsum program.
         extents: of all index variables that the program does not fix.
         stored: entries of each sparse operand; one that is missing counts as full.
-        machine: threads and vectors.
+        machine: threads, vectors and rates.
 
     Source: the roofline model, Williams, Waterman and Patterson, 2009.
     """
     known = {**extents, **dict(program.extents)}
-    return sum(statement_us(program, statement, known, stored, machine) for statement in program.statements)
+    for access in (part for part in walk(program) if isinstance(part, Access)):
+        for index, extent in zip(access.indices, program.declaration(access.tensor).extents, strict=True):
+            if isinstance(index, Index) and extent in known:
+                known.setdefault(index.name, known[extent])
+    counts, total = dict(stored), 0.0
+    for statement in program.statements:
+        name = statement.target.tensor
+        if not program.declaration(name).format.is_dense and name not in counts:
+            most = prod(known[index] for index in program.declaration(name).extents)
+            counts[name] = int(min(most, entries(program, statement.value, known, counts) or most))
+        total += statement_us(program, statement, known, counts, machine)
+    return total
+
+
+def entries(
+    program: Program, value: Expr, extents: Mapping[str, int], stored: Mapping[str, int]
+) -> float | None:
+    """How many entries an expression has at most, as far as chance goes; `None` for all."""
+    if isinstance(value, Access):
+        return stored.get(value.tensor)
+    if isinstance(value, Reduce):
+        accesses = [part for part in walk(value.body) if isinstance(part, Access)]
+        sparse = [a for a in accesses if a.tensor in stored]
+        free = {name for a in accesses for name in index_names(a)} - set(value.indices)
+        if not sparse or not free <= {name for a in sparse for name in index_names(a)}:
+            return None
+        return products(sparse, extents, stored)[0]
+    found = [entries(program, part, extents, stored) for part in children(value) if isinstance(part, Expr)]
+    counts = [count for count in found if count is not None]
+    if isinstance(value, Call) and value.function in FACTORS:
+        return min(counts, default=None)
+    return sum(counts) if counts and len(counts) == len(found) else None
 
 
 def statement_us(
@@ -59,50 +117,248 @@ def statement_us(
     machine: Machine,
 ) -> float:
     """The time of one statement."""
+    shape = dense_shape(program, statement, extents)
     target = program.declaration(statement.target.tensor)
-    item = BYTES[target.dtype]
-    lanes = max(1, machine.vector_bytes // item)
-    result = prod(extents[name] for name in target.extents)
-    busy = 0.0
-    for part in walk(statement.value):
-        if isinstance(part, Reduce):
-            busy += reduction_us(program, part, extents, stored, lanes)
-        elif isinstance(part, Call):
-            busy += result / (POINTWISE * lanes)
+    if shape is not None:
+        return dense_us(*shape, machine, BYTES[target.dtype])
     read = {part.tensor for part in walk(statement.value) if isinstance(part, Access)}
-    moved = sum(tensor_bytes(program.declaration(name), extents, stored) for name in {*read, target.name})
-    return CALL_US + (busy + moved / MEMORY) / machine.threads
+    tensors = [program.declaration(name) for name in {*read, target.name}]
+    moved = sum(tensor_bytes(declared, extents, stored) for declared in tensors)
+    return kernel_us(loops_us(program, statement, extents, stored, machine), moved, machine)
+
+
+def loops_us(
+    program: Program,
+    statement: Assign,
+    extents: Mapping[str, int],
+    stored: Mapping[str, int],
+    machine: Machine,
+) -> float:
+    """The time of one thread for the loops of a statement."""
+    item = BYTES[program.declaration(statement.target.tensor).dtype]
+    lanes = max(1, machine.vector_bytes // item)
+    iterated = iterations(program, set(index_names(statement.target)), statement.value, extents, stored)
+    busy = 0.0
+    for part, driver in parts(program, statement.value):
+        if isinstance(part, Reduce):
+            busy += reduction_us(program, part, driver, extents, stored, machine)
+        elif isinstance(part, Call) and len(lists := stored_reads(program, part, stored)) > 1:
+            busy += sum(lists) * MERGED * machine.vector_us
+        elif isinstance(part, Call):
+            each = POINTWISE if part.function in ARITHMETIC else ELEMENTARY
+            busy += iterated / lanes * each * machine.vector_us
+    return busy
+
+
+def stored_reads(program: Program, call: Call, stored: Mapping[str, int]) -> list[int]:
+    """The entries of the sparse operands that a call merges itself."""
+    reads = [part for part in call.args if isinstance(part, Access)]
+    sparse = {a.tensor for a in reads if not program.declaration(a.tensor).format.is_dense}
+    return [stored[name] for name in sparse if name in stored]
+
+
+def parts(program: Program, value: Expr) -> Iterator[tuple[Expr, Access | None]]:
+    """The calls and reductions of an expression, the outermost of each, with the sparse factor beside it."""
+
+    def visit(expr: Expr, driver: Access | None) -> Iterator[tuple[Expr, Access | None]]:
+        if isinstance(expr, Reduce):
+            yield expr, driver
+            return
+        if isinstance(expr, Call):
+            yield expr, driver
+            factors = (
+                [part for part in walk(expr) if isinstance(part, Access)] if expr.function != "add" else []
+            )
+            sparse = [a for a in factors if not program.declaration(a.tensor).format.is_dense]
+            driver = driver or next(iter(sparse), None)
+        for child in children(expr):
+            if isinstance(child, Expr):
+                yield from visit(child, driver)
+
+    return visit(value, None)
+
+
+def iterations(
+    program: Program,
+    names: set[str],
+    value: Expr,
+    extents: Mapping[str, int],
+    stored: Mapping[str, int],
+) -> float:
+    """How many entries of a result are computed: those of a sparse operand with all its variables, if there is one."""
+    accesses = [part for part in walk(value) if isinstance(part, Access)]
+    counts = [
+        stored[a.tensor]
+        for a in accesses
+        if a.tensor in stored
+        and index_names(a) == names
+        and not program.declaration(a.tensor).format.is_dense
+    ]
+    return float(max(counts, default=prod(extents[name] for name in names)))
 
 
 def reduction_us(
     program: Program,
     reduction: Reduce,
+    driver: Access | None,
     extents: Mapping[str, int],
     stored: Mapping[str, int],
-    lanes: int,
+    machine: Machine,
 ) -> float:
     """The time of one thread for the products and sums of a reduction."""
     accesses = [part for part in walk(reduction.body) if isinstance(part, Access)]
-    variables = set(reduction.indices) | {name for access in accesses for name in names(access)}
+    variables = set(reduction.indices) | {name for access in accesses for name in index_names(access)}
     sparse = [a for a in accesses if not program.declaration(a.tensor).format.is_dense and a.tensor in stored]
+    item = max([BYTES[program.declaration(a.tensor).dtype] for a in accesses], default=4)
+    lanes = max(1, machine.vector_bytes // item)
+    if not sparse and driver is not None and driver.tensor in stored:
+        return sampled_us(program, accesses, driver, variables, extents, stored, machine)
     if not sparse:
-        return 2 * prod(extents[name] for name in variables) / (PRODUCT * lanes)
-    driver = min(sparse, key=lambda access: stored[access.tensor])
-    dense = prod(extents[name] for name in variables - names(driver))
-    count = stored[driver.tensor] * dense
+        return prod(extents[name] for name in variables) / lanes * machine.vector_us
+    if len(sparse) == 1 and (found := packed_of(program, sparse[0], accesses, extents, stored)):
+        other = next(access for access in accesses if access is not sparse[0])
+        rows = prod(extents[name] for name in index_names(other) - index_names(sparse[0]))
+        return packed_loops_us(found, rows, machine, item)
+    count, first = products(sparse, extents, stored)
+    joined = {name for access in sparse for name in index_names(access)}
+    inner = prod(extents[name] for name in variables - joined)
+    if len(sparse) > 1:
+        return count * max(1.0, inner / lanes) * SCATTERED * machine.vector_us
+    rows = lists(program.declaration(first.tensor), extents)
+    gathered = picked_us(program, accesses, first, reduction.indices, inner, count, extents, machine)
+    each = SINGLE if inner == 1 else PICKED + VECTOR * -(-inner // lanes)
+    return max(count * each * machine.vector_us, gathered) + rows * ROW * machine.vector_us
+
+
+def lists(declared: Declaration, extents: Mapping[str, int]) -> int:
+    """How many lists of coordinates a sparse tensor has below its outer full levels."""
+    shape = [extents[name] for name in declared.extents]
+    found = 1
+    for stored in declared.format.levels:
+        if "crd" in stored.level.arrays:
+            return found
+        found *= stored.expression.extent(shape)
+    return found
+
+
+def sampled_us(
+    program: Program,
+    accesses: Collection[Access],
+    driver: Access,
+    variables: set[str],
+    extents: Mapping[str, int],
+    stored: Mapping[str, int],
+    machine: Machine,
+) -> float:
+    """The time of one thread for a dot product at each stored entry."""
+    inner = prod(extents[name] for name in variables - index_names(driver))
     item = BYTES[program.declaration(driver.tensor).dtype]
-    gathered = sum(count * item for a in accesses if a is not driver and names(a) & set(reduction.indices))
-    return max(2 * count / (PRODUCT * min(lanes, max(1, dense))), gathered / CACHE)
+    lanes = max(1, machine.vector_bytes // item)
+    count = stored[driver.tensor]
+    table = max(prod(extents[name] for name in index_names(access)) * item for access in accesses)
+    gathered = count * inner * item / machine.gathers.at(table)
+    return max(count * (DOT + 2 * inner / lanes) * machine.vector_us, gathered)
 
 
-def names(expr: Expr) -> set[str]:
+def products(
+    sparse: list[Access], extents: Mapping[str, int], stored: Mapping[str, int]
+) -> tuple[float, Access]:
+    """How many products sparse operands have, and the first of them: entries that share variables meet by chance."""
+    first, *others = sorted(sparse, key=lambda access: stored[access.tensor])
+    count, joined = float(stored[first.tensor]), index_names(first)
+    for access in others:
+        shared = prod(extents[name] for name in joined & index_names(access))
+        count *= stored[access.tensor] / max(1, shared)
+        joined = joined | index_names(access)
+    return count, first
+
+
+def picked_us(
+    program: Program,
+    accesses: Collection[Access],
+    driver: Access,
+    summed: Collection[str],
+    inner: int,
+    count: float,
+    extents: Mapping[str, int],
+    machine: Machine,
+) -> float:
+    """The time that rows take which stored coordinates pick."""
+    total = 0.0
+    for access in accesses:
+        if access is driver or not index_names(access) & set(summed):
+            continue
+        item = BYTES[program.declaration(access.tensor).dtype]
+        table = prod(extents[name] for name in index_names(access)) * item
+        rate = machine.gathers.at(table)
+        near = table <= machine.gathers.points[1][0]
+        total += count * (inner * item if near else max(inner * item, LINE_BYTES)) / rate
+    return total
+
+
+def packed_of(
+    program: Program,
+    weight: Access,
+    accesses: Collection[Access],
+    extents: Mapping[str, int],
+    stored: Mapping[str, int],
+) -> Packed | None:
+    """The weight of `sum(k, X[..,t,k] * W[n,k])`, `None` for other products."""
+    others = [access for access in accesses if access is not weight]
+    if len(others) != 1 or len(weight.indices) != 2 or len(others[0].indices) < 2:
+        return None
+    last = others[0].indices[-1]
+    declared = program.declaration(weight.tensor)
+    modes = [mode for mode, index in enumerate(weight.indices) if index == last]
+    levels = declared.format.levels
+    lists = [s.expression for s in levels if isinstance(s.level, Compressed)]
+    if len(modes) != 1 or len(lists) != 1 or lists[0].mode != modes[0] or not isinstance(last, Index):
+        return None
+    shape = [extents[name] for name in declared.extents]
+    columns, outputs = shape[modes[0]], shape[1 - modes[0]]
+    inner = [s.expression for s in levels if s.expression.mode != modes[0] and s.expression.kind == "within"]
+    height = prod(expression.extent(shape) for expression in inner)
+    width = lists[0].extent(shape)
+    count = stored[weight.tensor]
+    number = -(-outputs // height) * -(-columns // width)
+    size = tensor_bytes(declared, extents, stored)
+    return Packed(count // height, number, height, width, outputs, columns, size)
+
+
+def dense_shape(
+    program: Program, statement: Assign, extents: Mapping[str, int]
+) -> tuple[int, int, int] | None:
+    """Rows, outputs and columns of a product of dense matrices, which is torch's; `None` for anything else."""
+    match statement.value:
+        case Reduce("sum", (summed,), Call("mul", (Access() as left, Access() as right))):
+            pass
+        case _:
+            return None
+    if len(statement.target.indices) != 2 or not all(
+        program.declaration(a.tensor).format.is_dense and len(a.indices) == 2
+        for a in (left, right, statement.target)
+    ):
+        return None
+    rows, outputs = (part.name for part in statement.target.indices if isinstance(part, Index))
+    return extents[rows], extents[outputs], extents[summed]
+
+
+def index_names(expr: Expr) -> set[str]:
     """The index variables in an expression."""
     return {part.name for part in walk(expr) if isinstance(part, Index)}
 
 
 def tensor_bytes(declared: Declaration, extents: Mapping[str, int], stored: Mapping[str, int]) -> int:
-    """The bytes that a tensor takes."""
+    """The bytes that a tensor takes; lists of coordinates count, where they begin does not."""
     item = BYTES[declared.dtype]
-    if not declared.format.is_dense and declared.name in stored:
-        return stored[declared.name] * (item + COORDINATE_BYTES)
-    return item * prod(extents[name] for name in declared.extents)
+    shape = [extents[name] for name in declared.extents]
+    if declared.format.is_dense or declared.name not in stored:
+        return item * prod(shape)
+    count, size = stored[declared.name], stored[declared.name] * item
+    widths = [crd for _, crd in declared.index_dtypes] or [""] * len(declared.format.levels)
+    for level, crd in reversed(list(zip(declared.format.levels, widths, strict=True))):
+        if "crd" in level.level.arrays:
+            size += count * BYTES[crd or "int32"]
+        else:
+            count //= max(1, level.expression.extent(shape))
+    return size

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from sparsify.compiler.schedule.machine import Machine
 from sparsify.compiler.schedule.pack import COMPACT, Packing, pack_matrix
 
 
 def packed(density: float, rows: int, *, height: int = 1, outputs: int = 768, columns: int = 768) -> Packing:
     seeded = torch.Generator().manual_seed(0)
     mask = torch.rand(outputs // height, columns, generator=seeded) < density
-    return pack_matrix(mask.repeat_interleave(height, 0), rows, lanes=8, item_bytes=4)
+    return pack_matrix(mask.repeat_interleave(height, 0), rows, 4, Machine())[0]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,9 @@ def zeros(name: str, outputs: int, columns: int) -> torch.Tensor:
 def test_compact_is_little_more_than_values_and_short_coordinates(name, rows):
     for outputs, columns in ((768, 768), (256, 256), (768, 3072)):
         mask = zeros(name, outputs, columns)
-        fast, compact = (pack_matrix(mask, rows, 8, 4, compact=compact) for compact in (False, True))
+        fast, compact = (
+            pack_matrix(mask, rows, 4, Machine(), compact=compact)[0] for compact in (False, True)
+        )
         assert compact.bytes <= COMPACT * 6 * int(mask.sum())
         assert compact.us >= fast.us
         assert fast.is_smaller
@@ -50,7 +53,7 @@ def test_compact_is_little_more_than_values_and_short_coordinates(name, rows):
 
 def test_compact_is_the_smallest_where_lists_are_short():
     mask = torch.eye(256, dtype=torch.bool)
-    fast, compact = (pack_matrix(mask, 128, 8, 4, compact=compact) for compact in (False, True))
+    fast, compact = (pack_matrix(mask, 128, 4, Machine(), compact=compact)[0] for compact in (False, True))
     assert str(compact.format) == "dense, compressed(crd=int16)"
     assert compact.bytes <= fast.bytes
 
@@ -82,5 +85,5 @@ def test_outputs_that_no_block_divides():
 def test_wide_matrices_have_wide_coordinates_only_without_panels():
     mask = torch.zeros(8, 40_000, dtype=torch.bool)
     mask[:, ::5000] = True
-    text = str(pack_matrix(mask[:7], 1, lanes=8, item_bytes=4).format)
+    text = str(pack_matrix(mask[:7], 1, 4, Machine())[0].format)
     assert "int16" in text or text == "dense, compressed"

@@ -1,0 +1,322 @@
+"""The figures of this machine: measured once with generated kernels, kept beside the kernels.
+
+In: the options. Out: `known(options)`, a `Machine` as it was measured earlier or as it is assumed, and
+`measured(options)`, which measures where nobody has.
+
+Every probe runs a few times in turn with the others and its least time counts: what else the machine does at that time
+makes runs longer, never shorter.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+import sparsify
+from sparsify.compiler.cpp import directories, target
+from sparsify.compiler.evaluate import evaluate_kernel
+from sparsify.compiler.schedule.machine import Curve, Machine, from_dict, scaled
+from sparsify.compiler.side_by_side import side_by_side
+from sparsify.errors import SparsifyError
+from sparsify.options import Options, override
+from sparsify.runtime.threads import count
+from sparsify.storage.interop import tensor
+
+# Changes when the probes or what is kept of them do.
+EDITION: Final = 1
+# What a probe reads again and again: in the nearest cache, the second, the last one, and beyond.
+SIZES: Final = (1 << 14, 1 << 18, 1 << 22, 1 << 26)
+READ_BYTES: Final = 1 << 22
+LINE: Final = 64
+GATHERED: Final = 128
+STORED: Final = 1 << 13
+A_ROW: Final = 32
+PRODUCT: Final = 192
+DENSE: Final = (1, 16, 256)
+# Starting threads takes no longer than this where a core is free for each.
+MOST_FORK_US: Final = 50.0
+ROUNDS: Final = 5
+SAMPLE_NS: Final = 1_000_000
+# No further round starts after this.
+SECONDS: Final = 1.5
+READ: Final = (
+    "split l lo li 64; order t, r, lo, p, li; precompute w = y at lo in register; vector li; parallel t"
+)
+GATHER: Final = (
+    "split k ko ki 128; order i, ko, j, ki; precompute w = Y at ko in register; vector ki; parallel i"
+)
+MULTIPLY: Final = (
+    "split i io ii 6 tail 1; split k ko ki 16; order io, ko, j, ii, ki; precompute w = C at ko in register; "
+    "pack P = W[ko, j, ki] at root in memory; vector ki; unroll ii; parallel io"
+)
+
+
+@dataclass(slots=True)
+class Probe:
+    """A call whose least time is wanted, and what it does in that time.
+
+    Attributes:
+        threads: on which it runs; torch's own products on as many of torch's.
+        work: operations or bytes of a call.
+        least_us: the least time so far.
+    """
+
+    call: Callable[[], Any]
+    threads: int
+    work: float
+    least_us: float = float("inf")
+
+    @property
+    def rate(self) -> float:
+        """Operations or bytes a microsecond."""
+        return self.work / self.least_us
+
+    def run(self) -> None:
+        """One more sample: every call counts for itself, as the one that nothing disturbed is wanted."""
+        self.call()
+        end = time.perf_counter_ns() + SAMPLE_NS
+        while True:
+            started = time.perf_counter_ns()
+            self.call()
+            stopped = time.perf_counter_ns()
+            self.least_us = min(self.least_us, (stopped - started) / 1e3)
+            if stopped > end:
+                return
+
+
+_known: dict[str, Machine] = {}
+
+
+def known(options: Options) -> Machine:
+    """The machine as measured earlier, by this process or another; as it is assumed where nobody has."""
+    key = key_of(options)
+    if key not in _known:
+        found = _read(options, key)
+        if found is None:
+            return scaled(count(options), target.vector_bytes(options))
+        _known[key] = found
+    return _known[key]
+
+
+def measured(options: Options) -> Machine:
+    """The machine as it was measured, now if need be; as it is assumed where `tune_seconds` is 0.
+
+    Raises:
+        CompilerError: the probes cannot be compiled.
+    """
+    found = known(options)
+    if found.is_measured or options.tune_seconds == 0 or count(options) != torch.get_num_threads():
+        return found
+    made = measure(options)
+    _known[key_of(options)] = made
+    _write(options, key_of(options), made)
+    return made
+
+
+def key_of(options: Options) -> str:
+    """What tells machines apart: processor, threads, vectors, versions, and where their figures lie."""
+    parts = (
+        EDITION, sparsify.__version__, torch.__version__, target.cpu_digest(), count(options),
+        target.vector_bytes(options), options.compiler, options.compiler_flags, directories.cache_dir(options),
+    )  # fmt: skip
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
+
+
+def measure(options: Options) -> Machine:
+    """The figures of this machine, with everything else that runs on it kept out as well as can be."""
+    threads, before = count(options), torch.get_num_threads()
+    with torch.no_grad(), override(dump=(), tune_seconds=0.0):
+        names = _probes(threads)
+        made = side_by_side(list(names.values()))
+        probes = {}
+        for name, probe in zip(names, made, strict=True):
+            if isinstance(probe, Exception):
+                raise probe
+            if probe is not None:
+                probes[name] = probe
+        try:
+            _run(probes, threads)
+        finally:
+            torch.set_num_threads(before)
+    return _machine(probes, threads, target.vector_bytes(options))
+
+
+def _run(probes: dict[str, Probe], threads: int) -> None:
+    """All probes in turn, those of one thread together: other numbers of threads make torch end and start some."""
+    started = time.perf_counter()
+    for turn in range(ROUNDS):
+        if turn >= 2 and time.perf_counter() - started > SECONDS:
+            break
+        for number in sorted({1, threads}):
+            torch.set_num_threads(number)
+            for probe in probes.values():
+                if probe.threads == number:
+                    probe.run()
+
+
+def _probes(threads: int) -> dict[str, Callable[[], Probe | None]]:
+    """What makes each probe, by name; those of all threads only where there are several."""
+    found: dict[str, Callable[[], Probe | None]] = {}
+    for name, number in (("one", 1), ("all", threads))[: 1 + (threads > 1)]:
+        found[f"fma {name}"] = partial(_product, number)
+        for size in SIZES:
+            found[f"read {size} {name}"] = partial(_read_probe, size, number)
+        found[f"call {name}"] = partial(_read_probe, LINE * 4, number, 1)
+        for least in DENSE:
+            found[f"dense {least} {name}"] = partial(_dense, least, 256, 256, number)
+        found[f"small {name}"] = partial(_dense, 64, 64, 64, number)
+        found[f"tall {name}"] = partial(_dense, 4096, 64, 16, number)
+        found[f"onednn {name}"] = partial(_onednn, 256, number)
+    found |= {f"gather {size}": partial(_gather, size) for size in SIZES}
+    found["torch"] = partial(_dense, 1, 1, 1, 1)
+    return found
+
+
+def _kernel(text: str, schedule: str, threads: int, sizes: dict[str, int], **operands: Any) -> Any:
+    """A call of a kernel on so many threads, whatever its work."""
+    with override(threads=threads, serial_threshold=1 << 60 if threads == 1 else 0):
+        kernel = evaluate_kernel(text, None, format=None, schedule=schedule, sizes=sizes, **operands)
+    return partial(kernel, *(operands[name] for name in kernel.program.inputs))
+
+
+def _read_probe(size: int, threads: int, repeats: int = 0) -> Probe:
+    """Sums over memory of `size` bytes for each thread, read again and again."""
+    repeats = repeats or max(1, READ_BYTES // size)
+    x = torch.ones(threads, size // (LINE * 4), LINE)
+    call = _kernel("y[t,r,l] = sum(p, x[t,p,l])", READ, threads, {"r": repeats}, x=x)
+    return Probe(call, threads, float(threads * repeats * size))
+
+
+def _gather(size: int) -> Probe:
+    """Rows of a table of `size` bytes at random places, added up; places ascend in each row of the matrix."""
+    rows, tables = size // (GATHERED * 4), STORED // A_ROW
+    apart = torch.arange(A_ROW) * (rows // A_ROW)
+    drawn = torch.randint(0, rows // A_ROW, (tables, A_ROW), generator=torch.Generator().manual_seed(0))
+    places = torch.stack([torch.arange(tables).repeat_interleave(A_ROW), (apart + drawn).flatten()])
+    A = tensor((places, torch.ones(STORED), (tables, rows)), "csr")
+    X = torch.ones(rows, GATHERED)
+    return Probe(
+        _kernel("Y[i,k] = sum(j, A[i,j] * X[j,k])", GATHER, 1, {}, A=A, X=X), 1, STORED * GATHERED * 4.0
+    )
+
+
+def _product(threads: int) -> Probe:
+    """A dense product in tiles of registers, of matrices that the second cache holds."""
+    A, W = torch.ones(PRODUCT * threads, PRODUCT), torch.ones(PRODUCT, PRODUCT)
+    call = _kernel("C[i,k] = sum(j, A[i,j] * W[j,k])", MULTIPLY, threads, {}, A=A, W=W)
+    return Probe(call, threads, 2.0 * threads * PRODUCT**3)
+
+
+def _dense(rows: int, columns: int, outputs: int, threads: int) -> Probe:
+    """torch's product."""
+    x, w = torch.ones(rows, columns), torch.ones(outputs, columns)
+    call = partial(torch.nn.functional.linear, x, w)
+    return Probe(call, threads, 2.0 * rows * columns * outputs)
+
+
+def _onednn(size: int, threads: int) -> Probe | None:
+    """oneDNN's product with a packed weight, `None` where torch lacks it."""
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(torch.ones(size, size), size)
+        call = partial(
+            torch.ops.mkldnn._linear_pointwise, torch.ones(size, size), packed, None, "none", [], ""
+        )
+        call()
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    return Probe(call, threads, 2.0 * size**3)
+
+
+def _machine(probes: dict[str, Probe], threads: int, vector_bytes: int) -> Machine:
+    """What the probes say; several threads are never taken for slower than one."""
+
+    call_us = probes["call one"].least_us
+    fork_us = min(max(probes["call all"].least_us - call_us, 0.1), MOST_FORK_US) if threads > 1 else 0.1
+
+    def best(name: str) -> float:
+        """The rate of all threads: what starting them takes is no part of it, and they are no slower than one."""
+        one, all_ = probes[f"{name} one"], probes.get(f"{name} all")
+        if all_ is None:
+            return one.rate
+        return max(one.rate, all_.work / max(all_.least_us - fork_us, all_.least_us / 2))
+
+    return Machine(
+        threads,
+        vector_bytes,
+        probes["fma one"].rate,
+        best("fma"),
+        Curve(tuple((size, probes[f"read {size} one"].rate) for size in SIZES)),
+        Curve(tuple((size, best(f"read {size}")) for size in SIZES)),
+        Curve(tuple((size, probes[f"gather {size}"].rate) for size in SIZES)),
+        Curve(tuple((least, best(f"dense {least}")) for least in DENSE)),
+        best("small"),
+        best("tall"),
+        best("onednn") if "onednn one" in probes else 0.0,
+        call_us,
+        probes["torch"].least_us,
+        fork_us,
+        is_measured=True,
+    )
+
+
+def _place(options: Options, key: str) -> Path:
+    return directories.cache_dir(options) / f"{key}.machine"
+
+
+def _read(options: Options, key: str) -> Machine | None:
+    """The figures on disk; `None` where there are none, or they are damaged or somebody else's."""
+    if not directories.is_trusted(directories.cache_dir(options)):
+        return None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return from_dict(json.loads(_place(options, key).read_text()))
+    return None
+
+
+def _write(options: Options, key: str, machine: Machine) -> None:
+    """Keeps the figures; where the disk refuses, the next process measures again."""
+    place = _place(options, key)
+    with suppress(OSError):
+        directories.prepare(place.parent)
+        with tempfile.TemporaryDirectory(prefix="build-", dir=place.parent) as work:
+            whole = Path(work) / place.name
+            whole.write_text(json.dumps(machine.to_dict(), indent=1))
+            os.replace(whole, place)
+
+
+def summary(machine: Machine) -> dict[str, str]:
+    """The figures as people read them."""
+    if not machine.is_measured:
+        return {"machine": "not measured: sparsify doctor measures it"}
+    gigabytes = "{:.1f}".format
+    sizes = " / ".join(f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB" for size in SIZES)
+
+    def curve(rates: Curve) -> str:
+        return " / ".join(gigabytes(rate / 1e3) for _, rate in rates.points)
+
+    return {
+        "fma_gflops": f"{machine.fma / 1e3:.1f} one thread, {machine.fma_all / 1e3:.1f} all",
+        "read_gb_s": f"{curve(machine.reads)} one thread, {curve(machine.reads_all)} all, of {sizes}",
+        "gather_gb_s": f"{curve(machine.gathers)} one thread, of {sizes}",
+        "dense_gflops": f"{curve(machine.dense)} with {' / '.join(map(str, DENSE))} rows, "
+        f"{machine.dense_small / 1e3:.1f} small, {machine.dense_tall / 1e3:.1f} tall, "
+        f"{machine.onednn / 1e3:.1f} by oneDNN",
+        "call_us": f"{machine.call_us:.1f} ours, {machine.torch_us:.1f} torch's product, "
+        f"{machine.fork_us:.1f} to start threads",
+    }
+
+
+def try_measured(options: Options) -> Machine:
+    """As `measured`; without a compiler as the machine is assumed."""
+    try:
+        return measured(options)
+    except SparsifyError:
+        return known(options)

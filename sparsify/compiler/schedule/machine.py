@@ -1,0 +1,145 @@
+"""What the machine can do, as far as the costs of loops depend on it.
+
+In: `Machine()`, what is assumed of any processor, or the one that `calibrate` has measured. Out: `machine.fma`,
+`machine.reads.at(1 << 20)`: arithmetic and bytes a microsecond.
+"""
+
+from dataclasses import asdict, dataclass
+from math import log
+from typing import Any, Final
+
+Point = tuple[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A rate that falls or grows with a size, known at some sizes.
+
+    >>> Curve(((100, 8.0), (10_000, 4.0))).at(1000)
+    6.0
+    """
+
+    points: tuple[Point, ...]
+
+    def at(self, size: float) -> float:
+        """The rate at a size: between two points along the logarithm of the size, outside as at the nearest."""
+        (before, rate), *others = self.points
+        if size <= before:
+            return rate
+        for after, other in others:
+            if size <= after:
+                return rate + (other - rate) * log(size / before) / log(after / before)
+            before, rate = after, other
+        return rate
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Figures of one machine; those of all threads are of all at once.
+
+    Attributes:
+        threads: that a kernel may use.
+        vector_bytes: of a vector register, 0 for scalar code.
+        fma, fma_all: float32 operations a microsecond of a product in registers, of one thread and of all.
+        reads, reads_all: bytes a microsecond read in a row, by the bytes read again and again.
+        gathers: bytes a microsecond of one thread, of rows of 512 bytes at random, by the bytes of the table.
+        dense: operations a microsecond of torch's dense product of all threads, by its rows; the other extents are 256.
+        dense_small: the same of products of 64 x 64 x 64.
+        dense_tall: the same of 4096 x 64 x 16.
+        onednn: the same of oneDNN's product with a weight that it has packed, at 256 x 256 x 256; 0 without it.
+        call_us: a call of a kernel without work.
+        torch_us: a call of torch's product without work.
+        fork_us: what starting and joining all threads takes.
+        is_measured: whether these are figures of this machine.
+    """
+
+    threads: int = 1
+    vector_bytes: int = 32
+    fma: float = 80_000.0
+    fma_all: float = 80_000.0
+    reads: Curve = Curve(
+        ((1 << 14, 180_000.0), (1 << 18, 95_000.0), (1 << 22, 50_000.0), (1 << 26, 12_000.0))
+    )
+    reads_all: Curve = Curve(
+        ((1 << 14, 180_000.0), (1 << 18, 95_000.0), (1 << 22, 50_000.0), (1 << 26, 12_000.0))
+    )
+    gathers: Curve = Curve(
+        ((1 << 14, 80_000.0), (1 << 18, 60_000.0), (1 << 22, 32_000.0), (1 << 26, 9_000.0))
+    )
+    dense: Curve = Curve(((1, 14_000.0), (16, 53_000.0), (256, 70_000.0)))
+    dense_small: float = 55_000.0
+    dense_tall: float = 50_000.0
+    onednn: float = 70_000.0
+    call_us: float = 2.0
+    torch_us: float = 2.5
+    fork_us: float = 4.0
+    is_measured: bool = False
+
+    @property
+    def spread(self) -> float:
+        """How much faster all threads compute than one."""
+        return max(1.0, self.fma_all / self.fma)
+
+    @property
+    def vector_us(self) -> float:
+        """The time of one thread for a multiply and add of a register, or of a number in scalar code."""
+        return 2 * max(1, self.vector_bytes // 4) / self.fma
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, which `from_dict` reads."""
+        return asdict(self)
+
+
+def scaled(threads: int, vector_bytes: int) -> Machine:
+    """What is assumed of a machine that nobody has measured.
+
+    >>> scaled(2, 32).fma_all
+    160000.0
+    """
+    plain = Machine()
+    share = max(4, vector_bytes) / plain.vector_bytes
+    cores = min(threads, MOST_SPREAD)
+    shared = tuple(
+        (size, rate * (cores if size < FAR_BYTES else min(cores, FAR_SPREAD)))
+        for size, rate in plain.reads.points
+    )
+    return Machine(
+        threads,
+        vector_bytes,
+        plain.fma * share,
+        plain.fma * share * cores,
+        reads_all=Curve(shared),
+        dense=Curve(tuple((size, rate * cores) for size, rate in plain.dense.points)),
+        dense_tall=plain.dense_tall * cores,
+        onednn=plain.onednn * cores,
+    )
+
+
+def from_dict(data: dict[str, Any]) -> Machine:
+    """The machine behind plain data.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no machine.
+    """
+    given: dict[str, Any] = {name: positive(data[name]) for name in FIGURES}
+    for name in CURVES:
+        given[name] = Curve(tuple((int(size), positive(rate)) for size, rate in data[name]["points"]))
+    for name in ("threads", "vector_bytes"):
+        given[name] = int(data[name])
+    return Machine(**given, onednn=float(data["onednn"]), is_measured=True)
+
+
+def positive(value: Any) -> float:
+    """A rate or a time."""
+    number = float(value)
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{value} is no rate")
+    return number
+
+
+CURVES: Final = ("reads", "reads_all", "gathers", "dense")
+FIGURES: Final = ("fma", "fma_all", "dense_small", "dense_tall", "call_us", "torch_us", "fork_us")
+# Threads are not assumed to help beyond this many; memory serves this many at full speed.
+MOST_SPREAD: Final = 64
+FAR_BYTES: Final = 1 << 25
+FAR_SPREAD: Final = 2
