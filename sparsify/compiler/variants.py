@@ -76,7 +76,7 @@ class Variants:
             ScheduleError, UnsupportedProgramError: the schedule does not fit, or none does.
             CompilerError: there is no kernel yet, and there is no compiler, or it failed.
         """
-        wanted = self._wanted(sizes)
+        wanted = self.wanted(sizes)
         found = self._known.get(wanted)
         if found is not None:
             return found
@@ -92,7 +92,7 @@ class Variants:
 
     @cached_property
     def _generic(self) -> Variant:
-        return self._find(self._wanted(UNKNOWN), UNKNOWN)
+        return self._find(self.wanted(UNKNOWN), UNKNOWN)
 
     @cached_property
     def _parts(self) -> dict[str, str]:
@@ -106,7 +106,7 @@ class Variants:
             "levels": registered(),
         }
 
-    def _wanted(self, sizes: Sizes) -> Schedule:
+    def wanted(self, sizes: Sizes) -> Schedule:
         """The schedule that is tried first."""
         if self.schedule is not None:
             return self.schedule

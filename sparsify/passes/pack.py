@@ -3,6 +3,8 @@
 In: the region of `Y[i,k] = relu(sum(j, X[i,j] * W[k,j]) + b[k])`, W frozen with 10 % of its entries, 128 rows.
 Out: the same with W stored `j/96: dense, i: dense, j%96: compressed(crd=int16)`; a region whose weight has few zeros
 is left to torch, and the report says so.
+
+Formats are ordered by what they are expected to cost; the best few and torch's product are timed (`tune`).
 """
 
 from dataclasses import replace
@@ -21,9 +23,8 @@ from sparsify.passes.estimate import known_size
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.region import Region
+from sparsify.passes.tune import UNKNOWN_ROWS, Timed, try_tune
 
-# Rows of an input whose size only a run can tell.
-UNKNOWN_ROWS = 128
 # Entries of a weight for which the machine is measured where nobody has yet.
 LARGE = 1 << 16
 
@@ -34,25 +35,49 @@ def pack(draft: Draft) -> Draft:
         return draft
     kept = []
     for region in draft.regions:
-        weights = {name: m for name, m in region.operands.items() if isinstance(m, Matrix) and is_free(m)}
-        found = {name: packing(draft, region, weight) for name, weight in weights.items()}
-        chosen = {name: packed for name, packed in found.items() if packed is not None}
-        is_free_region = chosen and len(chosen) == len(region.matrices)
-        if is_free_region and not is_worth_it(chosen, draft.recipe.compile.memory):
+        if not (weights := packings(draft, region)):
+            kept.append(region)
+            continue
+        timed, chosen = choice(draft, region, weights)
+        is_free_region = len(chosen) == len(region.matrices)
+        sources = {name: m.source for name, m in region.operands.items() if isinstance(m, Matrix)}
+        if is_free_region and not is_worth_it(chosen, draft.recipe.compile.memory, timed):
             for name, packed in chosen.items():
                 node = region.output
                 gain = "faster" if packed.is_smaller else "smaller"
-                reason = f"the weight {weights[name].source} is {gain} dense: {compared(packed)}"
+                reason = f"the weight {sources[name]} is {gain} dense: {compared(packed, timed)}"
                 draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
             continue
         for name, packed in chosen.items():
-            weight = weights[name]
+            weight = region.operands[name]
+            assert isinstance(weight, Matrix), "weights are sparse operands"
             region.operands[name] = replace(weight, packed=packed.format)
-            region.notes.append(f"{weight.source} packed: {compared(packed)}")
+            region.notes.append(f"{weight.source} packed: {compared(packed, timed)}")
         regions.finish(region)
         kept.append(region)
     draft.regions = kept
     return draft
+
+
+def packings(draft: Draft, region: Region) -> dict[str, list[Packing]]:
+    """The formats for each free weight of a region, the one first that is expected to be the fastest."""
+    weights = {name: m for name, m in region.operands.items() if isinstance(m, Matrix) and is_free(m)}
+    found = {name: packing(draft, region, weight) for name, weight in weights.items()}
+    return {name: formats for name, formats in found.items() if formats}
+
+
+def choice(
+    draft: Draft, region: Region, found: dict[str, list[Packing]]
+) -> tuple[Timed | None, dict[str, Packing]]:
+    """A format for each weight, and what was timed for it: where memory decides, or several weights, nothing is."""
+    expected = {name: formats[0] for name, formats in found.items()}
+    if len(found) > 1 or len(region.matrices) > 1 or draft.recipe.compile.memory == "compact":
+        return None, expected
+    ((name, formats),) = found.items()
+    timed = try_tune(draft, region, name, formats)
+    if timed is None:
+        return None, expected
+    return timed, {name: next(one for one in formats if str(one.format) == timed.format)}
 
 
 def is_free(matrix: Matrix) -> bool:
@@ -60,32 +85,35 @@ def is_free(matrix: Matrix) -> bool:
     return matrix.dense is not None and matrix.dense.op == "get_attr" and matrix.mark.format == "auto"
 
 
-def is_worth_it(chosen: dict[str, Packing], memory: str) -> bool:
-    """Whether packed weights take less memory than dense ones and, unless that is all, are expected to be faster."""
+def is_worth_it(chosen: dict[str, Packing], memory: str, timed: Timed | None) -> bool:
+    """Whether packed weights take less memory than dense ones and, unless that is all, are faster as far as known."""
     if not all(found.is_smaller for found in chosen.values()):
         return False
     if memory == "compact":
         return True
+    if timed is not None:
+        return timed.us <= timed.dense_us
     return sum(found.us for found in chosen.values()) < sum(found.dense_us for found in chosen.values())
 
 
-def compared(found: Packing) -> str:
+def compared(found: Packing, timed: Timed | None) -> str:
     """Why a format was chosen, or none."""
     share = f"{found.stored / max(1, found.entries):.1%} stored"
-    return f"{share}, expected {found.us:.0f} us, torch's product {found.dense_us:.0f}"
+    expected = f"{share}, expected {found.us:.0f} us, torch's product {found.dense_us:.0f}"
+    return expected if timed is None else f"{expected}; {timed}"
 
 
-def packing(draft: Draft, region: Region, weight: Matrix) -> Packing | None:
-    """The best format of a weight, None where it is not multiplied with rows that lie along its columns."""
+def packing(draft: Draft, region: Region, weight: Matrix) -> list[Packing]:
+    """The formats of a weight, the best first; none where it is not multiplied with rows that lie along its columns."""
     assert weight.dense is not None, "weights are parameters"
     known = draft.known_tensor(weight.dense)
     product = next((p for _, _, value in region.statements if (p := product_with(value, weight.name))), None)
     if known is None or product is None:
-        return None
+        return []
     own, other = product
     summed = index_names(other)[-1]
     if len(index_names(own)) != 2 or summed not in index_names(own):
-        return None
+        return []
     mask: Tensor = (known.t() if weight.transposed else known) != 0
     is_turned = index_names(own)[0] == summed
     rows = rows_of(region, other)
@@ -93,8 +121,10 @@ def packing(draft: Draft, region: Region, weight: Matrix) -> Packing | None:
     machine = (calibrate.try_measured if is_large else calibrate.known)(draft.options)
     compact = draft.recipe.compile.memory == "compact"
     turned = mask.t() if is_turned else mask
-    found = pack_matrix(turned, rows, known.element_size(), machine, compact=compact)[0]
-    return replace(found, format=found.format.permuted((1, 0))) if is_turned else found
+    found = pack_matrix(turned, rows, known.element_size(), machine, compact=compact)
+    if not is_turned:
+        return found
+    return [replace(one, format=one.format.permuted((1, 0))) for one in found]
 
 
 def product_with(value: object, name: str) -> tuple[Access, Access] | None:
