@@ -10,16 +10,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import sparsify
-from sparsify.options import override
 
 from .catalogue import CONTRACTIONS, FORMATS, HABITS, drawn, operands, stored, unchanged, value
-
-
-@pytest.fixture(autouse=True)
-def compiled_fast():
-    """Kernels of many expressions: what they compute matters, not how fast."""
-    with override(compiler_flags=("-O0",)):
-        yield
 
 
 def check_einsum(subscripts, dense, given):

@@ -5,7 +5,6 @@ import torch
 
 import sparsify
 from sparsify.errors import DtypeError
-from sparsify.options import override
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COMPLEX = (torch.complex64, torch.complex128)
@@ -20,13 +19,6 @@ PAIRS = (
     *((torch.complex64, torch.float64), (torch.int64, torch.complex64), (torch.complex64, torch.complex128)),
 )
 pairs = pytest.mark.parametrize(("one", "other"), PAIRS, ids=lambda d: str(d).removeprefix("torch."))
-
-
-@pytest.fixture(autouse=True)
-def compiled_fast():
-    """Kernels of many dtypes: what they compute matters, not how fast."""
-    with override(compiler_flags=("-O0",)):
-        yield
 
 
 def drawn(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:

@@ -8,20 +8,12 @@ from torch.nn import functional
 
 import sparsify
 from sparsify.errors import EinsumError, FormatError, ScheduleError, ShapeError
-from sparsify.options import override
 
 from .catalogue import drawn, unchanged, value
 
 FORMATS = ("csr", "coo", "csc", "dcsr", "bcsr(2,3)", "dia", "ell")
 N = 8
 P, J = torch.arange(N)[:, None], torch.arange(N)
-
-
-@pytest.fixture(autouse=True)
-def compiled_fast():
-    """Kernels of many expressions: what they compute matters, not how fast."""
-    with override(compiler_flags=("-O0",)):
-        yield
 
 
 def filled(x, fill):

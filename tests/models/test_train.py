@@ -76,16 +76,9 @@ def test_larger_graphs_get_fewer_epochs_and_a_note(graph, edges, epochs):
 
 
 @pytest.mark.model
-def test_gcn_reaches_the_published_accuracy_on_cora(data_root):
-    graph = data.load("cora", data_root)
-    settings, _ = train.settings_for(graph)
-    model, example, _ = trained(graph, settings, hidden=128)
-    assert train.accuracy(train.logits(model, example), graph.y, graph.test) >= 0.80
-
-
-@pytest.mark.model
 def test_gcn_learns_the_synthetic_graph():
     graph = data.load("synthetic")
     settings, _ = train.settings_for(graph)
-    model, example, _ = trained(graph, replace(settings, epochs=60), hidden=32)
+    quick = replace(settings, epochs=20, lr=0.05)
+    model, example, _ = trained(graph, quick, hidden=16, dropout=0.0)
     assert 0.75 <= train.accuracy(train.logits(model, example), graph.y, graph.test) <= 0.95

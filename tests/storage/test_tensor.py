@@ -57,7 +57,7 @@ def test_attributes():
 
 @pytest.mark.parametrize("form", MATRIX_FORMATS)
 def test_values_to_tensor_to_dense_is_differentiable(form):
-    stored = Case(form, (7, 9), "random").stored()
+    stored = Case(form, (3, 5), "random").stored()
     pattern = stored.pattern
     values = stored.values().clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda v: SparseTensor(pattern, v).to_dense(), values)
