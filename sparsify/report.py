@@ -70,6 +70,16 @@ class ConversionEntry:
 
 
 @dataclass(slots=True)
+class WeightEntry:
+    """A weight that kernels read packed: how the model holds it, and the bytes before and after."""
+
+    name: str
+    format: str
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(slots=True)
 class RuleEntry:
     """What a rule of the recipe matched."""
 
@@ -83,6 +93,9 @@ class RuleEntry:
 class Report:
     """Everything that `apply` did to a model.
 
+    `parameter_bytes` are those of all parameters, dense as they came and as the model holds them, `None` before a graph
+    is captured.
+
     >>> report = Report(model="GCN")
     >>> report.left_dense("softmax", "softmax", "", "no sparse operand")
     >>> report.to_dict()["dense"][0]["reason"]
@@ -94,6 +107,8 @@ class Report:
     regions: list[RegionEntry] = field(default_factory=list)
     dense: list[DenseEntry] = field(default_factory=list)
     conversions: list[ConversionEntry] = field(default_factory=list)
+    weights: list[WeightEntry] = field(default_factory=list)
+    parameter_bytes: tuple[int, int] | None = None
     rules: list[RuleEntry] = field(default_factory=list)
     specialised: list[str] = field(default_factory=list)
     largest_error: float | None = None
@@ -140,6 +155,10 @@ class Report:
             ]
             for c in self.conversions
         ]
+        weights = [
+            [entry.name, entry.format, kibibytes(entry.bytes_before), kibibytes(entry.bytes_after)]
+            for entry in self.weights
+        ]
         rules = [[entry.rule, entry.where, ", ".join(entry.matched), entry.note] for entry in self.rules]
         found = [
             ("Rules", ("rule", "where", "matched", "note"), rules),
@@ -149,6 +168,7 @@ class Report:
                 regions,
             ),
             ("Left dense", ("node", "operator", "scope", "reason"), dense),
+            ("Weights", ("weight", "held", "dense", "now"), weights),
             ("Conversions", ("operand", "conversion", "times", "total us", "bytes"), moves),
         ]
         return [(title, headers, rows) for title, headers, rows in found if rows]
@@ -158,6 +178,9 @@ class Report:
         yield f"{self.model or 'model'} with {self.recipe or 'recipe'}: {self.coverage}"
         if self.largest_error is not None:
             yield f"largest difference to the dense model: {self.largest_error:.3g}"
+        if self.weights and self.parameter_bytes is not None:
+            before, after = self.parameter_bytes
+            yield f"parameters: {kibibytes(before)} dense, {kibibytes(after)} held"
         if self.specialised:
             yield "fixed by the capture: " + ", ".join(self.specialised)
         yield from (f"warning: {text}" for text in self.warnings)

@@ -45,6 +45,14 @@ class Parts:
     fill: Fill
     levels: tuple[tuple[bool, bool], ...]
 
+    @staticmethod
+    def of(tensor: SparseTensor) -> "Parts":
+        """How a tensor is put together."""
+        pattern = tensor._pattern
+        arrays = zip(pattern.pos, pattern.crd, strict=True)
+        levels = tuple((pos is not None, crd is not None) for pos, crd in arrays)
+        return Parts(pattern.format, tensor._fill, levels)
+
     @property
     def count(self) -> int:
         """How many tensors it has."""
@@ -196,12 +204,9 @@ def _apart(whole: Traced, operands: Sequence[Tensor]) -> tuple[Traced, list[Tens
             parts.append(None)
             tensors.append(operand)
             continue
-        pattern = operand._pattern
-        arrays = zip(pattern.pos, pattern.crd, strict=True)
-        levels = tuple((pos is not None, crd is not None) for pos, crd in arrays)
-        parts.append(Parts(pattern.format, operand._fill, levels))
-        tensors += [operand.values(), *pattern.arrays()]
-        extents += pattern.shape
+        parts.append(Parts.of(operand))
+        tensors += [operand.values(), *operand._pattern.arrays()]
+        extents += operand._pattern.shape
     return replace(whole, parts=tuple(parts)), tensors, extents
 
 

@@ -16,6 +16,7 @@ from sparsify.errors import CaptureError
 from sparsify.passes import calls
 from sparsify.passes.base import Asked
 from sparsify.passes.capture import Dynamic
+from sparsify.passes.packed import Weights
 from sparsify.passes.prune import prune
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
@@ -37,7 +38,8 @@ def apply(
     """The model with its sparse parts as kernels.
 
     Args:
-        model: any module; it stays as it is unless `inplace`, and the result shares its parameters.
+        model: any module; it stays as it is unless `inplace`, and the result shares its parameters, except frozen
+            weights that it holds packed.
         recipe: a path, a built-in name, a mapping or a `Recipe`.
         example_inputs: a tensor, a tuple of positional or a mapping of keyword arguments; without them the
             capture happens at the first call.
@@ -47,7 +49,8 @@ def apply(
             dimensions.
         strict: raise where something would stay dense.
         verify: compare the outputs for the example inputs with those of the dense model.
-        inplace: `model` may change: it follows the modes of the result.
+        inplace: `model` may change: it follows the modes of the result, and gives up its dense weights for those
+            that are packed, once all of `apply` has succeeded.
 
     Raises:
         RecipeError: the recipe is wrong, or one of its rules matches nothing.
@@ -60,12 +63,14 @@ def apply(
             f"{type(model).__name__} is no torch.nn.Module", "the model itself, not a function"
         )
     loaded = recipes.load(recipe)
-    model = prune(model, loaded)
-    module = SparseModule(model, Asked(loaded, dynamic, strict, verify, trainable, inplace))
+    source = prune(model, loaded)
+    is_pruned = source is not model
+    weights = Weights(source, inplace or is_pruned, model if inplace and is_pruned else None)
+    module = SparseModule(source, Asked(loaded, dynamic, strict, verify, trainable, inplace), weights)
     if example_inputs is None:
         return module
     args, kwargs = as_call(example_inputs)
-    call = calls.flatten(calls.signature(model), args, kwargs)
+    call = calls.flatten(calls.signature(source), args, kwargs)
     if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
         raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")
     module.prepare(call, call.tensors(module._matrices))

@@ -19,6 +19,7 @@ from sparsify.options import Options
 from sparsify.passes.capture import Captured, Dynamic
 from sparsify.recipe import Recipe
 from sparsify.report import Report
+from sparsify.storage.format import Format
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Draft:
         examples: the example tensors by input name.
         regions: what `lift` found and `fuse` joined, for `emit`.
         notices: where warnings go.
+        formats: of weights that are packed already, by name and whether the transpose is read.
     """
 
     captured: Captured
@@ -95,6 +97,7 @@ class Draft:
     examples: dict[str, torch.Tensor] = field(default_factory=dict)
     regions: list[Any] = field(default_factory=list)
     notices: Notices = field(default_factory=lambda: Notices("model"))
+    formats: dict[tuple[str, bool], Format] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:

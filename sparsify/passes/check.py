@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsify.errors import VerificationError
 from sparsify.passes.base import Draft
-from sparsify.passes.call_region import RegionCall, call_region
+from sparsify.passes.call_region import call_region
+from sparsify.passes.region_call import RegionCall
 from sparsify.recipe import Verify
 
 

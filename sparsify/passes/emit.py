@@ -19,12 +19,13 @@ from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import InvalidTensorError, SparsifyError
 from sparsify.passes import canonicalize, operators
 from sparsify.passes.base import Draft
-from sparsify.passes.call_region import Operand, RegionCall, SizeAt, call_region
+from sparsify.passes.call_region import call_region
 from sparsify.passes.estimate import estimated_us, example_sizes
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
 from sparsify.passes.region import Region
+from sparsify.passes.region_call import Operand, RegionCall, SizeAt
 from sparsify.passes.structure import MatrixOutput, Structure
 from sparsify.report import ConversionEntry, RegionEntry
 

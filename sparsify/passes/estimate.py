@@ -13,10 +13,10 @@ from sparsify.compiler import calibrate
 from sparsify.compiler.schedule.cost import estimate_us
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.passes.base import Draft
-from sparsify.passes.call_region import RegionCall
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import operator_name, sources, tensor_value
 from sparsify.passes.region import Region, finish
+from sparsify.passes.region_call import RegionCall
 from sparsify.passes.structure import Aligned
 from sparsify.storage.tensor import SparseTensor
 

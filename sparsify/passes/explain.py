@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparsify.compiler.explain import SECTIONS, Section, explain_kernel
-from sparsify.passes.call_region import RegionCall
 from sparsify.passes.printer import aligned
+from sparsify.passes.region_call import RegionCall
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.report import RegionEntry
 

@@ -230,10 +230,6 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
     """Writes the mark of a rule on a node."""
     place = where(draft.recipe, rule)
     recipe = draft.recipe
-    if candidate.kind == "param" and draft.asked.inplace:
-        raise rule_error(
-            recipe, rule, f"inplace=True cannot free the dense storage of {candidate.name} yet; leave it out"
-        )
     if rule.origin == "prune" and candidate.kind != "param":
         raise rule_error(recipe, rule, f"`prune` makes zeros in parameters, and {candidate} is none")
     earlier = candidate.node.meta.get("sparse")

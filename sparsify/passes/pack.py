@@ -39,9 +39,9 @@ def pack(draft: Draft) -> Draft:
             kept.append(region)
             continue
         timed, chosen = choice(draft, region, weights)
-        is_free_region = len(chosen) == len(region.matrices)
         sources = {name: m.source for name, m in region.operands.items() if isinstance(m, Matrix)}
-        if is_free_region and not is_worth_it(chosen, draft.recipe.compile.memory, timed):
+        is_open = len(chosen) == len(region.matrices) and not is_decided(draft, region)
+        if is_open and not is_worth_it(chosen, draft.recipe.compile.memory, timed):
             for name, packed in chosen.items():
                 node = region.output
                 gain = "faster" if packed.is_smaller else "smaller"
@@ -51,7 +51,8 @@ def pack(draft: Draft) -> Draft:
         for name, packed in chosen.items():
             weight = region.operands[name]
             assert isinstance(weight, Matrix), "weights are sparse operands"
-            region.operands[name] = replace(weight, packed=packed.format)
+            form = draft.formats.setdefault(key_of(weight), packed.format)  # one format for all who read it
+            region.operands[name] = replace(weight, packed=form)
             region.notes.append(f"{weight.source} packed: {compared(packed, timed)}")
         regions.finish(region)
         kept.append(region)
@@ -63,15 +64,23 @@ def packings(draft: Draft, region: Region) -> dict[str, list[Packing]]:
     """The formats for each free weight of a region, the one first that is expected to be the fastest."""
     weights = {name: m for name, m in region.operands.items() if isinstance(m, Matrix) and is_free(m)}
     found = {name: packing(draft, region, weight) for name, weight in weights.items()}
+    for name, weight in weights.items():
+        known = [one for one in found[name] if one.format == draft.formats.get(key_of(weight))]
+        found[name] = known or found[name]
     return {name: formats for name, formats in found.items() if formats}
 
 
 def choice(
     draft: Draft, region: Region, found: dict[str, list[Packing]]
 ) -> tuple[Timed | None, dict[str, Packing]]:
-    """A format for each weight, and what was timed for it: where memory decides, or several weights, nothing is."""
+    """A format for each weight, and what was timed for it.
+
+    Nothing is timed where memory decides or another region did, nor for several weights.
+    """
     expected = {name: formats[0] for name, formats in found.items()}
-    if len(found) > 1 or len(region.matrices) > 1 or draft.recipe.compile.memory == "compact":
+    if is_decided(draft, region) or len(found) > 1 or len(region.matrices) > 1:
+        return None, expected
+    if draft.recipe.compile.memory == "compact":
         return None, expected
     ((name, formats),) = found.items()
     timed = try_tune(draft, region, name, formats)
@@ -83,6 +92,16 @@ def choice(
 def is_free(matrix: Matrix) -> bool:
     """Whether a sparse operand is a weight whose format nobody chose."""
     return matrix.dense is not None and matrix.dense.op == "get_attr" and matrix.mark.format == "auto"
+
+
+def key_of(weight: Matrix) -> tuple[str, bool]:
+    """What tells apart the operands that are made of weights."""
+    return weight.source, weight.transposed
+
+
+def is_decided(draft: Draft, region: Region) -> bool:
+    """Whether other regions or variants have the weights of this one packed."""
+    return all(key_of(weight) in draft.formats for weight in region.matrices)
 
 
 def is_worth_it(chosen: dict[str, Packing], memory: str, timed: Timed | None) -> bool:

@@ -4,7 +4,6 @@ In: an MLP and `{targets: ["param:*.weight"], prune: {method: magnitude, sparsit
 whose weights have nine zeros in ten entries.
 """
 
-import copy
 from typing import Final
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 from sparsify.errors import SparsifyError
 from sparsify.passes.mark import aliases, rule_error, selects
+from sparsify.passes.shell import shared_copy
 from sparsify.recipe import Recipe, Rule
 from sparsify.sparsification.magnitude import magnitude_masks
 
@@ -27,8 +27,7 @@ def prune(model: nn.Module, recipe: Recipe) -> nn.Module:
     rules = [rule for rule in recipe.rules if rule.origin == "prune" and rule.prune is not None]
     if not rules:
         return model
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    pruned = copy.deepcopy(model, dict(shared))
+    pruned = shared_copy(model)
     for rule in rules:
         _apply(pruned, recipe, rule)
     return pruned

@@ -3,6 +3,7 @@
 In: `fill_shell(shell, model)`. Out: `shell.conv1.lin.weight is model.conv1.lin.weight`.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -71,3 +72,8 @@ def share_again(shell: nn.Module, model: nn.Module) -> None:
         inner = shell._modules.get(name)
         if child is not None and inner is not None:
             share_again(inner, child)
+
+
+def shared_copy(model: nn.Module) -> nn.Module:
+    """A copy of the modules of `model` that holds the same parameters and buffers."""
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})

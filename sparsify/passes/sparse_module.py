@@ -23,6 +23,7 @@ from sparsify.passes.capture import capture, sparse_parts
 from sparsify.passes.check import compare
 from sparsify.passes.eager import eager
 from sparsify.passes.memory import Memory
+from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.shell import Modes, fill_shell, in_modes, modes, share_again
 from sparsify.passes.variant import Variant, return_plainly
 from sparsify.report import Report
@@ -36,16 +37,17 @@ PLAIN = (torch.Tensor, nn.Parameter)
 class SparseModule(fx.GraphModule):
     """A model whose sparse regions are kernels.
 
-    The parameters are those of the source model. `.graph` is the variant of the current mode; `.report`
-    says what became of the model. Calls that fit no variant are captured anew, up to 8 times; then, or when
-    capturing fails, the source model runs, with one warning.
+    The parameters are those of the source model; frozen weights that kernels alone read are packed. `.graph` is
+    the variant of the current mode; `.report` says what became of the model. Calls that fit no variant are
+    captured anew, up to 8 times; then, or when capturing fails, the source model runs, with one warning.
     """
 
     report: Report
-    _source: nn.Module
+    _weights: Weights
     _signature: inspect.Signature
     _names: tuple[str, ...]
     _asked: Asked
+    _unpacked: dict[str, Held]
     _variants: dict[tuple[Modes, calls.CallShape], Variant | None]
     _quick: dict[Any, Callable[..., Any]]
     _modules_in_order: tuple[nn.Module, ...]
@@ -55,14 +57,14 @@ class SparseModule(fx.GraphModule):
     _example: tuple[calls.Call, list[Any]] | None
     _generated: Callable[..., Any]
 
-    def __init__(self, model: nn.Module, asked: Asked) -> None:
+    def __init__(self, model: nn.Module, asked: Asked, weights: Weights | None = None) -> None:
         none_yet = fx.Graph()
         none_yet.output(none_yet.call_function(fail_without_graph))
         super().__init__(nn.Module(), none_yet, type(model).__name__)
         fill_shell(self, model)
         self.training = model.training
         hidden = {
-            "_source": model,
+            "_weights": weights or Weights(model, asked.inplace),
             "_signature": calls.signature(model),
             "_names": tuple(calls.signature(model).parameters),
             "_asked": asked,
@@ -77,6 +79,13 @@ class SparseModule(fx.GraphModule):
         }
         for name, value in hidden.items():
             object.__setattr__(self, name, value)  # the source model is no submodule
+        self._register_load_state_dict_pre_hook(self._unpack_to_load)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(self._pack_again)  # type: ignore[no-untyped-call]
+
+    @property
+    def _source(self) -> nn.Module:
+        """The model whose code runs where no variant does."""
+        return self._weights.source
 
     def recompile(self) -> Any:
         """Compiles the graph; `forward` stays the dispatcher over variants."""
@@ -100,7 +109,10 @@ class SparseModule(fx.GraphModule):
         if "_variants" not in self.__dict__:
             return self
         if self._asked.inplace:
-            self._source.train(mode)
+            (self._weights.given or self._source).train(mode)
+        if mode and self._asked.trainable is None:
+            self._weights.unpack()  # optimizers are made before the first call
+            share_again(self, self._source)
         known = [variant for (found, _), variant in self._variants.items() if found == modes(self)]
         if not known and self._example is not None:
             call, references = self._example
@@ -197,7 +209,7 @@ class SparseModule(fx.GraphModule):
         key = (modes(self), call.shape)
         dynamic = self._asked.dynamic if key not in self._variants else ()
         try:
-            with torch.inference_mode(False), in_modes(self._source, self):
+            with torch.inference_mode(False), in_modes(self._source, self), self._weights.dense():
                 variant = self.build(call, tensors, dynamic)
         except CaptureError as error:
             if self._asked.strict or settings.current().strict:
@@ -208,8 +220,14 @@ class SparseModule(fx.GraphModule):
             return None
         self._variants[key] = variant
         self._quick.clear()
+        with torch.inference_mode(False), torch.no_grad():
+            self._weights.release(self.variants)
+        share_again(self, self._source)
         if self._asked.verify:
             self.verify(variant, call, tensors)
+        with torch.inference_mode(False), torch.no_grad():
+            self._weights.pack(self.variants)
+        share_again(self, self._source)
         return variant
 
     def build(self, call: calls.Call, tensors: list[torch.Tensor], dynamic: Any) -> Variant:
@@ -221,7 +239,10 @@ class SparseModule(fx.GraphModule):
         current = settings.current()
         if asked.recipe.compile.threads is not None:
             current = replace(current, threads=asked.recipe.compile.threads)
-        draft = base.Draft(captured, self._source, asked, report, current, examples, notices=self._notices)
+        known = {(name, held.spec.transposed): held.spec.format for name, held in self._weights.held.items()}
+        draft = base.Draft(
+            captured, self._source, asked, report, current, examples, notices=self._notices, formats=known
+        )
         draft = base.run(PASSES, draft)
         for name, constant in captured.constants.items():
             if not hasattr(self, name):
@@ -274,30 +295,63 @@ class SparseModule(fx.GraphModule):
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The source model's own result."""
-        with in_modes(self._source, self):
+        with in_modes(self._source, self), self._weights.dense():
             return self._source(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Parameters and buffers; packed weights are dense, except with `keep_vars`."""
+        found = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        if not kwargs.get("keep_vars", args[2] if len(args) > 2 else False):
+            dense = {id(weight): weight.to_dense() for weight in self._weights.packed().values()}
+            for name, parameter in self.named_parameters(remove_duplicate=False):
+                if id(parameter) in dense:
+                    found[prefix + name] = dense[id(parameter)]
+        return found
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Loads parameters and buffers into the source model, whose they are."""
-        found = self._source.load_state_dict(state_dict, strict, assign)
+        """Loads parameters and buffers into the source model, whose they are; weights are packed again."""
+        held = self._weights.unpack()
+        try:
+            return self._source.load_state_dict(dense_state(state_dict, self._source), strict, assign)
+        finally:
+            self._weights.repack(held)
+            share_again(self, self._source)
+
+    def _unpack_to_load(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Weights are dense while a module that has this one inside loads a state."""
+        object.__setattr__(self, "_unpacked", self._weights.unpack())
         share_again(self, self._source)
-        return found
+        own = {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
+        state.update({prefix + name: value for name, value in dense_state(own, self._source).items()})
+
+    def _pack_again(self, *_: Any) -> None:
+        """Afterwards they are packed as before."""
+        self._weights.repack(self._unpacked)
+        share_again(self, self._source)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "SparseModule":
         """Conversions such as `.double()` convert the source model, whose parameters these are."""
-        self._source._apply(fn, recurse)
+        self._weights.convert(fn, recurse)
         share_again(self, self._source)
         for name in {name for variant in self.variants for name in variant.captured.constants}:
             self._buffers[name] = fn(self._buffers[name])
         return self
 
     def __reduce__(self) -> Any:
-        return SparseModule, (self._source, self._asked)
+        weights = self._weights
+        return SparseModule, (
+            self._source,
+            self._asked,
+            Weights(weights.source, weights.is_own, None, weights.held),
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SparseModule":
-        new = SparseModule(copy.deepcopy(self._source, memo), self._asked)
+        source = copy.deepcopy(self._source, memo)
+        weights = Weights(source, self._weights.is_own, None, self._weights.held)
+        new = SparseModule(source, self._asked, weights)
         for (_, shell), (_, own) in zip(new.named_modules(), self.named_modules(), strict=True):
             shell.training = own.training
         for key, variant in self._variants.items():

@@ -21,7 +21,7 @@ from sparsify.errors import InvalidTensorError, UnsupportedProgramError
 from sparsify.report import ConversionEntry
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
-from sparsify.storage.tensor import SparseTensor
+from sparsify.storage.tensor import SparseTensor, values_at
 
 REMEMBERED = 8
 
@@ -48,6 +48,24 @@ class MatrixOutput:
     dense: int | None = None
     transposed: bool = False
     is_frozen: bool = False
+
+    def packed(self, dense: torch.Tensor) -> SparseTensor:
+        """A dense weight, of the same shape, so that the operand is it, or its transpose without a copy."""
+        turned = dense.t() if self.transposed else dense
+        rows, columns = torch.nonzero(turned, as_tuple=True)
+        made = align_edges(rows, columns, (turned.shape[0], turned.shape[1]), self.format).pattern
+        values = values_at(turned, made)
+        # Without what was derived from it on the way here.
+        pattern = Pattern(made.format, made.shape, made.pos, made.crd).trusted()
+        found = SparseTensor(pattern, values)
+        return found.permute(1, 0) if self.transposed else found
+
+    def holds(self, weight: SparseTensor) -> bool:
+        """Whether a weight is stored as `packed` stores it."""
+        form = weight._pattern.format
+        return form is self.format or form == (
+            self.format.permuted((1, 0)) if self.transposed else self.format
+        )
 
 
 @dataclass(frozen=True)
@@ -138,10 +156,14 @@ class Structure:
     ) -> None:
         self.module, self.outputs, self.entry = module, tuple(outputs), entry
         self.has_matrices = any(isinstance(spec, MatrixOutput) for spec in self.outputs)
+        self.weight = weight_of(self.outputs)
         self.memory: list[Remembered] = []
 
     def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:
         """The results for `leaves`; a matrix whose values the caller brings is given as `Aligned`."""
+        if self.weight is not None and type(leaves[0]) is SparseTensor and self.weight.holds(leaves[0]):
+            operand = leaves[0].permute(1, 0) if self.weight.transposed else leaves[0]
+            return (operand,) * len(self.outputs)
         needs_gradient = torch.is_grad_enabled() and any(
             isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves
         )
@@ -223,6 +245,15 @@ class Structure:
         else:
             edges = raw[spec.values]
         return SparseTensor(aligned.pattern, aligned.values(edges))
+
+
+def weight_of(outputs: Sequence[int | MatrixOutput]) -> MatrixOutput | None:
+    """What a structure makes of a frozen weight, where that is all that it makes."""
+    for spec in outputs:
+        if isinstance(spec, int) or not spec.is_frozen or spec != outputs[0]:
+            return None
+    first = outputs[0] if outputs else None
+    return None if isinstance(first, int) else first
 
 
 def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int], form: Format) -> Aligned:

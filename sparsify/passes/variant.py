@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from sparsify.passes.call_region import RegionCall
 from sparsify.passes.capture import Captured
+from sparsify.passes.region_call import RegionCall
 from sparsify.report import Report
 
 

@@ -9,7 +9,7 @@ from graph_models import MESSAGES, TwoLayers, applied, graph
 from sparsify.errors import SparsifyError
 from sparsify.passes import call_region
 from sparsify.passes.apply import apply
-from sparsify.passes.call_region import RegionCall
+from sparsify.passes.region_call import RegionCall
 
 geometric = pytest.importorskip("torch_geometric.nn")
 
@@ -91,7 +91,7 @@ def test_a_region_of_another_process_is_an_error():
     with pytest.raises(
         SparsifyError, match="calls a kernel of a sparse model that this process does not have"
     ):
-        torch.ops.sparsify.region(12345, tensors, [], [])
+        torch.ops.sparsify.region(12345, tensors, [], [], "")
 
 
 def test_results_of_the_backward_operator_share_no_memory():
@@ -110,9 +110,9 @@ def test_results_of_the_backward_operator_share_no_memory():
     sizes = [3] * len(places)
     gradient = torch.rand(3, 2)
     needed = [position for position, tensor in enumerate(tensors) if tensor is not a]
-    result = torch.ops.sparsify.region(region.handle, tensors, sizes, places)
+    result = torch.ops.sparsify.region(region.handle, tensors, sizes, places, "")
     found = torch.ops.sparsify.region_backward(
-        region.handle, gradient, result, tensors, sizes, places, needed
+        region.handle, gradient, result, tensors, sizes, places, needed, ""
     )
     addresses = {tensor.data_ptr() for tensor in (gradient, result, *found)}
     assert len(addresses) == 4

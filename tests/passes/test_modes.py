@@ -8,7 +8,6 @@ import torch
 from graph_models import MESSAGES, HandWritten, TwoLayers, applied, graph
 from torch import nn
 
-from sparsify.errors import RecipeError
 from sparsify.passes.apply import apply
 
 
@@ -80,11 +79,6 @@ def test_sparse_weights_train_when_asked(trainable, training):
         torch.testing.assert_close(gradient, expected * torch.eye(4))
     else:
         assert gradient is None or not gradient.any()
-
-
-def test_inplace_cannot_free_weights_yet():
-    with pytest.raises(RecipeError, match="cannot free the dense storage of weight yet"):
-        apply(Product(), WEIGHT, (torch.rand(4, 3),), inplace=True)
 
 
 def test_first_call_in_inference_mode():

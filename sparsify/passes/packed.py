@@ -1,0 +1,248 @@
+"""Frozen weights that a model holds packed: dense only while the source model itself runs, is captured or is loaded.
+
+In: a module whose variants read `lin.weight` through kernels alone. Out: `lin.weight` is a `SparseTensor` in their
+format, in every module that had the dense parameter.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from sparsify.passes.call_region import call_region
+from sparsify.passes.region_call import RegionCall
+from sparsify.passes.shell import share_again, shared_copy
+from sparsify.passes.structure import MatrixOutput, Structure
+from sparsify.passes.variant import Variant
+from sparsify.report import Report, WeightEntry
+from sparsify.storage.tensor import SparseTensor
+
+
+@dataclass(frozen=True)
+class Held:
+    """How a weight is held packed.
+
+    Attributes:
+        spec: of the operand that kernels make of it.
+        requires_grad: of the dense parameter.
+    """
+
+    spec: MatrixOutput
+    requires_grad: bool
+
+    def pack(self, dense: Tensor) -> nn.Parameter:
+        """The packed parameter."""
+        return nn.Parameter(self.spec.packed(dense.detach()), requires_grad=False)
+
+    def unpack(self, packed: Tensor) -> nn.Parameter:
+        """The dense parameter."""
+        assert isinstance(packed, SparseTensor), "held weights are sparse"
+        return nn.Parameter(packed.to_dense(), requires_grad=self.requires_grad)
+
+
+@dataclass
+class Readers:
+    """What packs a weight, in all variants.
+
+    Attributes:
+        is_shared: whether something needs it dense as well.
+    """
+
+    structures: list[Structure]
+    is_shared: bool = False
+
+    @property
+    def spec(self) -> MatrixOutput | None:
+        """The one way in which the weight is read, `None` where there are several."""
+        specs = [structure.weight for structure in self.structures if structure.weight is not None]
+        ways = {(spec.format, spec.transposed) for spec in specs}
+        return None if self.is_shared or len(ways) > 1 else specs[0]
+
+
+def read_weights(model: nn.Module, variants: Iterable[Variant]) -> dict[str, Readers]:
+    """By name the parameters that regions of these variants pack."""
+    parameters = dict(model.named_parameters())
+    found: dict[str, Readers] = {}
+    for variant in variants:
+        for node in variant.captured.graph.find_nodes(op="get_attr"):
+            if node.target in parameters:
+                readers = found.setdefault(str(node.target), Readers([]))
+                for user in node.users:
+                    add_readers(readers, node, user)
+    return {name: readers for name, readers in found.items() if readers.structures}
+
+
+def add_readers(readers: Readers, node: fx.Node, user: fx.Node) -> None:
+    """Adds what packs a weight in a region that reads it, or that the weight is needed dense."""
+    if user.target is not call_region:
+        readers.is_shared = True
+        return
+    region: RegionCall = user.meta["region"]
+    for position, argument in enumerate(user.args[1:]):
+        if argument is not node:
+            continue
+        reading = [o.structure for o in region.operands if position in o.leaves and o.structure is not None]
+        packing = [structure for structure in reading if structure.weight is not None]
+        readers.structures += packing
+        is_argument = any(operand.argument == position for operand in region.operands)
+        readers.is_shared |= is_argument or len(packing) < len(reading)
+
+
+class Weights:
+    """The weights of the source model of a sparse one.
+
+    Args:
+        source: the model whose code runs where no variant does; the sparse model shares its parameters.
+        is_own: whether `source` may hold packed weights: it is nobody else's, or was given to be changed.
+        given: another model, the one that the user gave to be changed; it follows.
+        held: by name the weights that `source` holds packed.
+    """
+
+    def __init__(
+        self,
+        source: nn.Module,
+        is_own: bool,
+        given: nn.Module | None = None,
+        held: Mapping[str, Held] | None = None,
+    ) -> None:
+        self.source, self.is_own, self.given, self.held = source, is_own, given, dict(held or {})
+        self.is_followed = False
+
+    @contextmanager
+    def dense(self) -> Iterator[None]:
+        """Within this context the weights of the source model are dense; afterwards they are those from before."""
+        packed = self.packed()
+        dense = {name: self.held[name].unpack(weight) for name, weight in packed.items()}
+        for name, weight in packed.items():
+            replace(self.source, weight, dense[name])
+        try:
+            yield
+        finally:
+            for name, weight in packed.items():
+                replace(self.source, dense[name], weight)
+
+    def release(self, variants: Sequence[Variant]) -> None:
+        """Unpacks the weights that one of these variants needs dense."""
+        readers = read_weights(self.source, variants)
+        self.unpack([name for name in self.held if name not in readers or readers[name].spec is None])
+
+    def pack(self, variants: Sequence[Variant]) -> None:
+        """Packs the weights that these variants read packed alone.
+
+        The last step of a capture: whatever fails before it, the models have their weights.
+        """
+        readers = read_weights(self.source, variants)
+        specs = {name: found.spec for name, found in readers.items()}
+        wanted = {n: spec for n, spec in specs.items() if spec is not None and n not in self.held}
+        if wanted and not self.is_own:
+            self.source, self.is_own = shared_copy(self.source), True
+        for name, spec in wanted.items():
+            dense = self.source.get_parameter(name)
+            held = Held(spec, dense.requires_grad)
+            replace(self.source, dense, held.pack(dense))
+            self.held[name] = held
+            for structure in readers[name].structures:
+                structure.memory.clear()
+        self.is_followed = True
+        self.follow()
+        for variant in variants:
+            self.describe(variant.report, readers)
+
+    def packed(self) -> dict[str, SparseTensor]:
+        """The packed weights by name."""
+        found = {name: self.source.get_parameter(name) for name in self.held}
+        return {name: weight for name, weight in found.items() if isinstance(weight, SparseTensor)}
+
+    def unpack(self, names: Iterable[str] | None = None) -> dict[str, Held]:
+        """Makes weights dense, all of them without `names`; how they were held."""
+        released = {}
+        for name in list(self.held if names is None else names):
+            weight = self.source.get_parameter(name)
+            released[name] = self.held.pop(name)
+            replace(self.source, weight, released[name].unpack(weight))
+        self.follow()
+        return released
+
+    def follow(self) -> None:
+        """Gives the model that follows the parameters that the source model has now, once one capture succeeded."""
+        if self.given is not None and self.is_followed:
+            share_again(self.given, self.source)
+
+    def describe(self, report: Report, readers: Mapping[str, Readers]) -> None:
+        """Writes into the report how the weights are held, and the bytes of all parameters."""
+        report.weights = [self.entry(name, found) for name, found in readers.items()]
+        beside = sum(e.bytes_after - e.bytes_before for e in report.weights if e.name not in self.held)
+        now = beside + sum(stored_bytes(parameter) for parameter in self.source.parameters())
+        saved = sum(entry.bytes_before - entry.bytes_after for entry in report.weights)
+        report.parameter_bytes = now + saved, now
+
+    def entry(self, name: str, readers: Readers) -> WeightEntry:
+        """How a weight is held that regions pack."""
+        weight = self.source.get_parameter(name)
+        before = weight.numel() * weight.dtype.itemsize
+        if isinstance(weight, SparseTensor):
+            return WeightEntry(name, str(weight.format), before, stored_bytes(weight))
+        copies = {id(structure): structure.entry.bytes_after for structure in readers.structures}
+        return WeightEntry(name, "dense, and packed beside", before, before + sum(copies.values()))
+
+    def convert(self, fn: Callable[..., Any], recurse: bool) -> None:
+        """Conversions such as `.double()`; packed weights are converted packed."""
+        packed: list[tuple[Tensor, list[tuple[dict[str, Any], str]]]]
+        packed = [(weight, places(self.source, weight)) for weight in self.packed().values()]
+        try:
+            for _, known in packed:
+                for store, name in known:
+                    store[name] = None  # torch would swap it, which weak references forbid
+            self.source._apply(fn, recurse)
+            packed = [
+                (nn.Parameter(fn(weight.detach()), requires_grad=False), known) for weight, known in packed
+            ]
+        finally:
+            for weight, known in packed:
+                for store, name in known:
+                    store[name] = weight
+        self.follow()
+
+    def repack(self, held: Mapping[str, Held]) -> None:
+        """Packs weights again that were packed before."""
+        for name, how in held.items():
+            dense = self.source.get_parameter(name)
+            replace(self.source, dense, how.pack(dense))
+            self.held[name] = how
+        self.follow()
+
+
+def places(model: nn.Module, parameter: Tensor) -> list[tuple[dict[str, Any], str]]:
+    """Where a parameter is kept: dictionaries of modules, and its name in each."""
+    return [
+        (module._parameters, name)
+        for module in model.modules()
+        for name, found in module._parameters.items()
+        if found is parameter
+    ]
+
+
+def replace(model: nn.Module, old: Tensor, new: Tensor) -> None:
+    """Puts a parameter in the place of another, under each of its names."""
+    for store, name in places(model, old):
+        store[name] = new
+
+
+def dense_state(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """The state with dense tensors for the dense parameters of `model`."""
+    sparse = {
+        name for name, p in model.named_parameters(remove_duplicate=False) if isinstance(p, SparseTensor)
+    }
+    return {
+        name: value.to_dense() if isinstance(value, SparseTensor) and name not in sparse else value
+        for name, value in state.items()
+    }
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """The bytes of a tensor, of a sparse one those of its values and its pattern."""
+    if isinstance(tensor, SparseTensor):
+        return sum(array.nbytes for array in (tensor._vals, *tensor._pattern.arrays()))
+    return tensor.nbytes

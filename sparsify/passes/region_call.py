@@ -1,0 +1,299 @@
+"""The call of a region: finds its operands and runs its kernel.
+
+In: `call_region(handle, x, edge_index, 2708, w, b)`. Out: the region's result, differentiable.
+
+Eager calls go straight to the kernel. While tracing, compiling or exporting the same call is the operator of
+`region_operator`.
+"""
+
+import secrets
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from sparsify.compiler.differentiate import pull_back
+from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.kernel import plan
+from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
+from sparsify.options import Options
+from sparsify.passes.base import Notices
+from sparsify.passes.origin import Origin
+from sparsify.passes.structure import Aligned, Structure
+from sparsify.storage.tensor import SparseTensor
+
+FAILURES: Final = (CompilerError, KernelError, UnsupportedProgramError)
+DENSE_GRADIENTS: Final = "gradients of sparse regions are computed densely from now on"
+
+
+@dataclass(frozen=True)
+class SizeAt:
+    """An extent that is an argument of the call."""
+
+    argument: int
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where an operand of the program comes from.
+
+    Attributes:
+        name: its name in the program.
+        argument: the position of the tensor among the call's arguments; with a structure that of a sparse
+            operand's values, -1 when the structure knows them.
+        structure: what computes it once per graph.
+        leaves: the positions of the structure's leaves among the arguments.
+        result: the position among the structure's results.
+        is_full: whether it is a dense input whose zeros are left out: its gradient is not zero there.
+    """
+
+    name: str
+    argument: int
+    structure: Structure | None = None
+    leaves: tuple[int, ...] = ()
+    result: int = 0
+    is_full: bool = False
+
+
+# Handles are drawn at random: one that a program exported elsewhere brings along belongs to no region here.
+_calls: "weakref.WeakValueDictionary[int, RegionCall]" = weakref.WeakValueDictionary()
+
+
+class RegionCall:
+    """A region's kernel with the way its operands are found.
+
+    Args:
+        program: the einsum program; its inputs are in the order of `operands`.
+        shape: per mode of the result its extent, or the argument that is its extent.
+        dense: the nodes that the region replaces, for when the kernel cannot be built or fails.
+        options: settings.
+        notices: where the warning about a failure goes.
+        is_strict: whether a failure raises.
+
+    Attributes:
+        name: for reports.
+        kernel: of the program; what makes the call sees to it that it is built.
+        failure: why the dense nodes compute now, `None` as long as the kernel does.
+        gradient_failure: why they do when gradients are wanted.
+        weights: by the positions of the arguments that are frozen weights, dense or packed, what packs them.
+        differentiable: the positions of arguments whose gradients were computed by a kernel before.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        operands: Sequence[Operand],
+        shape: tuple[int | SizeAt, ...],
+        dense: fx.GraphModule,
+        options: Options,
+        notices: Notices,
+        is_strict: bool = False,
+    ) -> None:
+        self.name, self.program, self.operands = "", program, tuple(operands)
+        self._sources = [(o.argument, o.structure, o.leaves, o.result) for o in self.operands]
+        self.shape, self.dense, self.options, self.notices = shape, dense, options, notices
+        self.dtype = getattr(torch, program.declaration(program.outputs[0]).dtype)
+        self.is_strict = is_strict
+        self.failure: SparsifyError | None = None
+        self.gradient_failure: SparsifyError | None = None
+        self.times_us: list[float] | None = None
+        self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
+        self.weights = {o.leaves[0]: o.structure for o in self.operands if o.structure and o.structure.weight}
+        self.handle = secrets.randbits(62)
+        self.kernel = plan(program, options=options)
+        self.differentiable: set[tuple[int, ...]] = set()
+        self.origin: Origin | None = None
+        _calls[self.handle] = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RegionCall":
+        return self  # kernels and memories are shared: they hold no parameters
+
+    def values(self, arguments: Sequence[Any]) -> list[Any]:
+        """The operands in the order of the program."""
+        found = []
+        for argument, structure, leaves, result in self._sources:
+            if structure is None:
+                found.append(arguments[argument])
+                continue
+            value = structure(tuple([arguments[at] for at in leaves]))[result]
+            if type(value) is Aligned:
+                value = SparseTensor(value.pattern, value.values(arguments[argument]))
+            found.append(value)
+        return found
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        """The result of the region, by the dense nodes once the kernel has failed, and for full gradients."""
+        wanted = wanted_gradients(arguments) if torch.is_grad_enabled() else ()
+        if wanted and wanted not in self.differentiable and self.has_kernel(wanted):
+            tried: torch.Tensor = FirstGradient.apply(self, *arguments)  # type: ignore[no-untyped-call]
+            return tried
+        return self.computed(arguments, wanted)
+
+    def computed(self, arguments: Sequence[Any], wanted: tuple[int, ...]) -> torch.Tensor:
+        """The result of the region, by the kernel if it can."""
+        if self.failure is None and (not wanted or self.has_kernel(wanted)):
+            try:
+                operands = self.values(arguments)
+                if self.times_us is None:
+                    return self.kernel(*operands)  # type: ignore[no-any-return]
+                return self.timed(operands, self.times_us)
+            except FAILURES as error:
+                self.failure = self.noted(error, "sparse regions run densely from now on")
+        return self.dense_result(arguments)
+
+    def dense_result(self, arguments: Sequence[Any]) -> torch.Tensor:
+        """The result of the nodes that the region replaces; packed weights are unpacked for them."""
+        known = [
+            value.to_dense() if position in self.weights and isinstance(value, SparseTensor) else value
+            for position, value in enumerate(arguments)
+        ]
+        found: torch.Tensor = self.dense(*known)[0]
+        return found
+
+    def has_kernel(self, wanted: tuple[int, ...]) -> bool:
+        """Whether a kernel computes the result, and the gradients of the arguments at these positions."""
+        if self.failure is not None:
+            return False
+        if not wanted:
+            return True
+        # A sparse operand leaves out the gradient at its zeros, which an input may need.
+        return self.gradient_failure is None and not any(position in wanted for position in self.full)
+
+    def gradients(
+        self, arguments: Sequence[Any], needed: Sequence[int], result: torch.Tensor, gradient: torch.Tensor
+    ) -> list[torch.Tensor | None]:
+        """The gradients of the arguments at the positions `needed`, from the result and its gradient."""
+        inputs = list(arguments)
+        for position in needed:
+            inputs[position] = inputs[position].detach().requires_grad_()
+        wanted = [inputs[position] for position in needed]
+        with torch.enable_grad():
+            outputs, found = self.pulled_back(inputs, result, gradient)
+        return list(torch.autograd.grad(outputs, wanted, found, allow_unused=True))
+
+    def pulled_back(
+        self, inputs: Sequence[Any], result: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Tensors computed from the inputs, and their gradients; those of the dense nodes when the kernel fails."""
+        wanted = wanted_gradients(inputs)
+        if self.has_kernel(wanted):
+            try:
+                found = self.operand_gradients(self.values(inputs), result, gradient)
+                self.differentiable.add(wanted)
+                return found
+            except FAILURES as error:
+                self.gradient_failure = self.noted(error, DENSE_GRADIENTS)
+        return [self.dense_result(inputs)], [gradient]
+
+    def operand_gradients(
+        self, operands: Sequence[torch.Tensor], result: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The operands that require gradients, and their gradients."""
+        program = self.program
+        wrt = [operand.requires_grad for operand in operands]
+        values = dict(zip(program.inputs, (operand.detach() for operand in operands), strict=True))
+        values[program.outputs[0]] = result
+        names = tuple(name for name, wants in zip(program.inputs, wrt, strict=True) if wants)
+        with torch.no_grad():
+            found = pull_back(self.kernel, values, (gradient.contiguous(),), names)
+        pairs = [
+            (entries(operand), entries(found[name]))
+            for name, operand in zip(program.inputs, operands, strict=True)
+            if name in found
+        ]
+        return [operand for operand, _ in pairs], [value for _, value in pairs]
+
+    def gradients_with_graph(
+        self, arguments: Sequence[Any], needed: Sequence[int], gradient: torch.Tensor
+    ) -> Sequence[torch.Tensor | None]:
+        """The same gradients, differentiable in their turn; the forward pass is computed again."""
+
+        def differentiated() -> Sequence[torch.Tensor | None]:
+            result = self.computed(arguments, wanted_gradients(arguments))
+            inputs = [arguments[position] for position in needed]
+            return torch.autograd.grad(result, inputs, gradient, create_graph=True, allow_unused=True)
+
+        if self.gradient_failure is None:
+            try:
+                return differentiated()
+            except FAILURES as error:
+                self.gradient_failure = self.noted(error, DENSE_GRADIENTS)
+        return differentiated()
+
+    def timed(self, operands: Sequence[torch.Tensor], times_us: list[float]) -> torch.Tensor:
+        """The kernel's result; how long it took goes into `times_us`."""
+        started = time.perf_counter()
+        result: torch.Tensor = self.kernel(*operands)
+        times_us.append((time.perf_counter() - started) * 1e6)
+        return result
+
+    def noted(self, error: SparsifyError, consequence: str) -> SparsifyError:
+        """The error, after one warning; under strict it is raised."""
+        if self.is_strict:
+            raise error
+        self.notices.warn(f"{consequence}: {error}")
+        return error
+
+    def result_shape(self, arguments: Sequence[Any]) -> list[Any]:
+        """The shape of the result for these arguments."""
+        return [e if isinstance(e, int) else arguments[e.argument] for e in self.shape]
+
+
+class FirstGradient(torch.autograd.Function):
+    """A region whose gradients no kernel has computed yet: when there can be none, the dense nodes do it."""
+
+    @staticmethod
+    def forward(ctx: Any, call: RegionCall, *arguments: Any) -> torch.Tensor:
+        result = call.computed(arguments, ())
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        ctx.call = call
+        ctx.sizes = [None if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+        ctx.save_for_backward(result, *tensors)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call: RegionCall = ctx.call
+        result, *tensors = ctx.saved_tensors
+        left = iter(tensors)
+        arguments = [next(left) if size is None else size for size in ctx.sizes]
+        needed = [position for position, need in enumerate(ctx.needs_input_grad[1:]) if need]
+        if torch.is_grad_enabled():  # gradients of these gradients are wanted
+            found = call.gradients_with_graph(arguments, needed, gradient)
+        else:
+            found = call.gradients(arguments, needed, result, gradient)
+        made = dict(zip(needed, found, strict=True))
+        return None, *[made.get(position) for position in range(len(arguments))]
+
+
+def wanted_gradients(arguments: Sequence[Any]) -> tuple[int, ...]:
+    """The positions of the arguments whose gradients are wanted."""
+    if not torch.is_grad_enabled():
+        return ()
+    return tuple(
+        [at for at, value in enumerate(arguments) if isinstance(value, torch.Tensor) and value.requires_grad]
+    )
+
+
+def entries(value: torch.Tensor) -> torch.Tensor:
+    """The values of a sparse tensor, a dense one itself."""
+    return value.values() if isinstance(value, SparseTensor) else value
+
+
+def find(handle: int) -> RegionCall:
+    """The region with this handle.
+
+    Raises:
+        SparsifyError: it is gone, or was never in this process.
+    """
+    call = _calls.get(handle)
+    if call is None:
+        raise SparsifyError(
+            "this program calls a kernel of a sparse model that this process does not have",
+            "keep the result of sparsify.apply alive; a program exported elsewhere is made again by apply and export",
+        )
+    return call
