@@ -6,6 +6,7 @@ import io
 import itertools
 import pickle
 import types
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import sparsify
+from sparsify import options
 from sparsify.errors import CompilerError, VerificationError
 from sparsify.storage.tensor import SparseTensor
 
@@ -44,8 +46,15 @@ def example(rows: int = 32) -> torch.Tensor:
     return torch.randn(rows, 128, generator=torch.Generator().manual_seed(rows))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def untimed() -> Iterator[None]:
+    """What is expected decides alone, not how busy the machine is."""
+    with options.override(tune_seconds=0.0):
+        yield
+
+
 @pytest.fixture(scope="module")
-def applied() -> tuple[nn.Sequential, Any]:
+def applied(untimed: None) -> tuple[nn.Sequential, Any]:
     """A model and its sparse form, for tests that leave both as they are."""
     model = mlp()
     return model, sparsify.apply(model, GIVEN, example())
