@@ -4,11 +4,14 @@ In: `A @ B` with A a `SparseTensor`. Out: the result of a generated kernel, dens
 """
 
 from sparsify.ops import (
+    close,
     elementwise,
     fallback,
     index,
     join,
     layouts,
+    moments,
+    places,
     products,
     reductions,
     reshape,
@@ -17,11 +20,14 @@ from sparsify.ops import (
 )
 
 __all__ = [
+    "close",
     "elementwise",
     "fallback",
     "index",
     "join",
     "layouts",
+    "moments",
+    "places",
     "products",
     "reductions",
     "reshape",

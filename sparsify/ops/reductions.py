@@ -1,8 +1,10 @@
 """Reductions over all modes or some: `sum mean amax amin`. Unstored entries count as the fill.
 
-In: `torch.sum(A, 1)`. Out: `Y[i] += A[i,j]`.
+In: `torch.sum(A, 1)`. Out: `Y[i] += A[i,j]`, a dense vector; a sparse one where the dense one would be out of all
+proportion to what is stored, as for 10^9 rows of which a thousand hold entries.
 """
 
+import builtins
 import math
 from collections.abc import Sequence
 from typing import Any, cast
@@ -10,10 +12,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from sparsify.compiler.compact import LARGE, TIMES
 from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.evaluate import evaluate
 from sparsify.errors import ShapeError
 from sparsify.ops.elementwise import INDICES, div
+from sparsify.ops.reshape import reshaped
 from sparsify.ops.table import operator, refuse
 from sparsify.storage.tensor import SparseTensor
 
@@ -137,9 +141,26 @@ def _reduced(assignment: str, input: SparseTensor, dim: Modes, keepdim: bool, ou
     names = INDICES[: input.dim()]
     left = ",".join(name for mode, name in enumerate(names) if mode not in gone)
     target = f"Y[{left}]" if left else "Y"
+    kept = [extent for mode, extent in enumerate(input.shape) if mode not in gone]
     # A vector is handier dense, whatever can be inferred; modes of extent 1 are no modes of a format.
-    format = dense_format(len(names) - len(gone)) if keepdim or len(names) - len(gone) < 2 else None
+    is_dense = not kept or ((keepdim or len(kept) < 2) and not is_vast(input, kept))
+    format = dense_format(len(kept)) if is_dense else None
     result = cast(Tensor, evaluate(f"{target} {assignment} A[{','.join(names)}]", A=input, format=format))
-    if not keepdim:
-        return result
-    return result.reshape([1 if mode in gone else extent for mode, extent in enumerate(input.shape)])
+    return with_ones(result, input.shape, gone) if keepdim else result
+
+
+def is_vast(input: SparseTensor, shape: Sequence[int]) -> bool:
+    """Whether a dense result of this shape would be out of all proportion to a tensor's entries and levels.
+
+    A level that has a place for each of its coordinates is as large as the dense result itself.
+    """
+    least = builtins.max(
+        LARGE, TIMES * input.nnz, TIMES * builtins.sum(len(a) for a in input.pattern.arrays())
+    )
+    return math.prod(shape) > least
+
+
+def with_ones(result: Tensor, shape: Sequence[int], gone: Sequence[int]) -> Tensor:
+    """A result with modes of extent 1 where those of an operand's `shape` went."""
+    wanted = [1 if mode in gone else extent for mode, extent in enumerate(shape)]
+    return reshaped(result, wanted) if isinstance(result, SparseTensor) else result.reshape(wanted)

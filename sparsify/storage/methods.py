@@ -27,6 +27,17 @@ def _transpose(tensor: SparseTensor, dim0: int, dim1: int) -> SparseTensor:
     return tensor.transpose(dim0, dim1)
 
 
+def _move(tensor: SparseTensor, source: Any, destination: Any) -> SparseTensor:
+    """`tensor.movedim(source, destination)`: modes that take other places, the rest in their order."""
+    torch.movedim(torch.empty([0] * tensor.dim()), source, destination)  # raises for modes that are not there
+    rank = tensor.dim()
+    sources, places = ([modes] if isinstance(modes, int) else list(modes) for modes in (source, destination))
+    order = [mode for mode in range(rank) if mode not in [source % rank for source in sources]]
+    for place, mode in sorted(zip([p % rank for p in places], [m % rank for m in sources], strict=True)):
+        order.insert(place, mode)
+    return tensor.permute(order)
+
+
 def _matrix_transpose(tensor: SparseTensor) -> SparseTensor:
     """`tensor.mT`: the last two modes exchanged."""
     return tensor.transpose(-2, -1)
@@ -76,6 +87,7 @@ for _names, _operator in (
     ((torch.t, Tensor.t, Tensor.T.__get__), _reversed_modes),  # type: ignore[attr-defined]
     ((torch.permute, Tensor.permute), _permute),
     ((torch.transpose, torch.swapaxes, torch.swapdims, Tensor.swapaxes, Tensor.swapdims), _transpose),
+    ((torch.movedim, torch.moveaxis, Tensor.movedim, Tensor.moveaxis), _move),
     ((Tensor.mT.__get__,), _matrix_transpose),  # type: ignore[attr-defined]
     ((Tensor.share_memory_,), _share_memory),
     ((Tensor.is_shared,), _is_shared),

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+import sparsify
+from sparsify import SparseTensor
 from sparsify.errors import ShapeError
 from tests.ops.operands import assert_as_dense, assert_gradients, sparse
 
@@ -38,6 +40,20 @@ def test_whether_and_how_many():
 
 def test_stored_entries_below_the_fill():
     assert float((-sparse(1, 9)).amax()) == 0
+
+
+@pytest.mark.parametrize("format", ["coo", "dcsr", "csc"])
+def test_vectors_of_many_rows_are_sparse(format):
+    """A dense vector of 10^9 rows would be out of proportion to three entries."""
+    n = 10**9
+    at = torch.tensor([[5, 5, 10**9 - 1], [0, 3, 2]])
+    stored = sparsify.tensor((at, torch.tensor([1.0, 2, -1]), (n, 4)), format)
+    for function, wanted in ((torch.sum, [3.0, -1]), (torch.mean, [0.75, -0.25]), (torch.amax, [2.0, 0])):
+        found = function(stored, 1)
+        assert isinstance(found, SparseTensor) and found.shape == (n,) and found.fill == 0
+        assert found.coordinates().tolist() == [[5, n - 1]] and found.values().tolist() == wanted
+    assert stored.sum(1, keepdim=True).shape == (n, 1)
+    assert stored.sum(0).tolist() == [1, 0, -1, 2]
 
 
 def test_sparse_sum():

@@ -314,6 +314,10 @@ def test_transposes_share_everything():
     assert stored.T.T.pattern is stored.pattern
     cube = Case("csf", (3, 4, 5), "random").stored()
     assert torch.equal(torch.permute(cube, (2, 0, 1)).to_dense(), cube.to_dense().permute(2, 0, 1))
+    for places in ((0, 2), (-1, 0), ((0, 1), (2, 0))):
+        assert torch.equal(cube.movedim(*places).to_dense(), cube.to_dense().movedim(*places))
+    with pytest.raises(IndexError):
+        cube.moveaxis(0, 3)
     assert torch.equal(cube.transpose(-1, 0).to_dense(), cube.to_dense().transpose(-1, 0))
 
 
