@@ -13,8 +13,15 @@ N = TypeVar("N", bound="Node")
 PLAIN: Final = ("str", "int", "bool", "float")
 
 
+class _Remembering:
+    """Has room for the children of a node: one tree is walked many times and never changes."""
+
+    __slots__ = ("_children",)
+    _children: "tuple[Node, ...]"
+
+
 @dataclass(frozen=True, slots=True)
-class Node:
+class Node(_Remembering):
     """A frozen dataclass whose children are its fields that are nodes or tuples of nodes."""
 
 
@@ -36,8 +43,18 @@ def _is_plain(annotation: object) -> bool:
     return annotation in PLAIN
 
 
-def children(node: Node) -> list[Node]:
+def children(node: Node) -> tuple[Node, ...]:
     """The direct children of `node`, in field order."""
+    try:
+        return node._children
+    except AttributeError:
+        found = _find_children(node)
+        object.__setattr__(node, "_children", found)
+        return found
+
+
+def _find_children(node: Node) -> tuple[Node, ...]:
+    """The fields of `node` that are nodes, and the nodes in those that are tuples."""
     found: list[Node] = []
     for name in _names(type(node)):
         value = getattr(node, name)
@@ -45,7 +62,7 @@ def children(node: Node) -> list[Node]:
             found.append(value)
         elif isinstance(value, tuple):
             found += [item for item in value if isinstance(item, Node)]
-    return found
+    return tuple(found)
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -54,11 +71,15 @@ def walk(node: Node) -> Iterator[Node]:
     while rest:
         current = rest.pop()
         yield current
-        rest += reversed(children(current))
+        below = children(current)
+        if below:
+            rest += below[::-1]
 
 
 def map_children(node: N, change: Callable[[Node], Node]) -> N:
     """`node` with `change` applied to each direct child; the same object when nothing changed."""
+    if not children(node):
+        return node
     updates: dict[str, object] = {}
     for name in _names(type(node)):
         value = getattr(node, name)

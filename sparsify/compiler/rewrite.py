@@ -3,7 +3,7 @@
 In: a node and rules (functions from node to node or `None`). Out: the rewritten node, or the same object.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from sparsify.compiler.node import Node, map_children
 
@@ -23,6 +23,17 @@ def first(*rules: Rule) -> Rule:
     return try_each
 
 
+def by_class(rules: Mapping[type[Node], tuple[Rule, ...]]) -> Rule:
+    """The rule that tries those of a node's own class."""
+    tried = {kind: first(*of_class) for kind, of_class in rules.items()}
+
+    def try_own(node: Node) -> Node | None:
+        rule = tried.get(type(node))
+        return rule(node) if rule is not None else None
+
+    return try_own
+
+
 def bottom_up(node: Node, *rules: Rule) -> Node:
     """`node` with the first matching rule applied once at every node, children before parents."""
     rule = first(*rules)
@@ -35,13 +46,14 @@ def bottom_up(node: Node, *rules: Rule) -> Node:
     return visit(node)
 
 
-def fixpoint(node: Node, *rules: Rule, limit: int = 100) -> Node:
+def fixpoint(node: Node, *rules: Rule, limit: int = 100, settled: dict[int, Node] | None = None) -> Node:
     """`node` rewritten bottom-up until no rule changes it any more.
 
-    What a rule returns is rewritten in turn before its parent is; nodes that have settled are not visited again.
+    What a rule returns is rewritten in turn before its parent is; nodes that have settled are not visited again: they
+    are in `settled` by identity (and held there, so that their identities stay theirs), also for later calls.
     """
     rule = first(*rules)
-    settled: dict[int, Node] = {}  # by identity; holding the nodes keeps their identities theirs
+    settled = {} if settled is None else settled
 
     def visit(current: Node) -> Node:
         for _ in range(limit):

@@ -12,7 +12,7 @@ from typing import Final
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import Block, Convert, Declare, For, If, Literal, Op, Var, type_of
 from sparsify.compiler.node import Node, map_children, walk
-from sparsify.compiler.rewrite import Rule, bottom_up, fixpoint
+from sparsify.compiler.rewrite import Rule, bottom_up, by_class, fixpoint
 
 FOLDS: Final[dict[str, Callable[[int, int], int]]] = {
     "add": operator.add,
@@ -35,8 +35,9 @@ INTEGERS: Final = ("int16", "int32", "int64")
 def simplify(function: nodes.Function) -> nodes.Function:
     """The kernel with all rules applied until none changes it."""
     body = function.body
+    seen: dict[int, Node] = {}
     for _ in range(100):
-        settled = _as_stmt(fixpoint(body, *RULES))
+        settled = _as_stmt(fixpoint(body, ANY_RULE, settled=seen))
         once = _declared_once(settled)
         inlined = _as_stmt(bottom_up(settled, _inline_single_trip(once), _inline_branch(once)))
         body = _replace_copies(inlined, once)
@@ -213,9 +214,8 @@ def drop_empty(node: Node) -> Node | None:
     return None
 
 
-RULES: Final[tuple[Rule, ...]] = (
+ARITHMETIC: Final[tuple[Rule, ...]] = (
     fold_integers,
-    fold_conversion,
     constant_last,
     drop_neutral,
     annihilate,
@@ -223,11 +223,22 @@ RULES: Final[tuple[Rule, ...]] = (
     subtract_negative,
     drop_repeated,
     fold_logic,
-    drop_full_count,
-    drop_single_lane,
-    flatten,
-    drop_empty,
 )
+RULES: Final[dict[type[Node], tuple[Rule, ...]]] = {
+    Op: ARITHMETIC,
+    Convert: (fold_conversion,),
+    nodes.Load: (drop_full_count,),
+    nodes.Gather: (drop_full_count,),
+    nodes.Store: (drop_full_count,),
+    nodes.Scatter: (drop_full_count,),
+    nodes.Horizontal: (drop_full_count, drop_single_lane),
+    nodes.Broadcast: (drop_single_lane,),
+    nodes.Lanes: (drop_single_lane,),
+    Block: (flatten,),
+    For: (drop_empty,),
+    If: (drop_empty,),
+}
+ANY_RULE: Final = by_class(RULES)
 
 
 # Rules that need to know the whole kernel: what leaves its scope must not meet its like there
