@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 GRAPHS = ("synthetic", "cora", "citeseer", "pubmed", "ogbn-arxiv")
+RANDOM = ("random",)
 Factory = Callable[..., "nn.Module"]
 
 
@@ -26,17 +27,25 @@ class Entry:
 
     Attributes:
         name: how `sparsify run` calls it.
-        factory: makes the model from (features, classes, ...); or `"module:attribute"` to import later.
+        factory: makes the model, for graphs from (features, classes, ...); or `"module:attribute"` to import later.
         recipe: the recipe that is used when none is given.
         datasets: what it can run on; the first is the default.
-        inputs: what its forward takes after the features, an edge_index or a normalised adjacency.
+        inputs: what its forward takes: the features of a graph and an edge_index or a normalised adjacency; or rows
+            of features, of tokens, or images.
+        extra: of this distribution, that installs what the model is built with.
     """
 
     name: str
     factory: Factory | str
     recipe: str
     datasets: tuple[str, ...] = GRAPHS
-    inputs: Literal["edge_index", "adjacency"] = "edge_index"
+    inputs: Literal["edge_index", "adjacency", "features", "tokens", "images"] = "edge_index"
+    extra: str = "graph"
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether the model runs on a graph, which gives it its sizes and something to learn."""
+        return self.inputs in ("edge_index", "adjacency")
 
     def load(self) -> Factory:
         """The factory itself.
@@ -53,7 +62,8 @@ class Entry:
                 found: Factory = getattr(importlib.import_module(module), attribute)
         except ModuleNotFoundError as error:
             raise SparsifyError(
-                f"{self.name} needs {error.name}, which is not installed", "pip install 'sparsify-fx[graph]'"
+                f"{self.name} needs {error.name}, which is not installed",
+                f"pip install 'sparsify-fx[{self.extra}]'",
             ) from error
         return found
 
@@ -63,6 +73,10 @@ class Entry:
         return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
 
     def build(self, features: int, classes: int, arguments: Mapping[str, Any], seed: int = 0) -> "nn.Module":
+        """A new model for a graph."""
+        return self.make(arguments, seed, features, classes)
+
+    def make(self, arguments: Mapping[str, Any], seed: int = 0, *sizes: int) -> "nn.Module":
         """A new model with weights drawn from `seed`; the state of torch's generator stays as it was.
 
         Raises:
@@ -74,8 +88,8 @@ class Entry:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
-                return factory(features, classes, **arguments)
-            except (RuntimeError, ValueError, TypeError) as error:
+                return factory(*sizes, **arguments)
+            except (RuntimeError, ValueError, TypeError, ArithmeticError, OSError) as error:
                 given = ", ".join(f"{name}={value}" for name, value in arguments.items())
                 raise SparsifyError(f"{self.name} cannot be built with {given}: {error}") from error
 
@@ -109,3 +123,8 @@ register(Entry("gcn", f"{__package__}.gcn:GCN", recipe="gcn"))
 register(Entry("gcn-matmul", f"{__package__}.gcn_matmul:MatmulGCN", recipe="gcn", inputs="adjacency"))
 register(Entry("sage", f"{__package__}.sage:SAGE", recipe="sage"))
 register(Entry("gin", f"{__package__}.gin:GIN", recipe="gin"))
+register(Entry("mlp", f"{__package__}.mlp:MLP", recipe="mlp", datasets=RANDOM, inputs="features"))
+register(
+    Entry("bert", f"{__package__}.bert:bert", recipe="bert", datasets=RANDOM, inputs="tokens", extra="text")
+)
+register(Entry("vit", f"{__package__}.vit:vit", recipe="vit", datasets=RANDOM, inputs="images", extra="text"))

@@ -1,4 +1,4 @@
-"""`sparsify run MODEL`: train, make sparse, verify and time a registered model; print one table."""
+"""`sparsify run MODEL`: train or prune, make sparse, verify and time a registered model; print one table."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,22 +10,37 @@ from sparsify.options import current, override
 
 if TYPE_CHECKING:
     from sparsify.runner.preview import Preview
-    from sparsify.runner.result import RunResult
+    from sparsify.runner.result import Result
+
+
+Model = Annotated[str, typer.Argument(help="A registered model: gcn, gcn-matmul, sage, gin, mlp, bert, vit.")]
+Pairs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Arguments of the recipe, the model or the training: hidden=64 epochs=50.",
+    ),
+]
+SparseWeights = Annotated[
+    str | None,
+    typer.Option(metavar="0.9|2:4", help="Prune linear layers: a share of zeros, or n kept of m neighbours."),
+]
+Dataset = Annotated[
+    str | None,
+    typer.Option(help="Of graph models: synthetic (default), cora, citeseer, pubmed or ogbn-arxiv."),
+]
+Batch = Annotated[int | None, typer.Option(help="Rows, texts or images of one pass of mlp, bert, vit.")]
+Seq = Annotated[int | None, typer.Option(help="Tokens of each text: 128 (default).")]
 
 
 def run(
-    model: Annotated[str, typer.Argument(help="A registered model: gcn, gcn-matmul, sage, gin.")],
-    pairs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Arguments of the recipe, the model or the training: hidden=64 epochs=50.",
-        ),
-    ] = None,
+    model: Model,
+    pairs: Pairs = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe: built-in name or file.")] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="synthetic (default), cora, citeseer, pubmed or ogbn-arxiv.")
-    ] = None,
+    sparse_weights: SparseWeights = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    dataset: Dataset = None,
     data_root: Annotated[Path | None, typer.Option(help="The folder of real data; only read.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of data, weights and training.")] = None,
     retrain: Annotated[bool, typer.Option("--retrain", help="Train although the cache has weights.")] = False,
@@ -34,7 +49,10 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Write JSON, CSV and the report into this folder.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would become sparse.")] = False,
 ) -> None:
-    """Train a dense model, make it sparse by its recipe, verify it, time both, print one table."""
+    """Make a model sparse by its recipe, verify it, time both, print one table.
+
+    Models of graphs are trained first, others pruned: `sparsify run bert --sparse-weights 0.9 --batch 8 --seq 128`.
+    """
     from sparsify.runner.request import resolve, split_pairs
 
     request = resolve(
@@ -44,6 +62,9 @@ def run(
         data_root=data_root,
         overrides=split_pairs(pairs or []),
         seed=seed,
+        sparse_weights=sparse_weights,
+        batch=batch,
+        seq=seq,
     )
     if dry_run:
         from sparsify.runner.preview import preview
@@ -58,7 +79,7 @@ def run(
     raise typer.Exit(result.exit_status)
 
 
-def show(found: "Preview | RunResult", as_json: bool) -> None:
+def show(found: "Preview | Result", as_json: bool) -> None:
     """Prints what was found as a table or as JSON."""
     if as_json:
         print_json(found.to_dict())

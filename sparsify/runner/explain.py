@@ -24,7 +24,6 @@ from sparsify.compiler.schedule.cost import estimate_us
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import CaptureError, EinsumError, FormatError, ParseError, ScheduleError, SparsifyError
-from sparsify.models import data, inputs
 from sparsify.options import check_stage, current
 from sparsify.passes.apply import apply
 from sparsify.passes.explain import STAGES, Explanation, explain_model
@@ -33,6 +32,7 @@ from sparsify.passes.operators import scope
 from sparsify.recipe.source import nearest
 from sparsify.runner.preview import captured
 from sparsify.runner.request import Request
+from sparsify.runner.subject import subject
 from sparsify.storage.format import Format
 
 DTYPES: Final = ("float32", "float64")
@@ -89,9 +89,8 @@ def explain_model_request(request: Request, *, region: str = "1", stages: Sequen
         CaptureError: the model cannot be captured.
     """
     names = check_stages(stages)
-    graph = data.load(request.dataset, request.data_root, request.seed)
-    model = request.entry.build(graph.x.shape[1], graph.classes, request.arguments, request.seed).eval()
-    example = tuple(inputs.example_inputs(request.entry, graph))
+    asked = subject(request)
+    model, example = asked.model, asked.example
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are in the report
         module = apply(model, request.recipe, example, verify=False)
@@ -110,7 +109,7 @@ def explain_model_request(request: Request, *, region: str = "1", stages: Sequen
         if left
         else ""
     )
-    facts = {"model": request.entry.name, "recipe": request.recipe.name, "data": str(graph)}
+    facts = {"model": request.entry.name, "recipe": request.recipe.name, "data": asked.text}
     return Shown(request.entry.name, sections, facts, hint)
 
 
@@ -128,9 +127,8 @@ def chosen_regions(found: Explanation, region: str) -> tuple[Section, ...]:
 
 def operators_of(request: Request) -> list[tuple[str, int, list[str]]]:
     """The operators of the request's model as rules may name them, how often, and the modules they run in."""
-    graph = data.load(request.dataset, request.data_root, request.seed)
-    model = request.entry.build(graph.x.shape[1], graph.classes, request.arguments, request.seed).eval()
-    draft = captured(model, tuple(inputs.example_inputs(request.entry, graph)), request)
+    asked = subject(request)
+    draft = captured(asked.model, asked.example, request)
     scopes: dict[str, list[str]] = {}
     for candidate in named(draft):
         if candidate.kind == "op":

@@ -11,7 +11,6 @@ from tabulate import tabulate
 from torch import Tensor, fx, nn
 
 from sparsify import options
-from sparsify.models import data, inputs
 from sparsify.models.data import Graph
 from sparsify.passes import PASSES, base, calls
 from sparsify.passes.base import Draft, Mark
@@ -20,6 +19,7 @@ from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.prune import prune
 from sparsify.report import Report
 from sparsify.runner.request import Request
+from sparsify.runner.subject import subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,14 @@ class Preview:
 
 def preview(request: Request) -> Preview:
     """What the request's recipe would make sparse; the model is not trained."""
-    graph = data.load(request.dataset, request.data_root, request.seed)
-    model = request.entry.build(graph.x.shape[1], graph.classes, request.arguments, request.seed).eval()
-    draft = drafted(model, inputs.example_inputs(request.entry, graph), request)
+    asked = subject(request)
+    draft = drafted(asked.model, asked.example, request)
     rows = []
     for node in draft.graph.nodes:
         found = node.meta.get("sparse")
         if isinstance(found, Mark) and not found.derived:
-            rows.append(row(draft, graph, node, found))
-    return Preview(request.entry.name, request.recipe.name, str(graph), tuple(rows), draft.report)
+            rows.append(row(draft, asked.graph, node, found))
+    return Preview(request.entry.name, request.recipe.name, asked.text, tuple(rows), draft.report)
 
 
 def drafted(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> Draft:
@@ -100,14 +99,22 @@ def captured(model: nn.Module, example: tuple[Tensor, ...], request: Request) ->
     return Draft(graph, model, base.Asked(request.recipe), report, options.current(), examples)
 
 
-def row(draft: Draft, graph: Graph, node: fx.Node, found: Mark) -> Row:
+def row(draft: Draft, graph: Graph | None, node: fx.Node, found: Mark) -> Row:
     """One row, for the node that a rule marked."""
-    stored, before = operand(draft, graph, node, "csr" if found.format == "auto" else found.format)
+    form = chosen_format(draft, node, found)
+    stored, before = operand(draft, graph, node, form)
     programs = [region.program for region in draft.regions if any(is_of(m, node) for m in region.matrices)]
     texts = dict.fromkeys("; ".join(str(s) for s in program.statements) for program in programs)
     after = None if stored is None else sum(t.nbytes for t in arrays(stored))
     density = None if stored is None else float(stored.density)
-    return Row(found.rule, node.name, found.format, density, before, after, tuple(texts))
+    return Row(found.rule, node.name, form, density, before, after, tuple(texts))
+
+
+def chosen_format(draft: Draft, node: fx.Node, found: Mark) -> str:
+    """The format of a mark; of a packed weight the one that suits its zeros."""
+    packed = (m.packed for region in draft.regions for m in region.matrices if m.dense is node)
+    chosen = next((form for form in packed if form is not None), None)
+    return "csr" if found.format == "auto" and chosen is None else str(chosen or found.format)
 
 
 def is_of(matrix: Matrix, node: fx.Node) -> bool:
@@ -115,15 +122,13 @@ def is_of(matrix: Matrix, node: fx.Node) -> bool:
     return matrix.dense is node or matrix.name == f"A_{node.name}"
 
 
-def operand(draft: Draft, graph: Graph, node: fx.Node, form: str) -> tuple[Any, int | None]:
+def operand(draft: Draft, graph: Graph | None, node: fx.Node, form: str) -> tuple[Any, int | None]:
     """The tensor behind a node as it would be stored, and its bytes now; None where only a run can tell."""
     from sparsify.api import tensor as sparse_tensor
 
     known = draft.known_tensor(node)
-    if known is None and node.op not in (
-        "placeholder",
-        "get_attr",
-    ):  # message passing: its operand is the graph
+    is_made = known is None and node.op not in ("placeholder", "get_attr")
+    if graph is not None and is_made:  # message passing: its operand is the graph
         edges = graph.edge_index
         ones = graph.x.new_ones(graph.edges)
         return sparse_tensor((edges, ones, (graph.nodes, graph.nodes)), format=form), edges.nbytes

@@ -14,6 +14,7 @@ from sparsify.errors import SparsifyError
 from sparsify.models import registry
 from sparsify.recipe import Recipe
 from sparsify.recipe.source import nearest, parse_scalar
+from sparsify.runner.weights import with_sparse_weights
 
 TRAINING = {"epochs": 200, "lr": 0.01, "weight_decay": 5e-4, "patience": 100, "validate_every": 1}
 
@@ -30,6 +31,7 @@ class Request:
         arguments: of the model's factory.
         training: of the training, over its defaults.
         seed: of everything.
+        batch, seq: rows and tokens of the input of a model that runs on no graph; None for usual ones.
     """
 
     entry: registry.Entry
@@ -39,6 +41,8 @@ class Request:
     arguments: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    batch: int | None = None
+    seq: int | None = None
 
 
 def resolve(
@@ -49,6 +53,9 @@ def resolve(
     data_root: str | PathLike[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     seed: int | None = None,
+    sparse_weights: str | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
 ) -> Request:
     """The request with its defaults filled in.
 
@@ -68,22 +75,46 @@ def resolve(
     of_recipe = {key: keys.pop(key) for key in list(keys) if key in loaded.args}
     if of_recipe:
         loaded = recipes.load(entry.recipe if recipe is None else recipe, **of_recipe)
+    if sparse_weights is not None:
+        loaded = with_sparse_weights(loaded, sparse_weights)
+    require_sizes(entry, batch, seq)
     known = entry.arguments()
     arguments = known | model_arguments(loaded, entry, known)
     arguments |= {key: keys.pop(key) for key in list(keys) if key in known}
-    training = {key: keys.pop(key) for key in list(keys) if key in TRAINING}
-    require_none(keys, [*loaded.args, *known, *TRAINING])
+    trainable = TRAINING if entry.is_graph else {}
+    training = {key: keys.pop(key) for key in list(keys) if key in trainable}
+    require_none(keys, [*loaded.args, *known, *trainable])
     require_types(arguments, known)
     require_types(training, TRAINING)
     require_positive(training, ("epochs", "patience", "validate_every"))
-    named = dataset or (loaded.data.name if recipe is not None and loaded.data else entry.datasets[0])
-    if named not in entry.datasets:
-        raise SparsifyError(f"{entry.name} does not run on {named!r}{nearest(named, entry.datasets)}")
+    named = chosen_data(entry, loaded if recipe is not None else None, dataset)
     chosen_seed = seed if seed is not None else loaded.seed or 0
     if not 0 <= chosen_seed < 2**32:
         raise SparsifyError(f"the seed {chosen_seed}", f"a whole number from 0 to {2**32 - 1}")
     root = None if data_root is None else Path(data_root).expanduser()
-    return Request(entry, loaded, named, root, arguments, training, chosen_seed)
+    return Request(entry, loaded, named, root, arguments, training, chosen_seed, batch, seq)
+
+
+def chosen_data(entry: registry.Entry, recipe: Recipe | None, dataset: str | None) -> str:
+    """The data set that was asked for, else that of a recipe which was given, else the model's first."""
+    named = dataset or (recipe.data.name if recipe is not None and recipe.data else entry.datasets[0])
+    if named not in entry.datasets:
+        raise SparsifyError(f"{entry.name} does not run on {named!r}{nearest(named, entry.datasets)}")
+    return named
+
+
+def require_sizes(entry: registry.Entry, batch: int | None, seq: int | None) -> None:
+    """Raises for sizes of an input that the model does not have, or that are none."""
+    for name, size, has in (("batch", batch, not entry.is_graph), ("seq", seq, entry.inputs == "tokens")):
+        if size is not None and not has:
+            fit = ", ".join(
+                other.name
+                for other in registry.MODELS.values()
+                if (not other.is_graph if name == "batch" else other.inputs == "tokens")
+            )
+            raise SparsifyError(f"--{name} {size}: {entry.name} has no such size; it is for {fit}")
+        if size is not None and size < 1:
+            raise SparsifyError(f"--{name} {size}: at least 1 is wanted")
 
 
 def parsed(value: Any) -> Any:

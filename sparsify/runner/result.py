@@ -1,6 +1,7 @@
 """What came out of a run: one table, plain data, files.
 
-In: what `run` measured. Out: `print(result)`, `result.to_dict()`, `result.write("out/")`.
+In: what `run` measured. Out: `print(result)`, `result.to_dict()`, `result.write("out/")`. `Result` is what all runs
+share, `RunResult` that of a model on a graph.
 """
 
 import csv
@@ -19,9 +20,9 @@ SCHEMA = 1
 
 @dataclass(slots=True)
 class Contender:
-    """The dense or the sparse model: test accuracy, times, bytes that one pass needs on top."""
+    """The dense or the sparse model: times, bytes that one pass needs on top, test accuracy where there is one."""
 
-    accuracy: float
+    accuracy: float | None
     timing: Timing
     peak_bytes: int | None = None
 
@@ -36,22 +37,21 @@ class Contender:
         }
 
 
-@dataclass(slots=True)
-class RunResult:
+@dataclass(slots=True, kw_only=True)
+class Result:
     """A finished run.
 
     Attributes:
         model: the name of the model.
         arguments: of its factory.
         recipe: the name of the recipe.
-        data: the name, sizes and kind of features of the graph.
-        training: epochs, seconds, note, and whether the weights were there already.
+        data: what the model ran on; its `name` at least.
         seed: of everything.
-        dense: the model as it was.
+        dense: the model as it was, or with the same pruned weights.
         sparse: the model that the recipe made.
-        largest_error: the largest absolute difference of logits.
+        largest_error: the largest absolute difference of outputs.
         tolerance: rtol and atol of the recipe.
-        agrees: whether all logits are within the tolerance.
+        agrees: whether all outputs are within the tolerance.
         apply_ms: the time of `apply`: capture, passes, kernels.
         report: what `apply` did.
         machine: where it ran.
@@ -61,7 +61,6 @@ class RunResult:
     arguments: dict[str, Any]
     recipe: str
     data: dict[str, Any]
-    training: dict[str, Any]
     seed: int
     dense: Contender
     sparse: Contender
@@ -74,7 +73,7 @@ class RunResult:
 
     @property
     def verified(self) -> bool:
-        """Whether some of the model is sparse now and its logits are those of the dense model."""
+        """Whether some of the model is sparse now and its outputs are those of the dense model."""
         return self.agrees and bool(self.report.regions)
 
     @property
@@ -108,7 +107,6 @@ class RunResult:
             "arguments": self.arguments,
             "recipe": self.recipe,
             "data": self.data,
-            "training": self.training,
             "seed": self.seed,
             "dense": self.dense.to_dict(),
             "sparse": self.sparse.to_dict(),
@@ -123,6 +121,10 @@ class RunResult:
             "report": self.report.to_dict(),
         }
 
+    def about(self) -> list[list[str]]:
+        """The rows that come first: what the model ran on, where its weights are from."""
+        return []
+
     def rows(self) -> list[list[str]]:
         """The rows of the table: what, dense, sparse, remark."""
         dense, sparse = self.dense, self.sparse
@@ -130,11 +132,8 @@ class RunResult:
         kernels = self.kernels
         limits = f"allowed: {self.tolerance['atol']:g} + {self.tolerance['rtol']:g} of the value"
         return [
-            ["graph", self.data["name"], "", self.sizes()],
-            ["features", "", "", f"{self.data['features']}, density {self.data['feature_density']:.3g}"],
-            ["weights", "", "", self.origin()],
-            ["test accuracy", f"{dense.accuracy:.4f}", f"{sparse.accuracy:.4f}", ""],
-            ["largest error of logits", "", f"{self.largest_error:.2e}", limits],
+            *self.about(),
+            ["largest error of outputs", "", f"{self.largest_error:.2e}", limits],
             [
                 "median of a pass",
                 *pair(dense.timing.median_ms, sparse.timing.median_ms),
@@ -159,30 +158,18 @@ class RunResult:
             ["verified", "", "yes" if self.verified else "NO", self.complaint()],
         ]
 
-    def sizes(self) -> str:
-        """The sizes of the graph, in words."""
-        d = self.data
-        nodes = f"{d['nodes']} nodes, {d['edges']} directed edges"
-        return f"{nodes}, {d['feature_count']} features, {d['classes']} classes"
-
-    def origin(self) -> str:
-        """Where the weights come from, in words."""
-        t = self.training
-        how = (
-            f"kept from an earlier run of {t['epochs']} epochs"
-            if t["reused"]
-            else f"{t['epochs']} epochs in {t['seconds']:.1f} s"
-        )
-        return f"{how} ({t['note']})" if t["note"] else how
+    def notes(self) -> list[str]:
+        """The lines below the table."""
+        return [f"warning: {text}" for text in self.report.warnings]
 
     def complaint(self) -> str:
         """Why the run is not verified, "" when it is."""
         if not self.report.regions:
             return "no part of the model became sparse"
-        return "" if self.agrees else "logits differ from the dense model's"
+        return "" if self.agrees else "outputs differ from the dense model's"
 
     def __str__(self) -> str:
-        arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
+        arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items() if value != "")
         table = tabulate(
             self.rows(),
             headers=[f"{self.model}({arguments})", "dense", "sparse", f"recipe {self.recipe}"],
@@ -191,7 +178,7 @@ class RunResult:
         )
         m = self.machine
         place = f"{m['cpu']} ({m['vector']}), {m['threads']} threads, torch {m['torch']}"
-        return "\n".join([table, place, *(f"warning: {text}" for text in self.report.warnings)])
+        return "\n".join([table, place, *self.notes()])
 
     def write(self, folder: str | Path) -> Path:
         """Writes result.json, times.csv, report.txt and report.html into `folder` and returns it."""
@@ -207,6 +194,47 @@ class RunResult:
         (place / "report.txt").write_text(f"{self}\n\n{self.report}\n", encoding="utf-8")
         self.report.to_html(place / "report.html")
         return place
+
+
+@dataclass(slots=True, kw_only=True)
+class RunResult(Result):
+    """A finished run of a model on a graph.
+
+    Attributes:
+        training: epochs, seconds, note, and whether the weights were there already.
+    """
+
+    training: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, with the training."""
+        return {**Result.to_dict(self), "training": self.training}
+
+    def about(self) -> list[list[str]]:
+        """The graph, its features, the training, the accuracy."""
+        dense, sparse = ("" if c.accuracy is None else f"{c.accuracy:.4f}" for c in (self.dense, self.sparse))
+        return [
+            ["graph", self.data["name"], "", self.sizes()],
+            ["features", "", "", f"{self.data['features']}, density {self.data['feature_density']:.3g}"],
+            ["weights", "", "", self.origin()],
+            ["test accuracy", dense, sparse, ""],
+        ]
+
+    def sizes(self) -> str:
+        """The sizes of the graph, in words."""
+        d = self.data
+        nodes = f"{d['nodes']} nodes, {d['edges']} directed edges"
+        return f"{nodes}, {d['feature_count']} features, {d['classes']} classes"
+
+    def origin(self) -> str:
+        """Where the weights come from, in words."""
+        t = self.training
+        how = (
+            f"kept from an earlier run of {t['epochs']} epochs"
+            if t["reused"]
+            else f"{t['epochs']} epochs in {t['seconds']:.1f} s"
+        )
+        return f"{how} ({t['note']})" if t["note"] else how
 
 
 def pair(dense: float, sparse: float) -> tuple[str, str]:

@@ -17,12 +17,14 @@ from sparsify.models import data, inputs, train
 from sparsify.models.data import Graph
 from sparsify.models.trained import Trained, trained
 from sparsify.options import current, override
+from sparsify.passes.prune import prune
 from sparsify.recipe import Recipe
 from sparsify.runner import measure
 from sparsify.runner.machine import machine
 from sparsify.runner.measure import Timing
+from sparsify.runner.pruned import run_pruned
 from sparsify.runner.request import Request, resolve
-from sparsify.runner.result import Contender, RunResult
+from sparsify.runner.result import Contender, Result, RunResult
 
 
 def run(
@@ -33,12 +35,15 @@ def run(
     data_root: str | PathLike[str] | None = None,
     overrides: Mapping[str, Any] | None = None,
     seed: int | None = None,
+    sparse_weights: str | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
     retrain: bool = False,
     seconds: float = 4.0,
     quiet: bool = False,
     out: str | PathLike[str] | None = None,
-) -> RunResult:
-    """The dense model against the one that the recipe makes of it: accuracy, difference, time, memory.
+) -> Result:
+    """The dense model against the one that the recipe makes of it: difference, time, memory, on graphs accuracy.
 
     Args:
         model: a registered name.
@@ -47,6 +52,8 @@ def run(
         data_root: the folder of real data; only read.
         overrides: arguments of the recipe, the model or the training.
         seed: of the data, the weights and the training.
+        sparse_weights: how linear layers are pruned, as `0.9` or `2:4`; as the recipe says when not given.
+        batch, seq: rows and tokens of the input of a model that runs on no graph.
         retrain: train although there are weights in the cache.
         seconds: how long to time both models, at least five turns.
         quiet: show no progress on standard error.
@@ -56,7 +63,15 @@ def run(
         SparsifyError: something asked for is not known, or data, packages or a compiler are missing.
     """
     request = resolve(
-        model, recipe=recipe, dataset=dataset, data_root=data_root, overrides=overrides, seed=seed
+        model,
+        recipe=recipe,
+        dataset=dataset,
+        data_root=data_root,
+        overrides=overrides,
+        seed=seed,
+        sparse_weights=sparse_weights,
+        batch=batch,
+        seq=seq,
     )
     with override(quiet=quiet or current().quiet):
         return run_request(request, retrain=retrain, seconds=seconds, out=out)
@@ -68,13 +83,17 @@ def run_request(
     retrain: bool = False,
     seconds: float = 4.0,
     out: str | PathLike[str] | None = None,
-) -> RunResult:
+) -> Result:
     """As `run`, for a request that is complete."""
     place = None if out is None else output_folder(out)
-    graph = data.load(request.dataset, request.data_root, request.seed)
-    example = inputs.example_inputs(request.entry, graph)
-    dense = dense_model(request, graph, retrain=retrain)
-    result = compare(request, graph, example, dense, seconds)
+    result: Result
+    if request.entry.is_graph:
+        graph = data.load(request.dataset, request.data_root, request.seed)
+        example = inputs.example_inputs(request.entry, graph)
+        dense = dense_model(request, graph, retrain=retrain)
+        result = compare(request, graph, example, dense, seconds)
+    else:
+        result = run_pruned(request, seconds)
     if place is not None:
         result.write(place)
     return result
@@ -107,14 +126,15 @@ def dense_model(request: Request, graph: Graph, *, retrain: bool) -> Trained:
 def compare(
     request: Request, graph: Graph, example: Sequence[Tensor], dense: Trained, seconds: float
 ) -> RunResult:
-    """The result of making `dense` sparse and of running both."""
+    """The result of making `dense` sparse and of running both, with the same weights where the recipe prunes."""
     from sparsify.api import apply
 
-    expected, dense_first = measure.once(one_pass(dense.model, example))
+    model = prune(dense.model, request.recipe)
+    expected, dense_first = measure.once(one_pass(model, example))
     sparse, apply_ms = measure.once(lambda: apply(dense.model, request.recipe, tuple(example), verify=False))
     found, sparse_first = measure.once(one_pass(sparse, example))
     error, agrees = difference(found, expected, request.recipe)
-    contenders = one_pass(dense.model, example), one_pass(sparse, example)
+    contenders = one_pass(model, example), one_pass(sparse, example)
     timings = measure.interleave(*contenders, seconds=seconds)
     timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
     with torch.no_grad():

@@ -45,9 +45,14 @@ def largest(scores: Tensor, share: float) -> Tensor:
     >>> largest(torch.tensor([3.0, 1.0, 2.0, 1.0]), 0.75)
     tensor([ True,  True,  True, False])
     """
-    mask = torch.zeros(scores.numel(), dtype=torch.bool)
-    order = torch.argsort(scores.flatten(), descending=True, stable=True)
-    mask[order[: round(scores.numel() * share)]] = True
+    flat = scores.flatten().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    kept = round(flat.numel() * share)
+    if kept == 0:
+        return torch.zeros(scores.shape, dtype=torch.bool)
+    threshold = flat.kthvalue(flat.numel() - kept + 1).values
+    mask = flat > threshold
+    equals = (flat == threshold).nonzero().flatten()
+    mask[equals[: kept - int(mask.count_nonzero())]] = True
     return mask.view(scores.shape)
 
 

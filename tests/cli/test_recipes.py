@@ -122,7 +122,8 @@ def test_a_wrong_name_gets_a_suggestion(cli: Cli, verb: str) -> None:
     found = cli("recipes", verb, "gnc")
     assert (found.status, found.out) == (USAGE, "")
     assert (
-        found.err == "sparsify: no built-in recipe 'gnc'; did you mean gcn or gin? there are gcn, gin, sage\n"
+        found.err
+        == "sparsify: no built-in recipe 'gnc'; did you mean gcn or gin? there are bert, gcn, gin, mlp, sage, vit\n"
     )
 
 

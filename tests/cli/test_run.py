@@ -33,6 +33,18 @@ def small(monkeypatch):
         (("gcn", "epochs=many"), "epochs='many': a whole number is wanted"),
         (("gcn", "--seed", "-1"), "the seed -1; a whole number from 0"),
         (("gcn", "--dataset", "corra"), "did you mean 'cora'?"),
+        (("mlp", "--dataset", "cora"), "mlp does not run on 'cora'"),
+        (("mlp", "epochs=3"), "nothing here has an argument 'epochs'"),
+        (("mlp", "layers=1"), "mlp cannot be built with"),
+        (
+            ("mlp", "--sparse-weights", "3:2"),
+            "3 of 2 neighbours cannot stay and leave zeros; a share of zeros",
+        ),
+        (("mlp", "--sparse-weights", "1.5"), "a share of zeros is at least 0 and below 1"),
+        (("mlp", "--sparse-weights", "half"), "--sparse-weights half: no such pattern is known"),
+        (("gcn", "--batch", "3"), "--batch 3: gcn has no such size; it is for mlp, bert, vit"),
+        (("mlp", "--seq", "3"), "--seq 3: mlp has no such size; it is for bert"),
+        (("mlp", "--batch", "0"), "--batch 0: at least 1 is wanted"),
     ],
     ids=str,
 )

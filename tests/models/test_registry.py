@@ -11,8 +11,9 @@ from sparsify.models import registry
 from sparsify.models.registry import MODELS, Entry
 
 
-def test_knows_the_graph_models():
-    assert list(MODELS)[:4] == ["gcn", "gcn-matmul", "sage", "gin"]
+def test_knows_the_models():
+    assert list(MODELS)[:7] == ["gcn", "gcn-matmul", "sage", "gin", "mlp", "bert", "vit"]
+    assert [name for name, entry in MODELS.items() if not entry.is_graph] == ["mlp", "bert", "vit"]
     assert registry.find("gcn").datasets[0] == "synthetic"
     assert registry.find("gcn").arguments() == {"hidden": 16, "dropout": 0.5}
 
@@ -40,6 +41,13 @@ def test_missing_package_is_named():
         SparsifyError, match=r"x needs no_such_package_here.*pip install 'sparsify-fx\[graph\]'"
     ):
         entry.load()
+
+
+def test_the_extra_of_a_missing_package_is_the_model_s(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "sparsify.models.bert", raising=False)
+    with pytest.raises(SparsifyError, match=r"bert needs transformers.*pip install 'sparsify-fx\[text\]'"):
+        registry.find("bert").load()
 
 
 def test_listing_imports_no_torch():

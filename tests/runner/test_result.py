@@ -98,7 +98,7 @@ def test_json_has_a_schema_and_the_numbers(result):
 def test_difference_is_a_negative_result(result):
     wrong = replace(result, agrees=False)
     assert (wrong.exit_status, result.exit_status) == (1, 0)
-    assert "logits differ" in str(wrong)
+    assert "outputs differ" in str(wrong)
 
 
 def test_nothing_sparse_is_a_negative_result(result):

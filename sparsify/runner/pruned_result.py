@@ -1,0 +1,66 @@
+"""What came out of a run of a pruned model: the table of all runs, with zeros, bytes, and why weights stayed dense.
+
+In: what `run_pruned` measured. Out: `print(result)`, `result.to_dict()`, `result.write("out/")`.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sparsify.runner.result import Result, mebibytes
+
+MOST_REASONS: Final = 6
+
+
+@dataclass(slots=True, kw_only=True)
+class PrunedResult(Result):
+    """A finished run of a model that runs on no graph.
+
+    Attributes:
+        weights: the checkpoint, how many were pruned, their share of zeros, bytes of the model.
+    """
+
+    weights: dict[str, Any]
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """The bytes of the weights that are packed now, before and after."""
+        moved = self.report.conversions
+        return sum(entry.bytes_before for entry in moved), sum(entry.bytes_after for entry in moved)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, with the weights and their bytes."""
+        before, after = self.bytes
+        known = {"weights": self.weights, "packed_bytes_before": before, "packed_bytes_after": after}
+        return {**Result.to_dict(self), **known}
+
+    def about(self) -> list[list[str]]:
+        """The input, the weights, and their bytes."""
+        w = self.weights
+        origin = w["checkpoint"] or f"random, seed {self.seed}"
+        pruned = f"{w['zeros']:.1%} zeros in {w['pruned']} pruned ones" if w["pruned"] else "none pruned"
+        before, after = self.bytes
+        rest = w["model_bytes"] - before
+        return [
+            ["input", "", "", f"{self.data['inputs']}, {self.data['name']}"],
+            ["weights", "", "", f"{origin}; {pruned}"],
+            ["bytes of packed weights", mebibytes(before), mebibytes(after), f"{mebibytes(rest)} are others"],
+        ]
+
+    def notes(self) -> list[str]:
+        """Why weights stayed dense, a line for each reason, and the warnings."""
+        found: dict[str, list[str]] = {}
+        for entry in self.report.dense:
+            found.setdefault(kind_of(entry.reason), []).append(f"{entry.node}: {entry.reason}")
+        lines = [
+            f"dense: {texts[0]}" + (f" ({len(texts) - 1} more such)" if len(texts) > 1 else "")
+            for texts in found.values()
+        ]
+        more = len(lines) - MOST_REASONS
+        rest = [f"dense: {more} more reasons; --out or --json lists all"] if more > 0 else []
+        return [*lines[:MOST_REASONS], *rest, *Result.notes(self)]
+
+
+def kind_of(reason: str) -> str:
+    """A reason without what differs from weight to weight: dotted names and numbers."""
+    return re.sub(r"\S*\.\S+|\d+", "", reason)

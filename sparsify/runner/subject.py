@@ -1,0 +1,35 @@
+"""The model of a request as it is built, and what it is called with.
+
+In: the request of `gcn` or of `bert`. Out: the untrained model, its example inputs, and what they are in words.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from sparsify.models import data, inputs
+from sparsify.models.data import Graph
+from sparsify.models.samples import sample
+from sparsify.runner.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model in evaluation mode, its inputs, a description of them, and the graph if it runs on one."""
+
+    model: nn.Module
+    example: tuple[Tensor, ...]
+    text: str
+    graph: Graph | None = None
+
+
+def subject(request: Request) -> Subject:
+    """What a request is about, before anything is trained."""
+    entry, arguments, seed = request.entry, request.arguments, request.seed
+    if not entry.is_graph:
+        model = entry.make(arguments, seed).eval()
+        example, text = sample(entry, model, request.batch, request.seq, seed)
+        return Subject(model, (example,), text)
+    graph = data.load(request.dataset, request.data_root, seed)
+    model = entry.build(graph.x.shape[1], graph.classes, arguments, seed).eval()
+    return Subject(model, tuple(inputs.example_inputs(entry, graph)), str(graph), graph)

@@ -1,0 +1,56 @@
+"""`--sparse-weights 0.9|2:4`: a recipe whose weights are pruned so.
+
+In: the recipe of a GCN, `"2:4"`. Out: the same with one more rule, `{targets: param:*.weight, types: Linear, prune:
+...}`; where rules prune already, only how much changes.
+"""
+
+import re
+from typing import Any, Final
+
+from sparsify.errors import SparsifyError
+from sparsify.recipe import Prune, Recipe, Rule
+
+WAYS: Final = "a share of zeros, as in 0.9, or of so many neighbours how many stay, as in 2:4"
+TARGETS: Final = {"targets": ["param:*.weight"], "types": ["Linear"], "role": "weight"}
+
+
+def with_sparse_weights(recipe: Recipe, text: str) -> Recipe:
+    """The recipe with all its pruned weights pruned as `text` says, those of linear layers if it prunes none.
+
+    Raises:
+        SparsifyError: the text is neither a share of zeros nor n:m.
+    """
+    prune = Prune.model_validate(prune_of(text))
+    rules = [pruned_as(rule, prune) for rule in recipe.sparsify]
+    if all(rule.prune is None for rule in rules):
+        rules.append(Rule.model_validate({**TARGETS, "prune": prune}))
+    return recipe.model_copy(update={"sparsify": tuple(rules)})
+
+
+def pruned_as(rule: Rule, prune: Prune) -> Rule:
+    """The rule with another way to prune, if it prunes; what shares a threshold goes on sharing it."""
+    if rule.prune is None:
+        return rule
+    return rule.model_copy(update={"prune": prune.model_copy(update={"scope": rule.prune.scope})})
+
+
+def prune_of(text: str) -> dict[str, Any]:
+    """How to prune, as a rule says it.
+
+    >>> prune_of("2:4")
+    {'method': 'magnitude', 'pattern': '2:4'}
+    """
+    asked = f"--sparse-weights {text}"
+    group = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    if group is not None:
+        keep, of = int(group[1]), int(group[2])
+        if not 0 < keep < of:
+            raise SparsifyError(f"{asked}: {keep} of {of} neighbours cannot stay and leave zeros", WAYS)
+        return {"method": "magnitude", "pattern": f"{keep}:{of}"}
+    try:
+        share = float(text)
+    except ValueError:
+        raise SparsifyError(f"{asked}: no such pattern is known", WAYS) from None
+    if not 0 <= share < 1:
+        raise SparsifyError(f"{asked}: a share of zeros is at least 0 and below 1", WAYS)
+    return {"method": "magnitude", "sparsity": share}

@@ -1,0 +1,78 @@
+"""Runs of pruned models: the same pruned weights in torch and in kernels."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sparsify.report import Report
+from sparsify.runner.preview import preview
+from sparsify.runner.pruned_result import kind_of
+from sparsify.runner.request import resolve
+from sparsify.runner.run import run
+
+MLP = {"features": 384, "hidden": 512, "layers": 2}
+TINY = {"layers": 2, "hidden": 128, "heads": 4, "intermediate": 256}
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run("mlp", overrides=MLP, sparse_weights="0.9", batch=96, seconds=0.0, quiet=True)
+
+
+def test_a_pruned_model_is_verified(result, tmp_path):
+    assert result.verified
+    assert result.largest_error < 1e-4
+    assert result.weights["zeros"] == pytest.approx(0.9, abs=1e-3)
+    assert result.weights["pruned"] == 2
+    before, after = result.bytes
+    assert before >= 384 * 512 * 4 > 3 * after
+    read = json.loads((result.write(tmp_path) / "result.json").read_text())
+    assert (read["packed_bytes_before"], read["data"]["inputs"]) == (before, "96 rows of 384 features")
+
+
+def test_the_table_says_why_weights_stayed_dense(result):
+    text = str(result)
+    for part in ("96 rows of 384 features", "90.0% zeros in 2 pruned ones", "bytes of packed weights", "yes"):
+        assert part in text, part
+    report = Report()
+    for layer in (1, 2, 3):
+        report.left_dense(
+            f"linear_{layer}", "linear", "", f"the weight {layer}.weight is faster dense: {layer} us"
+        )
+    report.left_dense("matmul", "matmul", "", "x becomes sparse at run time")
+    assert str(replace(result, report=report)).splitlines()[-2:] == [
+        "dense: linear_1: the weight 1.weight is faster dense: 1 us (2 more such)",
+        "dense: matmul: x becomes sparse at run time",
+    ]
+
+
+def test_reasons_of_a_kind():
+    one, other = (f"the weight layer.{n}.query.weight is faster dense: {n}.0% stored" for n in (1, 12))
+    assert kind_of(one) == kind_of(other)
+    assert kind_of(one) != kind_of("matmul has no sparse form for x")
+
+
+def test_dry_run_shows_the_format_that_would_be_chosen():
+    found = preview(resolve("mlp", overrides=MLP, batch=96))
+    assert [row.tensor for row in found.rows] == ["_0_weight", "_2_weight"]
+    assert "compressed(crd=int16)" in found.rows[0].format
+    assert found.rows[0].bytes_after < found.rows[0].bytes_before
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides", "sizes", "regions"),
+    [
+        ("bert", {**TINY, "vocabulary": 50, "positions": 32}, {"batch": 4, "seq": 32}, 12),
+        ("vit", {**TINY, "image": 32, "patch": 8}, {"batch": 8}, 12),
+    ],
+)
+def test_transformers(model, overrides, sizes, regions):
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed: pip install 'sparsify-fx[text]'"
+    )
+    found = run(model, overrides=overrides, sparse_weights="0.95", seconds=0.0, quiet=True, **sizes)
+    assert found.verified
+    assert found.weights["pruned"] == 12
+    assert len(found.report.regions) + len(found.report.dense) == regions
+    assert len(found.report.regions) >= 4
