@@ -8,8 +8,8 @@ from typing import Any
 
 from experiments.compiler import matrices, small, tensors
 from experiments.foundation import command
-from experiments.foundation.place import Place
-from experiments.harness import Clock
+from sparsify.bench.harness import Clock
+from sparsify.bench.place import Place
 
 CASES: Mapping[str, command.Make] = {
     "spgemm-pubmed": lambda place: matrices.product("pubmed", place, pooled=2.0, known=2.7),

@@ -7,9 +7,9 @@ import torch
 
 import sparsify
 from experiments import graphs
-from experiments.foundation.place import Place
 from experiments.graphs import Matrix
-from experiments.harness import Case, Contender, Target
+from sparsify.bench.harness import Case, Contender, Target
+from sparsify.bench.place import Place
 from sparsify.compiler.known import KNOWN
 from sparsify.runtime.buffers import POOL
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import sparsify
-from experiments.harness import Case, Clock, Contender, measure
+from sparsify.bench.harness import Case, Clock, Contender, measure
 
 # In microseconds, beyond torch.
 ASKED = 5.0

@@ -6,8 +6,8 @@ In: `mttkrp(place)`. Out: a `Case` of the matricised tensor times Khatri-Rao pro
 import torch
 
 import sparsify
-from experiments.foundation.place import Place
-from experiments.harness import Case, Contender, Target
+from sparsify.bench.harness import Case, Contender, Target
+from sparsify.bench.place import Place
 
 SHAPE = (2000, 1000, 800)
 STORED = 200_000

@@ -4,20 +4,16 @@ In: names of rows, or beginnings of names. Out: one table on standard output and
 """
 
 import argparse
-import json
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
-from experiments.environment import facts
 from experiments.foundation import convolutions, firsts, overhead, products
-from experiments.foundation.place import Place
-from experiments.harness import Case, Clock, measure
+from sparsify.bench.harness import Case, Clock
+from sparsify.bench.place import Place
+from sparsify.bench.table import CLOCKS, measured, table, write
 
 BESIDE = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 Make = Callable[[Place], Case]
@@ -52,10 +48,7 @@ CASES: Mapping[str, Make] = {
     "gcn-model-pubmed": lambda place: convolutions.model("pubmed", place, asked=6.0),
     "gcn-model-arxiv": lambda place: convolutions.model("arxiv", place, asked=20.0),
 }
-# By whether the time on the processor counts.
-CLOCKS: Mapping[bool, Clock] = {False: time.perf_counter_ns, True: time.thread_time_ns}
 ROWS = (*CASES, "first-kernel", "call-overhead")
-HEADERS = ("row", "ours", "ours ms", "asked", "reached", "interval", "against", "its ms", "met", "data")
 
 
 def main(
@@ -90,15 +83,6 @@ def main(
     if arguments.out is not None:
         print(f"written: {arguments.out}", file=sys.stderr)
     return 0
-
-
-def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes what has been measured so far: a run that is stopped leaves its finished rows."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    document = {"schema": 1, "command": " ".join(sys.argv), "machine": facts(), "rows": rows}
-    unfinished = file.with_name(f"{file.name}.part")
-    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    os.replace(unfinished, file)
 
 
 def _arguments(argv: Sequence[str] | None, suite: str) -> argparse.Namespace:
@@ -145,54 +129,3 @@ def run_case(cases: Mapping[str, Make]) -> Run:
         return measured(cases[name](place), quick, clock)
 
     return run
-
-
-def measured(case: Case, quick: bool, clock: Clock) -> dict[str, Any]:
-    """What was measured for a case, as plain data."""
-    if quick:
-        return measure(case, seconds=1.0, least=3, most=3, clock=clock).to_dict()
-    return measure(case, clock=clock).to_dict()
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of all rows: a line for each ratio or limit that is asked."""
-    lines = [line for row in rows for line in (_ratios(row) if row["kind"] == "ratios" else _limits(row))]
-    return tabulate(lines, headers=HEADERS, tablefmt="simple", disable_numparse=True)
-
-
-def _ratios(row: Mapping[str, Any]) -> list[list[str]]:
-    times = {contender["name"]: contender for contender in row["contenders"]}
-    return [
-        [
-            row["name"],
-            target["label"],
-            f"{times[target['ours']]['median_us'] / 1e3:.3f}",
-            "" if target["asked"] is None else f"{target['asked']:.1f}x",
-            f"{target['reached']:.2f}x",
-            f"{target['low']:.2f}-{target['high']:.2f}",
-            target["baseline"],
-            f"{times[target['baseline']]['median_us'] / 1e3:.3f}",
-            {None: "", True: "yes", False: "no"}[target["met"]],
-            row["data"],
-        ]
-        for target in row["targets"]
-    ]
-
-
-def _limits(row: Mapping[str, Any]) -> list[list[str]]:
-    unit = row["unit"]
-    return [
-        [
-            row["name"],
-            target["label"],
-            "",
-            f"{target['asked']:.0f} {unit}",
-            f"{target['reached']:.1f} {unit}",
-            "",
-            "",
-            "",
-            "yes" if target["met"] else "no",
-            row["data"],
-        ]
-        for target in row["targets"]
-    ]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import sparsify
 from experiments import graphs
-from experiments.foundation.place import Place
-from experiments.harness import Case, Contender, Target
+from sparsify.bench.harness import Case, Contender, Target
+from sparsify.bench.place import Place
 from sparsify.models import registry
 from sparsify.models.data import Graph
 from sparsify.runtime.buffers import POOL

@@ -9,7 +9,7 @@ import torch
 
 import sparsify
 from experiments import graphs
-from experiments.harness import Case, Clock, Contender, measure
+from sparsify.bench.harness import Case, Clock, Contender, measure
 
 # The limits, in microseconds.
 ASKED = {"sparsify": 5.0, "sparsify with grad": 10.0}

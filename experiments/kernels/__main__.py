@@ -2,7 +2,7 @@
 
 import sys
 
-from experiments.environment import pin_threads
+from sparsify.bench.environment import pin_threads
 
 if __name__ == "__main__":
     pin_threads(1 if "--cpu-time" in sys.argv else None)

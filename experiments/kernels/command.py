@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from experiments.foundation import command
-from experiments.kernels.linear import Weight, linear
+from sparsify.bench.linear import Weight, linear
 
 # Per rows of the input and weight the ratios asked against torch's and against oneDNN's dense product.
 ASKED: Mapping[tuple[int, Weight], tuple[float | None, float | None]] = {

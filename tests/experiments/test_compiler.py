@@ -4,7 +4,7 @@ import pytest
 
 from experiments.compiler import command, small
 from experiments.foundation.command import table
-from experiments.foundation.place import Place
+from sparsify.bench.place import Place
 
 TINY = Place(None, 0.004)
 QUICK = [name for name in command.CASES if name != "mttkrp-3"]

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from experiments import environment
 from experiments.foundation import command, firsts
-from experiments.foundation.place import Place
+from sparsify.bench import environment
+from sparsify.bench.place import Place
 
 TINY = Place(None, 0.004)
 

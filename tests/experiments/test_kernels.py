@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from experiments.foundation.command import run_case, table
-from experiments.foundation.place import Place
 from experiments.kernels import command
-from experiments.kernels.linear import Weight
+from sparsify.bench.linear import Weight
+from sparsify.bench.place import Place
 
 TINY = Place(None, 0.05)
 

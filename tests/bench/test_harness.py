@@ -7,8 +7,8 @@ import scipy.sparse
 import torch
 
 import sparsify
-from experiments import harness
-from experiments.harness import Case, Contender, Measured, Target, Times
+from sparsify.bench import harness
+from sparsify.bench.harness import Case, Contender, Measured, Target, Times
 
 
 def case(*contenders, targets=(), expected=None):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import sparsify
-from experiments.foundation.place import Place
-from experiments.harness import Case, Contender, Target
+from sparsify.bench.harness import Case, Contender, Target
+from sparsify.bench.place import Place
 from sparsify.runtime.buffers import POOL
 
 COLUMNS, OUTPUTS = 768, 3072

@@ -1,0 +1,1 @@
+"""Measurements: contenders in turns, suites of them, tables; behind `sparsify bench`."""

@@ -1,0 +1,59 @@
+"""Runs suites: which rows there are, and one after the other what was measured.
+
+In: names of suites and beginnings of names of rows. Out: rows as plain data.
+"""
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsify.bench.place import Place
+from sparsify.bench.suites import SUITES, Row
+from sparsify.bench.table import CLOCKS, write
+from sparsify.errors import SparsifyError
+
+
+def run(
+    suites: Sequence[str],
+    beginnings: Sequence[str] = (),
+    *,
+    quick: bool = False,
+    cpu_time: bool = False,
+    scale: float = 1.0,
+    out: Path | None = None,
+) -> list[dict[str, Any]]:
+    """The measured rows of suites, all without names; `out` has those that are finished at any time.
+
+    Raises:
+        SparsifyError: there is no such suite or row.
+    """
+    if scale <= 0:
+        raise SparsifyError(f"--scale {scale:g}", "more than 0")
+    found = []
+    chosen = rows_of(suites, beginnings)
+    for number, (name, row) in enumerate(chosen, 1):
+        print(f"[{number}/{len(chosen)}] {name}", file=sys.stderr, flush=True)
+        with torch.no_grad():
+            found.append(row(Place(None, scale), quick, CLOCKS[cpu_time]))
+        if out is not None:
+            write(out, found)
+    return found
+
+
+def rows_of(suites: Sequence[str], beginnings: Sequence[str]) -> list[tuple[str, Row]]:
+    """The rows of suites whose names begin so."""
+    for name in suites:
+        if name not in SUITES:
+            near = get_close_matches(name, SUITES, n=1)
+            guess = f"did you mean {near[0]}? " if near else ""
+            raise SparsifyError(f"there is no suite {name}", f"{guess}there are {', '.join(SUITES)}")
+    every = [(name, row) for suite in suites or SUITES for name, row in SUITES[suite].items()]
+    kept = [(name, row) for name, row in every if name.startswith(tuple(beginnings) or "")]
+    if not kept:
+        there = ", ".join(name for name, _ in every)
+        raise SparsifyError(f"no row begins with {', '.join(beginnings)}", f"there are {there}")
+    return kept

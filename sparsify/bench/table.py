@@ -1,0 +1,106 @@
+"""Measured rows as a table, as JSON and as CSV.
+
+In: rows as `measured(case, ...)` gives them. Out: `table(rows)`, one line for each ratio or limit; files.
+"""
+
+import csv
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tabulate import tabulate
+
+from sparsify.bench.environment import facts
+from sparsify.bench.harness import Case, Clock, measure
+
+HEADERS: Final = (
+    "row",
+    "ours",
+    "ours ms",
+    "asked",
+    "reached",
+    "interval",
+    "against",
+    "its ms",
+    "met",
+    "data",
+)
+# By whether the time on the processor counts.
+CLOCKS: Mapping[bool, Clock] = {False: time.perf_counter_ns, True: time.thread_time_ns}
+
+
+def measured(case: Case, quick: bool, clock: Clock) -> dict[str, Any]:
+    """What was measured for a case, as plain data."""
+    if quick:
+        return measure(case, seconds=1.0, least=3, most=3, clock=clock).to_dict()
+    return measure(case, clock=clock).to_dict()
+
+
+def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes what has been measured so far: a run that is stopped leaves its finished rows."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    document = {"schema": 1, "command": " ".join(sys.argv), "machine": facts(), "rows": rows}
+    unfinished = file.with_name(f"{file.name}.part")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    os.replace(unfinished, file)
+
+
+def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the lines of the table."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(HEADERS)
+        writer.writerows(lines(rows))
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The table of all rows: a line for each ratio or limit that is asked."""
+    return tabulate(lines(rows), headers=HEADERS, tablefmt="simple", disable_numparse=True)
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The lines of the table."""
+    return [line for row in rows for line in (_ratios(row) if row["kind"] == "ratios" else _limits(row))]
+
+
+def _ratios(row: Mapping[str, Any]) -> list[list[str]]:
+    times = {contender["name"]: contender for contender in row["contenders"]}
+    return [
+        [
+            row["name"],
+            target["label"],
+            f"{times[target['ours']]['median_us'] / 1e3:.3f}",
+            "" if target["asked"] is None else f"{target['asked']:.1f}x",
+            f"{target['reached']:.2f}x",
+            f"{target['low']:.2f}-{target['high']:.2f}",
+            target["baseline"],
+            f"{times[target['baseline']]['median_us'] / 1e3:.3f}",
+            {None: "", True: "yes", False: "no"}[target["met"]],
+            row["data"],
+        ]
+        for target in row["targets"]
+    ]
+
+
+def _limits(row: Mapping[str, Any]) -> list[list[str]]:
+    unit = row["unit"]
+    return [
+        [
+            row["name"],
+            target["label"],
+            "",
+            f"{target['asked']:.0f} {unit}",
+            f"{target['reached']:.1f} {unit}",
+            "",
+            "",
+            "",
+            "yes" if target["met"] else "no",
+            row["data"],
+        ]
+        for target in row["targets"]
+    ]

@@ -1,0 +1,76 @@
+"""The suites run, are compared with earlier runs, and say what they were asked."""
+
+import json
+
+import pytest
+
+from sparsify.bench import compare
+from sparsify.bench.harness import WrongResultError
+from sparsify.bench.run import rows_of, run
+from sparsify.bench.suites import SUITES
+from sparsify.bench.table import lines, write_csv
+from sparsify.errors import SparsifyError
+
+
+def test_rows_are_measured_and_written(tmp_path):
+    file = tmp_path / "bench.json"
+    found = run(["kernels"], ["spmv", "spgemm"], quick=True, scale=0.01, out=file)
+    assert [row["name"] for row in found] == ["spmv-100000-20", "spgemm-20000-10"]
+    assert compare.read(file) == json.loads(json.dumps(found))
+    write_csv(tmp_path / "bench.csv", found)
+    assert len((tmp_path / "bench.csv").read_text().splitlines()) == 1 + len(lines(found))
+
+
+def test_a_wrong_result_is_not_timed(monkeypatch):
+    monkeypatch.setattr("sparsify.bench.harness.difference", lambda *_: 1.0)
+    with pytest.raises(WrongResultError, match="spmv"):
+        run(["kernels"], ["spmv"], quick=True, scale=0.01)
+
+
+def test_packed_bytes_are_within_their_limits():
+    (row,) = run(["memory"], ["weight-90"], quick=True, scale=0.2)
+    limits = {target["label"]: target["met"] for target in row["targets"]}
+    assert limits["bytes of the dense weight"]
+
+
+@pytest.mark.parametrize(("suites", "rows", "match"), [(["kernel"], [], "kernels"), ([], ["gemm"], "spmm-")])
+def test_names_that_are_none(suites, rows, match):
+    with pytest.raises(SparsifyError) as error:
+        rows_of(suites, rows)
+    assert match in str(error.value)
+
+
+def test_every_suite_has_rows_of_its_own():
+    names = [name for rows in SUITES.values() for name in rows]
+    assert len(names) == len(set(names))
+    assert list(SUITES) == ["kernels", "layers", "models", "small", "memory"]
+
+
+def ratio(reached: float, kind: str = "ratios") -> list[dict[str, object]]:
+    return [{"name": "spmv", "kind": kind, "targets": [{"label": "torch", "reached": reached}]}]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "slower"),
+    [
+        (ratio(3.0), ratio(2.0), 1.5),
+        (ratio(2.0), ratio(4.0), 0.5),
+        (ratio(100.0, "limits"), ratio(150.0, "limits"), 1.5),
+    ],
+)
+def test_runs_are_compared_by_their_ratios(before, now, slower):
+    (change,) = compare.changes(before, now)
+    assert change.slower == pytest.approx(slower)
+    assert f"{slower:.2f}x" in compare.table([change])
+
+
+def test_rows_of_one_run_alone_are_not_compared():
+    assert not compare.changes([], ratio(2.0))
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]"])
+def test_what_is_no_run_is_named(tmp_path, content):
+    file = tmp_path / "old.json"
+    file.write_text(content)
+    with pytest.raises(SparsifyError, match=r"old\.json holds no measurements"):
+        compare.read(file)
