@@ -145,6 +145,13 @@ def mlp(zeros: int, rows: int, place: Place) -> Case:
     return case
 
 
+def small_layer(place: Place) -> Case:
+    """A layer of a tenth of the usual extents."""
+    case = linear(Weight(90), 1, Place(place.root, 0.1 * place.scale))
+    case.name = f"small-{case.name}"
+    return case
+
+
 def packed_bytes(zeros: int, place: Place, quick: bool, clock: Clock) -> dict[str, Any]:
     """The bytes of a packed weight and the memory of a call, against values with 16-bit coordinates and dense."""
     case = linear(Weight(zeros), 128, place)
