@@ -153,6 +153,8 @@ class _Verifier:
                 match relation:
                     case Split(index, outer, inner) if outer in known and inner in known:
                         known.add(index)
+                    case Split(index, outer, inner) if index in known:
+                        known |= {outer, inner}
                     case Fuse(first, second, fused) if fused in known:
                         known |= {first, second}
                     case Position(index, position, tensor) if position in known:

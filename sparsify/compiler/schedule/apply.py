@@ -7,7 +7,7 @@ Out: `parallel forall i: forall j: vector forall k: Y[i,k] += A[i,j] * T[j,k]`
 from dataclasses import replace
 from typing import NoReturn, assert_never
 
-from sparsify.compiler.einsum.nodes import Assign
+from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.node import Node, map_children, walk
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
@@ -53,6 +53,8 @@ def _step(program: Notation, directive: d.Directive) -> Notation:
             return _split(program, directive)
         case d.Fuse():
             return _fuse(program, directive)
+        case d.Join():
+            return _join(program, directive)
         case d.Pos():
             return _pos(program, directive)
         case d.Precompute(over=over) if over:
@@ -195,6 +197,31 @@ def _fuse(program: Notation, directive: d.Fuse) -> Notation:
     if body == program.body:
         return program
     return replace(program, body=body, relations=(*program.relations, relation))
+
+
+def _join(program: Notation, directive: d.Join) -> Notation:
+    """`forall ko: forall ki: Y[k] = ... -> forall k: Y[k] = ...`; what is stored sparse by tiles needs their loops."""
+    relation = next(
+        (r for r in program.relations if isinstance(r, notation.Split) and r.index == directive.index), None
+    )
+    if relation is None:
+        _refuse(directive, f"{directive.index} is not split", program)
+    outer, inner = relation.outer, relation.inner
+
+    def change(loop: Forall) -> Statement:
+        if not assigns(loop, directive.nest):
+            return loop
+        if not isinstance(loop.body, Forall) or loop.body.index != inner:
+            raise ScheduleError(f"`{directive}`: {inner} is not right inside {outer}", "order them first")
+        if not isinstance(loop.kind, notation.Serial) or not isinstance(loop.body.kind, notation.Serial):
+            raise ScheduleError(f"`{directive}` comes after another directive on its loops", "join first")
+        sparse = {declared.name for declared in program.declarations if not declared.format.is_dense}
+        read = [n.tensor for n in walk(loop) if isinstance(n, Access) and n.tensor in sparse]
+        if read:
+            raise ScheduleError(f"`{directive}`: {read[0]} is stored by tiles", "keep their loops")
+        return Forall(directive.index, loop.body.body)
+
+    return replace(program, body=rewrite_loops(program.body, outer, change))
 
 
 def _pos(program: Notation, directive: d.Pos) -> Notation:

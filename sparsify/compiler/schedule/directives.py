@@ -62,6 +62,17 @@ class Fuse(Directive):
 
 
 @dataclass(frozen=True, slots=True)
+class Join(Directive):
+    """`join n in Y`: in the nest of `Y` the loops over tiles of `n` and inside of them are one over `n` again."""
+
+    index: str
+    nest: str
+
+    def __str__(self) -> str:
+        return f"join {self.index} in {self.nest}"
+
+
+@dataclass(frozen=True, slots=True)
 class Pos(Directive):
     """`pos j p A`: the loop over `j` becomes a loop `p` over the stored positions of `A`."""
 
@@ -237,6 +248,7 @@ _FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
         Split,
     ),
     ("fuse i j f", rf"fuse\s+(?P<first>{_NAME})\s+(?P<second>{_NAME})\s+(?P<fused>{_NAME})", Fuse),
+    ("join n in Y", rf"join\s+(?P<index>{_NAME})\s+in\s+(?P<nest>{_NAME})", Join),
     ("pos j p A", rf"pos\s+(?P<index>{_NAME})\s+(?P<position>{_NAME})\s+(?P<tensor>{_NAME})", Pos),
     (
         "precompute a [= Y] at i|over p in register|thread|memory [listed|marked]",

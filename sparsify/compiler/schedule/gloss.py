@@ -25,6 +25,8 @@ def gloss(directive: d.Directive) -> str:
             return f"{index} = {size} {outer} + {inner}; {which} tile {pieces}"
         case d.Fuse(first, second, fused):
             return f"{fused} runs over all pairs of {first} and {second}"
+        case d.Join(index, nest):
+            return f"{nest} is computed in one loop over {index}, whose tiles are counted in it"
         case d.Pos(index, position, tensor):
             return f"{position} runs over the stored positions of {tensor}, {index} is read from them"
         case d.Precompute():

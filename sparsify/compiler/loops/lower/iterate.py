@@ -96,6 +96,8 @@ def bind(
     if split is not None and split.index in env.bases:
         whole = scalar(env.bases[split.index]).plus(value)
         return bind(low, split.index, whole, body, env)
+    if index in low.splits and value.is_uniform:
+        env = _with_tile(low.splits[index], value, env)
     if (relation := low.positions.get(index)) is not None:
         return positions.bind_position(low, relation, value, body, env)
     if (fuse := low.fused.get(index)) is not None:
@@ -112,6 +114,14 @@ def bind(
         rest, env = bind(low, fuse.second, scalar(second), body, env)
         return [*declared, *more, *rest], env
     return [], env
+
+
+def _with_tile(split: notation.Split, value: Coordinate, env: Environment) -> Environment:
+    """`env` with the tile that a value lies in, and the place in it, where no loops give them."""
+    if split.outer in env.coordinates or split.inner in env.coordinates:
+        return env
+    env = env.with_coordinate(split.outer, scalar(quotient(value.start, integer(split.size))))
+    return env.with_coordinate(split.inner, scalar(remainder(value.start, integer(split.size))))
 
 
 def serial(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
