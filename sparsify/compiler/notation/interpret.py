@@ -193,7 +193,9 @@ class _Machine:
                 match relation:
                     case Split(index, outer, inner, size) if outer in values and inner in values:
                         values[index] = values[outer] * size + values[inner]
-                    case Split(index, outer, inner, size) if index in values and not {outer, inner} & values.keys():
+                    case Split(index, outer, inner, size) if (
+                        index in values and not {outer, inner} & values.keys()
+                    ):
                         values[outer], values[inner] = divmod(values[index], size)
                     case Fuse(first, second, fused) if fused in values:
                         extent = max(self._extent(second, env), 1)

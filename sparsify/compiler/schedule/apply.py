@@ -216,9 +216,9 @@ def _join(program: Notation, directive: d.Join) -> Notation:
         if not isinstance(loop.kind, notation.Serial) or not isinstance(loop.body.kind, notation.Serial):
             raise ScheduleError(f"`{directive}` comes after another directive on its loops", "join first")
         sparse = {declared.name for declared in program.declarations if not declared.format.is_dense}
-        read = [n.tensor for n in walk(loop) if isinstance(n, Access) and n.tensor in sparse]
-        if read:
-            raise ScheduleError(f"`{directive}`: {read[0]} is stored by tiles", "keep their loops")
+        read = [n for n in walk(loop) if isinstance(n, Access) and n.tensor in sparse]
+        if found := [access for access in read if directive.index in index_names(access)]:
+            raise ScheduleError(f"`{directive}`: {found[0]} is stored sparse", "keep the loops over tiles")
         return Forall(directive.index, loop.body.body)
 
     return replace(program, body=rewrite_loops(program.body, outer, change))

@@ -23,8 +23,12 @@ from sparsify.compiler.schedule.contract import product_factors
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.storage.levels import Compressed
 
-# Registers that hold sums: as many hide the latency of an fma, and leave half of 16 to what is read.
+# Registers that hold sums: as many hide the latency of an fma, and leave half of 16 to what is read. A block reads
+# each vector of X for all of its rows: twelve of 16 registers are sums, for which seven are loaded.
 REGISTERS: Final = 8
+BLOCK_REGISTERS: Final = 12
+# What a stored entry costs beside its sums, in vectors of sums.
+ENTRY_VECTORS: Final = 1.5
 # Rows of a tile, in bytes: one column of it.
 TILE_BYTES: Final = 256
 # Of the part of a tile that one panel reads at most: it has to stay in the second cache.
@@ -88,16 +92,14 @@ class Panels:
         rows = sizes.extents.get(self.row)
         if rows == 1 and not self.loops.block:
             yield self._single(self._part(sizes, 1))
-        tile = tile_rows(rows, lanes, item_bytes)
-        part = min(tile, strip_rows(lanes, self.loops.height))
-        tile = -(-tile // part) * part
+        tile = tile_rows(rows, lanes, item_bytes, self.loops.height)
         if self._width(sizes) * tile * item_bytes > TURNED_BYTES:
             return
-        count = self._sets(part // lanes, sizes)
+        count = self._sets(tile // lanes, sizes)
         few = rows is not None and -(-rows // tile) < FEW_TILES
         for sets in dict.fromkeys((count, 1)):
-            yield self._tiled(tile, part, sets, self._part(sizes, lanes) if few else 0)
-        yield self._tiled(tile, part, 1, 0)
+            yield self._tiled(tile, sets, self._part(sizes, lanes) if few else 0)
+        yield self._tiled(tile, 1, 0)
 
     def _width(self, sizes: Sizes) -> int:
         """The columns of a panel; of W where it has none."""
@@ -140,16 +142,13 @@ class Panels:
         name = self._name(f"tile_{self.collected}")
         return name, d.Precompute(name, "thread", at=at, source=self.collected)
 
-    def _tiled(self, size: int, strip: int, sets: int, part: int) -> d.Schedule:
-        """Tiles of `size` rows whose sums are in registers `strip` at a time, `sets` entries of W at a time.
+    def _tiled(self, size: int, sets: int, part: int) -> d.Schedule:
+        """Tiles of `size` rows whose sums are in registers, `sets` entries of W at a time.
 
         Threads share parts of the outputs where `part` is not 0.
         """
-        outer, row, strips = self._name(f"{self.row}o"), self._name(f"{self.row}i"), ""
+        outer, row = self._name(f"{self.row}o"), self._name(f"{self.row}i")
         steps: list[d.Directive] = [d.Split(self.row, outer, row, size, masked=True)]
-        if strip < size:
-            whole, strips, row = row, self._name(f"{self.row}s"), self._name(f"{self.row}l")
-            steps.append(d.Split(whole, strips, row, strip))
         shared, output = "", self.loops.output
         if part:
             shared, output = self._name(f"{output}s"), self._name(f"{output}p")
@@ -161,20 +160,17 @@ class Panels:
             steps.append(d.Split(place, columns[0], columns[1], sets))
         first = [name for name in (shared, *self.leading, outer) if name]
         outputs = [name for name in (output, self.loops.block) if name]
-        inside = [
-            name for name in (self.loops.panel, output, strips, *columns, self.loops.block, row) if name
-        ]
-        rows = [name for name in (strips, row) if name]
+        inside = [name for name in (self.loops.panel, output, *columns, self.loops.block, row) if name]
         steps.append(d.Order((*first, *inside)))
         tile, collect = self._collect(outer)
         turned = self._name(f"turned_{self.dense.name}")
-        packed = tuple(name for name in (self.loops.panel, strips, self.loops.column) if name)
+        packed = tuple(name for name in (self.loops.panel, self.loops.column) if name)
         if self.collected != self.result:
-            steps += [d.Order((*first, *rows, *outputs), self.result), collect]
+            steps += [d.Order((*first, row, *outputs), self.result), collect]
         else:
-            steps += [collect, d.Order((*first, *rows, *outputs), self.result)]
+            steps += [collect, d.Order((*first, row, *outputs), self.result)]
         sums = self._name("sums")
-        steps.append(d.Precompute(sums, "register", at=strips or output, source=tile))
+        steps.append(d.Precompute(sums, "register", at=output, source=tile))
         if sets > 1:
             apart = self._name("apart")
             steps += [d.Precompute(apart, "register", source=sums, over=columns[1]), d.Unroll(columns[1])]
@@ -184,10 +180,14 @@ class Panels:
             d.Transpose(self.loops.column, row, turned),
         ]
         if self.loops.block:
-            steps.append(d.Unroll(self.loops.block))
-        else:
-            steps.append(d.Transpose(row, output, self.result))
-        steps += [d.Vector(row, sums), d.Vector(row, tile), d.Parallel(first[0], "dynamic", chunks=4)]
+            output = self.loops.rows
+            steps += [d.Join(output, self.result), d.Unroll(self.loops.block)]
+        steps += [
+            d.Transpose(row, output, self.result),
+            d.Vector(row, sums),
+            d.Vector(row, tile),
+            d.Parallel(first[0], "dynamic", chunks=4),
+        ]
         return d.Schedule(tuple(steps))
 
     def _single(self, part: int) -> d.Schedule:
@@ -219,22 +219,25 @@ class Panels:
         return d.Schedule(tuple(steps))
 
 
-def strip_rows(lanes: int, height: int) -> int:
-    """For how many rows of a tile the sums of a block of W are in registers at a time."""
-    return max(REGISTERS // height, 1) * lanes
+def tile_rows(rows: int | None, lanes: int, item_bytes: int, height: int = 1) -> int:
+    """How many rows of X a tile has: what takes the least time for all of them.
 
+    Args:
+        rows: of X, where they are known.
+        lanes: of a vector.
+        item_bytes: of an entry of X.
+        height: of the blocks of W.
 
-def tile_rows(rows: int | None, lanes: int, item_bytes: int) -> int:
-    """How many rows a tile has: all tiles as many, and as few more than there are as can be.
-
-    >>> tile_rows(70, 8, 4)
-    40
+    >>> tile_rows(70, 8, 4), tile_rows(1024, 8, 4, height=4), tile_rows(128, 8, 4, height=4)
+    (40, 24, 16)
     """
-    most = max(min(REGISTERS, TILE_BYTES // (item_bytes * lanes)), 1) * lanes
+    most = BLOCK_REGISTERS // height if height > 1 else min(REGISTERS, TILE_BYTES // (item_bytes * lanes))
     if not rows:
-        return most
-    tiles = -(-rows // most)
-    return -(-rows // (tiles * lanes)) * lanes
+        return max(most, 1) * lanes
+    best = min(
+        range(max(most, 1), 0, -1), key=lambda n: -(-rows // (n * lanes)) * (n + ENTRY_VECTORS / height)
+    )
+    return best * lanes
 
 
 def panels(program: Notation) -> Panels | None:

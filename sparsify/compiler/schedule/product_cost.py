@@ -9,7 +9,7 @@ from math import log
 from typing import Final
 
 from sparsify.compiler.schedule.machine import Machine
-from sparsify.compiler.schedule.panels import strip_rows, tile_rows
+from sparsify.compiler.schedule.panels import tile_rows
 
 # Vectors' times of generated loops, fitted to measurements on AVX2: per stored column or
 # block; per vector of sums in it; per list of columns; per vector of sums of that; per entry of X and of the result.
@@ -20,7 +20,7 @@ LIST_VECTOR: Final = 3.7
 TURNED: Final = 1.5
 WRITTEN: Final = 3.7
 # Per stored entry that is multiplied with one number.
-SINGLE: Final = 3.8
+SINGLE: Final = 2.8
 # A product with as few outputs is narrow.
 NARROWEST: Final = 16
 
@@ -94,11 +94,10 @@ def packed_loops_us(weight: Packed, rows: int, machine: Machine, item_bytes: int
     if rows == 1 and weight.height == 1:
         return (weight.blocks * SINGLE + weight.lists * LIST) * vector_us
     lanes = max(1, machine.vector_bytes // item_bytes)
-    tile = tile_rows(rows, lanes, item_bytes)
-    strip = min(tile, strip_rows(lanes, weight.height))
-    vectors = weight.height * strip // lanes
+    tile = tile_rows(rows, lanes, item_bytes, weight.height)
+    vectors = weight.height * tile // lanes
     reading = max(machine.vector_bytes, item_bytes) / machine.reads.at(weight.width * tile * item_bytes)
     vector = max(VECTOR, reading / vector_us)
     one = weight.blocks * (STORED + vector * vectors) + weight.lists * (LIST + LIST_VECTOR * vectors)
     around = rows * (TURNED * weight.columns + WRITTEN * weight.outputs)
-    return (one * -(-rows // tile) * -(-tile // strip) + around) * vector_us
+    return (one * -(-rows // tile) + around) * vector_us

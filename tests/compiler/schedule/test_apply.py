@@ -1,11 +1,14 @@
 """Each directive: what it does to notation, and what it refuses."""
 
+import numpy as np
 import pytest
 
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.notation.concretize import concretize
+from sparsify.compiler.notation.interpret import interpret
 from sparsify.compiler.notation.nodes import Notation
+from sparsify.compiler.notation.verify import verify
 from sparsify.compiler.schedule.apply import apply
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.errors import ScheduleError
@@ -85,6 +88,19 @@ def test_precompute_moves_a_temporary(schedule, after):
     assert str(apply(LAYER, Schedule.parse(schedule)).body) == after
 
 
+def test_tiles_become_one_loop_where_nothing_is_stored_by_them():
+    schedule = "split k ko ki 8; order w: i, j, ko, ki; precompute w at i in thread; join k in Y"
+    program = apply(LAYER, Schedule.parse(schedule))
+    assert str(program.body) == (
+        "forall i: let w[ko,ki]: float32 in thread: (forall j: forall ko: forall ki: w[ko,ki] += A[i,j] * T[j,k]); "
+        "forall k: Y[i,k] = relu(w[ko,ki] + b[k])"
+    )
+    verify(program)
+    A, T, b = np.eye(2, 3, dtype="float32"), np.ones((3, 19), "float32"), np.arange(19, dtype="float32")
+    ((result, _),) = interpret(program, {"A": A, "T": T, "b": b}).values()
+    assert np.array_equal(result, np.tile(1 + b, (2, 1)))
+
+
 @pytest.mark.parametrize(
     ("schedule", "relation"),
     [
@@ -107,6 +123,10 @@ def test_relations(schedule, relation):
         ("split k ko ki 4; pos j k A", "a loop k exists"),
         ("fuse i k i", "a loop i exists"),
         ("pos j j A", "a loop j exists"),
+        ("join k in Y", "k is not split"),
+        ("split k ko ki 4; order ko, i, ki; join k in Y", "ki is not right inside ko"),
+        ("split k ko ki 4; vector ki; join k in Y", "join first"),
+        ("split j jo ji 4; join j in Y", r"A\[i,j\] is stored sparse"),
         ("fuse i j f", "j is not right inside i"),
         ("precompute a at k in register", "there is no temporary a"),
         ("precompute a = Z at k in register", "nothing is added to Z"),
