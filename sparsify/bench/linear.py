@@ -14,6 +14,8 @@ from sparsify.bench.place import Place
 from sparsify.runtime.buffers import POOL
 
 COLUMNS, OUTPUTS = 768, 3072
+# Asked of square blocks against torch's product with them.
+BSR_RATIO = 2.5
 RECIPE = {
     "schema": 1,
     "name": "pruned",
@@ -96,6 +98,10 @@ def linear(
     csr = right.to_sparse_csr()
     case.contenders.append(Contender("torch CSR", lambda: (csr @ left.T).T + bias))
     case.targets.append(Target("sparsify", ("torch CSR",), None, "torch CSR"))
+    if weight.block[1] > 1:
+        bsr = right.to_sparse_bsr(weight.block)
+        case.contenders.append(Contender("torch BSR", lambda: (bsr @ left.T).T + bias))
+        case.targets.append(Target("sparsify", ("torch BSR",), BSR_RATIO, "torch BSR"))
     call = case.contenders[0].call
     case.contenders.append(Contender("sparsify fresh", call, baseline=False, before=POOL.clear))
     case.targets.append(Target("sparsify fresh", ("torch",), None, "fresh"))

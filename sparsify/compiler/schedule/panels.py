@@ -33,6 +33,8 @@ ENTRY_VECTORS: Final = 1.5
 TILE_BYTES: Final = 256
 # Of the part of a tile that one panel reads at most: it has to stay in the second cache.
 TURNED_BYTES: Final = 1 << 18
+# Numbers that collect the entries of a long row where X has one row.
+SETS: Final = 8
 # Entries of a row for each set of sums at least, where sets are worth their addition.
 ENTRIES_A_SET: Final = 4
 # Tiles to which threads are given in turn; of fewer, parts of the result's columns are shared.
@@ -91,7 +93,7 @@ class Panels:
         """The best one first for operands of these sizes; nothing where a tile would not stay near."""
         rows = sizes.extents.get(self.row)
         if rows == 1 and not self.loops.block:
-            yield self._single(self._part(sizes, 1))
+            yield self._single(SETS if self._is_long(SETS, sizes) else SETS // 2, self._part(sizes, 1))
         tile = tile_rows(rows, lanes, item_bytes, self.loops.height)
         if self._width(sizes) * tile * item_bytes > TURNED_BYTES:
             return
@@ -114,10 +116,14 @@ class Panels:
     def _sets(self, registers: int, sizes: Sizes) -> int:
         """How many entries of a row at a time have sums of their own."""
         sets = REGISTERS // (registers * self.loops.height)
-        mean = sizes.mean_below(self.weight) if not self.loops.block else None
-        while sets > 1 and (mean is None or mean < ENTRIES_A_SET * sets):
+        while sets > 1 and not self._is_long(sets, sizes):
             sets //= 2
         return max(sets, 1)
+
+    def _is_long(self, sets: int, sizes: Sizes) -> bool:
+        """Whether rows have enough entries for so many sets of sums."""
+        mean = sizes.mean_below(self.weight) if not self.loops.block else None
+        return mean is not None and mean >= ENTRIES_A_SET * sets
 
     def _part(self, sizes: Sizes, step: int) -> int:
         """The size of the parts of the rows of W that threads share, a multiple of `step`; 0 for the whole."""
@@ -190,12 +196,12 @@ class Panels:
         ]
         return d.Schedule(tuple(steps))
 
-    def _single(self, part: int) -> d.Schedule:
+    def _single(self, sets: int, part: int) -> d.Schedule:
         """One row: nothing to turn; the entries of a row of W in sets, one number each."""
         place, group, member = self._places()
         steps: list[d.Directive] = [
             d.Pos(self.loops.column, place, self.weight.name),
-            d.Split(place, group, member, 4),
+            d.Split(place, group, member, sets),
         ]
         shared, output = "", self.loops.output
         if part:
