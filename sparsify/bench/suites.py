@@ -206,7 +206,7 @@ SUITES: Final[Mapping[str, Mapping[str, Row]]] = {
     "small": {
         "spmm-10-2-4": timed(partial(spmm, 10, 2, 4)),
         "spmv-10-2": timed(partial(spmv, 10, 2)),
-        "linear-1-90-small": timed(lambda place: linear(Weight(90), 1, Place(place.root, 0.1 * place.scale))),
+        "small-linear-1-90": timed(small_layer),
     },
     "memory": {f"weight-{zeros}": partial(packed_bytes, zeros) for zeros in (50, 90)},
 }

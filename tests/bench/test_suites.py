@@ -46,6 +46,11 @@ def test_every_suite_has_rows_of_its_own():
     assert list(SUITES) == ["kernels", "layers", "models", "small", "memory"]
 
 
+def test_rows_are_called_as_the_suite_says():
+    found = run(["small"], quick=True, scale=0.5)
+    assert [row["name"] for row in found] == list(SUITES["small"])
+
+
 def ratio(reached: float, kind: str = "ratios") -> list[dict[str, object]]:
     return [{"name": "spmv", "kind": kind, "targets": [{"label": "torch", "reached": reached}]}]
 
