@@ -55,7 +55,7 @@ def test_products_are_right_and_sorted(shape, density):
     A, B = sparsify.tensor(a, "csr"), sparsify.tensor(b, "csr")
     for _ in range(2):
         found = sparsify.einsum("ij,jk->ik", A, B, schedule=MARKED)
-        torch.testing.assert_close(found.to_dense(), a @ b)
+        torch.testing.assert_close(found.to_dense(), a @ b, rtol=1e-4, atol=1e-4)  # sums of 300 in any order
         sparsify.tensor(found.to_torch())  # refuses what is not sorted or stored twice
 
 
