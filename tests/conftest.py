@@ -33,6 +33,13 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
+def compiled_fast() -> Iterator[None]:
+    """Kernels without optimisation, in a third of the time: where what many of them compute matters, not how fast."""
+    with options.override(compiler_flags=("-O0",)):
+        yield
+
+
+@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`golden("spmm.cpp", text)` compares a text with `tests/golden/spmm.cpp`.
 

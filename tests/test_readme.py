@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sparsify.cli.main import main
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUN_LANGUAGES = {"python", "console"}
@@ -61,15 +63,20 @@ def test_python(blocks: list[Block], tmp_path: Path, kernel_cache: Path) -> None
 
 
 @pytest.mark.parametrize("blocks", documents("console"))
-def test_console(blocks: list[Block], tmp_path: Path, kernel_cache: Path) -> None:
+def test_console(
+    blocks: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     checker = doctest.OutputChecker()
     for command, expected in (pair for block in blocks for pair in commands(block.text)):
         program, *arguments = shlex.split(command)
         assert program == "sparsify", f"no test can run {command!r}; put it into a block of sh"
-        result = run([sys.executable, "-m", "sparsify", *arguments], tmp_path, kernel_cache)
-        assert result.returncode == 0, f"{command}: {result.stderr}"
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        out, err = capsys.readouterr()
+        assert not ended.value.code, f"{command}: {err}"
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        assert checker.check_output(expected, result.stdout, flags), f"{command} prints\n{result.stdout}"
+        assert checker.check_output(expected, out, flags), f"{command} prints\n{out}"
 
 
 def commands(text: str) -> list[tuple[str, str]]:

@@ -1,14 +1,8 @@
-"""Kernels of many expressions: what they compute matters here, not how fast; other rooms compile them as users do."""
-
-from collections.abc import Iterator
+"""The tests of the compiler build many kernels; other rooms compile theirs as users do."""
 
 import pytest
 
-from sparsify.options import override
-
 
 @pytest.fixture(autouse=True)
-def compiled_fast() -> Iterator[None]:
-    """Without optimisation a kernel is compiled in a third of the time."""
-    with override(compiler_flags=("-O0",)):
-        yield
+def without_optimisation(compiled_fast: None) -> None:
+    """Every kernel of this room."""

@@ -34,7 +34,8 @@ def test_first_calls_are_made_in_this_order():
 
 
 @pytest.mark.slow
-def test_first_kernels_are_built_once_and_found_afterwards():
+def test_first_kernels_are_built_once_and_found_afterwards(monkeypatch):
+    monkeypatch.setenv("SPARSIFY_CXXFLAGS", "-O0")  # what is built matters here, not how fast it is
     row = firsts.row()
     assert row["built_ms"].keys() == row["found_ms"].keys()
     assert [target["label"] for target in row["targets"]] == list(firsts.ASKED)

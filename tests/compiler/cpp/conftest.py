@@ -4,5 +4,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def compiled_fast() -> None:
+def without_optimisation() -> None:
     """The options in force are those of users."""

@@ -1,5 +1,7 @@
 """Schedules for products with packed weights: chosen by sizes, right for every shape."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -12,6 +14,8 @@ from sparsify.compiler.schedule.choose import candidates
 from sparsify.compiler.schedule.panels import panels, tile_rows
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.options import override
+
+from ...sampling import sampled
 
 PANELS = "j/16: dense, i: dense, j%16: compressed(crd=int16)"
 BLOCKS = "j/16: dense, i/{0}: dense, j%16: compressed(crd=int16), i%{0}: dense"
@@ -45,8 +49,7 @@ def best(text: str, format: str, sizes: Sizes) -> str:
     return str(next(candidates(concretize(step.program), 8, 4, sizes)))
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text, format", sampled(product(TEXTS, FORMATS), 2))
 def test_right_for_all_rows(text, format):
     for rows in (0, 1, 3, 70):  # the first kernel has to be right for all other sizes, too
         operands, expected = given(text, rows, format)
