@@ -119,9 +119,9 @@ def evaluate(
     """
     if is_dynamo_compiling():
         return in_graph.evaluate(text, outputs, format, schedule, sizes, operands)
-    operands = {name: _held(operand) for name, operand in operands.items()}
-    kernel = evaluate_kernel(text, outputs, format=format, schedule=schedule, sizes=sizes, **operands)
-    used: list[Any] = [operands[name] for name in kernel.program.inputs]
+    given = _held(operands)
+    kernel = _evaluate_kernel(text, outputs, format, schedule, sizes, given)
+    used: list[Any] = [given[name] for name in kernel.program.inputs]
     return kernel(*used)
 
 
@@ -135,12 +135,23 @@ def evaluate_kernel(
     **operands: Any,
 ) -> Kernel:
     """The kernel of an `evaluate`."""
+    return _evaluate_kernel(text, outputs, format, schedule, sizes, _held(operands))
+
+
+def _evaluate_kernel(
+    text: str,
+    outputs: str | Sequence[str] | None,
+    format: Format | str | Mapping[str, Format | str] | None,
+    schedule: Schedule | str | None,
+    sizes: Mapping[str, int] | None,
+    operands: Mapping[str, Any],
+) -> Kernel:
+    """The kernel of an `evaluate` whose complex numbers are tensors."""
     _check_kinds("evaluate", 'statements, "y[i] = A[i,j] * x[j]"', text, format, schedule)
     if not isinstance(sizes, Mapping | None):
         raise EinsumError(f"sizes={sizes!r}", 'extents by index variable, sizes={"i": 5}')
     if not isinstance(outputs, str | Sequence | None):
         raise EinsumError(f"outputs={outputs!r}", "the name of a result, or a list of them")
-    operands = {name: _held(operand) for name, operand in operands.items()}
     options = current()
     names = outputs if isinstance(outputs, str) or outputs is None else tuple(outputs)
     formats = format if isinstance(format, Format | str) or format is None else tuple(format.items())
@@ -167,9 +178,12 @@ def _check_kinds(name: str, wanted: str, text: Any, format: Any, schedule: Any) 
         raise ScheduleError(f"schedule={schedule!r}", "text as sparsify.explain prints it")
 
 
-def _held(operand: Any) -> Any:
-    """An operand, a complex number as a tensor without modes: there are no constants of them, and it promotes alike."""
-    return torch.tensor(operand, dtype=torch.complex128) if isinstance(operand, complex) else operand
+def _held(operands: Mapping[str, Any]) -> dict[str, Any]:
+    """Operands, complex numbers as tensors without modes: there are no constants of them, and they promote alike."""
+    return {
+        name: torch.tensor(operand, dtype=torch.complex128) if isinstance(operand, complex) else operand
+        for name, operand in operands.items()
+    }
 
 
 def einsum_kernel(

@@ -269,8 +269,10 @@ class Expressions:
         source = self.loaded.get(expr.indices.name) if isinstance(expr.indices, nodes.Var) else None
         if source is not None and _open(source.count, type.lanes) == count:
             lies = self.address(source.buffer, source.index)
-            part, few = ("_part", f", {self.index(count)}") if count is not None else ("", "")
-            return f"{self.unit.use(f'gather{part}_from', dtype, type.lanes)}({address}, {lies}{few})", ATOM
+            if count is None:
+                return f"{self.unit.use('gather', dtype, type.lanes)}({address}, {lies})", ATOM
+            helper = self.unit.use("gather_part_from", dtype, type.lanes)
+            return f"{helper}({address}, {lies}, {self.index(count)})", ATOM
         indices = self.text(unwidened(expr.indices))
         if count is None:
             return f"{self.unit.use('gather', dtype, type.lanes)}({address}, {indices})", ATOM

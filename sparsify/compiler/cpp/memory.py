@@ -167,23 +167,13 @@ def _halves_body(unit: Unit, dtype: str, lanes: int, access: str) -> str:
 
 
 def _gather(unit: Unit, dtype: str, lanes: int) -> str:
-    # Element by element: the gather instructions are no faster than scalar loads.
+    # Element by element: the gather instructions are no faster than scalar loads. The indices are a vector, or lie
+    # in memory: taking them out of a vector costs more.
     vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
     items = ", ".join(f"address[indices[{lane}]]" for lane in range(lanes))
     return (
         "template <class Indices>\n"
         f"{INLINE}{vector} gather_{vector}(const {element} *address, Indices indices) {{\n"
-        f"  return {vector}{{{items}}};\n}}"
-    )
-
-
-def _gather_from(unit: Unit, dtype: str, lanes: int) -> str:
-    # The indices as scalars from memory: taking them out of a vector costs more.
-    vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
-    items = ", ".join(f"address[indices[{lane}]]" for lane in range(lanes))
-    return (
-        "template <class Index>\n"
-        f"{INLINE}{vector} gather_from_{vector}(const {element} *address, const Index *indices) {{\n"
         f"  return {vector}{{{items}}};\n}}"
     )
 
@@ -288,7 +278,6 @@ TEMPLATES: Final[dict[str, Template]] = {
     "load_part": _load_part,
     "store_part": _store_part,
     "gather": _gather,
-    "gather_from": _gather_from,
     "gather_part": _gather_part,
     "gather_part_from": _gather_part_from,
     "scatter": _scatter,
