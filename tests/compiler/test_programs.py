@@ -41,7 +41,7 @@ def run(done: list[Prepared], folder: Path) -> None:
         ("adjoint", range(8), 3),
         ("typed", range(300, 310), 6),
         ("windowed", range(10), 6),
-        ("ranked", range(4), 3),
+        ("ranked", range(2), 1),
         ("reduced", range(5), 4),
         ("special", range(5), 4),
         ("assembled", range(5), 4),
