@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from experiments.foundation import command
+from experiments.kernels.bert import bert
 from sparsify.bench.linear import Weight, linear
 
 # Per rows of the input and weight the ratios asked against torch's and against oneDNN's dense product.
@@ -43,11 +44,22 @@ ASKED: Mapping[tuple[int, Weight], tuple[float | None, float | None]] = {
     (1, Weight(50)): (1.6, None),
     (1, Weight(90)): (6.0, None),
 }
+# The same of whole encoders of BERT.
+BERTS: Mapping[Weight, tuple[float | None, float | None]] = {
+    Weight(60): (1.6, 1.05),
+    Weight(80): (2.2, 1.4),
+    Weight(90): (2.6, 1.7),
+    Weight(50, (16, 1), of=0): (1.0, 1.0),
+    Weight(50, (8, 1)): (1.0, 1.0),
+}
 CASES: Mapping[str, command.Make] = {
     f"linear-{rows}-{weight}": partial(
         linear, weight, rows, torch_ratio=torch_ratio, onednn_ratio=onednn_ratio
     )
     for (rows, weight), (torch_ratio, onednn_ratio) in ASKED.items()
+} | {
+    f"bert-{weight}": partial(bert, weight, torch_ratio=torch_ratio, onednn_ratio=onednn_ratio)
+    for weight, (torch_ratio, onednn_ratio) in BERTS.items()
 }
 
 

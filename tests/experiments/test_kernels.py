@@ -20,6 +20,12 @@ def test_row(name):
     assert name in table([row])
 
 
+def test_encoder():
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    row = run_case(command.CASES)("bert-90", TINY, quick=True)
+    assert all(c["error"] is not None and c["median_us"] > 0 for c in row["contenders"])
+
+
 def test_masks():
     grouped = Weight(50, of=4).mask(32, 64)
     assert bool((grouped.view(32, 16, 4).sum(-1) == 2).all())
