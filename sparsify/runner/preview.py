@@ -71,9 +71,10 @@ class Preview:
 
 
 def preview(request: Request) -> Preview:
-    """What the request's recipe would make sparse; the model is not trained."""
+    """What the request's recipe would make sparse, in the formats that are expected to be fastest."""
     asked = subject(request)
-    draft = drafted(asked.model, asked.example, request)
+    with options.override(tune_seconds=0):
+        draft = drafted(asked.model, asked.example, request)
     rows = []
     for node in draft.graph.nodes:
         found = node.meta.get("sparse")

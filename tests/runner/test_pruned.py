@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from sparsify import options
 from sparsify.report import Report
 from sparsify.runner.preview import preview
 from sparsify.runner.pruned_result import kind_of
@@ -15,8 +16,15 @@ MLP = {"features": 384, "hidden": 512, "layers": 2}
 TINY = {"layers": 2, "hidden": 128, "heads": 4, "intermediate": 256}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def untimed():
+    """Formats as they are expected to be fastest: nothing depends on how busy the machine is."""
+    with options.override(tune_seconds=0):
+        yield
+
+
 @pytest.fixture(scope="module")
-def result():
+def result(untimed):
     return run("mlp", overrides=MLP, sparse_weights="0.9", batch=96, seconds=0.0, quiet=True)
 
 
