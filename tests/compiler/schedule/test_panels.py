@@ -75,6 +75,27 @@ def test_tiles_divide_the_rows_evenly(rows, expected):
     assert tile_rows(rows, 8, 4) == expected
 
 
+def test_outputs_that_no_block_divides():
+    with override(compiler_flags=("-O0",)):
+        for outputs, columns in ((25, 1), (0, 7), (7, 0)):
+            operands, expected = given(LAYER, 9, BLOCKS.format(4), outputs=outputs, columns=columns)
+            assert torch.equal(sparsify.evaluate(LAYER, **operands), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_narrow_values_are_summed_as_the_rows_are(dtype):
+    text = "Y[t,n] = s[n] * sum(k, X[t,k] * W[n,k]) + b[n]"
+    with override(compiler_flags=("-O0",)):
+        for rows in (1, 9):
+            operands, _ = given(LAYER, rows, PANELS)
+            W = operands["W"].to_dense()
+            narrow = operands | {"W": sparsify.tensor(W.to(dtype), PANELS), "s": torch.arange(24.0)}
+            Y = sparsify.evaluate(text, **narrow)
+            expected = torch.arange(24.0) * (operands["X"] @ W.T) + operands["b"]
+            assert Y.dtype == torch.float32
+            assert torch.equal(Y, expected)
+
+
 def sizes(rows: int, stored: int = 24_000) -> Sizes:
     return Sizes({"t": rows, "n": 240, "k": 200}, {"W": stored})
 
