@@ -5,7 +5,7 @@ In: `y[i] = sum(j, A[i,j] * x[j])` and arrays. Out: the arrays of all results.
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +17,28 @@ from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import walk
 
 Array = NDArray[np.float64]
-COMBINE = {
-    "or": np.logical_or,
-    "and": np.logical_and,
-    "sum": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-}
+
+
+def either(first: Array, second: Array) -> Array:
+    """`first or second`; NaN, which may be a truth or none, where it decides."""
+    known = np.logical_or(np.nan_to_num(first), np.nan_to_num(second))
+    return np.where(~known & (np.isnan(first) | np.isnan(second)), np.nan, known)
+
+
+def both(first: Array, second: Array) -> Array:
+    """`first and second`; NaN, which may be a truth or none, where it decides."""
+    false = (first == 0) | (second == 0)
+    return np.where(~false & (np.isnan(first) | np.isnan(second)), np.nan, ~false)
+
+
+LOGIC: Final = {"or": either, "and": both}
+ARITHMETIC: Final = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 NEUTRAL = {"or": 0.0, "and": 1.0, "sum": 0.0, "prod": 1.0, "min": np.inf, "max": -np.inf}
 
 
 def combine(monoid: str, first: Array, second: Array) -> Array:
     """Two values combined, as floats."""
-    function = COMBINE.get(monoid) or FUNCTIONS[MONOIDS[monoid].combine].evaluate
+    function = LOGIC.get(monoid) or ARITHMETIC.get(monoid) or FUNCTIONS[MONOIDS[monoid].combine].evaluate
     return np.asarray(function(first, second), float)
 
 
@@ -104,10 +112,10 @@ def _value(
             return np.broadcast_to(np.asarray(_read(masks[tensor], indices, grids, False), float), shape)
         case Reduce(monoid, more, body):
             inside = _value(body, [*names, *more], values, masks, sizes, fills)
-            if monoid not in ("sum", "min", "max", "prod"):
+            if monoid not in ARITHMETIC:
                 return fold(monoid, inside, len(more))
             axes = tuple(range(len(names), len(names) + len(more)))
-            return np.asarray(COMBINE[monoid].reduce(inside, axis=axes, initial=NEUTRAL[monoid]))
+            return np.asarray(ARITHMETIC[monoid].reduce(inside, axis=axes, initial=NEUTRAL[monoid]))
         case Call(function, args):
             operands = [_value(arg, names, values, masks, sizes, fills) for arg in args]
             return np.asarray(FUNCTIONS[function].evaluate(*operands), float)
