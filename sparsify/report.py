@@ -94,7 +94,7 @@ class Report:
     """Everything that `apply` did to a model.
 
     `parameter_bytes` are those of all parameters, dense as they came and as the model holds them, `None` before a graph
-    is captured.
+    is captured. `kernel_bytes` are those of the large results and intermediates of kernels that live at a time.
 
     >>> report = Report(model="GCN")
     >>> report.left_dense("softmax", "softmax", "", "no sparse operand")
@@ -109,6 +109,7 @@ class Report:
     conversions: list[ConversionEntry] = field(default_factory=list)
     weights: list[WeightEntry] = field(default_factory=list)
     parameter_bytes: tuple[int, int] | None = None
+    kernel_bytes: int = 0
     rules: list[RuleEntry] = field(default_factory=list)
     specialised: list[str] = field(default_factory=list)
     largest_error: float | None = None
@@ -181,6 +182,8 @@ class Report:
         if self.weights and self.parameter_bytes is not None:
             before, after = self.parameter_bytes
             yield f"parameters: {kibibytes(before)} dense, {kibibytes(after)} held"
+        if self.kernel_bytes:
+            yield f"results and intermediates of kernels: at most {kibibytes(self.kernel_bytes)} at a time"
         if self.specialised:
             yield "fixed by the capture: " + ", ".join(self.specialised)
         yield from (f"warning: {text}" for text in self.warnings)

@@ -16,7 +16,8 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -107,6 +108,14 @@ def _find_madvise() -> Callable[[int, int, int], int] | None:
 _madvise: Final = _find_madvise()
 
 
+@dataclass(slots=True, eq=False)
+class Peak:
+    """The most bytes of a pool that were in use at a time, beyond those that were `before`."""
+
+    before: int
+    bytes: int = 0
+
+
 class Pool:
     """Hands out tensors in recycled memory; may be used by several threads at once.
 
@@ -119,6 +128,7 @@ class Pool:
         self._blocks: dict[int, deque[Block]] = {}
         self._bytes = 0
         self._requests = 0
+        self._peaks: list[Peak] = []
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -134,7 +144,24 @@ class Pool:
         with self._lock:
             self._requests += 1
             block = self._find(size) or self._add(size)
-            return block.hand_out(shape, dtype, self._requests)
+            made = block.hand_out(shape, dtype, self._requests)
+            for peak in self._peaks:
+                peak.bytes = max(peak.bytes, self._used_bytes() - peak.before)
+            return made
+
+    @contextmanager
+    def watched(self) -> Iterator["Peak"]:
+        """How many bytes of the pool are in use at most within this context, beyond those before it."""
+        peak = Peak(self._used_bytes())
+        self._peaks.append(peak)
+        try:
+            yield peak
+        finally:
+            self._peaks.remove(peak)
+
+    def _used_bytes(self) -> int:
+        """Bytes of the blocks that somebody has."""
+        return sum(size for size, blocks in self._blocks.items() for block in blocks if not block.is_free())
 
     def maker(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
         """What makes tensors as `empty` does, for one shape and dtype; small ones with fewer steps."""

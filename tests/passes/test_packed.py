@@ -4,10 +4,14 @@ import copy
 import gc
 import io
 import itertools
+import os
 import pickle
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from torch import nn
 import sparsify
 from sparsify import options
 from sparsify.errors import CompilerError, VerificationError
+from sparsify.runtime.buffers import POOL
 from sparsify.storage.tensor import SparseTensor
 
 RULE: dict[str, Any] = {"targets": ["param:*weight"], "role": "weight", "source": "given"}
@@ -331,3 +336,67 @@ def test_kernels_that_fail_later(applied):
     finally:
         for region in sparse.variants[0].regions:
             region.failure = None
+
+
+def test_intermediates_are_reused_and_results_are_not():
+    POOL.clear()
+    model = mlp(128, 512, 512, 512, 512)
+    x = example(128)
+    sparse = sparsify.apply(model, GIVEN, x)
+    result = 128 * 512 * 4
+    assert sparse.report.kernel_bytes == 2 * result  # a layer's input and its result
+    assert "at most 512.0 KiB at a time" in str(sparse.report)
+    with torch.no_grad():
+        expected = model(x)
+        sparse(x)
+        before = POOL.held_bytes
+        kept = sparse(x)
+        for _ in range(5):
+            sparse(example(128) * 2)
+        assert POOL.held_bytes <= before + result
+        torch.testing.assert_close(kept, expected, **CLOSE)
+    inputs = x.clone().requires_grad_()
+    y = sparse(inputs)
+    for _ in range(3):
+        sparse(x * 3)  # what autograd saved stays
+    y.square().sum().backward()
+    wanted = x.clone().requires_grad_()
+    model(wanted).square().sum().backward()
+    torch.testing.assert_close(inputs.grad, wanted.grad, rtol=1e-4, atol=1e-4)
+
+
+RESIDENT = """
+import ctypes, gc
+import torch
+from torch import nn
+import sparsify
+
+def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+def apply(columns, outputs):
+    rule = {"targets": ["param:*weight"], "prune": {"method": "magnitude", "sparsity": 0.95}}
+    model = nn.Sequential(nn.Linear(columns, outputs)).eval()
+    recipe = {"schema": 1, "name": "pruned", "sparsify": [{**rule, "role": "weight"}]}
+    return sparsify.apply(model, recipe, torch.randn(16, columns), inplace=True)
+
+apply(1024, 4096)  # what is imported and measured once stays
+before = resident()
+sparse = apply(1024, 4096)
+print(resident() - before, *sparse.report.parameter_bytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what is resident")
+def test_resident_memory_of_a_large_layer():
+    environment = {**os.environ, "SPARSIFY_TUNE_SECONDS": "0"}
+    found = subprocess.run(
+        [sys.executable, "-c", RESIDENT], env=environment, capture_output=True, text=True, check=True
+    )
+    grown, dense, held = (int(word) for word in found.stdout.split())
+    assert held < 0.1 * dense
+    assert grown < 0.3 * dense  # the allocator keeps some pages of what was freed

@@ -48,6 +48,20 @@ def test_the_first_of_equals_stay():
     assert largest(torch.ones(4), 0.5).tolist() == [True, True, False, False]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_scores_of_any_dtype(dtype):
+    assert largest(torch.tensor([1.0, 3.0, 2.0, 2.0], dtype=dtype), 0.5).tolist() == [
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_what_is_not_a_number_stays():
+    assert largest(torch.tensor([1.0, torch.nan, 2.0]), 0.34).tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize("how", [{"pattern": "1:3"}, {"sparsity": 0.5, "pattern": {"block": [3, 1]}}])
 def test_what_does_not_divide(how):
     with pytest.raises(ShapeError, match="do not divide"):
