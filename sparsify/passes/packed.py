@@ -137,7 +137,12 @@ class Weights:
         specs = {name: found.spec for name, found in readers.items()}
         wanted = {n: spec for n, spec in specs.items() if spec is not None and n not in self.held}
         if wanted and not self.is_own:
-            self.source, self.is_own = shared_copy(self.source), True
+            try:
+                self.source, self.is_own = shared_copy(self.source), True
+            except Exception as error:  # whatever the modules of the model raise when they are copied
+                reason = f"weights are held dense and packed: {type(self.source).__name__} cannot be copied: {error}"
+                variants[-1].report.warnings.append(f"{reason}; inplace=True needs no copy")
+                wanted = {}
         for name, spec in wanted.items():
             dense = self.source.get_parameter(name)
             held = Held(spec, dense.requires_grad)

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from importlib import import_module
@@ -336,6 +337,17 @@ def test_kernels_that_fail_later(applied):
     finally:
         for region in sparse.variants[0].regions:
             region.failure = None
+
+
+def test_models_that_cannot_be_copied_keep_dense_weights():
+    model = mlp()
+    model.lock = threading.Lock()
+    sparse = sparsify.apply(model, GIVEN, example())
+    assert held(sparse) == {"0.weight": False, "2.weight": False}
+    assert "cannot be copied" in sparse.report.warnings[0]
+    assert sparse.report.weights[0].bytes_after > sparse.report.weights[0].bytes_before
+    torch.testing.assert_close(sparse(example()), model(example()), **CLOSE)
+    assert held(sparsify.apply(model, GIVEN, example(), inplace=True)) == {"0.weight": True, "2.weight": True}
 
 
 def test_intermediates_are_reused_and_results_are_not():
