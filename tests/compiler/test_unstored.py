@@ -101,3 +101,6 @@ def test_work_follows_what_is_stored():
     assert A.amax() == 2 and A.amin() == -3
     rows = sparsify.evaluate("m[i] max= A[i,j]", A=A)
     assert rows.fill == 0 and torch.equal(rows.values(), torch.tensor([2.0, 0.0]))
+    A = A.detach().requires_grad_()
+    sparsify.evaluate("m[i] max= A[i,j]", A=A).values().sum().backward()
+    assert A.grad.values().tolist() == [0, 1, 0]

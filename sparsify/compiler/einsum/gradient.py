@@ -14,6 +14,7 @@ Source: Griewank and Walther, Evaluating derivatives, 2008, chapter 3 (reverse m
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
+from functools import reduce
 
 from sparsify.compiler.dtypes import Kind
 from sparsify.compiler.einsum.adjoint_program import assemble
@@ -178,9 +179,15 @@ class _Reverse:
         """The gradient of a minimum or maximum divided by the number of entries that attain it."""
         first = group[0]
         count = _access(self._name(f"ties_{first.target.tensor}"), first.indices)
+        declared = next((d for d in self.program.declarations if d.name == first.target.tensor), None)
+        is_kept = (
+            declared is not None and not declared.format.is_dense and declared.name not in self.recomputed
+        )
         for flat in group:
             target = Access(count.tensor, flat.target.indices)
             hits = chosen(equals(flat.body, flat.target), ONE)
+            # What is not stored has no gradient, and a count of its ties could be more than memory holds.
+            hits = chosen(Stored(flat.target), hits) if is_kept else hits
             if len(group) == 1:
                 self._emit(target, Reduce("sum", flat.reduced, hits) if flat.reduced else hits)
             else:
@@ -284,15 +291,30 @@ class _Reverse:
 
     def _total(self, name: str, indices: tuple[str, ...]) -> Expr:
         """The sum of all contributions to the gradient of a tensor, at the given index variables."""
-        total: Expr | None = None
-        for part in self.parts[name]:
-            expr = self._rename_part(part, indices)
-            total = expr if total is None else Call("add", (total, expr))
-        assert total is not None
         root = None if name in self.recomputed else pattern_root(self.program, name)
+        parts = [self._rename_part(part, indices) for part in self.parts[name]]
+        if root is not None and sum(map(self._is_product, parts)) > 1:
+            parts = [self._confined_alone(name, root, part, indices) for part in parts]
+        total = reduce(lambda left, right: Call("add", (left, right)), parts)
         if root is None or self._is_confined(total, root, indices):
             return total
         return chosen(Stored(_access(root, indices)), total)
+
+    def _is_product(self, expr: Expr) -> bool:
+        """Whether a contribution is a product of sparse tensors, summed up: whole it has more entries than they."""
+        declared = {d.name: d for d in (*self.program.declarations, *self.declarations.values())}
+        read = {n for n in walk(expr) if isinstance(n, Access) and n.tensor in declared}
+        sparse = [access for access in read if not declared[access.tensor].format.is_dense]
+        return isinstance(expr, Reduce) and len(sparse) > 1
+
+    def _confined_alone(self, name: str, root: str, expr: Expr, indices: tuple[str, ...]) -> Expr:
+        """A contribution as a tensor of its own on the pattern, so that no other entries of it are computed."""
+        if not self._is_product(expr) or self._is_confined(expr, root, indices):
+            return expr
+        target = _access(self._name(f"p_{name}"), indices)
+        self._declare_gradient(name, target.tensor)
+        self._emit(target, chosen(Stored(_access(root, indices)), expr))
+        return target
 
     def _rename_part(self, part: Part, indices: tuple[str, ...]) -> Expr:
         """A contribution as an expression over `indices`; its other index variables give way."""

@@ -187,6 +187,15 @@ def test_only_what_is_asked_is_computed():
     assert [str(s) for s in reverse.statements] == ["d_T[j,k] = sum(i, g[i,k] * A[i,j])"]
 
 
+def test_products_that_are_projected_are_confined_one_by_one():
+    """Triangles: each contribution is computed where the matrix has entries, and nowhere else."""
+    prog = program("a = A[i,j] * A[j,k] * A[k,i]", A=CSR)
+    statements = [str(statement) for statement in adjoint(prog, ("A",), {"a": "g"}).statements]
+    assert len(statements) == 4
+    assert all(text.split(" = ")[1].startswith("where(stored(A[i,j]), sum(") for text in statements[:3])
+    assert statements[3] == "d_A[i,j] = p_A[i,j] + p_A1[i,j] + p_A2[i,j]"
+
+
 def test_an_input_without_effect_has_a_zero_gradient():
     prog = program("y[i] = x[i] + sign(z[i])", x=VECTOR, z=VECTOR)
     check(prog, ("z", "x"), random_inputs(prog, 0))
