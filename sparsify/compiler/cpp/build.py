@@ -79,13 +79,13 @@ def _version(path: str) -> str:
     return result.stdout.partition("\n")[0].strip() or f"modified {os.stat(path).st_mtime_ns}"
 
 
-def command(compiler: Compiler, source: Path, result: Path, options: Options) -> list[str]:
+def command(compiler: Compiler, source: Path, result: Path, options: Options, optimise: int = 3) -> list[str]:
     """The command line that makes the shared object `result` of `source`."""
     runtime = openmp.path()
     sources = [source, source.with_name(BRIDGE)] if compiler.needs_bridge() else [source]
     return [
         compiler.path,
-        *target.flags(options),
+        *target.flags(options, optimise),
         *map(str, sources),
         "-o",
         str(result),
@@ -107,7 +107,7 @@ def build(source: str, directory: Path, compiler: Compiler, options: Options) ->
     unit.write_text(source)
     if compiler.needs_bridge():
         (directory / BRIDGE).write_text(bridge.SOURCE)
-    line = command(compiler, unit, result, options)
+    line = command(compiler, unit, result, options, target.optimisation(source))
     status, output = _run(line, directory, options.compiler_timeout)
     if status == 0 and result.is_file():
         return result

@@ -41,6 +41,10 @@ WIDTHS: Final = (
 )
 
 
+# Characters of a kernel; g++ 12 takes 2 s with -O3 for so many, and 0.7 s with -O1.
+LONG: Final = 40_000
+
+
 def vector_bytes(options: Options) -> int:
     """Bytes of the vectors that kernels use: forced by the options, else the widest of this CPU, 0 for none.
 
@@ -78,6 +82,17 @@ def _cpu_line(*names: str) -> str:
         return ""
     pairs = (line.partition(":") for line in lines)
     return next((value.strip() for name, _, value in pairs if name.strip() in names), "")
+
+
+def optimisation(source: str) -> int:
+    """How far the C++ compiler optimises a kernel: less where that would take seconds and gain nothing.
+
+    Kernels of many loops are merges of many levels, which wait for memory and for branches; with vectors they compute.
+
+    >>> optimisation("for (;;) {}")
+    3
+    """
+    return 1 if len(source) > LONG and "vector_size" not in source else 3
 
 
 def flags(options: Options, optimise: int = 3) -> tuple[str, ...]:

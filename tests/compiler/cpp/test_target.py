@@ -32,3 +32,13 @@ def test_flags_keep_infinities_and_end_with_those_of_the_user() -> None:
     flags = target.flags(Options(compiler_flags=("-O1", "-g")))
     assert "-ffast-math" not in flags
     assert flags[-2:] == ("-O1", "-g")
+
+
+def test_long_kernels_without_vectors_are_optimised_less():
+    long = "for (;;) {}\n" * target.LONG
+    assert [target.optimisation(text) for text in ("for (;;) {}", long, long + "vector_size(32)")] == [
+        3,
+        1,
+        3,
+    ]
+    assert target.flags(Options(), target.optimisation(long))[0] == "-O1"
