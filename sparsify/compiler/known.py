@@ -7,6 +7,7 @@ Operands are remembered weakly, and what was remembered of them goes with them; 
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 from weakref import ref
 
@@ -34,7 +35,8 @@ class KnownPatterns:
         found = self._known.get(key)
         if found is None or any(was() is not now for was, now in zip(found[1], operands, strict=True)):
             return None
-        self._known.move_to_end(key)
+        with suppress(KeyError):  # another thread may have forgotten it meanwhile
+            self._known.move_to_end(key)
         return found[2]
 
     def remember(
