@@ -10,6 +10,7 @@ from experiments.compiler import matrices, small, tensors
 from experiments.foundation import command
 from sparsify.bench.harness import Clock
 from sparsify.bench.place import Place
+from sparsify.bench.table import CLOCKS, measured
 
 CASES: Mapping[str, command.Make] = {
     "spgemm-pubmed": lambda place: matrices.product("pubmed", place, pooled=2.0, known=2.7),
@@ -29,10 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return command.main(argv, run_row, ROWS, "compiler")
 
 
-def run_row(
-    name: str, place: Place, *, quick: bool = False, clock: Clock = command.CLOCKS[False]
-) -> dict[str, Any]:
+def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:
     """What was measured for one row, as plain data."""
     if name in small.ROWS:
         return small.row(name, 0.3 if quick else 2.0, clock)
-    return command.measured(CASES[name](place), quick, clock)
+    return measured(CASES[name](place), quick, clock)
