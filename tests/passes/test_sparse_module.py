@@ -333,7 +333,7 @@ def test_what_cannot_be_captured_runs_as_it_is_with_one_warning():
 @pytest.mark.parametrize(
     "model, recipe, wrong, words",
     [
-        (nn.Identity(), None, errors.RecipeError, "NoneType is no recipe; a path, a built-in name .gcn, "),
+        (nn.Identity(), None, errors.RecipeError, "NoneType is no recipe; a path, a built-in name .*gcn, "),
         (torch.relu, "gcn", errors.CaptureError, "is no torch.nn.Module"),
     ],
 )
@@ -406,4 +406,4 @@ def test_stages_are_dumped(tmp_path):
     assert "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])" in texts["fused"]
     assert "region_1(" in texts["emitted"]
     kernels = [path for path in tmp_path.iterdir() if path != folder]
-    assert all((path / "13-cpp.txt").exists() for path in kernels)
+    assert all(any(part.name.endswith("-cpp.txt") for part in path.iterdir()) for path in kernels)
