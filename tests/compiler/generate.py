@@ -17,6 +17,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, St
 from sparsify.compiler.einsum.rename import all_indices, rename_indices
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, map_children, walk
+from sparsify.errors import UnsupportedProgramError
 from sparsify.storage.format import Format
 
 from .data import EXTENTS, SMALL, Case, Data, fill_operands, place
@@ -203,8 +204,14 @@ def _without_mode(statements: tuple[Assign, ...]) -> list[str]:
 
 
 def draw_adjoint(seed: int, *, windows: bool = False) -> Case:
-    """The gradients of a drawn program in all its inputs; its results are operands like the others."""
+    """The gradients of a drawn program in most of its inputs; its results are operands like the others.
+
+    Raises:
+        UnsupportedProgramError: the program reads nothing.
+    """
     case = draw(seed, windows=windows)
+    if not case.program.inputs:
+        raise UnsupportedProgramError(f"{case.program} has no gradients")
     rng = np.random.default_rng([seed, 2])
     wanted = tuple(name for name in case.program.inputs if rng.random() < 0.7) or case.program.inputs[:1]
     program = adjoint(case.program, wanted, {name: f"g_{name}" for name in case.program.outputs})
