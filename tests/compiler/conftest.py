@@ -1,4 +1,4 @@
-"""The tests of the compiler build many kernels; other rooms compile theirs as users do."""
+"""The tests of the compiler build many kernels, most of which nobody calls twice."""
 
 import pytest
 

@@ -64,6 +64,6 @@ def test_kernels_agree(tmp_path):
 def test_many_programs(first, tmp_path):
     """`python -m tests.compiler.many` runs more of them."""
     run(
-        [case for kind in KINDS for case in lowered(kind, range(first, first + 10), interpreted=False)],
+        [case for kind in KINDS for case in lowered(kind, range(first, first + 7), interpreted=False)],
         tmp_path,
     )
