@@ -4,13 +4,10 @@ import gc
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import pytest
 import torch
 
 import sparsify
-from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.known import KNOWN
 from sparsify.runtime.buffers import POOL
 from sparsify.storage.tensor import SparseTensor
@@ -29,20 +26,6 @@ def product(*operands: SparseTensor) -> SparseTensor:
     assert isinstance(found, SparseTensor)
     torch.testing.assert_close(found.to_dense(), operands[0].to_dense() @ operands[1].to_dense())
     return found
-
-
-@pytest.fixture
-def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Notes each call that goes the long way."""
-    noted: list[str] = []
-    compute = GeneratedStep._compute
-
-    def note(self: GeneratedStep, operands: Any) -> Any:
-        noted.append(self.result)
-        return compute(self, operands)
-
-    monkeypatch.setattr(GeneratedStep, "_compute", note)
-    return noted
 
 
 def test_known_and_new_patterns_leave_out_the_long_way(long_ways: list[str]) -> None:

@@ -19,7 +19,6 @@ from sparsify.compiler import evaluate, native, shortcut
 from sparsify.compiler.arguments import DenseInput
 from sparsify.compiler.cpp.cache import library
 from sparsify.compiler.einsum.nodes import Declaration
-from sparsify.compiler.generated import GeneratedStep
 from sparsify.errors import InvalidTensorError, KernelError, ShapeError
 from sparsify.options import current, override
 from sparsify.runtime import torch_functions
@@ -42,20 +41,6 @@ def columns(rows: int = 3, seed: int = 0, **kind: Any) -> torch.Tensor:
     seeded = torch.Generator().manual_seed(seed)
     made = torch.randint(-4, 5, (rows, 5), generator=seeded).to(kind.pop("dtype", torch.float32))
     return made.requires_grad_(kind.pop("requires_grad", False))
-
-
-@pytest.fixture
-def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Notes each call that goes the long way."""
-    noted: list[str] = []
-    compute = GeneratedStep._compute
-
-    def note(self: GeneratedStep, operands: Any) -> Any:
-        noted.append(self.result)
-        return compute(self, operands)
-
-    monkeypatch.setattr(GeneratedStep, "_compute", note)
-    return noted
 
 
 def warm(subscripts: str, *operands: torch.Tensor) -> torch.Tensor:
