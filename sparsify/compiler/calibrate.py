@@ -3,8 +3,9 @@
 In: the options. Out: `known(options)`, a `Machine` as it was measured earlier or as it is assumed, and
 `measured(options)`, which measures where nobody has.
 
-Every probe runs a few times in turn with the others and its least time counts: what else the machine does at that time
-makes runs longer, never shorter.
+Every probe runs in turn with the others until two of its turns agree on its least time: what else the machine does at
+that time makes runs longer, never shorter. Where too few agreed, later processes measure again, a few times in all, and
+the better of each figure counts.
 """
 
 import hashlib
@@ -12,9 +13,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,8 @@ import torch
 import sparsify
 from sparsify.compiler.cpp import directories, target
 from sparsify.compiler.evaluate import evaluate_kernel
-from sparsify.compiler.schedule.machine import Curve, Machine, from_dict, scaled
+from sparsify.compiler.least import Least
+from sparsify.compiler.schedule.machine import Curve, Machine, believable, from_dict, joined, scaled
 from sparsify.compiler.side_by_side import side_by_side
 from sparsify.errors import SparsifyError
 from sparsify.options import Options, override
@@ -32,7 +34,7 @@ from sparsify.runtime.threads import count
 from sparsify.storage.interop import tensor
 
 # Changes when the probes or what is kept of them do.
-EDITION: Final = 1
+EDITION: Final = 2
 # What a probe reads again and again: in the nearest cache, the second, the last one, and beyond.
 SIZES: Final = (1 << 14, 1 << 18, 1 << 22, 1 << 26)
 READ_BYTES: Final = 1 << 22
@@ -44,10 +46,15 @@ PRODUCT: Final = 192
 DENSE: Final = (1, 16, 256)
 # Starting threads takes no longer than this where a core is free for each.
 MOST_FORK_US: Final = 50.0
-ROUNDS: Final = 5
+ROUNDS: Final = 8
 SAMPLE_NS: Final = 1_000_000
-# No further round starts after this.
-SECONDS: Final = 1.5
+# After the first round no further probe starts after this.
+SECONDS: Final = 0.8
+# Turns agree on the least time of a probe when they differ by no more than this share.
+APART: Final = 0.1
+# The share of probes whose turns must agree, and in how many processes that is tried.
+AGREED: Final = 0.9
+TRIES: Final = 4
 READ: Final = (
     "split l lo li 64; order t, r, lo, p, li; precompute w = y at lo in register; vector li; parallel t"
 )
@@ -67,13 +74,18 @@ class Probe:
     Attributes:
         threads: on which it runs; torch's own products on as many of torch's.
         work: operations or bytes of a call.
-        least_us: the least time so far.
+        least: the least times of its turns.
     """
 
     call: Callable[[], Any]
     threads: int
     work: float
-    least_us: float = float("inf")
+    least: Least = field(default_factory=lambda: Least(2, APART))
+
+    @property
+    def least_us(self) -> float:
+        """The least time so far."""
+        return self.least.us
 
     @property
     def rate(self) -> float:
@@ -81,19 +93,23 @@ class Probe:
         return self.work / self.least_us
 
     def run(self) -> None:
-        """One more sample: every call counts for itself, as the one that nothing disturbed is wanted."""
+        """One more turn: every call counts for itself, as the one that nothing disturbed is wanted."""
         self.call()
         end = time.perf_counter_ns() + SAMPLE_NS
+        least_ns = float("inf")
         while True:
             started = time.perf_counter_ns()
             self.call()
             stopped = time.perf_counter_ns()
-            self.least_us = min(self.least_us, (stopped - started) / 1e3)
+            least_ns = min(least_ns, stopped - started)
             if stopped > end:
+                self.least.add(least_ns / 1e3)
                 return
 
 
 _known: dict[str, Machine] = {}
+# What this process has measured itself: once is enough for it.
+_final: set[str] = set()
 
 
 def known(options: Options) -> Machine:
@@ -113,12 +129,16 @@ def measured(options: Options) -> Machine:
     Raises:
         CompilerError: the probes cannot be compiled.
     """
-    found = known(options)
-    if found.is_measured or options.tune_seconds == 0 or count(options) != torch.get_num_threads():
+    found, key = known(options), key_of(options)
+    is_final = key in _final or (found.is_measured and (found.is_agreed or found.tries >= TRIES))
+    if is_final or options.tune_seconds == 0 or count(options) != torch.get_num_threads():
         return found
     made = measure(options)
-    _known[key_of(options)] = made
-    _write(options, key_of(options), made)
+    if found.is_measured:
+        made = joined(found, made)
+    _known[key] = made
+    _final.add(key)
+    _write(options, key, made)
     return made
 
 
@@ -144,23 +164,29 @@ def measure(options: Options) -> Machine:
             if probe is not None:
                 probes[name] = probe
         try:
-            _run(probes, threads)
+            _run(list(probes.values()), threads)
         finally:
             torch.set_num_threads(before)
-    return _machine(probes, threads, target.vector_bytes(options))
+    agreed = sum(probe.least.is_agreed for probe in probes.values())
+    found = believable(_machine(probes, threads, target.vector_bytes(options)))
+    return replace(found, is_agreed=agreed >= AGREED * len(probes))
 
 
-def _run(probes: dict[str, Probe], threads: int) -> None:
-    """All probes in turn, those of one thread together: other numbers of threads make torch end and start some."""
-    started = time.perf_counter()
+def _run(probes: Sequence[Probe], threads: int) -> None:
+    """All probes in turn until each one's turns agree.
+
+    Those of one thread run together: other numbers of threads make torch end and start some.
+    """
+    end = time.perf_counter() + SECONDS
     for turn in range(ROUNDS):
-        if turn >= 2 and time.perf_counter() - started > SECONDS:
-            break
         for number in sorted({1, threads}):
             torch.set_num_threads(number)
-            for probe in probes.values():
-                if probe.threads == number:
-                    probe.run()
+            for probe in probes:
+                if probe.threads != number or probe.least.is_agreed:
+                    continue
+                if turn > 0 and time.perf_counter() > end:
+                    return
+                probe.run()
 
 
 def _probes(threads: int) -> dict[str, Callable[[], Probe | None]]:
@@ -309,6 +335,7 @@ def summary(machine: Machine) -> dict[str, str]:
         "dense_gflops": f"{curve(machine.dense)} with {' / '.join(map(str, DENSE))} rows, "
         f"{machine.dense_small / 1e3:.1f} small, {machine.dense_tall / 1e3:.1f} tall, "
         f"{machine.onednn / 1e3:.1f} by oneDNN",
+        "measured": "calmly" if machine.is_agreed else f"beside other work, {machine.tries} of {TRIES} times",
         "call_us": f"{machine.call_us:.1f} ours, {machine.torch_us:.1f} torch's product, "
         f"{machine.fork_us:.1f} to start threads",
     }

@@ -4,7 +4,9 @@ In: `Machine()`, what is assumed of any processor, or the one that `calibrate` h
 `machine.reads.at(1 << 20)`: arithmetic and bytes a microsecond.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from math import log
 from typing import Any, Final
 
@@ -51,6 +53,8 @@ class Machine:
         torch_us: a call of torch's product without work.
         fork_us: what starting and joining all threads takes.
         is_measured: whether these are figures of this machine.
+        is_agreed: whether repeated measurements agreed.
+        tries: how often it was measured.
     """
 
     threads: int = 1
@@ -74,6 +78,8 @@ class Machine:
     torch_us: float = 2.5
     fork_us: float = 4.0
     is_measured: bool = False
+    is_agreed: bool = True
+    tries: int = 1
 
     @property
     def spread(self) -> float:
@@ -124,9 +130,60 @@ def from_dict(data: dict[str, Any]) -> Machine:
     given: dict[str, Any] = {name: positive(data[name]) for name in FIGURES}
     for name in CURVES:
         given[name] = Curve(tuple((int(size), positive(rate)) for size, rate in data[name]["points"]))
-    for name in ("threads", "vector_bytes"):
+    for name in ("threads", "vector_bytes", "tries"):
         given[name] = int(data[name])
+    given["is_agreed"] = bool(data["is_agreed"])
     return Machine(**given, onednn=float(data["onednn"]), is_measured=True)
+
+
+def joined(first: Machine, second: Machine) -> Machine:
+    """Two measurements of one machine: the better of each figure, as nothing makes a machine faster than it is.
+
+    What starting threads takes is a difference of two times, which may come out too small: the second counts.
+    """
+    better: dict[str, Any] = {
+        name: (min if name in TIMES else max)(getattr(first, name), getattr(second, name))
+        for name in (*FIGURES, "onednn")
+        if name != "fork_us"
+    }
+    for name in CURVES:
+        both = zip(getattr(first, name).points, getattr(second, name).points, strict=True)
+        better[name] = Curve(tuple((size, max(rate, other)) for (size, rate), (_, other) in both))
+    return replace(second, **better, tries=first.tries + second.tries)
+
+
+def believable(machine: Machine) -> Machine:
+    """A measured machine without what no machine does: what was disturbed is put right by its neighbours.
+
+    Memory is no slower for less of it, products are no slower for more rows, and no rate is out of all proportion to
+    what is assumed of any machine.
+
+    >>> slow = Machine(reads=Curve(((1 << 14, 100.0), (1 << 18, 95_000.0))))
+    >>> believable(slow).reads.points
+    ((16384, 95000.0), (262144, 95000.0))
+    """
+    assumed = scaled(machine.threads, machine.vector_bytes)
+    given: dict[str, Any] = {}
+    for name in (*FIGURES, *(("onednn",) if machine.onednn else ())):
+        given[name] = bounded(getattr(machine, name), getattr(assumed, name))
+    for name in CURVES:
+        expected = getattr(assumed, name)
+        points = [(size, bounded(rate, expected.at(size))) for size, rate in getattr(machine, name).points]
+        given[name] = Curve(tuple(points) if name == "dense" else falling(points))
+    rows, rates = zip(*given["dense"].points, strict=True)
+    given["dense"] = Curve(tuple(zip(rows, accumulate(rates, max), strict=True)))
+    return replace(machine, **given)
+
+
+def falling(points: Sequence[Point]) -> tuple[Point, ...]:
+    """The points with no rate below that of a larger size."""
+    sizes, rates = zip(*reversed(points), strict=True)
+    return tuple(reversed(list(zip(sizes, accumulate(rates, max), strict=True))))
+
+
+def bounded(measured: float, assumed: float) -> float:
+    """A figure no further from what is assumed than any machine is."""
+    return min(max(measured, assumed / BELIEVED), assumed * BELIEVED)
 
 
 def positive(value: Any) -> float:
@@ -138,6 +195,9 @@ def positive(value: Any) -> float:
 
 
 CURVES: Final = ("reads", "reads_all", "gathers", "dense")
+TIMES: Final = ("call_us", "torch_us", "fork_us")
+# How many times faster or slower than what is assumed a machine may be.
+BELIEVED: Final = 50
 FIGURES: Final = ("fma", "fma_all", "dense_small", "dense_tall", "call_us", "torch_us", "fork_us")
 # Threads are not assumed to help beyond this many; memory serves this many at full speed.
 MOST_SPREAD: Final = 64
