@@ -14,6 +14,8 @@ from sparsify.compiler.cpp import cache
 from sparsify.compiler.evaluate import einsum_kernel
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import _planned, compile_program
+from sparsify.compiler.pipeline import compile_stages
+from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.options import Options, override
 
@@ -80,6 +82,17 @@ def test_sizes_that_ask_for_the_same_schedule_share_a_kernel() -> None:
     assert first is second
     assert first is not third
     assert first.signature == third.signature
+
+
+def test_schedules_with_and_without_threads_take_the_same_arguments() -> None:
+    """A program that ran on one thread for small operands may run on all for the next."""
+    step = product_step(matrix(), 16).step
+    alone, shared = (
+        compile_stages(step, Schedule.parse(text), 32).loops
+        for text in ("order i, j, k", "order i, j, k; parallel i")
+    )
+    assert "parallel" in str(shared) and "parallel" not in str(alone)
+    assert alone.sizes == shared.sizes and alone.buffers == shared.buffers
 
 
 def test_many_sizes_end_in_the_kernel_for_all(own_cache: Options, monkeypatch: pytest.MonkeyPatch) -> None:

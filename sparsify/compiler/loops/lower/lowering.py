@@ -86,7 +86,7 @@ class Lowering:
         self.repeating: set[str] = set()
         self.prefilled: set[str] = set()
         self.is_parallel = False
-        self.names = {*self.index_dtypes, *self._sizes(), "serial_threshold"}
+        self.names = {*self.index_dtypes, *self._sizes()}
         self.names |= {t.name for let in lets for t in let.temporaries if t.scope != "register"}
         self.assembly: assemble.Assembly | None = None
         self.cases = 0
@@ -333,8 +333,8 @@ class Lowering:
             for name in self.program.outputs
             if assemble.is_assembled(self.declarations[name])
         )
-        if self.is_parallel:
-            names["serial_threshold"] = None
+        # Other schedules of the program may share their work, and all its kernels take the same sizes.
+        names["serial_threshold"] = None
         return tuple(names)
 
     def _buffers(self) -> tuple[loops.Buffer, ...]:
