@@ -94,7 +94,8 @@ class Report:
     """Everything that `apply` did to a model.
 
     `parameter_bytes` are those of all parameters, dense as they came and as the model holds them, `None` before a graph
-    is captured. `kernel_bytes` are those of the large results and intermediates of kernels that live at a time.
+    is captured. `peak_bytes` are those of the results and intermediates of a call that live at a time,
+    `dense_peak_bytes` the same of the dense model; 0 where nothing was run.
 
     >>> report = Report(model="GCN")
     >>> report.left_dense("softmax", "softmax", "", "no sparse operand")
@@ -109,7 +110,8 @@ class Report:
     conversions: list[ConversionEntry] = field(default_factory=list)
     weights: list[WeightEntry] = field(default_factory=list)
     parameter_bytes: tuple[int, int] | None = None
-    kernel_bytes: int = 0
+    peak_bytes: int = 0
+    dense_peak_bytes: int = 0
     rules: list[RuleEntry] = field(default_factory=list)
     specialised: list[str] = field(default_factory=list)
     largest_error: float | None = None
@@ -182,8 +184,9 @@ class Report:
         if self.weights and self.parameter_bytes is not None:
             before, after = self.parameter_bytes
             yield f"parameters: {kibibytes(before)} dense, {kibibytes(after)} held"
-        if self.kernel_bytes:
-            yield f"results and intermediates of kernels: at most {kibibytes(self.kernel_bytes)} at a time"
+        if self.peak_bytes:
+            dense = f", the dense model's {kibibytes(self.dense_peak_bytes)}" if self.dense_peak_bytes else ""
+            yield f"results and intermediates: at most {kibibytes(self.peak_bytes)} at a time{dense}"
         if self.specialised:
             yield "fixed by the capture: " + ", ".join(self.specialised)
         yield from (f"warning: {text}" for text in self.warnings)

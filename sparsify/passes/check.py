@@ -73,6 +73,8 @@ class SameDraws(TorchDispatchMode):
     Torch's own draws follow the memory order, which may differ.
     """
 
+    only_looks = True  # keeps no tensor
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.native_dropout.default and args[2] is not False:
             mask = drawn(args[0].shape) >= args[1]

@@ -1,28 +1,35 @@
 """The function that runs a graph with tensors that have memory: kernels and parameters without a step between.
 
 In: the graph of a variant, `%y = call_region(handle, %x, %lin_weight)`. Out: `run(x)`, which reads `lin.weight` where
-its module keeps it and calls the region itself. Traces see the graph as it is: they know neither.
+its module keeps it and calls the region itself; without gradients large results of torch's operators lie in recycled
+memory (`recycle`). Traces see the graph as it is: they know none of this.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from sparsify.passes.call_region import call_region
+from sparsify.passes.recycle import Call, Plans, Site, sites
 
 # A dictionary of a module, and a name in it.
 Place = tuple[dict[str, Any], str]
 
 
-def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+def eager(
+    graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any], *, recycled: bool = True
+) -> Callable[..., Any]:
     """The function of the inputs of `graph`; parameters and buffers are those that the modules have at each call.
 
     Args:
         graph: of a variant.
         root: has the parameters.
         otherwise: the compiled graph, `(root, *inputs)`, for modules that compute a parameter now, or are other ones.
+        recycled: whether large results of torch's operators lie in memory that is used again.
     """
+    placed = sites(graph) if recycled else {}
     copied = fx.Graph()
     read: dict[fx.Node, Place] = {}
     owners: dict[str, tuple[Place, nn.Module]] = {}
@@ -38,10 +45,20 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
         if node.target is call_region:
             region = node.meta["region"]
             copies[node].target, copies[node].args = region.__call__, copies[node].args[1:]
+        elif node in placed:
+            copies[node].target = placed[node]
     code = copied.python_code("self")
-    names = dict(code.globals)
-    exec(compile(code.src, f"<eager {type(root).__name__}>", "exec"), names)
-    forward: Callable[..., Any] = names["forward"]
+    compiled = compile(code.src, f"<eager {type(root).__name__}>", "exec")
+
+    def made(chosen: dict[Site, Call]) -> Call:
+        """The function with these calls at the sites, the operators themselves at all others."""
+        names = {n: chosen.get(v, v.plain) if isinstance(v, Site) else v for n, v in code.globals.items()}
+        exec(compiled, names)
+        found: Call = names["forward"]
+        return found
+
+    forward = made({})
+    plans = Plans(made, list(placed.values()), forward) if placed else None
     places, modules = tuple(read.values()), tuple((*place, module) for place, module in owners.values())
 
     def run(*inputs: Any) -> Any:
@@ -52,7 +69,8 @@ def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Ca
         for store, name, module in modules:
             if store.get(name) is not module:
                 return otherwise(root, *inputs)
-        return forward(root, *values, *inputs)
+        chosen = forward if plans is None or torch.is_grad_enabled() else plans(inputs)
+        return chosen(root, *values, *inputs)
 
     return run
 

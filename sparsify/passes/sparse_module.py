@@ -27,6 +27,7 @@ from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.shell import Modes, fill_shell, in_modes, modes, share_again
 from sparsify.passes.variant import Variant, return_plainly
 from sparsify.report import Report
+from sparsify.runtime.peak import Peak
 
 MAX_CAPTURES = 8
 REMEMBERED = 64  # shapes of inputs that need no second look
@@ -258,20 +259,27 @@ class SparseModule(fx.GraphModule):
         """Makes the function that runs a variant, and shows the variant."""
         self.graph = variant.captured.graph  # compiles
         variant.run = self._generated
-        variant.eager = eager(variant.captured.graph, self, self._generated)
+        options = settings.current()
+        variant.eager = eager(variant.captured.graph, self, self._generated, recycled=options.recycle)
         self.show(variant)
 
     def verify(self, variant: Variant, call: calls.Call, tensors: list[torch.Tensor]) -> None:
-        """Compares a variant with the source model on the inputs of the call, and times its regions."""
+        """Times the regions of a variant, and compares it with the source model on the inputs of the call."""
         values = [value.to_torch() if calls.is_ours(value) else value for value in call.values]
         args, kwargs = calls.arguments_of(pytree.tree_unflatten(values, call.spec), self._signature)
+        peak = Peak()
+
+        def dense() -> Any:
+            with in_modes(self._source, self), self._weights.dense(), peak:
+                return self._source(*args, **kwargs)
+
         with torch.no_grad(), base.kept_buffers(self._source), torch.random.fork_rng(devices=[]):
-            variant.report.largest_error = compare(
-                lambda: self.original(*args, **kwargs),
-                lambda: self.finish(variant, tensors),
-                self._asked.recipe.verify,
-            )
+            # First, so that what is compared follows the plan of its memory.
             variant.timed(lambda: self.finish(variant, tensors), TIMED_CALLS)
+            variant.report.largest_error = compare(
+                dense, lambda: self.finish(variant, tensors), self._asked.recipe.verify
+            )
+        variant.report.dense_peak_bytes = peak.bytes
 
     def verify_gradients(self, *args: Any, **kwargs: Any) -> float:
         """The largest difference of outputs and parameter gradients to the dense model's for these inputs."""

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from sparsify.passes.capture import Captured
 from sparsify.passes.region_call import RegionCall
 from sparsify.report import Report
-from sparsify.runtime.buffers import POOL
+from sparsify.runtime.peak import Peak
 
 
 @dataclass
@@ -50,16 +50,16 @@ class Variant:
         return True
 
     def timed(self, run: Callable[[], Any], repeats: int) -> None:
-        """Writes the median time of every region over `repeats` runs into the report, and the memory of one run."""
+        """Writes the median time of every region over `repeats` runs into the report, and the memory of the last."""
         for region in self.regions:
             region.times_us = []
         try:
             with torch.no_grad():
-                with POOL.watched() as peak:
-                    run()
                 for _ in range(repeats - 1):
                     run()
-            self.report.kernel_bytes = peak.bytes
+                with Peak() as peak:
+                    run()
+            self.report.peak_bytes = peak.bytes
         finally:
             taken = {region.name: region.times_us or [] for region in self.regions}
             for region in self.regions:

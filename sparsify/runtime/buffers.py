@@ -16,8 +16,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -108,19 +107,12 @@ def _find_madvise() -> Callable[[int, int, int], int] | None:
 _madvise: Final = _find_madvise()
 
 
-@dataclass(slots=True, eq=False)
-class Peak:
-    """The most bytes of a pool that were in use at a time, beyond those that were `before`."""
-
-    before: int
-    bytes: int = 0
-
-
 class Pool:
     """Hands out tensors in recycled memory; may be used by several threads at once.
 
     Attributes:
         limit_bytes: memory that the pool remembers at most; what it forgets lives on with its tensors.
+        lookers: what is called whenever memory was handed out.
     """
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -128,7 +120,7 @@ class Pool:
         self._blocks: dict[int, deque[Block]] = {}
         self._bytes = 0
         self._requests = 0
-        self._peaks: list[Peak] = []
+        self.lookers: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -145,23 +137,19 @@ class Pool:
             self._requests += 1
             block = self._find(size) or self._add(size)
             made = block.hand_out(shape, dtype, self._requests)
-            for peak in self._peaks:
-                peak.bytes = max(peak.bytes, self._used_bytes() - peak.before)
+            for look in self.lookers:
+                look()
             return made
 
-    @contextmanager
-    def watched(self) -> Iterator["Peak"]:
-        """How many bytes of the pool are in use at most within this context, beyond those before it."""
-        peak = Peak(self._used_bytes())
-        self._peaks.append(peak)
-        try:
-            yield peak
-        finally:
-            self._peaks.remove(peak)
-
-    def _used_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes of the blocks that somebody has."""
-        return sum(size for size, blocks in self._blocks.items() for block in blocks if not block.is_free())
+        known = list(self._blocks.items())  # other threads may add to both
+        return sum(size for size, blocks in known for block in list(blocks) if not block.is_free())
+
+    def has(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage is one of the pool's blocks."""
+        blocks = self._blocks.get(storage.nbytes(), ())
+        return any(block.handle == storage._cdata for block in list(blocks))
 
     def maker(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
         """What makes tensors as `empty` does, for one shape and dtype; small ones with fewer steps."""

@@ -356,8 +356,9 @@ def test_intermediates_are_reused_and_results_are_not():
     x = example(128)
     sparse = sparsify.apply(model, GIVEN, x)
     result = 128 * 512 * 4
-    assert sparse.report.kernel_bytes == 2 * result  # a layer's input and its result
-    assert "at most 512.0 KiB at a time" in str(sparse.report)
+    assert sparse.report.peak_bytes == 2 * result  # a layer's input and its result
+    assert sparse.report.dense_peak_bytes == 2 * result
+    assert "at most 512.0 KiB at a time, the dense model's 512.0 KiB" in str(sparse.report)
     with torch.no_grad():
         expected = model(x)
         sparse(x)

@@ -196,19 +196,3 @@ def test_size_classes(size: int) -> None:
     block = buffers.size_class(size)
     assert size <= block <= size * 1.125
     assert buffers.size_class(block) == block
-
-
-def test_the_most_that_is_in_use_at_a_time():
-    pool = Pool()
-    size = 2 * buffers.SMALLEST_BYTES
-    kept = pool.empty((size,), torch.uint8)
-    with pool.watched() as peak:
-        first = pool.empty((size,), torch.uint8)
-        second = pool.empty((size,), torch.uint8)
-        del first
-        third = pool.empty((size,), torch.uint8)
-    assert peak.bytes == 2 * size
-    assert pool.held_bytes == 3 * size
-    pool.empty((4 * size,), torch.uint8)
-    assert peak.bytes == 2 * size
-    assert len({kept.data_ptr(), second.data_ptr(), third.data_ptr()}) == 3
