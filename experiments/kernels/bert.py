@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.bench.harness import Case, Contender, Target
-from sparsify.bench.linear import Weight
+from sparsify.bench.linear import Weight, linears, prepacked
 from sparsify.bench.place import Place
 from sparsify.runtime.buffers import POOL
 
@@ -37,20 +37,6 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, tokens, hidden]."""
         found: Tensor = self.encoder(x).last_hidden_state
-        return found
-
-
-class Prepacked(nn.Module):
-    """A linear layer whose weight oneDNN has brought into its own order for so many rows."""
-
-    def __init__(self, layer: nn.Linear, rows: int) -> None:
-        super().__init__()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
-        self.bias = layer.bias.detach()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., outputs]."""
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return found
 
 
@@ -89,17 +75,3 @@ def bert(
     )
     case.targets.append(Target("sparsify fresh", ("torch",), None, "fresh"))
     return case
-
-
-def linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """The linear layers by name."""
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-
-
-def prepacked(model: nn.Module, rows: int) -> nn.Module:
-    """A copy of the model whose linear layers are oneDNN's."""
-    copied = copy.deepcopy(model)
-    for name, layer in linears(copied).items():
-        owner, _, own = name.rpartition(".")
-        setattr(copied.get_submodule(owner), own, Prepacked(layer, rows))
-    return copied

@@ -11,8 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import scipy.sparse
 import torch
 
+from sparsify.bench.roofline import Limit, Work, limit
+from sparsify.compiler import calibrate
+from sparsify.compiler.cpp import cache
+from sparsify.options import current
 from sparsify.storage.tensor import SparseTensor
 
 # One sample of a short call is the mean over so many calls that it takes about this long.
@@ -65,7 +70,10 @@ class Case:
         targets: the ratios asked.
         expected: the result in float64; `None` when nothing is compared.
         tolerance: of the largest difference, relative to the largest expected value.
-        prepared_ms: what was spent before the first call and is not part of the timings, by name.
+        prepared_ms: what was spent before and is not part of the timings, by name; what of it the compiler took
+            stands behind it.
+        least: what a call cannot do without; `None` where it is not known.
+        missing: contenders that are not installed.
     """
 
     name: str
@@ -76,12 +84,17 @@ class Case:
     expected: Callable[[], torch.Tensor] | None = None
     tolerance: float = 1e-5
     prepared_ms: dict[str, float] = field(default_factory=dict)
+    least: Work | None = None
+    missing: list[str] = field(default_factory=list)
 
     def prepare(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns; its time is noted under `name`."""
+        """What `make` returns; its time is noted under `name`, and what of it the compiler took."""
+        compiled = cache.compile_seconds()
         started = time.perf_counter_ns()
         made = make()
         self.prepared_ms[name] = (time.perf_counter_ns() - started) / 1e6
+        if (seconds := cache.compile_seconds() - compiled) > 0:
+            self.prepared_ms[f"compiler in {name}"] = seconds * 1e3
         return made
 
 
@@ -148,6 +161,11 @@ class Measured:
         """Every target with what was reached, against the fastest of its baselines."""
         return [self._outcome(target) for target in self.case.targets]
 
+    @property
+    def limit(self) -> Limit | None:
+        """The least time that the machine allows, by its figures as measured or, else, assumed."""
+        return None if self.case.least is None else limit(self.case.least, calibrate.known(current()))
+
     def _outcome(self, target: Target) -> Outcome:
         ours = self.times[target.ours]
         best = min((self.times[name] for name in target.baselines), key=lambda times: times.median_us)
@@ -165,6 +183,8 @@ class Measured:
             "work": self.case.work,
             "data": self.case.data,
             "prepared_ms": self.case.prepared_ms,
+            "limit": None if (least := self.limit) is None else {"us": least.us, "bound": least.bound},
+            "missing": self.case.missing,
             "contenders": [times.to_dict() for times in self.times.values()],
             "targets": [
                 {**{name: getattr(outcome, name) for name in fields}, "met": outcome.is_met}
@@ -263,12 +283,20 @@ def difference(found: Any, expected: torch.Tensor) -> float:
 
 
 def plain(found: Any) -> torch.Tensor:
-    """A result as a dense tensor of numbers: of a sparse one, its stored values."""
+    """A result as a dense tensor of numbers: of a sparse one, its stored values by ascending coordinates."""
     if isinstance(found, SparseTensor):
         return found.values().detach()
+    if hasattr(found, "to_scipy_sparse"):
+        found = found.to_scipy_sparse().tocsr()
+    if scipy.sparse.issparse(found):
+        return torch.from_numpy(found.sorted_indices().data)
     value = found if isinstance(found, torch.Tensor) else torch.as_tensor(found)
     if value.layout == torch.sparse_coo:
         return value.coalesce().values() if value.sparse_dim() == value.dim() else value.to_dense()
+    if value.layout == torch.sparse_csr and value.dim() == 2:
+        rows = torch.arange(value.shape[0]).repeat_interleave(value.crow_indices().diff())
+        order = (rows * value.shape[1] + value.col_indices()).argsort()
+        return value.values()[order].detach()
     return (value if value.layout == torch.strided else value.values()).detach()
 
 

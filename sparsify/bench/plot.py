@@ -1,6 +1,6 @@
 """Ratios of measured rows as a picture; needs matplotlib.
 
-In: rows, a file. Out: bars of what was reached against each baseline, with the interval.
+In: rows, a file. Out: one bar for each baseline of a row, with the interval, on a logarithmic scale around 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,15 @@ from typing import Any
 
 from sparsify.errors import SparsifyError
 
+FASTER, SLOWER = "#2a78b8", "#c8553d"
+BAR_INCHES = 0.22
+
 
 def plot(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Writes the picture, in the format that the name of the file says.
 
     Raises:
-        SparsifyError: matplotlib is missing.
+        SparsifyError: matplotlib is missing, it does not know the format, or there are no ratios to draw.
     """
     try:
         from matplotlib.figure import Figure
@@ -22,15 +25,74 @@ def plot(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         raise SparsifyError(
             "plots need matplotlib, which is not installed", "pip install 'sparsify-fx[plot]'"
         ) from error
-    bars = [(row["name"], target) for row in rows if row["kind"] == "ratios" for target in row["targets"]]
-    figure = Figure(figsize=(8, 1 + 0.3 * len(bars)), layout="constrained")
+    measured = [row for row in rows if row["kind"] == "ratios" and row["targets"]]
+    if not measured:
+        raise SparsifyError(
+            "there are no ratios to draw", "the suite memory has limits alone: choose another"
+        )
+    bars = [target for row in measured for target in row["targets"]]
+    figure = Figure(figsize=(9, 1.2 + BAR_INCHES * (len(bars) + len(measured))), layout="constrained")
     axes = figure.subplots()
-    names = [f"{name} / {target['baseline']}" for name, target in bars]
-    reached = [target["reached"] for _, target in bars]
-    low = [max(0.0, target["reached"] - target["low"]) for _, target in bars]
-    high = [max(0.0, target["high"] - target["reached"]) for _, target in bars]
-    axes.barh(names, reached, xerr=[low, high])
+    places, names = _places(measured)
+    for place, target in zip(places, bars, strict=True):
+        _bar(axes, place, target)
+    axes.set_yticks(places, names, fontsize=8)
+    axes.set_ylim(max(places) + 1, min(places) - 1.6)
+    for row, first in zip(measured, _firsts(measured, places), strict=True):
+        middle = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right"}
+        axes.text(-0.01, first - 0.95, row["name"], fontsize=8, weight="bold", **middle)
+    _scale(axes, bars)
+    try:
+        figure.savefig(file, dpi=150)
+    except ValueError as error:
+        raise SparsifyError(
+            f"{file} cannot be drawn: {error}", "end its name in .png, .svg or .pdf"
+        ) from error
+
+
+def _places(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[str]]:
+    """Where each bar is from top to bottom, with room for the row's name above its first, and what it is called."""
+    places, names = [], []
+    for number, row in enumerate(rows):
+        for target in row["targets"]:
+            places.append(float(len(places) + number))
+            fresh = " (fresh results)" if target["ours"].endswith("fresh") else ""
+            names.append(f"{target['baseline']}{fresh}")
+    return places, names
+
+
+def _firsts(rows: Sequence[Mapping[str, Any]], places: Sequence[float]) -> list[float]:
+    """The place of the first bar of each row."""
+    found, number = [], 0
+    for row in rows:
+        found.append(places[number])
+        number += len(row["targets"])
+    return found
+
+
+def _bar(axes: Any, place: float, target: Mapping[str, Any]) -> None:
+    """One ratio from 1 to what was reached, its interval, and its number."""
+    reached = target["reached"]
+    low, high = min(target["low"], reached), max(target["high"], reached)
+    axes.barh(place, reached - 1, left=1, height=0.8, color=FASTER if reached >= 1 else SLOWER)
+    axes.plot((low, high), (place, place), color="black", linewidth=0.9)
+    end, side, away = (max(high, 1.0), "left", 4) if reached >= 1 else (min(low, 1.0), "right", -4)
+    label = {"textcoords": "offset points", "va": "center", "ha": side, "fontsize": 7}
+    axes.annotate(f"{reached:.2g}x", (end, place), (away, 0), **label)
+    if target["asked"] is not None:
+        axes.plot((target["asked"],) * 2, (place - 0.4, place + 0.4), color="black", linestyle=":")
+
+
+def _scale(axes: Any, bars: Sequence[Mapping[str, Any]]) -> None:
+    """Twice as fast is as far from 1 as half as fast."""
+    ends = [target[key] for target in bars for key in ("reached", "low", "high")]
+    least, most = min(ends), max(ends)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(min(0.5, least / 1.5), max(2.0, most * 1.5))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.invert_yaxis()
-    axes.set_xlabel("times as fast")
-    figure.savefig(file)
+    axes.grid(axis="x", linewidth=0.3)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("times as fast as the baseline; the line is the 95 % interval")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

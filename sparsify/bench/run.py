@@ -4,6 +4,7 @@ In: names of suites and beginnings of names of rows. Out: rows as plain data.
 """
 
 import sys
+import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 from sparsify.bench.place import Place
 from sparsify.bench.suites import SUITES, Row
 from sparsify.bench.table import CLOCKS, write
+from sparsify.compiler import calibrate
 from sparsify.errors import SparsifyError
+from sparsify.options import current
 
 
 def run(
@@ -33,11 +36,13 @@ def run(
     """
     if scale <= 0:
         raise SparsifyError(f"--scale {scale:g}", "more than 0")
+    calibrate.try_measured(current())
     found = []
     chosen = rows_of(suites, beginnings)
     for number, (name, row) in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {name}", file=sys.stderr, flush=True)
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support")  # torch calls it a beta
             found.append(row(Place(None, scale), quick, CLOCKS[cpu_time]))
         if out is not None:
             write(out, found)

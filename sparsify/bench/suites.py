@@ -3,9 +3,9 @@
 In: the name of a suite. Out: its rows by name, each a function that makes the `Case` or measures by itself.
 """
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 import sparsify
-from sparsify.bench.harness import Case, Clock, Contender, Target
-from sparsify.bench.linear import RECIPE, Weight, linear
+from sparsify.bench import small
+from sparsify.bench.attention import attention
+from sparsify.bench.harness import Case, Clock
+from sparsify.bench.linear import RECIPE, Weight, linear, linears, packed_work, prepacked
 from sparsify.bench.place import Place
-from sparsify.bench.predicted import uniform
+from sparsify.bench.products import added, against, row, scaled, sddmm, spgemm, spmm, spmv
 from sparsify.bench.table import measured
 from sparsify.runner.measure import peak_bytes
 
@@ -35,91 +37,8 @@ def timed(make: Make) -> Row:
     return run
 
 
-def scaled(rows: int, place: Place) -> int:
-    return max(32, round(rows * place.scale))
-
-
-def against(
-    name: str,
-    work: str,
-    ours: Callable[[], Any],
-    theirs: Mapping[str, Callable[[], Any]],
-    expected: Callable[[], torch.Tensor] | None,
-) -> Case:
-    """A case of one call of ours against others; nothing is asked."""
-    contenders = [Contender("sparsify", ours, baseline=False)]
-    contenders += [Contender(label, call) for label, call in theirs.items()]
-    targets = [Target("sparsify", (label,), None, label) for label in theirs]
-    return Case(name, work, "generated", contenders, targets, expected)
-
-
-def spmm(rows: int, stored: int, columns: int, place: Place) -> Case:
-    """A sparse matrix times a dense one."""
-    A = uniform(scaled(rows, place), scaled(rows, place), stored)
-    X = torch.randn(A.shape[1], columns, generator=torch.Generator().manual_seed(0))
-    csr = A.to_torch()
-    return against(
-        f"spmm-{rows}-{stored}-{columns}",
-        f"{A.shape[0]} rows, {A.nnz} entries, {columns} columns",
-        lambda: sparsify.einsum("ij,jk->ik", A, X),
-        {"torch CSR": lambda: csr @ X, 'torch mm "sum"': lambda: torch.sparse.mm(csr, X, "sum")},
-        lambda: csr.double() @ X.double(),
-    )
-
-
-def spmv(rows: int, stored: int, place: Place) -> Case:
-    """A sparse matrix times a vector."""
-    A = uniform(scaled(rows, place), scaled(rows, place), stored)
-    x = torch.randn(A.shape[1], generator=torch.Generator().manual_seed(0))
-    csr = A.to_torch()
-    return against(
-        f"spmv-{rows}-{stored}",
-        f"{A.shape[0]} rows, {A.nnz} entries",
-        lambda: sparsify.einsum("ij,j->i", A, x),
-        {"torch CSR": lambda: csr @ x},
-        lambda: csr.double() @ x.double(),
-    )
-
-
-def sddmm(rows: int, stored: int, columns: int, place: Place) -> Case:
-    """A dense product sampled where a sparse matrix has entries."""
-    A = uniform(scaled(rows, place), scaled(rows, place), stored)
-    P, Q = torch.randn(2, A.shape[0], columns, generator=torch.Generator().manual_seed(0)).unbind()
-    csr, turned = A.to_torch(), Q.T.contiguous()
-    at = A.coordinates().long()
-    return against(
-        f"sddmm-{rows}-{stored}-{columns}",
-        f"{A.shape[0]} rows, {A.nnz} entries, {columns} columns",
-        lambda: sparsify.einsum("ij,ik,jk->ij", A, P, Q),
-        {"sampled_addmm": lambda: torch.sparse.sampled_addmm(csr, P, turned, beta=0.0)},
-        lambda: (P[at[0]].double() * Q[at[1]].double()).sum(1),
-    )
-
-
-def spgemm(rows: int, stored: int, place: Place) -> Case:
-    """A sparse matrix times itself."""
-    A = uniform(scaled(rows, place), scaled(rows, place), stored)
-    csr = A.to_torch()
-
-    def reference() -> torch.Tensor:
-        found = csr.double() @ csr.double()
-        rows = torch.arange(len(found.crow_indices()) - 1).repeat_interleave(found.crow_indices().diff())
-        return found.values()[(rows * found.shape[1] + found.col_indices()).argsort()]
-
-    case = against(
-        f"spgemm-{rows}-{stored}",
-        f"{A.shape[0]} rows, {A.nnz} entries",
-        lambda: sparsify.einsum("ij,jk->ik", A, A),
-        {"torch": lambda: csr @ csr},
-        reference,
-    )
-    # Columns need not ascend in torch's rows, so that its values come in an order of their own.
-    case.contenders[1] = replace(case.contenders[1], is_checked=False)
-    return case
-
-
 def mlp(zeros: int, rows: int, place: Place) -> Case:
-    """Four linear layers with ReLU, pruned at random, against the dense model."""
+    """Four linear layers with ReLU, pruned at random, against the dense model of torch and of oneDNN."""
     sizes = [scaled(size, place) // 32 * 32 for size in (768, 3072, 768, 3072, 768)]
     torch.manual_seed(0)
     layers: list[nn.Module] = []
@@ -128,28 +47,20 @@ def mlp(zeros: int, rows: int, place: Place) -> Case:
         one.weight.data *= Weight(zeros).mask(outputs, columns)
         layers += [one, nn.ReLU()]
     model = nn.Sequential(*layers[:-1]).eval().requires_grad_(False)
+    weights = [layer.weight for layer in linears(model).values()]
     x = torch.randn(rows, sizes[0])
-    sparse = sparsify.apply(model, MLP, x, verify=False)
-    exact = nn.Sequential(*layers[:-1])
-    case = against(
-        f"mlp-{zeros}",
+    case = row(
+        f"mlp-{zeros}{'' if rows > 1 else '-1-row'}",
         f"{' -> '.join(map(str, sizes))}, {rows} rows, {zeros} % zeros",
-        lambda: sparse(x),
-        {"torch": lambda: model(x)},
-        None,
+        lambda: copy.deepcopy(model).double()(x.double()),
+        packed_work(sum(int(w.count_nonzero()) for w in weights), rows, sum(sizes) + sum(sizes[1:-1])),
     )
-    with torch.no_grad():
-        wanted = exact.double()(x.double())
-        exact.float()
-    case.expected = lambda: wanted
-    return case
-
-
-def small_layer(place: Place) -> Case:
-    """A layer of a tenth of the usual extents."""
-    case = linear(Weight(90), 1, Place(place.root, 0.1 * place.scale))
-    case.name = f"small-{case.name}"
-    return case
+    sparse = case.prepare("pack and build", lambda: sparsify.apply(model, MLP, x, verify=False))
+    theirs: dict[str, Any] = {"torch": lambda: model(x), "oneDNN": None}
+    if torch.backends.mkldnn.is_available():
+        packed = case.prepare("oneDNN packs", lambda: prepacked(model, rows))
+        theirs["oneDNN"] = lambda: packed(x)
+    return against(case, lambda: sparse(x), theirs)
 
 
 def packed_bytes(zeros: int, place: Place, quick: bool, clock: Clock) -> dict[str, Any]:
@@ -196,17 +107,30 @@ SUITES: Final[Mapping[str, Mapping[str, Row]]] = {
         "sddmm-20000-20-64": timed(partial(sddmm, 20_000, 20, 64)),
         "spmv-100000-20": timed(partial(spmv, 100_000, 20)),
         "spgemm-20000-10": timed(partial(spgemm, 20_000, 10)),
+        "add-100000-20": timed(partial(added, 100_000, 20)),
     },
     "layers": {
-        f"linear-{rows}-{weight}": timed(partial(linear, weight, rows))
-        for rows in (1, 128)
-        for weight in (Weight(50), Weight(90), Weight(50, of=4), Weight(80, (4, 1)))
+        **{
+            f"linear-{rows}-{weight}": timed(partial(linear, weight, rows))
+            for rows in (1, 128)
+            for weight in (Weight(50), Weight(90), Weight(50, of=4), Weight(80, (4, 1)))
+        },
+        "attention-2048-64": timed(partial(attention, 2048, 64)),
     },
     "models": {f"mlp-{zeros}": timed(partial(mlp, zeros, 128)) for zeros in (60, 90)},
     "small": {
         "spmm-10-2-4": timed(partial(spmm, 10, 2, 4)),
         "spmv-10-2": timed(partial(spmv, 10, 2)),
-        "small-linear-1-90": timed(small_layer),
+        "spgemm-10-2": timed(partial(spgemm, 10, 2)),
+        "add-10-2": timed(partial(added, 10, 2)),
+        "sddmm-10-2-4": timed(partial(sddmm, 10, 2, 4)),
+        "gcn-10": timed(partial(small.graph, 10)),
+        "small-linear-1-90": timed(small.layer),
+        "mlp-90-1-row": timed(partial(mlp, 90, 1)),
+        "spmm-10-empty": timed(partial(small.empty_product, 10, 4)),
+        "spmm-1000-empty": timed(partial(small.empty_product, 1000, 4)),
+        "spgemm-10-empty": timed(partial(small.empty_product, 10, 0)),
+        "spmm-no-rows": timed(small.no_rows),
     },
     "memory": {f"weight-{zeros}": partial(packed_bytes, zeros) for zeros in (50, 90)},
 }

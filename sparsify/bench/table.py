@@ -21,6 +21,8 @@ HEADERS: Final = (
     "row",
     "ours",
     "ours ms",
+    "of limit",
+    "set by",
     "asked",
     "reached",
     "interval",
@@ -28,6 +30,10 @@ HEADERS: Final = (
     "its ms",
     "met",
     "data",
+)
+LIMIT_NOTE: Final = (
+    "of limit: the least time that this machine allows, in percent of ours, and what sets it; "
+    "`sparsify env` shows the machine's figures"
 )
 # By whether the time on the processor counts.
 CLOCKS: Mapping[bool, Clock] = {False: time.perf_counter_ns, True: time.thread_time_ns}
@@ -59,8 +65,32 @@ def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of all rows: a line for each ratio or limit that is asked."""
-    return tabulate(lines(rows), headers=HEADERS, tablefmt="simple", disable_numparse=True)
+    """The table of all rows, a line for each ratio or limit that is asked, without columns that are empty; notes."""
+    found = lines(rows)
+    kept = [number for number in range(len(HEADERS)) if any(line[number] for line in found)]
+    shown = [[line[number] for number in kept] for line in found]
+    headers = [HEADERS[number] for number in kept]
+    text = tabulate(shown, headers=headers, tablefmt="simple", disable_numparse=True)
+    return "\n\n".join([text, *notes(rows)])
+
+
+def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was spent before the timings, and which contenders are missing."""
+    prepared = [
+        (row["name"], ", ".join(f"{name} {spent:.1f}" for name, spent in row["prepared_ms"].items()))
+        for row in rows
+        if row.get("prepared_ms")
+    ]
+    found = []
+    if prepared:
+        found.append(
+            tabulate(prepared, headers=("row", "before, and not in the times, ms"), tablefmt="simple")
+        )
+    if any(row.get("limit") for row in rows):
+        found.append(LIMIT_NOTE)
+    if missing := sorted({name for row in rows for name in row.get("missing", ())}):
+        found.append(f"not installed, and so not measured: {', '.join(missing)}")
+    return found
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -70,16 +100,19 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 def _ratios(row: Mapping[str, Any]) -> list[list[str]]:
     times = {contender["name"]: contender for contender in row["contenders"]}
+    least = row.get("limit")
     return [
         [
             row["name"],
-            target["label"],
-            f"{times[target['ours']]['median_us'] / 1e3:.3f}",
+            target["ours"],
+            f"{times[target['ours']]['median_us'] / 1e3:.4g}",
+            f"{least['us'] / times[target['ours']]['median_us']:.0%}" if least else "",
+            least["bound"] if least else "",
             "" if target["asked"] is None else f"{target['asked']:.1f}x",
             f"{target['reached']:.2f}x",
             f"{target['low']:.2f}-{target['high']:.2f}",
             target["baseline"],
-            f"{times[target['baseline']]['median_us'] / 1e3:.3f}",
+            f"{times[target['baseline']]['median_us'] / 1e3:.4g}",
             {None: "", True: "yes", False: "no"}[target["met"]],
             row["data"],
         ]
@@ -93,6 +126,8 @@ def _limits(row: Mapping[str, Any]) -> list[list[str]]:
         [
             row["name"],
             target["label"],
+            "",
+            "",
             "",
             f"{target['asked']:.0f} {unit}",
             f"{target['reached']:.1f} {unit}",

@@ -83,7 +83,12 @@ class Assembled:
         return self.finish(shape, patterns, [made.get(self.first + n) for n in range(len(self._dtypes))])
 
     def finish(self, shape: tuple[int, ...], patterns: Sequence[Pattern], arrays: Arrays) -> SparseTensor:
-        """A result on a new pattern, which is remembered for operands of these patterns."""
+        """A result of arrays that the kernel has filled, on the pattern that its operands gave before, if any.
+
+        Sums fill all arrays in any case; a pattern that is known need not be made again.
+        """
+        if (before := self.known(shape, patterns)) is not None and arrays[-1] is not None:
+            return wrap(before[0], cut((arrays[-1],), before[2])[0], self._fill)
         made = dict(zip(self._names, arrays, strict=True))
         pos = [made.get(name) for name, _ in self._levels]
         crd = [made.get(name) for _, name in self._levels]

@@ -139,6 +139,11 @@ def library(
         return made
 
 
+def compile_seconds() -> float:
+    """Time that compilers took for the kernels of this process; of several at once, the time of each counts."""
+    return sum(library.compile_seconds for library in list(_memory.libraries.values()))
+
+
 def _request(
     source: str | Callable[[], Generated], key_parts: Mapping[str, str], options: Options, symbol: str
 ) -> Request:

@@ -1,0 +1,57 @@
+"""Other projects' products, and what is said where they are missing."""
+
+import pytest
+import torch
+
+from sparsify.bench import peers
+from sparsify.bench.place import Place
+from sparsify.bench.predicted import uniform
+from sparsify.bench.products import against, row, spmm
+from sparsify.bench.run import run
+from sparsify.bench.table import notes, table
+
+
+@pytest.fixture
+def nobody(monkeypatch):
+    monkeypatch.setattr(peers, "load", lambda name: None)
+
+
+def test_peers_that_are_installed_agree():
+    csr, X = uniform(40, 40, 3).to_torch(), torch.randn(40, 5)
+    for call in peers.spmm(csr, X).values():
+        assert call is None or torch.allclose(torch.as_tensor(call()), csr @ X, atol=1e-5)
+
+
+def test_a_missing_module_is_none(monkeypatch):
+    monkeypatch.setitem(peers.MODULES, "PyG", "no_such_module")
+    assert peers.load("PyG") is None
+    assert peers.spmm(uniform(9, 9, 2).to_torch(), torch.ones(9, 2))["PyG"] is None
+
+
+def test_missing_peers_are_named(nobody):
+    found = run(["small"], ["spmm-10-2"], quick=True)
+    assert found[0]["missing"] == ["pydata/sparse", "PyG"]
+    assert notes(found)[-1] == "not installed, and so not measured: PyG, pydata/sparse"
+
+
+def test_fresh_results_are_compared_with_the_best(nobody):
+    case = against(row("row", "work", None), lambda: 1, {"a": lambda: 2, "b": lambda: 3, "c": None})
+    *pooled, fresh = case.targets
+    assert [target.baselines for target in pooled] == [("a",), ("b",)]
+    assert (fresh.ours, fresh.baselines) == ("sparsify fresh", ("a", "b"))
+    assert case.missing == ["c"]
+
+
+def test_what_was_spent_before_is_apart(nobody):
+    case = spmm(10, 2, 4, Place())
+    assert "first call" in case.prepared_ms
+    assert case.least is not None
+    assert case.least.operations == 2 * case.least.gathered / 4
+
+
+def test_columns_that_nobody_needs_are_not_shown(nobody):
+    found = run(["small"], ["spmv-10-2"], quick=True)
+    heads = table(found).splitlines()[0].split()
+    assert "asked" not in heads
+    assert "limit" in heads
+    assert "%" in table(found)
