@@ -52,7 +52,8 @@ def plot(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[str]]:
     """Where each bar is from top to bottom, with room for the row's name above its first, and what it is called."""
-    places, names = [], []
+    places: list[float] = []
+    names: list[str] = []
     for number, row in enumerate(rows):
         for target in row["targets"]:
             places.append(float(len(places) + number))

@@ -59,6 +59,16 @@ def test_large_results_come_from_the_pool(long_ways: list[str]) -> None:
     torch.testing.assert_close(sparsify.einsum(SPGEMM, A, B).to_dense(), A.to_dense() @ B.to_dense())
 
 
+def test_sums_keep_the_pattern_that_they_had_before() -> None:
+    generator = torch.Generator().manual_seed(0)
+    dense = [torch.rand(20, 20, generator=generator).relu_().sub_(0.7).relu_() for _ in range(2)]
+    A, B = (sparsify.tensor(one, "csr") for one in dense)
+    first, again = A + B, A + B
+    assert again.pattern is first.pattern
+    assert again.nnz == len(again.values())
+    torch.testing.assert_close(again.to_dense(), dense[0] + dense[1])
+
+
 def test_a_pattern_that_was_written_to_is_found_anew() -> None:
     A, B = random(30, 40, 0), random(40, 50, 1)
     for _ in range(2):
