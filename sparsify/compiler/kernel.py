@@ -19,7 +19,7 @@ from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.plan import Convert, DenseProduct, Step, steps
+from sparsify.compiler.plan import Convert, DenseProduct, Step, starts_otherwise, steps
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
@@ -144,7 +144,7 @@ class Kernel:
             return results
 
     def _without_coordinates(self, operands: tuple[Operand, ...]) -> "Kernel":
-        """The kernel for operands with modes of extent 0: reductions over them have a plan of their own."""
+        """The kernel for operands with modes of extent 0: some reductions over them have a plan of their own."""
         places = tuple(
             [
                 (name, mode)
@@ -155,8 +155,10 @@ class Kernel:
         )
         if places not in self._empties:
             sizes = sizes_of(self.program, operands)
-            found = self._empties[places] = _plan(self.program, self.schedule, current(), sizes)
-            found._empties[places] = found
+            found = self
+            if self.schedule is None and starts_otherwise(self.program, sizes):
+                found = _plan(self.program, None, current(), sizes)
+            self._empties[places] = found._empties[places] = found
         return self._empties[places]
 
     def teach(

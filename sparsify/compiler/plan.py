@@ -172,6 +172,12 @@ def steps(
     return tuple(found)
 
 
+def starts_otherwise(program: Program, sizes: Sizes) -> bool:
+    """Whether modes of extent 0 among these sizes ask for steps of their own: what is counted there is nothing."""
+    program = name_extents(collect(program))
+    return count_unstored(program, sizes) != count_unstored(program, UNKNOWN)
+
+
 def dense_product(program: Program, statement: Assign) -> DenseProduct | None:
     """`statement` as a product of two dense matrices, `None` when it is anything else."""
     value = statement.value

@@ -19,8 +19,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from shutil import which
 from typing import Any
 
+import torch
 from rich.progress import Progress
 
 from .compare import Prepared, RefusedCodeError, compile_cases, run_again, run_compiled
@@ -29,6 +31,8 @@ from .kinds import KINDS
 
 Task = tuple[str, int]
 LIMIT_S = 120
+# clang takes half the time for code that it does not optimise.
+COMPILERS = [name for name in ("clang++", "clang++", "clang++", "g++") if which(name)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +41,13 @@ class How:
 
     Attributes:
         flags: of the C++ compiler.
-        compiler: its name; `None` for the first one found.
+        compiler: its name.
         interpreted: one seed in so many is interpreted in all stages, the others as programs only.
         more: how often a kernel runs with other operands.
     """
 
     flags: tuple[str, ...]
-    compiler: str | None
+    compiler: str
     interpreted: int
     more: int
 
@@ -60,15 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=30, help="seeds a unit")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--flags", default="-O0", help='of the C++ compiler: --flags="-O1 -g"')
-    parser.add_argument("--compiler", help="the C++ compiler; by default the first one found")
+    parser.add_argument("--compilers", nargs="+", default=COMPILERS, help="take turns, a batch each")
     parser.add_argument("--interpreted", type=int, default=1, help="one seed in so many in all stages")
     parser.add_argument("--more", type=int, default=1, help="how often a kernel runs with other operands")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(argv)
-    how = How(tuple(given.flags.split()), given.compiler, given.interpreted, given.more)
-    # What is there is kept: batches are short-lived processes that collect no garbage.
-    gc.collect()
-    gc.freeze()
+    hows = [How(tuple(given.flags.split()), name, given.interpreted, given.more) for name in given.compilers]
+    _warm_up(given.kinds)
     counts: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     with Progress() as progress:
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for first in range(given.first, given.first + given.count, given.batch):
             seeds = range(first, min(first + given.batch, given.first + given.count))
             tasks = [(kind, seed) for kind in given.kinds for seed in seeds]
-            found = run(tasks, how)
+            found = run(tasks, hows[(first - given.first) // given.batch % len(hows)])
             counts.update(found["counts"])
             failures += found["failures"]
             progress.update(bar, advance=len(seeds), description=f"{len(failures)} failures")
@@ -87,6 +89,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     for failure in failures:
         print(f"{failure['kind']} {failure['seed']}: {failure['error'][:200]}")
     return int(bool(failures))
+
+
+def _warm_up(kinds: Sequence[str]) -> None:
+    """Loads what the processes of batches would load each by itself; no kernel runs, as threads do not outlive a fork.
+
+    What is there then is kept: batches are short-lived processes that collect no garbage.
+    """
+    torch.set_num_threads(1)
+    for kind in kinds:
+        with suppress(Exception):  # a batch with this seed says what is wrong
+            KINDS[kind].prepare(0)
+    gc.collect()
+    gc.freeze()
 
 
 def run(tasks: list[Task], how: How) -> dict[str, Any]:

@@ -73,6 +73,15 @@ def test_a_kernel_for_a_mode_that_loses_its_coordinates(form):
         assert kernel(A).to_dense().tolist() == most
 
 
+def test_sums_over_no_coordinates_need_no_other_kernel(monkeypatch):
+    full = sparsify.tensor(torch.tensor([[1.0, 0, -2], [0, 0, 0]]), "csr")
+    none = sparsify.tensor(torch.zeros(2, 0), "csr")
+    kernel = evaluate_kernel("y[i] = A[i,j] * x[j]", A=full, x=torch.ones(3))
+    monkeypatch.setattr("sparsify.compiler.kernel._plan", None)
+    assert kernel(none, torch.ones(0)).tolist() == [0.0, 0.0]
+    assert kernel(full, torch.ones(3)).tolist() == [-1.0, 0.0]
+
+
 @pytest.mark.parametrize("format", ["csr", "coo"])
 @pytest.mark.parametrize("fill", [0.0, -2.0])
 def test_values_and_gradients(format, fill):
