@@ -29,7 +29,13 @@ MOST_SIZES: Final = 16
 DIGEST_BYTES: Final = hashlib.sha256().digest_size
 
 
-def recall(question: str, sizes: Sizes, answer: Callable[[], T], options: Options) -> T:
+def recall(
+    question: str,
+    sizes: Sizes,
+    answer: Callable[[], T],
+    options: Options,
+    is_kept: Callable[[T], bool] = lambda _: True,
+) -> T:
     """What `answer()` returns, or returned when the question was asked for the same sizes before.
 
     Args:
@@ -37,6 +43,7 @@ def recall(question: str, sizes: Sizes, answer: Callable[[], T], options: Option
         sizes: of the operands, compared number by number.
         answer: finds what is not known, without effects of its own.
         options: where kernels lie.
+        is_kept: whether an answer is worth keeping.
     """
     directory = directories.cache_dir(options)
     key = hashlib.sha256(f"{question}\n{fingerprint()}\n{registered()}".encode()).hexdigest()[:40]
@@ -48,7 +55,7 @@ def recall(question: str, sizes: Sizes, answer: Callable[[], T], options: Option
             found: T = pickle.loads(known[numbers])
             return found
     made = answer()
-    if len(known) < MOST_SIZES or numbers in known:
+    if is_kept(made) and (len(known) < MOST_SIZES or numbers in known):
         # Nothing but time is lost where the disk is full or may not be written to, or the answer cannot be: nested
         # too deep, or of levels whose class no import finds.
         with suppress(OSError, RecursionError, pickle.PicklingError, AttributeError):

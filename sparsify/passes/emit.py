@@ -18,9 +18,10 @@ from sparsify.compiler.kernel import prepare_all
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import InvalidTensorError, SparsifyError
 from sparsify.passes import canonicalize, operators
+from sparsify.passes.backends import SPOKEN, by_library
 from sparsify.passes.base import Draft
 from sparsify.passes.call_region import call_region
-from sparsify.passes.estimate import estimated_us, example_sizes
+from sparsify.passes.estimate import estimated_us, example_sizes, expected_sizes
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
@@ -89,17 +90,17 @@ def emit(draft: Draft) -> Draft:
     """
     plans: dict[frozenset[fx.Node], Plan] = {}
     for region in draft.regions:  # all structures are known before an operand may join one
-        for matrix in region.matrices:
+        for matrix in region.matrices if not region.backend else ():
             bind_matrix(draft, matrix, region.names[matrix.name], plans)
     bound = [(region, bind(draft, region, plans)) for region in draft.regions]
     for plan in plans.values():
         cut_out(draft, plan)
     sites = [site_of(draft, region, bindings) for region, bindings in bound]
-    kernels = [(site.call.kernel, site.sizes) for site in sites if isinstance(site, Site)]
-    errors = iter(prepare_all(kernels))
+    own = [site for site in sites if isinstance(site, Site) and site.call.library is None]
+    failed = dict(zip(map(id, own), prepare_all([(s.call.kernel, s.sizes) for s in own]), strict=True))
     replaced: dict[fx.Node, fx.Node] = {}
     for (region, _), site in zip(bound, sites, strict=True):
-        error = next(errors) if isinstance(site, Site) else site
+        error = failed.get(id(site)) if isinstance(site, Site) else site
         if isinstance(site, Site) and error is None:
             replace_nodes(draft, site, replaced)
             continue
@@ -124,7 +125,9 @@ def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:
 
 
 def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) -> list[Binding]:
-    """Where the operands of a region come from, in the order of its program."""
+    """Where the operands of a region come from, in the order of its program; a library reads what its nodes read."""
+    if region.backend:
+        return [Binding(node.name, node=node) for node in region.inputs]
     bindings = []
     for name, operand in region.operands.items():
         short = region.names[name]
@@ -285,8 +288,13 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
     try:
         shape = output_shape(region, at)
         dense = extract(draft, arguments, [region.output])
-        settings = (draft.options, draft.notices, draft.is_strict)
+        library = None
+        if region.backend:
+            library = by_library(extract(draft, arguments, [region.output]), region.backend)
+        settings = (draft.options, draft.notices, draft.is_strict, library)
         call = RegionCall(region.program, operands, shape, dense, *settings)
+        if library is not None:
+            return Site(region, call, arguments, {}, expected_sizes(draft, region))
         sizes = example_sizes(draft, region, call, arguments)
     except SparsifyError as error:
         return error
@@ -303,8 +311,9 @@ def replace_nodes(draft: Draft, site: Site, replaced: dict[fx.Node, fx.Node]) ->
     call.name = f"region_{len(replaced) + 1}"
     call.origin = origin(draft.graph, region, site.once, replaced)
     entry = describe(draft, region, call)
-    entry.kernel, entry.cache = call.kernel.key, call.kernel.cache
-    entry.estimated_us = estimated_us(draft, region, site.sizes)
+    if call.library is None:
+        entry.kernel, entry.cache = call.kernel.key, call.kernel.cache
+        entry.estimated_us = estimated_us(draft, region, site.sizes)
     arguments = [replaced.get(argument, argument) for argument in site.arguments]
     with draft.graph.inserting_before(node):
         new = draft.graph.create_node("call_function", call_region, (call.handle, *arguments), name=call.name)
@@ -351,7 +360,8 @@ def as_methods(graph: fx.Graph) -> None:
 def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
     """The region's line in the report."""
     assert region.program is not None, "fuse finishes programs"
-    formats = {d.name: f"{d.format}" for d in region.program.declarations if not d.format.is_dense}
+    how = f"packed by {SPOKEN[region.backend]}" if region.backend else ""
+    formats = {d.name: how or str(d.format) for d in region.program.declarations if not d.format.is_dense}
     einsum = "; ".join(str(statement) for statement in region.program.statements)
     scopes = sorted({scope(node) for node in region.covered} - {""})
     return RegionEntry(

@@ -50,7 +50,11 @@ def region_section(region: RegionCall, entry: RegionEntry, which: str) -> Sectio
     if region.origin is not None:
         found = [Section("graph", region.origin.graph), Section("marked", region.origin.marked)]
     sources = region.origin.sources if region.origin is not None else {}
-    found += explain_kernel(region.kernel, sources=sources, cost="\n".join(cost_lines(entry)))
+    cost = "\n".join(cost_lines(entry))
+    if region.library is None:
+        found += explain_kernel(region.kernel, sources=sources, cost=cost)
+    else:
+        found.append(Section("cost", cost))
     return Section(f"{entry.name} of {scopes or 'the model itself'}{which}", inner=tuple(found))
 
 

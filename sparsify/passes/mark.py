@@ -63,8 +63,8 @@ def require_supported(recipe: Recipe) -> None:
         raise rule_error(recipe, recipe.rules[0] if recipe.rules else None, "stages are not supported yet")
     if recipe.verify.against != "dense":
         raise rule_error(recipe, None, f"`verify: against: {recipe.verify.against}` is not supported yet")
-    if recipe.compile.backends is not None:
-        raise rule_error(recipe, None, "`compile: backends` is not supported yet")
+    if recipe.compile.backends is not None and "own" not in recipe.compile.backends:
+        raise rule_error(recipe, None, "`compile: backends` without `own` leaves no kernels; add `own`")
     for rule in recipe.rules:
         if isinstance(rule.format, FormatSpec) and rule.format.block is not None:
             raise rule_error(

@@ -18,17 +18,18 @@ from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule.pack import Packing, pack_matrix
 from sparsify.passes import region as regions
+from sparsify.passes.backends import SPOKEN
 from sparsify.passes.base import Draft
 from sparsify.passes.estimate import known_size
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.region import Region
-from sparsify.passes.tune import UNKNOWN_ROWS, Timed, try_tune
+from sparsify.passes.trial import UNKNOWN_ROWS
+from sparsify.passes.tune import Timed, try_tune
+from sparsify.recipe.schema import Compile
 
 # Entries of a weight for which the machine is measured where nobody has yet.
 LARGE = 1 << 16
-# What the call of a region takes beside its kernel: its operands are found by what they are made of.
-REGION_US = 3.0
 
 
 def pack(draft: Draft) -> Draft:
@@ -43,7 +44,10 @@ def pack(draft: Draft) -> Draft:
         timed, chosen = choice(draft, region, weights)
         sources = {name: m.source for name, m in region.operands.items() if isinstance(m, Matrix)}
         is_open = len(chosen) == len(region.matrices) and not is_decided(draft, region)
-        if is_open and not is_worth_it(chosen, draft.recipe.compile.memory, timed):
+        if is_open and not is_worth_it(chosen, draft.recipe.compile, timed):
+            if timed is not None and timed.library:
+                kept.append(by_library(region, chosen, timed))
+                continue
             for name, packed in chosen.items():
                 node = region.output
                 gain = "faster" if packed.is_smaller else "smaller"
@@ -106,15 +110,28 @@ def is_decided(draft: Draft, region: Region) -> bool:
     return all(key_of(weight) in draft.formats for weight in region.matrices)
 
 
-def is_worth_it(chosen: dict[str, Packing], memory: str, timed: Timed | None) -> bool:
+def is_worth_it(chosen: dict[str, Packing], asked: Compile, timed: Timed | None) -> bool:
     """Whether packed weights take less memory than dense ones and, unless that is all, are faster as far as known."""
     if not all(found.is_smaller for found in chosen.values()):
         return False
-    if memory == "compact":
+    if asked.memory == "compact" or not asked.allows("torch"):
         return True
     if timed is not None:
-        return timed.us + REGION_US <= timed.dense_us
+        return timed.is_faster
     return sum(found.us for found in chosen.values()) < sum(found.dense_us for found in chosen.values())
+
+
+def by_library(region: Region, chosen: dict[str, Packing], timed: Timed) -> Region:
+    """The region with a library's product, which was faster than torch's and than kernels that save memory."""
+    region.backend = timed.library
+    for name, packing in chosen.items():
+        weight = region.operands[name]
+        assert isinstance(weight, Matrix), "weights are sparse operands"
+        region.notes.append(
+            f"{weight.source} dense, packed beside by {SPOKEN[timed.library]}: {compared(packing, timed)}"
+        )
+    regions.finish(region)
+    return region
 
 
 def compared(found: Packing, timed: Timed | None) -> str:

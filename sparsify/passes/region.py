@@ -30,6 +30,7 @@ class Region:
         operands: the node or matrix behind every name that is read and not computed here.
         covered: all nodes that the region replaces.
         notes: decisions for the report.
+        backend: the library whose product computes it, "" for a kernel.
     """
 
     statements: list[tuple[fx.Node, tuple[str, ...], Expr]]
@@ -38,6 +39,7 @@ class Region:
     notes: list[str] = field(default_factory=list)
     program: Program | None = None
     names: dict[str, str] = field(default_factory=dict)
+    backend: str = ""
 
     @property
     def output(self) -> fx.Node:

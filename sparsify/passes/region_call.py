@@ -9,7 +9,7 @@ Eager calls go straight to the kernel. While tracing, compiling or exporting the
 import secrets
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -73,6 +73,7 @@ class RegionCall:
         options: settings.
         notices: where the warning about a failure goes.
         is_strict: whether a failure raises.
+        library: computes the result in place of the kernel where no gradients are wanted: another library's product.
 
     Attributes:
         name: for reports.
@@ -92,7 +93,9 @@ class RegionCall:
         options: Options,
         notices: Notices,
         is_strict: bool = False,
+        library: Callable[..., torch.Tensor] | None = None,
     ) -> None:
+        self.library = library
         self.name, self.program, self.operands = "", program, tuple(operands)
         self._sources = [(o.argument, o.structure, o.leaves, o.result) for o in self.operands]
         self.shape, self.dense, self.options, self.notices = shape, dense, options, notices
@@ -135,12 +138,18 @@ class RegionCall:
 
     def computed(self, arguments: Sequence[Any], wanted: tuple[int, ...]) -> torch.Tensor:
         """The result of the region, by the kernel if it can."""
+        if self.library is not None:
+            if wanted or torch._C._are_functorch_transforms_active():
+                return self.dense_result(arguments)
+            if self.times_us is None:
+                return self.library(*arguments)
+            return timed(self.library, arguments, self.times_us)
         if self.failure is None and (not wanted or self.has_kernel(wanted)):
             try:
                 operands = self.values(arguments)
                 if self.times_us is None:
                     return self.kernel(*operands)  # type: ignore[no-any-return]
-                return self.timed(operands, self.times_us)
+                return timed(self.kernel, operands, self.times_us)
             except FAILURES as error:
                 self.failure = self.noted(error, "sparse regions run densely from now on")
         return self.dense_result(arguments)
@@ -156,7 +165,7 @@ class RegionCall:
 
     def has_kernel(self, wanted: tuple[int, ...]) -> bool:
         """Whether a kernel computes the result, and the gradients of the arguments at these positions."""
-        if self.failure is not None:
+        if self.failure is not None or self.library is not None:
             return False
         if not wanted:
             return True
@@ -224,13 +233,6 @@ class RegionCall:
                 self.gradient_failure = self.noted(error, DENSE_GRADIENTS)
         return differentiated()
 
-    def timed(self, operands: Sequence[torch.Tensor], times_us: list[float]) -> torch.Tensor:
-        """The kernel's result; how long it took goes into `times_us`."""
-        started = time.perf_counter()
-        result: torch.Tensor = self.kernel(*operands)
-        times_us.append((time.perf_counter() - started) * 1e6)
-        return result
-
     def noted(self, error: SparsifyError, consequence: str) -> SparsifyError:
         """The error, after one warning; under strict it is raised."""
         if self.is_strict:
@@ -268,6 +270,14 @@ class FirstGradient(torch.autograd.Function):
             found = call.gradients(arguments, needed, result, gradient)
         made = dict(zip(needed, found, strict=True))
         return None, *[made.get(position) for position in range(len(arguments))]
+
+
+def timed(call: Callable[..., torch.Tensor], operands: Sequence[Any], times_us: list[float]) -> torch.Tensor:
+    """The result of a call; how long it took goes into `times_us`."""
+    started = time.perf_counter()
+    result = call(*operands)
+    times_us.append((time.perf_counter() - started) * 1e6)
+    return result
 
 
 def wanted_gradients(arguments: Sequence[Any]) -> tuple[int, ...]:

@@ -1,10 +1,11 @@
-"""The formats of a weight timed against each other and against torch's product, where what is expected leaves a choice.
+"""The formats of a weight timed against each other, torch's product and those of other libraries.
 
 In: the region of `Y[i,k] = relu(sum(j, X[i,j] * W[k,j]) + b[k])`, the formats for W that are expected to be fastest.
-Out: `Timed`: the format that was fastest on inputs like the example's, its time, and torch's.
+Out: `Timed`: what each took on inputs like the example's, and so which is to run.
 
-The contenders run in turns within `tune_seconds`, and the least time of each counts. What was found is kept beside the
-kernels for weights of this shape and density: another `apply` finds it, and layers that are alike share it.
+The contenders are the calls that would run, each with all that it takes beside its product. They run in turns until
+three turns of each that may win agree on its least time, or `tune_seconds` are over. What was agreed on is kept beside
+the kernels for weights of this shape and density: another `apply` finds it, and layers that are alike share it.
 """
 
 import time
@@ -14,37 +15,37 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import fx
 
 from sparsify.compiler import calibrate
-from sparsify.compiler.kernel import Kernel, plan, prepare_all
+from sparsify.compiler.kernel import Kernel
+from sparsify.compiler.least import Least
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.pack import Packing
-from sparsify.compiler.schedule.sizes import Sizes, sizes_of
+from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.passes import region as regions
+from sparsify.passes.backends import LIBRARIES, SPOKEN
 from sparsify.passes.base import Draft
-from sparsify.passes.emit import extract
 from sparsify.passes.estimate import extents_of, known_size
 from sparsify.passes.lift.matrix import Matrix
-from sparsify.passes.operators import operator_name, tensor_value
 from sparsify.passes.order import copied
 from sparsify.passes.region import Region
-from sparsify.storage.interop import tensor
+from sparsify.passes.trial import UNKNOWN_ROWS, Trial, compiled, dense_trial, trial
 
 Call = Callable[[], Any]
 # Formats that are timed, and how much slower than the best they may be expected to be.
 MOST: Final = 3
 SLOWER: Final = 1.5
-# Work that is expected to take less is not timed.
-LEAST_US: Final = 20.0
 # Turns at least and at most; after some only contenders that may still win run.
-FEWEST_TURNS: Final = 3
+FEWEST_TURNS: Final = 5
 ALL_TURNS: Final = 8
-MOST_TURNS: Final = 30
+MOST_TURNS: Final = 2000
 HOPELESS: Final = 1.5
-# Rows of an input whose size only a run can tell.
-UNKNOWN_ROWS: Final = 128
+# How many turns must agree on a least time, and by what share they may differ.
+AGREEING: Final = 3
+APART: Final = 0.04
+# By what share of torch's time something must be faster to take its place.
+GAIN: Final = 0.03
 # Weights whose densities differ by less than one in so many share what was found.
 DENSITIES: Final = 40
 
@@ -58,21 +59,41 @@ class Timed:
         schedule: of its kernel.
         us: of a call with it.
         dense_us: of the dense nodes, by torch.
-        onednn_us: of oneDNN's product with the packed dense weight alone; 0 where there is none.
+        libraries: names of other libraries' products and their times.
         others: the other formats with their times.
+        is_agreed: whether turns agreed on what decides.
     """
 
     format: str
     schedule: str
     us: float
     dense_us: float
-    onednn_us: float = 0.0
+    libraries: tuple[tuple[str, float], ...] = ()
     others: tuple[tuple[str, float], ...] = ()
+    is_agreed: bool = True
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the format is faster than torch, and no slower than any library."""
+        rivals = [us for _, us in self.libraries]
+        return self.us <= min([(1 - GAIN) * self.dense_us, *rivals])
+
+    @property
+    def library(self) -> str:
+        """The library that is faster than torch; "" for none."""
+        name, us = min(self.libraries, key=lambda found: found[1], default=("", 0.0))
+        return name if us <= (1 - GAIN) * self.dense_us else ""
 
     def __str__(self) -> str:
-        onednn = f", oneDNN's {self.onednn_us:.0f}" if self.onednn_us else ""
-        others = "".join(f", {us:.0f} us as {text}" for text, us in self.others)
-        return f"timed {self.us:.0f} us, torch's {self.dense_us:.0f}{onednn}{others}"
+        libraries = "".join(f", {SPOKEN[name]} {rounded(us)}" for name, us in self.libraries)
+        others = "".join(f", {rounded(us)} us as {text}" for text, us in self.others)
+        disturbed = "" if self.is_agreed else " (other work disturbed it)"
+        return f"timed {rounded(self.us)} us, torch's {rounded(self.dense_us)}{libraries}{others}{disturbed}"
+
+
+def rounded(us: float) -> str:
+    """A time with the digits that count."""
+    return f"{us:.0f}" if us >= 20 else f"{us:.1f}"
 
 
 def tune(draft: Draft, region: Region, name: str, found: Sequence[Packing]) -> Timed | None:
@@ -81,27 +102,30 @@ def tune(draft: Draft, region: Region, name: str, found: Sequence[Packing]) -> T
     Raises:
         SparsifyError: a kernel cannot be built.
     """
-    if draft.options.tune_seconds == 0 or found[0].dense_us < LEAST_US:
+    if draft.options.tune_seconds == 0:
         return None
     tried = [packing for packing in found if packing.us <= SLOWER * found[0].us][:MOST]
     trials = [packed(region, name, packing) for packing in tried]
-    sizes = rounded(draft, trials[0], found[0])
+    sizes = rounded_sizes(draft, trials[0], found[0])
     formats = [str(packing.format) for packing in tried]
-    question = f"fastest of {formats} {trials[0].program} {calibrate.key_of(draft.options)}"
-    return recall(question, sizes, partial(timed, draft, region, trials, formats), draft.options)
+    libraries = [library for library in LIBRARIES if draft.recipe.compile.allows(library)]
+    key = calibrate.key_of(draft.options)
+    question = f"fastest of {formats} {libraries} {trials[0].program} {key}"
+    answer = partial(timed, draft, region, trials, formats, libraries)
+    return recall(question, sizes, answer, draft.options, lambda made: made.is_agreed)
 
 
 def packed(region: Region, name: str, packing: Packing) -> Region:
     """The region with its weight in a format, and its program."""
-    trial = copied(region)
-    weight = trial.operands[name]
+    made = copied(region)
+    weight = made.operands[name]
     assert isinstance(weight, Matrix), "weights are sparse operands"
-    trial.operands[name] = replace(weight, packed=packing.format)
-    regions.finish(trial)
-    return trial
+    made.operands[name] = replace(weight, packed=packing.format)
+    regions.finish(made)
+    return made
 
 
-def rounded(draft: Draft, region: Region, packing: Packing) -> Sizes:
+def rounded_sizes(draft: Draft, region: Region, packing: Packing) -> Sizes:
     """The sizes that what was found is kept for: those of the operands, and about how dense the weight is."""
     assert region.program is not None, "packed writes the program"
     extents: dict[str, int] = {}
@@ -112,32 +136,50 @@ def rounded(draft: Draft, region: Region, packing: Packing) -> Sizes:
     return Sizes(extents, {"density": round(DENSITIES * packing.stored / max(1, packing.entries))})
 
 
-def timed(draft: Draft, region: Region, trials: Sequence[Region], formats: Sequence[str]) -> Timed:
-    """What the regions and torch take, in turns."""
-    values = {node: example(draft, node) for node in region.inputs}
-    programs = [trial.program for trial in trials if trial.program is not None]
-    kernels = [plan(program, options=draft.options) for program in programs]
-    operands = [given(draft, trial, values) for trial in trials]
-    sizes = [sizes_of(program, tensors) for program, tensors in zip(programs, operands, strict=True)]
-    for error in prepare_all(list(zip(kernels, sizes, strict=True))):
-        if error is not None:
-            raise error
-    dense = extract(draft, region.inputs, [region.output])
-    calls: list[Call] = [partial(k, *tensors) for k, tensors in zip(kernels, operands, strict=True)]
-    calls.append(partial(dense, *values.values()))
-    onednn = packed_dense(region, values)
+def timed(
+    draft: Draft,
+    region: Region,
+    trials: Sequence[Region],
+    formats: Sequence[str],
+    libraries: Sequence[str],
+) -> Timed:
+    """What the regions, torch and libraries take, in turns."""
+    own = [trial(draft, one) for one in trials]
+    compiled(own)
+    rivals = {name: made for name in libraries if (made := by_library(draft, trials[0], name)) is not None}
+    calls = [one.call for one in (*own, dense_trial(draft, region), *rivals.values())]
     with torch.no_grad():
-        found = race([*calls, *([] if onednn is None else [onednn])], draft.options.tune_seconds)
-    best = min(range(len(kernels)), key=found.__getitem__)
-    others = tuple((formats[n], found[n]) for n in range(len(kernels)) if n != best)
+        found = race(calls, draft.options.tune_seconds)
+    best = min(range(len(own)), key=lambda n: found[n].us)
+    least = min(one.us for one in found)
+    kernel, sizes = own[best].kernel, own[best].sizes
+    assert kernel is not None, "regions without libraries have kernels"
+    assert sizes is not None, "and sizes"
     return Timed(
         formats[best],
-        schedule_of(kernels[best], sizes[best]),
-        found[best],
-        found[len(kernels)],
-        found[-1] if onednn is not None else 0.0,
-        others,
+        schedule_of(kernel, sizes),
+        found[best].us,
+        found[len(own)].us,
+        tuple((name, found[len(own) + 1 + n].us) for n, name in enumerate(rivals)),
+        tuple((formats[n], found[n].us) for n in range(len(own)) if n != best),
+        all(one.is_agreed for one in found if one.us <= HOPELESS * least),
     )
+
+
+def by_library(draft: Draft, region: Region, name: str) -> Trial | None:
+    """The call of a region by a library; `None` where the library has nothing for it."""
+    made = copied(region)
+    made.backend = name
+    regions.finish(made)
+    try:
+        found = trial(draft, made)
+        if found.kernel is not None:
+            return None
+        with torch.no_grad():
+            found.call()
+    except (AttributeError, RuntimeError, TypeError, SparsifyError):  # torch was built without it
+        return None
+    return found
 
 
 def schedule_of(kernel: Kernel, sizes: Sizes) -> str:
@@ -145,69 +187,33 @@ def schedule_of(kernel: Kernel, sizes: Sizes) -> str:
     return "\n".join(str(step.variants.wanted(sizes)) for step in kernel.generated)
 
 
-def example(draft: Draft, node: fx.Node) -> Any:
-    """A tensor like the one that the example has there, a size as it is."""
-    known = draft.known_tensor(node)
-    if known is not None:
-        return known.detach()
-    value = tensor_value(node)
-    if value is None:
-        return known_size(node, UNKNOWN_ROWS) or UNKNOWN_ROWS
-    shape = [known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS for extent in value.shape]
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return made.to(value.dtype)
-
-
-def given(draft: Draft, region: Region, values: dict[fx.Node, Any]) -> list[torch.Tensor]:
-    """The operands of a region's program."""
-    found = []
-    for operand in region.operands.values():
-        if not isinstance(operand, Matrix):
-            found.append(values[operand])
-            continue
-        assert operand.dense is not None, "regions with weights alone are timed"
-        weight = values[operand.dense]
-        found.append(tensor(weight.t() if operand.transposed else weight, operand.format))
-    return found
-
-
-def packed_dense(region: Region, values: dict[fx.Node, Any]) -> Call | None:
-    """oneDNN's product in place of the region's linear layer; `None` where torch has none for it."""
-    node = next((n for n in region.covered if operator_name(n) == "linear"), None)
-    x, weight = (
-        (values.get(part) for part in node.args[:2] if isinstance(part, fx.Node)) if node else (None, None)
-    )
-    if x is None or weight is None:
-        return None
-    try:
-        held = torch.ops.mkldnn._reorder_linear_weight(weight, x.numel() // x.shape[-1])
-        call = partial(torch.ops.mkldnn._linear_pointwise, x, held, None, "none", [], "")
-        call()
-    except (AttributeError, RuntimeError, TypeError):
-        return None
-    return call
-
-
-def race(calls: Sequence[Call], seconds: float) -> list[float]:
+def race(calls: Sequence[Call], seconds: float) -> list[Least]:
     """The least microseconds of each call, run in turns; those that cannot win stop early.
 
     Args:
         calls: the contenders.
         seconds: after which no further turn starts, once a few are done.
     """
-    least = [float("inf")] * len(calls)
-    started = time.perf_counter()
+    found = [Least(AGREEING, APART) for _ in calls]
+    end = time.perf_counter() + seconds
     for turn in range(MOST_TURNS):
-        if turn >= FEWEST_TURNS and time.perf_counter() - started > seconds:
-            break
-        for number, call in enumerate(calls):
-            if turn >= ALL_TURNS and least[number] > HOPELESS * min(least):
-                continue
-            call()  # its own data, and not its neighbour's, is in the caches
-            begun = time.perf_counter_ns()
-            call()
-            least[number] = min(least[number], (time.perf_counter_ns() - begun) / 1e3)
-    return least
+        least = min(one.us for one in found)
+        hopeful = [n for n, one in enumerate(found) if turn < ALL_TURNS or one.us <= HOPELESS * least]
+        if turn >= FEWEST_TURNS:
+            is_over = time.perf_counter() > end
+            if is_over or (turn >= ALL_TURNS and all(found[n].is_agreed for n in hopeful)):
+                break
+        for number in hopeful:
+            found[number].add(once_us(calls[number]))
+    return found
+
+
+def once_us(call: Call) -> float:
+    """The microseconds of a call whose own data, and not its neighbour's, is in the caches."""
+    call()
+    begun = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - begun) / 1e3
 
 
 def try_tune(draft: Draft, region: Region, name: str, found: Sequence[Packing]) -> Timed | None:

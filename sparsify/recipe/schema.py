@@ -260,8 +260,12 @@ class Compile(Section):
 
     fallback: Literal["error", "warn"] = "warn"
     threads: int | None = Field(default=None, ge=1)
-    backends: tuple[str, ...] | None = None
+    backends: tuple[Literal["own", "torch", "onednn", "torch_sparse"], ...] | None = None
     memory: Literal["fast", "compact"] = "fast"
+
+    def allows(self, backend: str) -> bool:
+        """Whether a backend may be chosen."""
+        return self.backends is None or backend in self.backends
 
 
 class Verify(Section):

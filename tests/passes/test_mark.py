@@ -160,7 +160,7 @@ def test_propagation_stops_where_zeros_end():
     ("section", "words"),
     [
         ("verify: {against: masked_dense}", "against: masked_dense"),
-        ("compile: {backends: [own]}", "backends"),
+        ("compile: {backends: [torch]}", "without `own` leaves no kernels"),
         ("stages: [{sparsify: [{targets: a}]}]", "stages are not supported yet"),
     ],
 )

@@ -1,6 +1,5 @@
 """Formats timed against each other and against torch: what was found is kept, and can be switched off."""
 
-import time
 from typing import Any
 
 import pytest
@@ -11,7 +10,9 @@ import sparsify
 from sparsify import options
 from sparsify.passes import tune
 from sparsify.passes.pack import is_worth_it
+from sparsify.passes.region_call import RegionCall
 from sparsify.passes.tune import Timed
+from sparsify.recipe.schema import Compile
 
 RECIPE: dict[str, Any] = {
     "schema": 1,
@@ -33,9 +34,14 @@ def model() -> nn.Sequential:
     return found
 
 
+def is_kernel(call: Any) -> bool:
+    return call() is not None and isinstance(call.func, RegionCall) and call.func.library is None
+
+
 def test_what_was_timed_is_found_again(model, tmp_path, monkeypatch):
     x = torch.randn(128, 96)
-    with options.override(tune_seconds=0.01, cache_dir=tmp_path):
+    monkeypatch.setattr(tune, "once_us", lambda call: 1.0 if is_kernel(call) else 2.0)
+    with options.override(tune_seconds=1.0, cache_dir=tmp_path):
         first = sparsify.apply(model, RECIPE, x)
         monkeypatch.setattr(tune, "timed", lambda *_: pytest.fail("timed again"))
         second = sparsify.apply(model, RECIPE, x)
@@ -54,36 +60,98 @@ def test_nothing_is_timed_where_it_is_switched_off(model, monkeypatch):
     assert "timed" not in sparse.report.regions[0].notes[0]
 
 
-@pytest.mark.parametrize(("us", "dense_us", "is_packed"), [(10.0, 20.0, True), (21.0, 20.0, False)])
+@pytest.mark.parametrize(
+    ("us", "dense_us", "is_packed"), [(10.0, 20.0, True), (21.0, 20.0, False), (19.9, 20.0, False)]
+)
 def test_what_loses_stays_dense(model, monkeypatch, us, dense_us, is_packed):
-    def found(draft: Any, region: Any, trials: Any, formats: Any) -> Timed:
+    def found(draft: Any, region: Any, trials: Any, formats: Any, libraries: Any) -> Timed:
         return Timed(formats[-1], "", us, dense_us)
 
     monkeypatch.setattr(tune, "timed", found)
-    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, options: answer())
+    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_: answer())
     with options.override(tune_seconds=1.0):
         report = sparsify.apply(model, RECIPE, torch.randn(128, 96), verify=False).report
     assert len(report.regions) == is_packed
     told = report.regions[0].notes[0] if is_packed else report.dense[0].reason
-    assert f"timed {us:.0f} us, torch's {dense_us:.0f}" in told
+    assert f"timed {tune.rounded(us)} us, torch's {dense_us:.0f}" in told
 
 
 def test_memory_decides_before_time():
-    assert not is_worth_it({"W": packing(bytes_=500)}, "fast", Timed("", "", 1.0, 2.0))
-    assert is_worth_it({"W": packing(bytes_=100)}, "compact", Timed("", "", 3.0, 2.0))
+    slower, faster = Timed("", "", 3.0, 2.0), Timed("", "", 1.0, 2.0)
+    assert not is_worth_it({"W": packing(bytes_=500)}, Compile(), faster)
+    assert not is_worth_it({"W": packing(bytes_=100)}, Compile(), slower)
+    assert is_worth_it({"W": packing(bytes_=100)}, Compile(memory="compact"), slower)
+    assert is_worth_it({"W": packing(bytes_=100)}, Compile(backends=("own",)), slower)
 
 
 def packing(bytes_: int) -> Any:
     return tune.Packing(sparsify.Format("csr"), 10, 100, bytes_, 400, 1.0, 2.0)
 
 
-def test_the_fastest_wins_and_the_hopeless_stop():
-    calls = [0, 0]
+def times(monkeypatch: pytest.MonkeyPatch, *found: Any) -> list[int]:
+    """Makes each call take the next of its times, the last one again and again; how often each was called."""
+    calls = [0] * len(found)
 
-    def wait(number: int, seconds: float) -> None:
+    def once(number: int) -> float:
         calls[number] += 1
-        time.sleep(seconds)
+        return float(found[number][min(calls[number], len(found[number])) - 1])
 
-    slow, fast = tune.race([lambda: wait(0, 0.004), lambda: wait(1, 0.0005)], 10.0)
-    assert slow > 4000 > fast
-    assert calls == [2 * tune.ALL_TURNS, 2 * tune.MOST_TURNS]
+    monkeypatch.setattr(tune, "once_us", once)
+    return calls
+
+
+def test_the_fastest_wins_and_the_hopeless_stop(monkeypatch):
+    calls = times(monkeypatch, [40.0], [10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 30.0, 40.0, 10.1, 10.2])
+    slow, fast = tune.race([0, 1], 10.0)
+    assert (slow.us, fast.us, fast.is_agreed) == (40.0, 10.0, True)
+    assert calls == [tune.ALL_TURNS, 10]
+
+
+def test_turns_end_with_the_time(monkeypatch):
+    calls = times(monkeypatch, [2.0**n for n in range(20, 0, -1)])
+    (found,) = tune.race([0], 0.0)
+    assert (calls, found.is_agreed) == ([tune.FEWEST_TURNS], False)
+
+
+@pytest.mark.parametrize("is_agreed", [True, False])
+def test_what_was_disturbed_is_timed_again(model, tmp_path, monkeypatch, is_agreed):
+    asked = []
+
+    def found(draft: Any, region: Any, trials: Any, formats: Any, libraries: Any) -> Timed:
+        asked.append(libraries)
+        return Timed(formats[0], "", 1.0, 2.0, is_agreed=is_agreed)
+
+    monkeypatch.setattr(tune, "timed", found)
+    with options.override(tune_seconds=1.0, cache_dir=tmp_path):
+        for _ in range(2):
+            sparsify.apply(model, RECIPE, torch.randn(128, 96), verify=False)
+    assert len(asked) == (1 if is_agreed else 2)
+    assert asked[0] == ["onednn", "torch_sparse"]
+
+
+def test_small_work_is_timed(model, monkeypatch):
+    told = []
+
+    def found(draft: Any, region: Any, trials: Any, formats: Any, libraries: Any) -> Timed:
+        told.append(1)
+        return Timed(formats[0], "", 2.0, 1.0)
+
+    monkeypatch.setattr(tune, "timed", found)
+    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_: answer())
+    with options.override(tune_seconds=1.0):
+        sparsify.apply(model, RECIPE, torch.randn(2, 96), verify=False)
+    assert told == [1]
+
+
+@pytest.mark.parametrize(
+    ("us", "libraries", "chosen"),
+    [
+        (10.0, (("onednn", 11.0),), "own"),
+        (10.0, (("onednn", 9.0), ("torch_sparse", 8.0)), "torch_sparse"),
+        (30.0, (("onednn", 19.9),), ""),
+        (30.0, (("onednn", 15.0),), "onednn"),
+    ],
+)
+def test_the_choice(us, libraries, chosen):
+    found = Timed("", "", us, 20.0, libraries)
+    assert ("own" if found.is_faster else found.library) == chosen

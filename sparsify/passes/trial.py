@@ -1,0 +1,94 @@
+"""A region as it would run, before it is decided that it will: for timing.
+
+In: a region with its program. Out: `trial(draft, region)`, a call without arguments that does what the emitted call
+would do with the example's inputs, and its kernel to compile.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsify.compiler.kernel import Kernel, prepare_all
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.errors import SparsifyError
+from sparsify.passes.base import Draft
+from sparsify.passes.emit import Plan, bind, bind_matrix, cut_out, extract, site_of
+from sparsify.passes.estimate import known_size
+from sparsify.passes.operators import tensor_value
+from sparsify.passes.region import Region
+from sparsify.report import Report
+
+# Rows of an input whose size only a run can tell.
+UNKNOWN_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A call of a region with the example's inputs.
+
+    Attributes:
+        call: runs it.
+        kernel: of its own, `None` where nodes or a library compute it.
+        sizes: of the kernel's operands.
+    """
+
+    call: Callable[[], Any]
+    kernel: Kernel | None = None
+    sizes: Sizes | None = None
+
+
+def trial(draft: Draft, region: Region) -> Trial:
+    """The call of a region; its kernel is not compiled yet.
+
+    Raises:
+        SparsifyError: the region cannot be called.
+    """
+    scratch = replace(draft, report=Report())
+    plans: dict[frozenset[fx.Node], Plan] = {}
+    for matrix in region.matrices if not region.backend else ():
+        bind_matrix(scratch, matrix, region.names[matrix.name], plans)
+    bindings = bind(scratch, region, plans)
+    for plan in plans.values():
+        cut_out(scratch, plan)
+    site = site_of(scratch, region, bindings)
+    if isinstance(site, SparsifyError):
+        raise site
+    call = partial(site.call, *(example(draft, node) for node in site.arguments))
+    if site.call.library is not None:
+        return Trial(call)
+    return Trial(call, site.call.kernel, site.sizes)
+
+
+def dense_trial(draft: Draft, region: Region) -> Trial:
+    """The call of the nodes of a region as they are."""
+    module = extract(draft, region.inputs, [region.output])
+    return Trial(partial(module.forward, *(example(draft, node) for node in region.inputs)))
+
+
+def compiled(trials: Sequence[Trial]) -> None:
+    """Compiles the kernels of trials, side by side.
+
+    Raises:
+        SparsifyError: one cannot be compiled.
+    """
+    own = [(t.kernel, t.sizes) for t in trials if t.kernel is not None and t.sizes is not None]
+    for error in prepare_all(own):
+        if error is not None:
+            raise error
+
+
+def example(draft: Draft, node: fx.Node) -> Any:
+    """A tensor like the one that the example has there, a size as it is."""
+    known = draft.known_tensor(node)
+    if known is not None:
+        return known.detach()
+    value = tensor_value(node)
+    if value is None:
+        return known_size(node, UNKNOWN_ROWS) or UNKNOWN_ROWS
+    shape = [known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS for extent in value.shape]
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return made.to(value.dtype)
