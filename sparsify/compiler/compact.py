@@ -18,7 +18,7 @@ from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Index, Program, Reduce
 from sparsify.compiler.einsum.sums import free_indices
-from sparsify.compiler.node import Node, walk
+from sparsify.compiler.node import Node, find, walk
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.storage.levels import Dense
 from sparsify.storage.pattern import Pattern
@@ -135,7 +135,7 @@ def _fixed(program: Program, statement: Assign) -> set[str]:
     groups = _Groups()
     fixed: set[str] = set()
     plain = 0
-    for access in (n for n in walk(statement) if isinstance(n, Access)):
+    for access in find(statement, Access):
         declared = program.declaration(access.tensor)
         for mode, index in enumerate(access.indices):
             for name in free_indices(index):
@@ -144,7 +144,7 @@ def _fixed(program: Program, statement: Assign) -> set[str]:
                 plain += 1
             else:
                 fixed.add(declared.extents[mode])
-    fixed |= {n.name for n in walk(statement) if isinstance(n, Extent)}
+    fixed |= {n.name for n in find(statement, Extent)}
     values = sum(isinstance(n, Index) for n in walk(statement)) - plain
     if values:
         return {extent for declared in program.declarations for extent in declared.extents}

@@ -15,7 +15,7 @@ from sparsify.compiler.einsum.infer_format import infer_format, infer_sparsity
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices, fresh
 from sparsify.compiler.einsum.sums import free_indices
-from sparsify.compiler.node import Node, children, map_children, walk
+from sparsify.compiler.node import Node, children, find, holds, map_children, walk
 
 
 def cut(program: Program) -> Program:
@@ -34,7 +34,7 @@ def _cut(
     program: Program, statement: Assign, declarations: dict[str, Declaration], taken: set[str]
 ) -> list[Assign]:
     """The statement after those of its sums."""
-    if statement.monoid is not None or not any(isinstance(n, Reduce) for n in walk(statement.value)):
+    if statement.monoid is not None or not holds(statement.value, Reduce):
         return [statement]
     (factored,) = factor(replace(program, statements=(statement,))).statements
     sums = _sums(factored.value, declarations)
@@ -66,7 +66,7 @@ def _sums(value: Expr, declarations: dict[str, Declaration]) -> list[Reduce]:
 
     def visit(node: Node, is_sparse: bool) -> None:
         if isinstance(node, Reduce):
-            alone = not any(isinstance(n, Reduce) for n in walk(node.body))
+            alone = not holds(node.body, Reduce)
             is_inner = is_sparse and alone and infer_sparsity(node, declarations).fill is None
             if not is_inner:
                 found.append(node)
@@ -86,5 +86,5 @@ def _meets_operands(statement: Assign, part: Reduce, declarations: dict[str, Dec
     if output.format.is_dense or output.pattern_of is not None:
         return False
     inside = {id(node) for node in walk(part)}
-    others = (n for n in walk(statement.value) if isinstance(n, Access) and id(n) not in inside)
+    others = (n for n in find(statement.value, Access) if id(n) not in inside)
     return any(not declarations[access.tensor].format.is_dense for access in others)

@@ -21,7 +21,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Const, Program
 from sparsify.compiler.einsum.parse import read
 from sparsify.compiler.einsum.rename import all_indices, substitute_scalars
 from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.compiler.shortcut import Learn, Operands, shortcut
@@ -323,7 +323,7 @@ def _program(
 
 def _check_names(statements: tuple[Assign, ...], operands: Collection[str], sizes: Collection[str]) -> None:
     """Raises for an operand or an extent that no statement has a use for."""
-    read_names = {n.tensor for s in statements for n in walk(s.value) if isinstance(n, Access)}
+    read_names = {n.tensor for s in statements for n in find(s.value, Access)}
     for name in operands:
         if name not in read_names:
             raise EinsumError(

@@ -26,7 +26,7 @@ from sparsify.compiler.einsum.rename import all_indices, fresh
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.loops.lower.declared import DeclaredTensors
 from sparsify.compiler.loops.lower.lattice import expression_regions
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import Node, find, map_children
 from sparsify.compiler.rewrite import bottom_up
 
 # Bodies that the loops over one expression may have.
@@ -86,7 +86,7 @@ class _Narrowing:
 def bodies(expr: Expr, tensors: DeclaredTensors) -> int:
     """About how many bodies the loops over an expression have."""
     plain = cast(Expr, bottom_up(expr, _without_sum))
-    reads = [n.access if isinstance(n, Stored) else n for n in walk(plain) if isinstance(n, Access | Stored)]
+    reads = [n.access if isinstance(n, Stored) else n for n in find(plain, Access, Stored)]
     merged: dict[str, set[Access]] = {}
     for root in map(tensors.root_of, reads):
         for stored in tensors.declarations[root.tensor].format.levels:

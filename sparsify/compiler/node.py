@@ -3,21 +3,23 @@
 In: a frozen dataclass, `Call("mul", (Const(2), Index("i")))`. Out: its children, `(Const(2), Index("i"))`.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
-from operator import is_not
-from typing import Final, TypeVar, get_origin
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from operator import is_
+from typing import Final, TypeVar, get_origin, overload
 
 N = TypeVar("N", bound="Node")
+M = TypeVar("M", bound="Node")
 # Annotations, where they are texts, of fields that hold no nodes.
 PLAIN: Final = ("str", "int", "bool", "float")
 
 
 class _Remembering:
-    """Has room for the children of a node: one tree is walked many times and never changes."""
+    """Has room for what is below a node: one tree is walked many times and never changes."""
 
-    __slots__ = ("_children",)
+    __slots__ = ("_children", "_classes")
     _children: "tuple[Node, ...]"
+    _classes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +27,21 @@ class Node(_Remembering):
     """A frozen dataclass whose children are its fields that are nodes or tuples of nodes."""
 
 
-_NAMES: dict[type, tuple[str, ...]] = {}
+# The bit of each class in sets of classes; the fields of each class, and whether they may hold nodes.
+_BITS: Final[dict[type[Node], int]] = {}
+_FIELDS: Final[dict[type[Node], tuple[tuple[str, bool], ...]]] = {}
 
 
-def _names(kind: type[Node]) -> tuple[str, ...]:
-    """The fields of a class of nodes that may hold nodes."""
-    found = _NAMES.get(kind)
+def _bit(kind: type[Node]) -> int:
+    """The bit that stands for a class."""
+    return _BITS.get(kind) or _BITS.setdefault(kind, 1 << len(_BITS))
+
+
+def _fields(kind: type[Node]) -> tuple[tuple[str, bool], ...]:
+    """The fields of a class of nodes, and whether each may hold nodes."""
+    found = _FIELDS.get(kind)
     if found is None:
-        found = _NAMES[kind] = tuple(f.name for f in fields(kind) if not _is_plain(f.type))
+        found = _FIELDS[kind] = tuple((f.name, not _is_plain(f.type)) for f in fields(kind))
     return found
 
 
@@ -56,13 +65,39 @@ def children(node: Node) -> tuple[Node, ...]:
 def _find_children(node: Node) -> tuple[Node, ...]:
     """The fields of `node` that are nodes, and the nodes in those that are tuples."""
     found: list[Node] = []
-    for name in _names(type(node)):
-        value = getattr(node, name)
-        if isinstance(value, Node):
-            found.append(value)
-        elif isinstance(value, tuple):
-            found += [item for item in value if isinstance(item, Node)]
+    for name, may_hold in _fields(type(node)):
+        if may_hold:
+            value = getattr(node, name)
+            if isinstance(value, Node):
+                found.append(value)
+            elif isinstance(value, tuple):
+                found += [item for item in value if isinstance(item, Node)]
     return tuple(found)
+
+
+def classes(node: Node) -> int:
+    """The classes of `node` and of all nodes below it, as a set of bits: see `bits`."""
+    try:
+        return node._classes
+    except AttributeError:
+        found = _bit(type(node))
+        for child in children(node):
+            found |= classes(child)
+        object.__setattr__(node, "_classes", found)
+        return found
+
+
+def bits(kinds: Iterable[type[Node]]) -> int:
+    """Some classes as a set of bits: `classes(node) & bits((Const,))` is 0 where there is no constant."""
+    found = 0
+    for kind in kinds:
+        found |= _bit(kind)
+    return found
+
+
+def holds(node: Node, *kinds: type[Node]) -> bool:
+    """Whether `node`, or a node below it, is of one of these classes."""
+    return classes(node) & bits(kinds) != 0
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -76,19 +111,40 @@ def walk(node: Node) -> Iterator[Node]:
             rest += below[::-1]
 
 
+@overload
+def find(node: Node, first: type[N], /) -> list[N]: ...
+@overload
+def find(node: Node, first: type[N], second: type[M], /) -> list[N | M]: ...
+@overload
+def find(node: Node, /, *kinds: type[Node]) -> list[Node]: ...
+def find(node: Node, *kinds: type[Node]) -> Sequence[Node]:
+    """Those of `walk(node)` that are of exactly these classes; what holds none of them is not visited."""
+    wanted = bits(kinds)
+    found: list[Node] = []
+    rest = [node] if classes(node) & wanted else []
+    while rest:
+        current = rest.pop()
+        if type(current) in kinds:
+            found.append(current)
+        rest += [child for child in current._children[::-1] if child._classes & wanted]
+    return found
+
+
 def map_children(node: N, change: Callable[[Node], Node]) -> N:
     """`node` with `change` applied to each direct child; the same object when nothing changed."""
-    if not children(node):
-        return node
-    updates: dict[str, object] = {}
-    for name in _names(type(node)):
+    before = children(node)
+    after = [change(child) for child in before]
+    return node if all(map(is_, after, before)) else _with_children(node, iter(after))
+
+
+def _with_children(node: N, new: Iterator[Node]) -> N:
+    """A node like `node` with other children."""
+    values: list[object] = []
+    for name, may_hold in _fields(type(node)):
         value = getattr(node, name)
-        if isinstance(value, Node):
-            new = change(value)
-            if new is not value:
-                updates[name] = new
-        elif isinstance(value, tuple) and value:
-            items = tuple([change(item) if isinstance(item, Node) else item for item in value])
-            if any(map(is_not, items, value)):
-                updates[name] = items
-    return replace(node, **updates) if updates else node
+        if may_hold and isinstance(value, Node):
+            value = next(new)
+        elif may_hold and isinstance(value, tuple):
+            value = tuple([next(new) if isinstance(item, Node) else item for item in value])
+        values.append(value)
+    return type(node)(*values)

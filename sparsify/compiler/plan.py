@@ -17,7 +17,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Ex
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh
 from sparsify.compiler.narrow import narrow
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.order import statement_order
@@ -285,7 +285,7 @@ def _step(
     if root is not None:
         output = replace(output, pattern_of=None if root.format.is_dense else root.name)
     statement = replace(statement, value=with_twins(statement.value, found))
-    reads = {n.tensor for n in walk(statement.value) if isinstance(n, Access)}
+    reads = {n.tensor for n in find(statement.value, Access)}
     # A result of an earlier step brings the pattern that it shares; operands are what the caller gives.
     roots = {d.pattern_of for d in program.declarations if d.name in reads - set(program.inputs)}
     needed = reads | {root for root in (*roots, output.pattern_of) if root is not None}
@@ -307,8 +307,8 @@ def _step(
 def _shapes(program: Program, statement: Assign, read: list[Declaration]) -> list[Declaration]:
     """Tensors that are not read, for the extents that those which are do not have."""
     output = program.declaration(statement.target.tensor)
-    summed = [name for n in walk(statement.value) if isinstance(n, Reduce) for name in n.indices]
-    summed += [n.name for n in walk(statement.value) if isinstance(n, Extent)]
+    summed = [name for n in find(statement.value, Reduce) for name in n.indices]
+    summed += [n.name for n in find(statement.value, Extent)]
     given = {extent for declared in read for extent in declared.extents} | dict(program.extents).keys()
     known = {extent for declared in program.declarations for extent in declared.extents}
     found: list[Declaration] = []

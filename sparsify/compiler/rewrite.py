@@ -5,7 +5,7 @@ In: a node and rules (functions from node to node or `None`). Out: the rewritten
 
 from collections.abc import Callable, Mapping
 
-from sparsify.compiler.node import Node, map_children
+from sparsify.compiler.node import Node, holds, map_children
 
 Rule = Callable[[Node], Node | None]
 
@@ -34,11 +34,16 @@ def by_class(rules: Mapping[type[Node], tuple[Rule, ...]]) -> Rule:
     return try_own
 
 
-def bottom_up(node: Node, *rules: Rule) -> Node:
-    """`node` with the first matching rule applied once at every node, children before parents."""
+def bottom_up(node: Node, *rules: Rule, at: tuple[type[Node], ...] = ()) -> Node:
+    """`node` with the first matching rule applied once at every node, children before parents.
+
+    What holds no node of the classes `at`, where the rules alone apply, is not visited; without them everything is.
+    """
     rule = first(*rules)
 
     def visit(current: Node) -> Node:
+        if at and not holds(current, *at):
+            return current
         rebuilt = map_children(current, visit)
         result = rule(rebuilt)
         return rebuilt if result is None else result

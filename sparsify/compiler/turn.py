@@ -12,7 +12,7 @@ from typing import Final, cast
 from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Program, Reduce
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import Node, find, map_children
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.unblock import Unblocked
 from sparsify.storage.format import Format, LevelExpression, StoredLevel
@@ -43,7 +43,7 @@ def twins(
     `known` are the loops in order, where it was found by cost.
     """
     found: dict[Access, Twin] = {}
-    reads = dict.fromkeys(a for a in walk(statement.value) if isinstance(a, Access))
+    reads = dict.fromkeys(find(statement.value, Access))
     formats = {
         a: apart.formats.get(a, program.declaration(a.tensor).format) for a in (*reads, *apart.formats)
     }
@@ -89,8 +89,7 @@ def _is_scattered(program: Program, statement: Assign) -> bool:
     declarations = {declared.name: declared for declared in program.declarations}
     return any(
         infer_sparsity(n.body, declarations).fill == MONOIDS[n.monoid].neutral
-        for n in walk(statement.value)
-        if isinstance(n, Reduce)
+        for n in find(statement.value, Reduce)
     )
 
 

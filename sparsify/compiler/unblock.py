@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index, Program
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.storage.format import Format, Kind, LevelExpression, StoredLevel
 from sparsify.storage.levels import Compressed, Dense, Level
@@ -30,7 +30,7 @@ class Unblocked:
 def unblocked(program: Program, statement: Assign) -> Unblocked:
     """The formats in which the blocked operands of `statement` are read, and that of its known pattern."""
     declarations = {declared.name: declared for declared in program.declarations}
-    accesses = [a for a in walk(statement.value) if isinstance(a, Access)]
+    accesses = find(statement.value, Access)
     output = declarations[statement.target.tensor]
     if output.pattern_of is not None:
         accesses.append(Access(output.pattern_of, statement.target.indices))

@@ -34,7 +34,7 @@ from sparsify.compiler.einsum.nodes import (
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.loops.lower.declared import DeclaredTensors
 from sparsify.compiler.loops.lower.lattice import Point, expression_regions, prune
-from sparsify.compiler.node import Node, walk
+from sparsify.compiler.node import Node, holds, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.rewrite import bottom_up
 from sparsify.compiler.schedule.sizes import Sizes
@@ -67,7 +67,7 @@ class _Rule:
     def __call__(self, node: Node) -> Node | None:
         if not isinstance(node, Reduce) or node.monoid not in (*IDEMPOTENT, "sum"):
             return None
-        if any(isinstance(part, Reduce) for part in walk(node.body)):
+        if holds(node.body, Reduce):
             return None
         roots = self._roots(node)
         extents = self._extents(node, roots)

@@ -11,7 +11,7 @@ decides between `A(XW)` and `(AX)W`.
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Index
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.passes import region as regions
 from sparsify.passes.base import Draft
 from sparsify.passes.lift.fragment import Fragment
@@ -118,11 +118,7 @@ def join_consumers(draft: Draft, region: Region, taken: set[fx.Node], limit: int
 def fits(region: Region, consumer: Fragment) -> bool:
     """Whether the consumer has the shape of the region's output, so that nothing is computed twice."""
     _, indices, _ = region.statements[-1]
-    access = next(
-        part
-        for part in walk(consumer.value)
-        if isinstance(part, Access) and part.tensor == region.output.name
-    )
+    access = next(part for part in find(consumer.value, Access) if part.tensor == region.output.name)
     return access.indices == tuple(Index(index) for index in consumer.indices) and len(indices) == len(
         access.indices
     )

@@ -12,7 +12,7 @@ from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Call, Expr, Index, Reduce
 from sparsify.compiler.einsum.rename import replace
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.passes import region as regions
 from sparsify.passes.base import Draft
 from sparsify.passes.estimate import estimated_us
@@ -109,7 +109,7 @@ def matrix_sum(matrix: Access) -> tuple[str]:
 
 def spread_sum(value: Expr, temporary: str, target: tuple[str, ...]) -> tuple[Access, Expr] | None:
     """The access `A[i,j]` and the index `k` of the one `sum(j, A[i,j] * T[j,k])` in `value`."""
-    sums = [part for part in walk(value) if isinstance(part, Reduce)]
+    sums = find(value, Reduce)
     if len(sums) != 1:
         return None
     match sums[0]:
@@ -178,7 +178,7 @@ def sparse_sum(value: Expr, row: str, column: str, region: Region) -> tuple[Redu
 
 def is_row_factor(factor: Expr, column: str) -> bool:
     """Whether a factor is the same in all columns."""
-    return not any(isinstance(part, Index) and part.name == column for part in walk(factor))
+    return not any(part.name == column for part in find(factor, Index))
 
 
 def product_in_front(region: Region, fragment: Fragment, features: Access) -> Statement:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import Node, find, map_children, walk
 from sparsify.passes.lift.fragment import DTYPES, Fragment
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import parameter_behind, tensor_value
@@ -111,7 +111,7 @@ def renamed(expr: Expr, old: str, new: str) -> Expr:
 
 def reads(expr: Expr, name: str) -> int:
     """How often `expr` reads the tensor `name`."""
-    return sum(isinstance(node, Access) and node.tensor == name for node in walk(expr))
+    return sum(node.tensor == name for node in find(expr, Access))
 
 
 def absorb(region: Region, consumer: Fragment) -> None:
@@ -230,7 +230,7 @@ def index_order(region: Region) -> dict[str, str]:
         names[groups[index]] = short
     rest = iter(name for name in SUM_NAMES)
     for _, indices, value in reversed(region.statements):
-        found = [*indices, *(n for part in walk(value) if isinstance(part, Reduce) for n in part.indices)]
+        found = [*indices, *(n for part in find(value, Reduce) for n in part.indices)]
         for index in found:
             if groups[index] not in names:
                 names[groups[index]] = next(rest)
@@ -244,8 +244,8 @@ def shared_modes(region: Region) -> dict[str, str]:
         readers = [
             part
             for _, _, value in region.statements
-            for part in walk(value)
-            if isinstance(part, Access) and part.tensor == node.name
+            for part in find(value, Access)
+            if part.tensor == node.name
         ]
         for own, seen in zip(indices, readers[0].indices if readers else (), strict=False):
             every[own] = every[mode_name(seen)]
@@ -254,8 +254,8 @@ def shared_modes(region: Region) -> dict[str, str]:
 
 def indices_of(indices: tuple[str, ...], value: Expr) -> list[str]:
     """All index variables of a statement."""
-    inside = [part.name for part in walk(value) if isinstance(part, Index)]
-    bound = [name for part in walk(value) if isinstance(part, Reduce) for name in part.indices]
+    inside = [part.name for part in find(value, Index)]
+    bound = [name for part in find(value, Reduce) for name in part.indices]
     return [*indices, *inside, *bound]
 
 

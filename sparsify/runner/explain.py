@@ -19,7 +19,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Index, Program
 from sparsify.compiler.einsum.parse import read
 from sparsify.compiler.explain import Section, explain_program, only, printed
 from sparsify.compiler.kernel import result_index_dtypes
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.schedule.cost import estimate_us
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import Sizes
@@ -213,7 +213,7 @@ def subscripts(text: str, formats: Sequence[str], sizes: Mapping[str, int]) -> S
     require_known(sizes, {letter for term in terms for letter in term})
     shapes = [tuple(sizes.get(letter, 2) for letter in term) for term in terms]
     statement = read_subscripts(text, shapes)
-    operands = [f for n in walk(statement.value) if isinstance(n, Access) and (f := n.tensor)]
+    operands = [f for n in find(statement.value, Access) if (f := n.tensor)]
     return (statement,), {name: len(term) for name, term in zip(operands, terms, strict=True)}
 
 
@@ -221,9 +221,9 @@ def notation(text: str, sizes: Mapping[str, int]) -> Statements:
     """The statements of index notation, and the number of modes of each operand."""
     statements = read(text).statements
     results = {statement.target.tensor for statement in statements}
-    accesses = [node for s in statements for node in walk(s) if isinstance(node, Access)]
+    accesses = [node for s in statements for node in find(s, Access)]
     ranks = {access.tensor: len(access.indices) for access in accesses if access.tensor not in results}
-    require_known(sizes, {i.name for access in accesses for i in walk(access) if isinstance(i, Index)})
+    require_known(sizes, {i.name for access in accesses for i in find(access, Index)})
     return statements, ranks
 
 

@@ -15,7 +15,7 @@ from sparsify.compiler.cpp.arithmetic import define
 from sparsify.compiler.cpp.memory import INLINE
 from sparsify.compiler.cpp.unit import Template, Unit
 from sparsify.compiler.loops import nodes
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 
 LIBRARY: Final = (
     *("exp", "log", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
@@ -26,7 +26,7 @@ LIBRARY: Final = (
 def declare(unit: Unit, function: nodes.Function) -> None:
     """The types that a kernel uses, before everything else."""
     found = {buffer.dtype for buffer in function.buffers}
-    found |= {node.type.dtype for node in walk(function.body) if isinstance(node, nodes.Convert | nodes.Op)}
+    found |= {node.type.dtype for node in find(function.body, nodes.Convert, nodes.Op)}
     for dtype in dtypes.REAL:
         if dtype in found:
             unit.declare(dtype, _definition(dtype))

@@ -13,7 +13,7 @@ from sparsify.compiler.cpp import names, types
 from sparsify.compiler.cpp.scratch import fits_stack
 from sparsify.compiler.cpp.unit import Template, Unit, indent
 from sparsify.compiler.loops import nodes
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find, walk
 
 if TYPE_CHECKING:
     from sparsify.compiler.cpp.statements import Statements
@@ -65,7 +65,7 @@ def outline(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:
 
 
 def _may_fail(stmt: nodes.ParallelFor) -> bool:
-    return any(isinstance(node, nodes.Allocate) and not fits_stack(node) for node in walk(stmt))
+    return any(not fits_stack(node) for node in find(stmt, nodes.Allocate))
 
 
 def _captured(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:

@@ -13,7 +13,7 @@ from sparsify.compiler.cpp.scratch import OUT_OF_MEMORY
 from sparsify.compiler.cpp.unit import Unit, indent
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find, holds, walk
 
 # In loops that only copy, of which g++ makes calls of memcpy: they are slow for the few entries that are left of a row.
 SHORT: Final = '__asm__ volatile("");  // for a few entries: no calls'
@@ -128,9 +128,7 @@ class Statements:
         match unwidened(value):
             case nodes.Load(buffer, index, type) as load if type.lanes > 1 and not mutable:
                 constant = any(b.name == buffer and not b.output for b in self.function.buffers)
-                if constant and not any(
-                    isinstance(n, nodes.Var) and n.name in self.mutable for n in walk(index)
-                ):
+                if constant and not any(n.name in self.mutable for n in find(index, nodes.Var)):
                     self.expressions.loaded[var.name] = load
 
     def _set(self, var: nodes.Var, value: nodes.Expr) -> str:
@@ -276,5 +274,4 @@ def _covers(count: nodes.Expr | None, lanes: int) -> bool:
 def _copies(body: nodes.Stmt) -> bool:
     """Whether a loop does nothing but store."""
     plain = nodes.Block | nodes.Declare | nodes.Set | nodes.Store | nodes.Expr
-    found = list(walk(body))
-    return any(isinstance(n, nodes.Store) for n in found) and all(isinstance(n, plain) for n in found)
+    return holds(body, nodes.Store) and all(isinstance(n, plain) for n in walk(body))

@@ -10,7 +10,7 @@ from sparsify.compiler.einsum.flatten import Flat
 from sparsify.compiler.einsum.infer_format import infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index, Program
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_indices, replace
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 
 
 def assemble(
@@ -68,7 +68,7 @@ def _recompute(
 
 def _can_inline(statement: Assign, flat: Flat, fixed: Collection[str]) -> bool:
     """Whether a statement reads a temporary once, by plain index variables, and none of a `fixed` extent is renamed."""
-    accesses = [n for n in walk(statement.value) if isinstance(n, Access) and n.tensor == flat.target.tensor]
+    accesses = [n for n in find(statement.value, Access) if n.tensor == flat.target.tensor]
     plain = len(accesses) == 1 and all(isinstance(index, Index) for index in accesses[0].indices)
     inner = set(all_indices((flat.assign(),))) - set(flat.indices)
     return plain and not (inner & set(fixed) & set(all_indices((statement,))))
@@ -76,9 +76,7 @@ def _can_inline(statement: Assign, flat: Flat, fixed: Collection[str]) -> bool:
 
 def _inline(statement: Assign, flat: Flat) -> Assign:
     """`statement` with the one access of a temporary replaced by what computes it."""
-    access = next(
-        n for n in walk(statement.value) if isinstance(n, Access) and n.tensor == flat.target.tensor
-    )
+    access = next(n for n in find(statement.value, Access) if n.tensor == flat.target.tensor)
     names = {
         own: at.name for own, at in zip(flat.indices, access.indices, strict=True) if isinstance(at, Index)
     }
@@ -91,7 +89,7 @@ def _inline(statement: Assign, flat: Flat) -> Assign:
 
 def _reads(statement: Assign) -> list[str]:
     """The tensors that a statement reads."""
-    return [node.tensor for node in walk(statement.value) if isinstance(node, Access)]
+    return [node.tensor for node in find(statement.value, Access)]
 
 
 def _add_shapes(inputs: dict[str, None], forward: Program, declared: Sequence[Declaration]) -> None:

@@ -15,7 +15,7 @@ from sparsify.compiler.einsum.infer_dtype import kind_of
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.rename import substitute_scalars
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import Node, find, map_children
 
 ZERO = Const(0)
 ONE = Const(1)
@@ -43,7 +43,7 @@ def pull_back(
         case Call(_, args):
             found = []
             for position, arg in enumerate(args):
-                if not any(isinstance(node, Access) and node.tensor in active for node in walk(arg)):
+                if not any(node.tensor in active for node in find(arg, Access)):
                     continue
                 passed = _passed(expr, position, gradient, expr if result is None else result, kinds)
                 if passed is not None:
@@ -96,7 +96,7 @@ def needs_only_result(function: str) -> bool:
     (True, False)
     """
     texts = [text for text in FUNCTIONS[function].derivative if text is not None]
-    names = {node.tensor for text in texts for node in walk(_parsed(text)) if isinstance(node, Access)}
+    names = {node.tensor for text in texts for node in find(_parsed(text), Access)}
     return names <= {"f"}
 
 

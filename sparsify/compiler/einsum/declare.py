@@ -13,7 +13,7 @@ from sparsify.compiler.einsum.infer_format import infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Program
 from sparsify.compiler.einsum.register import expand_statements
 from sparsify.compiler.einsum.verify import verify, verify_statements
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.errors import EinsumError
 from sparsify.storage.format import Format
 
@@ -54,7 +54,7 @@ def declare(
     statements = expand_statements(statements)
     extents = mode_extents(statements, ranks)
     declarations = [_declaration(name, extents[name], operand) for name, operand in operands.items()]
-    read = {node.tensor for s in statements for node in walk(s) if isinstance(node, Access)}
+    read = {node.tensor for s in statements for node in find(s, Access)}
     kept = {d.pattern_of for d in declarations if d.name in read} | read
     declarations = [d for d in declarations if d.name in kept]
     inputs = tuple(d.name for d in declarations)

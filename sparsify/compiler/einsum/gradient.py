@@ -49,7 +49,7 @@ from sparsify.compiler.einsum.nodes import (
 from sparsify.compiler.einsum.patterns import is_confined, pattern_root
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_indices, replace
 from sparsify.compiler.einsum.simplify import simplify
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.errors import EinsumError
 
 
@@ -243,8 +243,8 @@ class _Reverse:
         extents = {d.name: d.extents for d in (*self.program.declarations, *self.declarations.values())}
         return all(
             index != Index(place) or own == extent
-            for read in walk(expr)
-            if isinstance(read, Access) and read.tensor in extents
+            for read in find(expr, Access)
+            if read.tensor in extents
             for index, own in zip(read.indices, extents[read.tensor], strict=True)
         )
 
@@ -303,7 +303,7 @@ class _Reverse:
     def _is_product(self, expr: Expr) -> bool:
         """Whether a contribution is a product of sparse tensors, summed up: whole it has more entries than they."""
         declared = {d.name: d for d in (*self.program.declarations, *self.declarations.values())}
-        read = {n for n in walk(expr) if isinstance(n, Access) and n.tensor in declared}
+        read = {n for n in find(expr, Access) if n.tensor in declared}
         sparse = [access for access in read if not declared[access.tensor].format.is_dense]
         return isinstance(expr, Reduce) and len(sparse) > 1
 
@@ -368,7 +368,7 @@ def _reached(flats: Sequence[Flat], wrt: Sequence[str]) -> set[str]:
     """The tensors of `wrt` and the results that depend on them."""
     active = set(wrt)
     for flat in flats:
-        if any(isinstance(node, Access) and node.tensor in active for node in walk(flat.body)):
+        if any(node.tensor in active for node in find(flat.body, Access)):
             active.add(flat.target.tensor)
     return active
 

@@ -37,7 +37,7 @@ from sparsify.compiler.einsum.nodes import (
 )
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.einsum.values import Grid, annihilated, apply, choose
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.storage.fill import is_kept
 from sparsify.storage.format import Format
 
@@ -208,7 +208,7 @@ def _is_dense(sparsity: Sparsity, group: Iterable[Assign], known: Mapping[str, D
         return True
     stored = [name for name in targets if name in compressed]
     sparse_modes = len(stored)
-    read = [node for s in group for node in walk(s.value) if isinstance(node, Access) and node.indices]
+    read = [node for s in group for node in find(s.value, Access) if node.indices]
     if not any(compressed.get(name) for name in targets):
         return sparse_modes < 2 or any(_has_places(known[a.tensor], a.indices, stored) for a in read)
     return sparse_modes < 2 and any(known[access.tensor].format.is_dense for access in read)
@@ -262,7 +262,7 @@ def _level_order(names: list[str], group: Iterable[Assign], known: Mapping[str, 
     An operand that stores k above j and one that stores i above k ask for i above j.
     """
     above: dict[str, set[str]] = {}
-    for access in (n for s in group for n in walk(s.value) if isinstance(n, Access)):
+    for access in (n for s in group for n in find(s.value, Access)):
         declared = known[access.tensor]
         if declared.format.is_dense:
             continue
@@ -289,8 +289,7 @@ def _widest_index(group: Iterable[Assign], known: Mapping[str, Declaration]) -> 
     dtypes = {
         dtype
         for s in group
-        for node in walk(s.value)
-        if isinstance(node, Access)
+        for node in find(s.value, Access)
         for pair in known[node.tensor].index_dtypes
         for dtype in pair
     }

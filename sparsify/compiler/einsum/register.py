@@ -17,7 +17,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, In
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.rename import substitute_scalars
 from sparsify.compiler.einsum.values import Tensor, evaluate
-from sparsify.compiler.node import Node, children, map_children, walk
+from sparsify.compiler.node import Node, children, find, map_children, walk
 from sparsify.errors import EinsumError
 
 N = TypeVar("N", bound=Node)
@@ -132,7 +132,7 @@ def _with_built_in(node: N) -> N:
 
 def definitions(program: Program) -> str:
     """What the registered monoids of a program mean, as text: their names alone do not say it."""
-    nodes = [n for n in walk(program) if isinstance(n, Assign | Reduce) and n.monoid is not None]
+    nodes = [n for n in find(program, Assign, Reduce) if n.monoid is not None]
     used = {n.monoid: MONOIDS[n.monoid] for n in nodes if n.monoid is not None}
     return "; ".join(
         f"{name}: {FUNCTIONS[monoid.combine].body or monoid.combine} from {monoid.neutral!r}"
@@ -185,7 +185,7 @@ def _require_short(node: Node) -> None:
 
 def _two_names(combine: str) -> tuple[str, ...]:
     """The two names that an expression is over; `x` and `y` where it reads others than two."""
-    read = tuple(dict.fromkeys(n.tensor for n in walk(parse_expression(combine)) if isinstance(n, Access)))
+    read = tuple(dict.fromkeys(n.tensor for n in find(parse_expression(combine), Access)))
     return read if len(read) == 2 else ("x", "y")
 
 

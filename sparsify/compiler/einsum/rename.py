@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar, cast
 
 from sparsify.compiler.einsum.nodes import Access, Expr, Index, Reduce
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import Node, find, map_children
 
 N = TypeVar("N", bound=Node)
 
@@ -48,11 +48,8 @@ def all_indices(nodes: Iterable[Node]) -> tuple[str, ...]:
     """The names of all index variables, bound ones included, in order of appearance."""
     names: dict[str, None] = {}
     for node in nodes:
-        for part in walk(node):
-            if isinstance(part, Index):
-                names[part.name] = None
-            elif isinstance(part, Reduce):
-                names.update(dict.fromkeys(part.indices))
+        for part in find(node, Index, Reduce):
+            names.update(dict.fromkeys((part.name,) if isinstance(part, Index) else part.indices))
     return tuple(names)
 
 

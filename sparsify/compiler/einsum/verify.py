@@ -12,7 +12,7 @@ from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Reduce, Stored
 from sparsify.compiler.einsum.sums import free_indices
-from sparsify.compiler.node import children, walk
+from sparsify.compiler.node import children, find, walk
 from sparsify.errors import EinsumError, ShapeError
 
 
@@ -58,7 +58,7 @@ def verify_statements(
         _verify_target(statement, inputs, started)
         if statement.target.tensor in read:
             raise EinsumError(f"`{statement}`: {statement.target.tensor} is read before; complete it first")
-        read |= {node.tensor for node in walk(statement.value) if isinstance(node, Access)}
+        read |= {node.tensor for node in find(statement.value, Access)}
         _verify_expression(statement, ranks)
         _verify_indices(statement)
         target = statement.target

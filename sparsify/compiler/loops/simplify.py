@@ -11,7 +11,7 @@ from typing import Final
 
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import Block, Convert, Declare, For, If, Literal, Op, Var, type_of
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import Node, find, holds, map_children
 from sparsify.compiler.rewrite import Rule, bottom_up, by_class, fixpoint
 
 FOLDS: Final[dict[str, Callable[[int, int], int]]] = {
@@ -39,7 +39,7 @@ def simplify(function: nodes.Function) -> nodes.Function:
     for _ in range(100):
         settled = _as_stmt(fixpoint(body, ANY_RULE, settled=seen))
         once = _declared_once(settled)
-        inlined = _as_stmt(bottom_up(settled, _inline_single_trip(once), _inline_branch(once)))
+        inlined = _as_stmt(bottom_up(settled, _inline_single_trip(once), _inline_branch(once), at=(For, If)))
         body = _replace_copies(inlined, once)
         if body is settled:
             return function if body == function.body else replace(function, body=body)
@@ -244,10 +244,20 @@ ANY_RULE: Final = by_class(RULES)
 # Rules that need to know the whole kernel: what leaves its scope must not meet its like there
 
 
+DEFINING: Final = (
+    Declare,
+    For,
+    nodes.Transpose,
+    nodes.HorizontalTogether,
+    nodes.Allocate,
+    nodes.ParallelFor,
+)
+
+
 def _definitions(stmt: Node) -> list[str]:
     """Names that `stmt` defines, once for each place."""
     found: list[str] = []
-    for node in walk(stmt):
+    for node in find(stmt, *DEFINING):
         match node:
             case Declare(var=var) | For(var=var):
                 found.append(var.name)
@@ -265,7 +275,7 @@ def _declared_once(stmt: nodes.Stmt) -> frozenset[str]:
 
 
 def _may_leave_scope(stmt: nodes.Stmt, once: frozenset[str]) -> bool:
-    has_scratch = any(isinstance(node, nodes.Allocate) for node in walk(stmt))
+    has_scratch = holds(stmt, nodes.Allocate)
     return not has_scratch and once.issuperset(_definitions(stmt))
 
 
@@ -295,17 +305,9 @@ def _inline_branch(once: frozenset[str]) -> Rule:
 
 def _replace_copies(stmt: nodes.Stmt, once: frozenset[str]) -> nodes.Stmt:
     """`j = 3; f(j) -> f(3)`, and likewise for a name of another variable; what is never read is not declared."""
-    mutable: set[str] = set()
-    used: Counter[str] = Counter()
-    declared: list[Declare] = []
-    for node in walk(stmt):
-        match node:
-            case Var(name):
-                used[name] += 1
-            case Declare(var, _, is_mutable):
-                declared.append(node)
-                if is_mutable:
-                    mutable.add(var.name)
+    used = Counter([var.name for var in find(stmt, Var)])
+    declared = find(stmt, Declare)
+    mutable = {node.var.name for node in declared if node.mutable}
     copies: dict[str, nodes.Expr] = {}
     for node in declared:
         match node:

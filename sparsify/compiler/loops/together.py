@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import Block, Expr, Horizontal, Op, Set, Stmt, Type, Var, type_of
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import Node, find, map_children
 
 
 def together(function: nodes.Function) -> nodes.Function:
     """The kernel with neighbouring horizontal reductions into different variables done together."""
-    names = _Names({node.name for node in walk(function.body) if isinstance(node, Var)})
+    names = _Names({node.name for node in find(function.body, Var)})
 
     def visit(node: Node) -> Node:
         node = map_children(node, visit)
@@ -76,7 +76,7 @@ def _block(block: Block, names: _Names) -> Block:
 
 def _joins(run: list[_Sum], found: _Sum) -> bool:
     """Whether a sum may be computed together with those of the run."""
-    read = {node.name for node in walk(found.value) if isinstance(node, Var)}
+    read = {node.name for node in find(found.value, Var)}
     same = found.function == run[0].function and type_of(found.value) == type_of(run[0].value)
     return same and not read & {part.var.name for part in run}
 

@@ -16,7 +16,7 @@ from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of
 from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import Node, find, holds, map_children
 from sparsify.compiler.notation.nodes import (
     Forall,
     Let,
@@ -140,7 +140,7 @@ class _Hoist:
         is_sparse = infer_sparsity(expr, declarations).fill is not None
 
         def is_inner(node: einsum.Reduce) -> bool:
-            alone = not any(isinstance(part, einsum.Reduce) for part in walk(node.body))
+            alone = not holds(node.body, einsum.Reduce)
             return alone and infer_sparsity(node, declarations).fill is None
 
         def visit(node: Node) -> Node:
@@ -215,11 +215,8 @@ def nest(
 
 def index_names(node: Node) -> tuple[str, ...]:
     """The index variables that occur in `node` and are not bound by a sum inside it, in order of appearance."""
-    bound: set[str] = set()
-    for inner in walk(node):
-        if isinstance(inner, einsum.Reduce):
-            bound.update(inner.indices)
-    names = (inner.name for inner in walk(node) if isinstance(inner, einsum.Index))
+    bound = {name for inner in find(node, einsum.Reduce) for name in inner.indices}
+    names = (inner.name for inner in find(node, einsum.Index))
     return tuple(dict.fromkeys(name for name in names if name not in bound))
 
 
@@ -247,7 +244,7 @@ def block_relations(program: einsum.Program) -> tuple[Split, ...]:
 
 
 def _accesses(nodes: Iterable[Node]) -> Iterable[einsum.Access]:
-    return (inner for node in nodes for inner in walk(node) if isinstance(inner, einsum.Access))
+    return (inner for node in nodes for inner in find(node, einsum.Access))
 
 
 def split_loops(body: Statement, split: Split) -> Statement:

@@ -29,7 +29,7 @@ from sparsify.compiler.einsum.values import (
     in_dtype,
     index_values,
 )
-from sparsify.compiler.node import Node, walk
+from sparsify.compiler.node import Node, find, walk
 from sparsify.compiler.notation.nodes import (
     Forall,
     Fuse,
@@ -72,7 +72,7 @@ class _Machine:
     def __init__(self, notation: Notation, inputs: Mapping[str, Input]) -> None:
         self.notation = notation
         self._known_variables: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        assigns = tuple(node for node in walk(notation.body) if isinstance(node, Assign))
+        assigns = tuple(find(notation.body, Assign))
         program = Program(assigns, notation.declarations, notation.inputs, notation.outputs, notation.extents)
         self.tensors = input_tensors(program, inputs)
         shapes = {name: tensor.values.shape for name, tensor in self.tensors.items()}
@@ -161,7 +161,7 @@ class _Machine:
     def _variables(self, node: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The index variables of a part of the notation: those that loops give, and those that reductions bind."""
         if id(node) not in self._known_variables:
-            bound = tuple(name for part in walk(node) if isinstance(part, Reduce) for name in part.indices)
+            bound = tuple(name for part in find(node, Reduce) for name in part.indices)
             given = tuple(name for name in all_indices((node,)) if name not in bound)
             self._known_variables[id(node)] = given, bound
         return self._known_variables[id(node)]
@@ -305,7 +305,7 @@ class _Machine:
     def _allocate(self, name: str, indices: tuple[str, ...], body: Node, fill: float, kind: Kind) -> Tensor:
         """A tensor before its first write."""
         shape = tuple(self._extent(index, Environment()) for index in indices)
-        writes = [node for node in walk(body) if isinstance(node, Assign) and node.target.tensor == name]
+        writes = [node for node in find(body, Assign) if node.target.tensor == name]
         start = fill if self._is_skipped(name, body) else float("nan")
         if writes and writes[0].monoid is not None:
             start = MONOIDS[writes[0].monoid].identity(kind.dtype)
@@ -319,8 +319,8 @@ class _Machine:
         loops = {leaf for position in positions for leaf in self._leaves(position)}
         return any(
             isinstance(part, Assign) and part.target.tensor == name
-            for node in walk(body)
-            if isinstance(node, Forall) and node.index in loops
+            for node in find(body, Forall)
+            if node.index in loops
             for part in walk(node)
         )
 

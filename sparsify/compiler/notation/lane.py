@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from sparsify.compiler.dtypes import BYTES, COMPLEX, NUMBER, Kind, category, computing
 from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of
 from sparsify.compiler.einsum.nodes import Access, Assign, Call
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation.nodes import Let, Notation
 
 
 def tensor_kinds(program: Notation) -> dict[str, Kind]:
     """The kinds of all tensors and temporaries."""
-    lets = [node for node in walk(program.body) if isinstance(node, Let)]
+    lets = find(program.body, Let)
     found = {t.name: Kind(t.dtype) for let in lets for t in let.temporaries}
     return found | {declared.name: declared_kind(declared) for declared in program.declarations}
 
 
 def computed_dtypes(program: Notation, kinds: Mapping[str, Kind]) -> set[str]:
     """The dtypes of the values that a program computes; numbers take those of what stands beside them."""
-    assigns = [node for node in walk(program.body) if isinstance(node, Assign)]
+    assigns = find(program.body, Assign)
     found = {kinds[assign.target.tensor] for assign in assigns}
-    parts = [node for assign in assigns for node in walk(assign.value) if isinstance(node, Access | Call)]
+    parts = [node for assign in assigns for node in find(assign.value, Access, Call)]
     found |= {kind_of(part, kinds) for part in parts}
     return {computing(kind.dtype) for kind in found if kind.strength > NUMBER}
 

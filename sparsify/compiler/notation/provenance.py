@@ -4,7 +4,7 @@ In: relations such as `split k ko ki 64`. Out: `leaves("k") == ["ko", "ki"]`.
 """
 
 from sparsify.compiler.einsum.nodes import Access, Index
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation import nodes as notation
 
 
@@ -43,13 +43,13 @@ def extent_names(program: notation.Notation) -> dict[str, str]:
     """For each index variable the declared extent that it has: that of a mode which it reads or writes."""
     modes = {declared.name: declared.extents for declared in program.declarations}
     names: dict[str, str] = {}
-    accesses = [node for node in walk(program.body) if isinstance(node, Access)]
+    accesses = find(program.body, Access)
     for access in accesses:
         for index, extent in zip(access.indices, modes.get(access.tensor, ()), strict=False):
             if isinstance(index, Index):
                 names.setdefault(index.name, extent)
     # A temporary has the extents of the index variables that it was declared with.
-    lets = [node for node in walk(program.body) if isinstance(node, notation.Let)]
+    lets = find(program.body, notation.Let)
     temporaries = {t.name: t.indices for let in lets for t in let.temporaries}
     for access in accesses:
         for index, own in zip(access.indices, temporaries.get(access.tensor, ()), strict=False):

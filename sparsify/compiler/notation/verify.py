@@ -5,7 +5,7 @@ In: a notation. Out: nothing, or `ScheduleError` where a schedule has broken it.
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.einsum.sums import free_indices
-from sparsify.compiler.node import Node, walk
+from sparsify.compiler.node import Node, find, walk
 from sparsify.compiler.notation.nodes import (
     Forall,
     Fuse,
@@ -38,9 +38,7 @@ def verify(notation: Notation) -> None:
     declared = {d.name for d in notation.declarations}
     for relation in notation.relations:
         if isinstance(relation, Position | Prefetch):
-            known = declared | {
-                t.name for n in walk(notation.body) if isinstance(n, Let) for t in n.temporaries
-            }
+            known = declared | {t.name for n in find(notation.body, Let) for t in n.temporaries}
             if relation.tensor not in known:
                 raise ScheduleError(
                     f"`{relation}` names {relation.tensor}, which is no tensor", "name a tensor"

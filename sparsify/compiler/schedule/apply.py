@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NoReturn, assert_never
 
 from sparsify.compiler.einsum.nodes import Access, Assign
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import Node, find, map_children
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Notation, Statement
@@ -99,10 +99,10 @@ def _set_kind(program: Notation, index: str, kind: notation.Kind, nest: str = ""
 
 def _check_order(program: Notation, directive: d.Order) -> None:
     """Raises for a name that is no loop, a loop named twice, or a nest that there is not."""
-    assigns_to = {n.target.tensor for n in walk(program.body) if isinstance(n, Assign)}
+    assigns_to = {n.target.tensor for n in find(program.body, Assign)}
     if directive.nest and directive.nest not in assigns_to:
         _refuse(directive, f"nothing is assigned to {directive.nest}", program)
-    loops = [n.index for n in walk(program.body) if isinstance(n, Forall)]
+    loops = [n.index for n in find(program.body, Forall)]
     for name in directive.indices:
         if name not in loops:
             _refuse(directive, f"there is no loop {name}", program)
@@ -112,7 +112,7 @@ def _check_order(program: Notation, directive: d.Order) -> None:
 
 def _refuse(directive: d.Directive, found: str, program: Notation) -> NoReturn:
     """Raises, with the loops that there are."""
-    loops = dict.fromkeys(n.index for n in walk(program.body) if isinstance(n, Forall))
+    loops = dict.fromkeys(n.index for n in find(program.body, Forall))
     raise ScheduleError(f"`{directive}`: {found} in {program.body}", f"the loops are {', '.join(loops)}")
 
 
@@ -137,7 +137,7 @@ def _order(body: Body, indices: tuple[str, ...], nest: str) -> Statement:
 
 def _split(program: Notation, directive: d.Split) -> Notation:
     """`forall k: body -> forall ko: forall ki: body`."""
-    for temporary in (t for n in walk(program.body) if isinstance(n, notation.Let) for t in n.temporaries):
+    for temporary in (t for n in find(program.body, notation.Let) for t in n.temporaries):
         if directive.index in temporary.indices and temporary.scope != "memory":
             raise ScheduleError(
                 f"`{directive}` comes after {temporary} took {directive.index}", "split first"
@@ -216,7 +216,7 @@ def _join(program: Notation, directive: d.Join) -> Notation:
         if not isinstance(loop.kind, notation.Serial) or not isinstance(loop.body.kind, notation.Serial):
             raise ScheduleError(f"`{directive}` comes after another directive on its loops", "join first")
         sparse = {declared.name for declared in program.declarations if not declared.format.is_dense}
-        read = [n for n in walk(loop) if isinstance(n, Access) and n.tensor in sparse]
+        read = [n for n in find(loop, Access) if n.tensor in sparse]
         if found := [access for access in read if directive.index in index_names(access)]:
             raise ScheduleError(f"`{directive}`: {found[0]} is stored sparse", "keep the loops over tiles")
         return Forall(directive.index, loop.body.body)
@@ -241,9 +241,9 @@ def _pos(program: Notation, directive: d.Pos) -> Notation:
 def _check_parallel(program: Notation, index: str) -> None:
     """Raises when iterations of `index` would write the same entries of a shared tensor."""
     provenance = Provenance(program.relations)
-    for loop in (n for n in walk(program.body) if isinstance(n, Forall) and n.index == index):
-        private = {t.name for n in walk(loop) if isinstance(n, notation.Let) for t in n.temporaries}
-        for assign in (n for n in walk(loop) if isinstance(n, Assign)):
+    for loop in (n for n in find(program.body, Forall) if n.index == index):
+        private = {t.name for n in find(loop, notation.Let) for t in n.temporaries}
+        for assign in find(loop, Assign):
             if assign.target.tensor in private:
                 continue
             written = {leaf for name in index_names(assign.target) for leaf in provenance.leaves(name)}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sparsify.compiler.einsum.nodes import Access, Assign
-from sparsify.compiler.node import Node, children, map_children, walk
+from sparsify.compiler.node import Node, children, find, map_children, walk
 from sparsify.compiler.notation.nodes import Forall, Fuse, Notation, Position, Sequence, Split, Statement
 
 Body = Statement | Assign
@@ -27,7 +27,7 @@ def rewrite_loops(body: Body, index: str, change: Callable[[Forall], Statement])
 
 def assigns(node: Node, tensor: str) -> bool:
     """Whether `node` holds an assignment to `tensor`."""
-    return any(isinstance(inner, Assign) and inner.target.tensor == tensor for inner in walk(node))
+    return any(inner.target.tensor == tensor for inner in find(node, Assign))
 
 
 def loop_chain(node: Body) -> tuple[list[Forall], Body]:
@@ -78,7 +78,7 @@ def sequence(statements: list[Body]) -> Body:
 
 def loop_names(program: Notation) -> set[str]:
     """The names that loops have, and those that loops were made of."""
-    found = {node.index for node in walk(program.body) if isinstance(node, Forall)}
+    found = {node.index for node in find(program.body, Forall)}
     for relation in program.relations:
         match relation:
             case Split(index, outer, inner):
@@ -92,7 +92,7 @@ def loop_names(program: Notation) -> set[str]:
 
 def accesses(node: Node, tensor: str) -> list[Access]:
     """The accesses to `tensor` in `node`."""
-    return [inner for inner in walk(node) if isinstance(inner, Access) and inner.tensor == tensor]
+    return [inner for inner in find(node, Access) if inner.tensor == tensor]
 
 
 def replace_accesses(body: Body, tensor: str, access: Access) -> Body:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
@@ -139,7 +139,7 @@ class _Shape:
     def _sparse(self) -> list[Access]:
         """The accesses to operands with compressed levels, in all nests."""
         declarations = {declaration.name: declaration for declaration in self.program.declarations}
-        reads = [n for _, assign in self.nests for n in walk(assign) if isinstance(n, Access)]
+        reads = [n for _, assign in self.nests for n in find(assign, Access)]
         return [a for a in reads if a.tensor in declarations and not declarations[a.tensor].format.is_dense]
 
     def _declaration(self, name: str) -> Declaration | None:
@@ -181,7 +181,7 @@ class _Shape:
 
     def _lane(self) -> str | None:
         """The loop whose iterations are neighbours in memory in every operand that has it."""
-        self.reads = [n for n in walk(self.assign) if isinstance(n, Access) and n.indices]
+        self.reads = [n for n in find(self.assign, Access) if n.indices]
         last = {name for access in self.reads for name in self._contiguous(access)}
         free = [n for n in self.loops if n not in self.stored and n in last and not self._is_divided(n)]
         best = [name for name in free if name in self.target and self.target[-1] == name]
@@ -323,7 +323,7 @@ class _Shape:
         if not sums or sums[-1] not in self.stored or size * self.item_bytes < AHEAD_BYTES:
             return []
         sparse = {access.tensor for access in self.sparse}
-        reads = [n for n in walk(self.assign.value) if isinstance(n, Access) and n.tensor not in sparse]
+        reads = [n for n in find(self.assign.value, Access) if n.tensor not in sparse]
         found = list(dict.fromkeys(a.tensor for a in reads if index_names(a) == (sums[-1], lane)))
         return found if self.sizes.is_far(sums[-1], lane, self.item_bytes, self._driver(sums)) else []
 
@@ -367,9 +367,7 @@ class _Shape:
     def _collect(self, at: str) -> d.Precompute:
         """The temporary that holds the sum in registers: the one there is, else a new one."""
         name = self.assign.target.tensor
-        if any(
-            isinstance(n, Let) and any(t.name == name for t in n.temporaries) for n in walk(self.program.body)
-        ):
+        if any(any(t.name == name for t in n.temporaries) for n in find(self.program.body, Let)):
             return d.Precompute(name, "register", at=at)
         return d.Precompute("sum_" + name, "register", at=at, source=name)
 

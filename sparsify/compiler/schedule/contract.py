@@ -25,7 +25,7 @@ from sparsify.compiler.einsum.nodes import (
     Reduce,
 )
 from sparsify.compiler.einsum.rename import all_indices
-from sparsify.compiler.node import Node, walk
+from sparsify.compiler.node import Node, find, holds
 from sparsify.compiler.rewrite import bottom_up
 from sparsify.compiler.schedule.paths import Part, Paths
 from sparsify.compiler.schedule.sizes import Sizes
@@ -82,9 +82,9 @@ class _Split:
         if self.program.declaration(statement.target.tensor).dtype not in WIDE:
             return [statement]
         if statement.monoid == "sum":
-            free = {n.name for n in walk(statement.value) if isinstance(n, Index)}
+            free = {n.name for n in find(statement.value, Index)}
             summed = tuple(sorted(free - set(kept)))
-            if summed and not any(isinstance(n, Reduce) for n in walk(statement.value)):
+            if summed and not holds(statement.value, Reduce):
                 value = self.split(Reduce("sum", summed, statement.value), statement.target)
                 if isinstance(value, Reduce):
                     statement = replace(statement, value=value.body)

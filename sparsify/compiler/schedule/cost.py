@@ -14,7 +14,7 @@ from typing import Final
 
 from sparsify.compiler.dtypes import BYTES
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Expr, Index, Program, Reduce
-from sparsify.compiler.node import children, walk
+from sparsify.compiler.node import children, find
 from sparsify.compiler.schedule.machine import Machine
 from sparsify.compiler.schedule.product_cost import (
     SINGLE,
@@ -75,7 +75,7 @@ def estimate_us(
     Source: the roofline model, Williams, Waterman and Patterson, 2009.
     """
     known = {**extents, **dict(program.extents)}
-    for access in (part for part in walk(program) if isinstance(part, Access)):
+    for access in find(program, Access):
         for index, extent in zip(access.indices, program.declaration(access.tensor).extents, strict=True):
             if isinstance(index, Index) and extent in known:
                 known.setdefault(index.name, known[extent])
@@ -96,7 +96,7 @@ def entries(
     if isinstance(value, Access):
         return stored.get(value.tensor)
     if isinstance(value, Reduce):
-        accesses = [part for part in walk(value.body) if isinstance(part, Access)]
+        accesses = find(value.body, Access)
         sparse = [a for a in accesses if a.tensor in stored]
         free = {name for a in accesses for name in index_names(a)} - set(value.indices)
         if not sparse or not free <= {name for a in sparse for name in index_names(a)}:
@@ -121,7 +121,7 @@ def statement_us(
     target = program.declaration(statement.target.tensor)
     if shape is not None:
         return dense_us(*shape, machine, BYTES[target.dtype])
-    read = {part.tensor for part in walk(statement.value) if isinstance(part, Access)}
+    read = {part.tensor for part in find(statement.value, Access)}
     tensors = [program.declaration(name) for name in {*read, target.name}]
     moved = sum(tensor_bytes(declared, extents, stored) for declared in tensors)
     return kernel_us(loops_us(program, statement, extents, stored, machine), moved, machine)
@@ -166,9 +166,7 @@ def parts(program: Program, value: Expr) -> Iterator[tuple[Expr, Access | None]]
             return
         if isinstance(expr, Call):
             yield expr, driver
-            factors = (
-                [part for part in walk(expr) if isinstance(part, Access)] if expr.function != "add" else []
-            )
+            factors = find(expr, Access) if expr.function != "add" else []
             sparse = [a for a in factors if not program.declaration(a.tensor).format.is_dense]
             driver = driver or next(iter(sparse), None)
         for child in children(expr):
@@ -186,7 +184,7 @@ def iterations(
     stored: Mapping[str, int],
 ) -> float:
     """How many entries of a result are computed: those of a sparse operand with all its variables, if there is one."""
-    accesses = [part for part in walk(value) if isinstance(part, Access)]
+    accesses = find(value, Access)
     counts = [
         stored[a.tensor]
         for a in accesses
@@ -206,7 +204,7 @@ def reduction_us(
     machine: Machine,
 ) -> float:
     """The time of one thread for the products and sums of a reduction."""
-    accesses = [part for part in walk(reduction.body) if isinstance(part, Access)]
+    accesses = find(reduction.body, Access)
     variables = set(reduction.indices) | {name for access in accesses for name in index_names(access)}
     sparse = [a for a in accesses if not program.declaration(a.tensor).format.is_dense and a.tensor in stored]
     item = max([BYTES[program.declaration(a.tensor).dtype] for a in accesses], default=4)
@@ -345,7 +343,7 @@ def dense_shape(
 
 def index_names(expr: Expr) -> set[str]:
     """The index variables in an expression."""
-    return {part.name for part in walk(expr) if isinstance(part, Index)}
+    return {part.name for part in find(expr, Index)}
 
 
 def tensor_bytes(declared: Declaration, extents: Mapping[str, int], stored: Mapping[str, int]) -> int:

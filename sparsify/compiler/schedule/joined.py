@@ -7,7 +7,7 @@ Out: `precompute S at i in thread; precompute m at i in thread; parallel h stati
 from collections.abc import Iterator
 
 from sparsify.compiler.einsum.nodes import Access, Assign
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find, walk
 from sparsify.compiler.notation.nodes import Let, Notation, Sequence
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loops_to_assignment
@@ -29,6 +29,6 @@ def joined(program: Notation) -> Iterator[d.Schedule]:
         steps: list[d.Directive] = [
             d.Precompute(temporary.name, "thread", at=shared[count - 1])
             for temporary in body.temporaries
-            if any(isinstance(n, Access) and n.tensor == temporary.name for n in walk(body.body))
+            if any(n.tensor == temporary.name for n in find(body.body, Access))
         ]
         yield d.Schedule((*steps, d.Parallel(shared[0])))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Notation, Split
 from sparsify.compiler.schedule import directives as d
@@ -249,7 +249,7 @@ def tile_rows(rows: int | None, lanes: int, item_bytes: int, height: int = 1) ->
 def panels(program: Notation) -> Panels | None:
     """The product that `program` is, `None` when it is anything else."""
     declared = {declaration.name: declaration for declaration in program.declarations}
-    assigns = [n for n in walk(program.body) if isinstance(n, Assign)]
+    assigns = find(program.body, Assign)
     if len(program.outputs) != 1 or len(assigns) > 2 or assigns[0].monoid != "sum":
         return None
     summed, result = assigns[0], assigns[-1].target

@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from sparsify.compiler.dtypes import computing
 from sparsify.compiler.einsum.nodes import Access, Assign, Index, Stored
-from sparsify.compiler.node import Node, map_children, walk
+from sparsify.compiler.node import Node, find, map_children, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import (
     Forall,
@@ -88,7 +88,7 @@ def _shared_loops(program: Notation, let: Let, temporary: Temporary, directive: 
 
 def _check_joined(bodies: list[Body], shared: list[str], program: Notation, directive: d.Precompute) -> None:
     """Raises when an iteration of the joined loops would read what another one writes."""
-    written = {a.target.tensor for body in bodies for a in walk(body) if isinstance(a, Assign)}
+    written = {a.target.tensor for body in bodies for a in find(body, Assign)}
     for tensor in written:
         found = [access for body in bodies for access in accesses(body, tensor)]
         holders = sum(1 for body in bodies if accesses(body, tensor))
@@ -96,9 +96,7 @@ def _check_joined(bodies: list[Body], shared: list[str], program: Notation, dire
             continue
         for access in found:
             leaves = {leaf for name in index_names(access) for leaf in _leaves(program, name)}
-            local = any(
-                t.name == tensor for b in bodies for n in walk(b) if isinstance(n, Let) for t in n.temporaries
-            )
+            local = any(t.name == tensor for b in bodies for n in find(b, Let) for t in n.temporaries)
             if not local and (access != found[0] or not set(shared) <= leaves):
                 raise ScheduleError(
                     f"`{directive}`: {tensor} is written in some iterations of {', '.join(shared)} and read in others",
@@ -112,7 +110,7 @@ def _out_of_loops(
     """The temporary with an element for each iteration of the loops between, which run once for each statement."""
     chain, inner = loop_chain(around)
     statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
-    written = [a.target.tensor for a in walk(let.body) if isinstance(a, Assign)]
+    written = [a.target.tensor for a in find(let.body, Assign)]
     apart = all(
         tensor == temporary.name or sum(bool(accesses(s, tensor)) for s in statements) == 1
         for tensor in written
@@ -211,7 +209,7 @@ def pack(program: Notation, directive: d.Pack) -> Notation:
             )
         if assigns(body, directive.tensor):
             raise ScheduleError(f"`{directive}`: {directive.tensor} is computed there", "another place")
-        if any(isinstance(n, Stored) and n.access.tensor == directive.tensor for n in walk(body)):
+        if any(n.access.tensor == directive.tensor for n in find(body, Stored)):
             raise ScheduleError(
                 f"`{directive}`: stored({found[0]}) asks what is stored, which a copy does not know",
                 "an operand whose values alone are read",
@@ -240,9 +238,7 @@ def _shrink(
 ) -> Temporary:
     """`temporary` with the loops inside the shared ones as indices, those that make up its own."""
     wanted = {leaf for name in temporary.indices for leaf in _leaves(program, name)} - set(shared)
-    around = loops_to_assignment(producer, temporary.name) or [
-        n for n in walk(producer) if isinstance(n, Forall)
-    ]
+    around = loops_to_assignment(producer, temporary.name) or find(producer, Forall)
     indices = tuple(loop.index for loop in around if loop.index in wanted)
     return replace(_kept(temporary, directive), indices=indices)
 
@@ -300,7 +296,7 @@ def _let_of(program: Notation, directive: d.Precompute) -> Let:
     for node in walk(program.body):
         if isinstance(node, Let) and any(t.name == directive.temporary for t in node.temporaries):
             return node
-    names = [t.name for node in walk(program.body) if isinstance(node, Let) for t in node.temporaries]
+    names = [t.name for node in find(program.body, Let) for t in node.temporaries]
     raise ScheduleError(f"`{directive}`: there is no temporary {directive.temporary}", f"one of {names}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Let, Notation, Sequence, Split
 from sparsify.compiler.schedule import directives as d
@@ -100,14 +100,14 @@ def sampled(program: Notation) -> Sampled | None:
     if len(statements) != 2 or not isinstance(summed, Assign) or not isinstance(written, Assign):
         return None
     declared = {declaration.name: declaration for declaration in program.declarations}
-    masks = {a for a in walk(written) if isinstance(a, Access) and _is_mask(a, declared, program)}
+    masks = {a for a in find(written, Access) if _is_mask(a, declared, program)}
     names = {_levels(program, declared[a.tensor], a) for a in masks}
     if len(names) != 1 or (levels := names.pop()) is None:
         return None
     if sorted(levels) != sorted(loop.index for loop in chain) or temporary.indices:
         return None
     mask = declared[next(iter(masks)).tensor]
-    reads = tuple(a for a in walk(summed.value) if isinstance(a, Access))
+    reads = tuple(find(summed.value, Access))
     taken = frozenset(loop_names(program)) | frozenset(declared)
     return Sampled(temporary.name, tuple(loop.index for loop in loops), mask, levels, reads, taken)
 

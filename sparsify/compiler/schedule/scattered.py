@@ -12,7 +12,7 @@ from itertools import permutations
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation
 from sparsify.compiler.schedule import directives as d
@@ -116,7 +116,7 @@ def scattered(program: Notation) -> Scattered | None:
         return None
     declarations = {declared.name: declared for declared in program.declarations}
     output = declarations[program.outputs[0]]
-    assigns = [node for node in walk(program.body) if isinstance(node, Assign)]
+    assigns = find(program.body, Assign)
     summed = [assign for assign in assigns if assign.monoid is not None]
     if output.format.is_dense or output.pattern_of is not None or len(summed) != 1 or len(assigns) > 2:
         return None
@@ -125,24 +125,24 @@ def scattered(program: Notation) -> Scattered | None:
     stored = [modes[level.expression.mode] for level in output.format.levels]
     if len(set(stored)) < len(stored) or set(index_names(summed[0].target)) != set(stored):
         return None
-    loops = dict.fromkeys(n.index for n in walk(program.body) if isinstance(n, Forall))
+    loops = dict.fromkeys(n.index for n in find(program.body, Forall))
     sums = [name for name in loops if name not in stored]
-    temporaries = {t.name for n in walk(program.body) if isinstance(n, Let) for t in n.temporaries}
+    temporaries = {t.name for n in find(program.body, Let) for t in n.temporaries}
     target = summed[0].target.tensor
     by = (
         declared.name
-        for access in walk(summed[0].value)
-        if isinstance(access, Access) and (declared := declarations.get(access.tensor)) is not None
+        for access in find(summed[0].value, Access)
+        if (declared := declarations.get(access.tensor)) is not None
         if declared.name in program.inputs and len(declared.format.levels) > 1
         if declared.format.levels[0].level.is_full and not declared.format.is_dense
         if access.indices[declared.format.ordering[0]] == Index(stored[0])
     )
-    read = {n.tensor for n in walk(summed[0].value) if isinstance(n, Access) and n.tensor in program.inputs}
+    read = {n.tensor for n in find(summed[0].value, Access) if n.tensor in program.inputs}
     factors = tuple(declarations[name] for name in sorted(read) if not declarations[name].format.is_dense)
     gathered = (
         access.tensor
-        for access in walk(summed[0].value)
-        if isinstance(access, Access) and access.tensor in read and len(access.indices) == 2
+        for access in find(summed[0].value, Access)
+        if access.tensor in read and len(access.indices) == 2
         if not declarations[access.tensor].format.is_dense
         if declarations[access.tensor].format.levels[0].level.is_full
         if access.indices[declarations[access.tensor].format.ordering[0]] in [*map(Index, sums)]

@@ -20,7 +20,7 @@ from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.loops.lower.declared import DeclaredTensors
 from sparsify.compiler.loops.lower.lattice import EVERYWHERE, Point, expression_regions
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find, holds
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.storage.levels import Compressed, Dense, Singleton
 
@@ -215,14 +215,12 @@ def nest_of(
     Blocks, diagonals and computed indices make loops of their own.
     """
     declared = {d.name: d for d in program.declarations}
-    accesses = list(dict.fromkeys(n for n in walk(body) if isinstance(n, Access)))
-    if any(isinstance(n, Reduce) for n in walk(body)) or not all(
-        is_plain(a, declared[a.tensor]) for a in accesses
-    ):
+    accesses = list(dict.fromkeys(find(body, Access)))
+    if holds(body, Reduce) or not all(is_plain(a, declared[a.tensor]) for a in accesses):
         return None
     if target.tensor in declared and not is_plain(target, declared[target.tensor]):
         return None
-    indices = [n.name for n in walk(body) if isinstance(n, Index)]
+    indices = [n.name for n in find(body, Index)]
     names = tuple(dict.fromkeys(_names(target) + indices))
     bits = {name: 1 << n for n, name in enumerate(names)}
     known = extents_of((*accesses, target), declared, sizes)
@@ -352,7 +350,7 @@ def body_of(statement: Assign) -> tuple[str | None, Expr] | None:
     """The monoid and the body of the one sum in a statement, or the statement itself without one."""
     if statement.monoid is not None:
         return statement.monoid, statement.value
-    sums = [n for n in walk(statement.value) if isinstance(n, Reduce)]
+    sums = find(statement.value, Reduce)
     if len(sums) > 1:
         return None
     return (sums[0].monoid, sums[0].body) if sums else (None, statement.value)

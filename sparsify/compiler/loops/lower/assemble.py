@@ -17,7 +17,7 @@ from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, convert, inte
 from sparsify.compiler.loops.lower import bounded, marked, repeated
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.levels import level_variable
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.provenance import Provenance
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
@@ -75,9 +75,7 @@ def loops_around(node: notation.Statement | Assign, name: str) -> list[notation.
         case notation.Let(body=body) | notation.If(body=body):
             return loops_around(body, name)
         case notation.Sequence(statements=statements):
-            writing = (
-                s for s in statements for n in walk(s) if isinstance(n, Assign) and n.target.tensor == name
-            )
+            writing = (s for s in statements for n in find(s, Assign) if n.target.tensor == name)
             return loops_around(next(writing), name)
     return []
 
@@ -94,9 +92,7 @@ class Assembly:
         self.declaration = low.declaration(name)
         self.levels = self.declaration.format.levels
         kinds = [stored.level for stored in self.levels]
-        self.target = next(
-            n.target for n in walk(low.program.body) if isinstance(n, Assign) and n.target.tensor == name
-        )
+        self.target = next(n.target for n in find(low.program.body, Assign) if n.target.tensor == name)
         self.variables = [level_variable(low, self.target, stored) for stored in self.levels]
         above = kinds[:-1]
         segments = [kind.can_append and not kind.is_branchless for kind in kinds]
@@ -107,7 +103,7 @@ class Assembly:
             raise UnsupportedProgramError(
                 f"a result stored {self.declaration.format} of unknown pattern", "csr, csc, dcsr, csf or coo"
             )
-        if any(n.monoid for n in walk(low.program.body) if isinstance(n, Assign) and n.target.tensor == name):
+        if any(n.monoid for n in find(low.program.body, Assign) if n.target.tensor == name):
             raise UnsupportedProgramError(
                 f"a sum into {name}, stored {self.declaration.format}, whose pattern is not known",
                 "ask for a dense result with format=",
@@ -328,7 +324,7 @@ class Assembly:
         """What happens before and after the entries below one coordinate of a loop's variable."""
         if not body or self.repeating or loop.index not in self.variables[:-1]:
             return body
-        if not any(isinstance(n, Assign) and n.target.tensor == self.name for n in walk(loop)):
+        if not any(n.target.tensor == self.name for n in find(loop, Assign)):
             return body  # of a temporary that is computed before
         level = self.variables.index(loop.index)
         if not self.by_rows:

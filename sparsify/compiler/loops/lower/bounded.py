@@ -29,7 +29,7 @@ from sparsify.compiler.loops.arithmetic import (
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.lower.levels import is_located, level_variable
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find, holds
 from sparsify.compiler.notation import nodes as notation
 
 if TYPE_CHECKING:
@@ -50,11 +50,9 @@ def bounding(assembly: Assembly, column: notation.Forall) -> tuple[str, ...]:
         column: the loop over its last level.
     """
     low, body = assembly.low, assembly.low.program.body
-    if not assembly.by_rows or any(isinstance(n, notation.Let | notation.Sequence) for n in walk(body)):
+    if not assembly.by_rows or holds(body, notation.Let, notation.Sequence):
         return ()
-    reads = dict.fromkeys(
-        low.root_of(n) for n in walk(body) if isinstance(n, Access) and n.tensor != assembly.name
-    )
+    reads = dict.fromkeys(low.root_of(n) for n in find(body, Access) if n.tensor != assembly.name)
     stored = [access for access in reads if not low.declaration(access.tensor).format.is_dense]
     if not stored or not all(_has_rows_of(low, access, assembly.variables) for access in stored):
         return ()

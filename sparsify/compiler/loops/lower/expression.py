@@ -15,7 +15,7 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import convert, lanes_of
 from sparsify.compiler.loops.lower.access import load, position_of
 from sparsify.compiler.loops.lower.environment import Environment, LaneContext
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import holds
 from sparsify.errors import UnsupportedProgramError
 
 if TYPE_CHECKING:
@@ -85,11 +85,7 @@ def _of_numbers(dtype: str, args: tuple[Expr, ...], wanted: str) -> str:
     if dtype == "bool" or category(wanted) < category(dtype):
         return dtype
     integers = category(dtype) == INTEGER
-    return (
-        dtype
-        if integers and any(isinstance(node, Index | Extent) for arg in args for node in walk(arg))
-        else wanted
-    )
+    return dtype if integers and any(holds(arg, Index, Extent) for arg in args) else wanted
 
 
 def used_lanes(lane: LaneContext, dtype: str) -> loops.Expr:

@@ -34,7 +34,7 @@ from sparsify.compiler.loops.lower.environment import (
     Range,
     scalar,
 )
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
 
@@ -358,8 +358,6 @@ def tile(
 def is_written_out(loop: notation.Forall, inner: str) -> bool:
     """Whether the code for `inner` depends on its extent: unrolled, in lanes or in registers."""
     return any(
-        isinstance(node, notation.Forall)
-        and node.index == inner
-        and not isinstance(node.kind, notation.Serial)
-        for node in walk(loop.body)
+        node.index == inner and not isinstance(node.kind, notation.Serial)
+        for node in find(loop.body, notation.Forall)
     )

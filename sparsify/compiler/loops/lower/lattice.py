@@ -17,7 +17,7 @@ from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer_dtype import kind_of
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Expr, Extent, Index, Stored
-from sparsify.compiler.node import Node, walk
+from sparsify.compiler.node import Node, find
 from sparsify.compiler.notation.nodes import Let
 from sparsify.storage.fill import decided
 
@@ -61,9 +61,9 @@ def statement_points(
     Temporaries that live inside `node` are where the values assigned to them are.
     """
     found: set[Point] = set()
-    local = {t.name for inner in walk(node) if isinstance(inner, Let) for t in inner.temporaries}
+    local = {t.name for inner in find(node, Let) for t in inner.temporaries}
     known: dict[str, Regions] = {}
-    for assign in (inner for inner in walk(node) if isinstance(inner, Assign)):
+    for assign in find(node, Assign):
         regions = expression_regions(assign.value, sparse, tensors, absent, known)
         name = assign.target.tensor
         root = tensors.root_of(assign.target)

@@ -45,7 +45,7 @@ from sparsify.compiler.loops.lower.levels import (
     numerator,
     place_of,
 )
-from sparsify.compiler.node import Node, walk
+from sparsify.compiler.node import Node, find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
 
@@ -81,9 +81,9 @@ def located(low: Lowering, node: Node, env: Environment, then: Then) -> Lowered:
 
 def accesses_read(low: Lowering, node: Node, env: Environment) -> list[Access]:
     """The accesses in a statement that its values depend on here, where some are known to be absent."""
-    values = [prune(n.value, env.absent, low) for n in walk(node) if isinstance(n, Assign)]
-    conditions = [n.condition for n in walk(node) if isinstance(n, notation.If)]
-    found = [n for value in (*values, *conditions) for n in walk(value) if isinstance(n, Access)]
+    values = [prune(n.value, env.absent, low) for n in find(node, Assign)]
+    conditions = [n.condition for n in find(node, notation.If)]
+    found = [n for value in (*values, *conditions) for n in find(value, Access)]
     return list(dict.fromkeys(found))
 
 
@@ -216,7 +216,7 @@ def first_from(
 
 def evaluate_masked(low: Lowering, value: Expr, env: Environment, dtype: str) -> loops.Expr:
     """The value of an expression, in each lane with the entries that are inside their tensors there."""
-    for access in (n for n in walk(value) if isinstance(n, Access)):
+    for access in find(value, Access):
         root = low.root_of(access)
         modes = [mode for found, mode in env.masked if found == root]
         if not modes or env.lane is None or root in env.absent:

@@ -29,7 +29,7 @@ from sparsify.compiler.loops.arithmetic import (
 from sparsify.compiler.loops.lower import assemble, assignments, iterate, locate, temporaries
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment
 from sparsify.compiler.loops.lower.expression import evaluate
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.lane import lanes, tensor_kinds
 from sparsify.compiler.notation.provenance import extent_names
@@ -69,7 +69,7 @@ class Lowering:
         self.prefetches = {r.tensor: r.distance for r in relations if isinstance(r, notation.Prefetch)}
         self.dtypes = {d.name: d.dtype for d in program.declarations}
         self.index_dtypes = {b.name: b.dtype for b in self._buffers()}
-        lets = [node for node in walk(program.body) if isinstance(node, notation.Let)]
+        lets = find(program.body, notation.Let)
         self.dtypes |= {t.name: t.dtype for let in lets for t in let.temporaries}
         self.patterns = {t.name: t for let in lets for t in let.temporaries if t.pattern_of is not None}
         self.kinds = tensor_kinds(program)
@@ -237,7 +237,7 @@ class Lowering:
     def _blocks(self) -> frozenset[notation.Split]:
         """The splits by dense blocks of an operand; the last block is padded where they do not divide the extent."""
         found = set()
-        for access in (n for n in walk(self.program.body) if isinstance(n, Access)):
+        for access in find(self.program.body, Access):
             if access.tensor not in self.program.inputs:
                 continue
             for stored in self.declarations[access.tensor].format.levels:
@@ -291,7 +291,7 @@ class Lowering:
 
     def _outputs_to_fill(self) -> list[str]:
         """The outputs that sums start on, or whose loops skip unstored coordinates."""
-        assigns = [node for node in walk(self.program.body) if isinstance(node, Assign)]
+        assigns = find(self.program.body, Assign)
         summed = {a.target.tensor for a in assigns if a.monoid is not None} | self.prefilled
         return [
             name
@@ -302,11 +302,7 @@ class Lowering:
     def _fill(self, name: str) -> loops.Stmt:
         """The whole output set to what its sums start with."""
         declaration = self.declarations[name]
-        monoids = {
-            a.monoid
-            for a in walk(self.program.body)
-            if isinstance(a, Assign) and a.target.tensor == name and a.monoid
-        }
+        monoids = {a.monoid for a in find(self.program.body, Assign) if a.target.tensor == name and a.monoid}
         value = MONOIDS[monoids.pop()].identity(declaration.dtype) if monoids else declaration.fill
         if declaration.pattern_of is not None:
             count: loops.Expr = loops.Var(f"{declaration.pattern_of}_nnz", loops.INT)

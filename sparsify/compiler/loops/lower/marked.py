@@ -22,7 +22,7 @@ from sparsify.compiler.loops.lower.access import store
 from sparsify.compiler.loops.lower.environment import Environment, scalar
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.marks import marks_bytes
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find, holds
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
 
@@ -39,13 +39,13 @@ NO_MARKS: Final = 0
 
 def is_marked(low: Lowering) -> bool:
     """Whether the program has a marked workspace."""
-    return any(t.marked for n in walk(low.program.body) if isinstance(n, notation.Let) for t in n.temporaries)
+    return any(t.marked for n in find(low.program.body, notation.Let) for t in n.temporaries)
 
 
 def begin(low: Lowering, temporary: notation.Temporary) -> Lowered:
     """The memory of a workspace, once a thread: entries at the identity, no marks."""
     name = temporary.name
-    if any(isinstance(node, notation.If) for node in walk(low.program.body)):
+    if holds(low.program.body, notation.If):
         raise ScheduleError(f"{name} is marked where values may decide what is stored", "listed")
     if low.assembly is None or not low.assembly.by_rows:
         raise ScheduleError(
@@ -88,8 +88,8 @@ def add(low: Lowering, target: Access, combined: loops.Expr, env: Environment) -
 
 def read_by(low: Lowering, loop: notation.Forall) -> str | None:
     """The workspace whose marked entries are what `loop` runs over."""
-    written = {n.target.tensor for n in walk(loop.body) if isinstance(n, Assign)}
-    for access in (n for n in walk(loop.body) if isinstance(n, Access)):
+    written = {n.target.tensor for n in find(loop.body, Assign)}
+    for access in find(loop.body, Access):
         is_marked = access.tensor in low.marked and access.tensor not in written
         if is_marked and access.indices == (Index(loop.index),):
             return access.tensor

@@ -32,7 +32,7 @@ from sparsify.compiler.loops.lower.levels import (
     level_variable,
     place_of,
 )
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.errors import ScheduleError
@@ -164,7 +164,7 @@ def _balance(low: Lowering, loop: notation.Forall, extent: loops.Expr) -> str | 
             f"parallel {loop.index} by {loop.kind.by}: there is no such tensor", "a sparse operand"
         )
     levels = low.declaration(loop.kind.by).format.levels
-    read = [n for n in walk(loop) if isinstance(n, Access) and n.tensor == loop.kind.by]
+    read = [n for n in find(loop, Access) if n.tensor == loop.kind.by]
     if not any(level_variable(low, access, levels[0]) == loop.index for access in read if levels):
         raise ScheduleError(
             f"parallel {loop.index} by {loop.kind.by}: {loop.index} is not its outermost level",
@@ -180,14 +180,14 @@ def work(low: Lowering, loop: notation.Forall) -> loops.Expr:
 
     Loops over the entries of a workspace are not longer than those that made them.
     """
-    temporaries = [t for n in walk(low.program.body) if isinstance(n, notation.Let) for t in n.temporaries]
+    temporaries = [t for n in find(low.program.body, notation.Let) for t in n.temporaries]
     kept = {t.name for t in temporaries if t.listed or t.marked}
-    reads = [low.root_of(n) for n in walk(loop) if isinstance(n, Access)]
+    reads = [low.root_of(n) for n in find(loop, Access)]
     sparse_reads = {a: set(index_names(a)) for a in reads if _is_sparse_input(low, a.tensor)}
     total: loops.Expr = ZERO
     counted: set[tuple[str, ...]] = set()
-    for assign in (n for n in walk(loop) if isinstance(n, Assign)):
-        found = [n for n in walk(assign.value) if isinstance(n, Access) and n.tensor in kept]
+    for assign in find(loop, Assign):
+        found = [n for n in find(assign.value, Access) if n.tensor in kept]
         made = {name for access in found for name in index_names(access)}
         names = tuple(dict.fromkeys(_root(low, name) for name in index_names(assign) if name not in made))
         if names in counted:

@@ -14,7 +14,7 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, integer, minus, plus, smaller
 from sparsify.compiler.loops.lower.environment import Environment, scalar
 from sparsify.compiler.loops.lower.levels import first_below, place_of
-from sparsify.compiler.node import Node, walk
+from sparsify.compiler.node import Node, find
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
@@ -51,7 +51,7 @@ def prefetches(
 
 def _gathered(body: Node, index: str) -> list[Access]:
     """The accesses that `index` addresses."""
-    return [n for n in walk(body) if isinstance(n, Access) and Index(index) in n.indices]
+    return [n for n in find(body, Access) if Index(index) in n.indices]
 
 
 def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:

@@ -15,7 +15,7 @@ from sparsify.compiler.loops.arithmetic import ONE, both, compare, convert, inte
 from sparsify.compiler.loops.lower import marked
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.levels import is_located, level_extent
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation import nodes as notation
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _is_marked(low: Lowering, loop: notation.Forall, access: Access, env: Enviro
     target = loop.body.target if isinstance(loop.body, Assign) else None
     if target is None or target.tensor not in low.marked or target.indices != (Index(loop.index),):
         return None
-    reads = {low.root_of(n) for n in walk(low.program.body) if isinstance(n, Access)}
+    reads = {low.root_of(n) for n in find(low.program.body, Access)}
     stored = [
         read
         for read in reads

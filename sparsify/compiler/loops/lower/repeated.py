@@ -16,7 +16,7 @@ from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, integer
 from sparsify.compiler.loops.lower import bounded, marked, sparse
 from sparsify.compiler.loops.lower.environment import Environment, Range
 from sparsify.compiler.loops.lower.levels import place_of
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
 
@@ -118,7 +118,7 @@ def columns_of(low: Lowering, assembly: Assembly, loop: notation.Forall, env: En
     names = set(assembly.variables[:-1])
     if loop.index != assembly.variables[-2]:
         return None
-    reads = {low.root_of(n) for n in walk(loop.body) if isinstance(n, Access) and names & set(index_names(n))}
+    reads = {low.root_of(n) for n in find(loop.body, Access) if names & set(index_names(n))}
     stored = [
         access
         for access in reads

@@ -28,7 +28,7 @@ from sparsify.compiler.loops.lower.levels import (
     place_of,
 )
 from sparsify.compiler.loops.lower.merge import Visit, merge
-from sparsify.compiler.node import Node, walk
+from sparsify.compiler.node import Node, find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
 
@@ -57,8 +57,8 @@ def stored_accesses(low: Lowering, node: Node, env: Environment) -> list[Access]
     A window that no value depends on here is none of them: nothing has asked whether it is inside of its tensor.
     """
     read = {low.root_of(access) for access in locate.accesses_read(low, node, env)}
-    targets = {n.target.tensor for n in walk(node) if isinstance(n, Assign)}
-    roots = (low.root_of(n) for n in walk(node) if isinstance(n, Access))
+    targets = {n.target.tensor for n in find(node, Assign)}
+    roots = (low.root_of(n) for n in find(node, Access))
     return [
         root
         for root in dict.fromkeys(roots)
@@ -114,10 +114,8 @@ def note_skipping(low: Lowering, body: Node, found: list[Access]) -> None:
     """
     low.prefilled.update(
         n.target.tensor
-        for n in walk(body)
-        if isinstance(n, Assign)
-        and n.monoid is None
-        and (low.root_of(n.target) not in found or not low.blocks_divide)
+        for n in find(body, Assign)
+        if n.monoid is None and (low.root_of(n.target) not in found or not low.blocks_divide)
     )
 
 

@@ -16,7 +16,7 @@ from sparsify.compiler.loops.arithmetic import ONE, ZERO, minus, plus, product
 from sparsify.compiler.loops.lower import marked, workspace
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register, scalar
 from sparsify.compiler.loops.lower.levels import first_below, is_located, level_variable, place_of
-from sparsify.compiler.node import Node, walk
+from sparsify.compiler.node import Node, find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.provenance import Provenance
@@ -65,8 +65,8 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
 
 def _identity(low: Lowering, node: notation.Let, temporary: notation.Temporary) -> Start:
     """The value that a temporary starts with: the identity when its first assignment is a sum."""
-    for part in walk(node.body):
-        if isinstance(part, Assign) and part.target.tensor == temporary.name:
+    for part in find(node.body, Assign):
+        if part.target.tensor == temporary.name:
             return MONOIDS[part.monoid].identity(temporary.dtype) if part.monoid else None
     raise AssertionError(f"{temporary} is never assigned")
 
@@ -110,8 +110,8 @@ def _register(
 def _is_reduced(low: Lowering, node: notation.Let, name: str, lane: str) -> bool:
     """Whether an assignment reads all lanes of a temporary into an entry that has no index in the lanes."""
     provenance = Provenance(low.program.relations)
-    for assign in (n for n in walk(node.body) if isinstance(n, Assign)):
-        if any(isinstance(n, Access) and n.tensor == name for n in walk(assign.value)):
+    for assign in find(node.body, Assign):
+        if any(n.tensor == name for n in find(assign.value, Access)):
             written = {leaf for index in index_names(assign.target) for leaf in provenance.leaves(index)}
             if lane not in written:
                 return True
@@ -120,7 +120,7 @@ def _is_reduced(low: Lowering, node: notation.Let, name: str, lane: str) -> bool
 
 def _kinds(node: Node, index: str) -> set[type[notation.Kind]]:
     """The kinds of the loops over `index` in `node`."""
-    return {type(n.kind) for n in walk(node) if isinstance(n, notation.Forall) and n.index == index}
+    return {type(n.kind) for n in find(node, notation.Forall) if n.index == index}
 
 
 def _static_bound(low: Lowering, index: str, temporary: notation.Temporary, env: Environment) -> int:

@@ -16,7 +16,7 @@ from sparsify.compiler.loops.lower import iterate
 from sparsify.compiler.loops.lower.access import lanes_in_use, position_of
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Range, scalar
 from sparsify.compiler.loops.lower.temporaries import has_room
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
 
@@ -80,7 +80,7 @@ def _tile(
     assert isinstance(assign, Assign)
     lowered: Lowered = []
     outputs: dict[Access, list[loops.Var]] = {}
-    for access in dict.fromkeys(n for n in walk(assign.value) if isinstance(n, Access)):
+    for access in dict.fromkeys(find(assign.value, Access)):
         if not _reads_rows(low, loop, inner, access, tile, env):
             continue
         kind = loops.Type(low.dtype(access.tensor), tile.lanes)
@@ -109,7 +109,7 @@ def _has_room_for_rows(
     tile: _Corner,
 ) -> bool:
     """Whether rows past the last one can be written too: into a temporary, and nothing else is read for them."""
-    read = {node for node in walk(assign.value) if isinstance(node, Access)}
+    read = set(find(assign.value, Access))
     return read <= set(transposed) and has_room(low, assign.target.tensor, loop.index, tile.lanes)
 
 

@@ -18,7 +18,7 @@ from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus
 from sparsify.compiler.loops.lower import iterate as ranges
 from sparsify.compiler.loops.lower.environment import Environment, scalar
 from sparsify.compiler.loops.lower.lattice import statement_points
-from sparsify.compiler.node import walk
+from sparsify.compiler.node import find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
 
@@ -83,8 +83,8 @@ def add(low: Lowering, target: Access, added: loops.Expr, combined: loops.Expr, 
 
 def read_by(low: Lowering, loop: notation.Forall) -> str | None:
     """The workspace whose entries in use are what `loop` runs over."""
-    written = {n.target.tensor for n in walk(loop.body) if isinstance(n, Assign)}
-    for access in (n for n in walk(loop.body) if isinstance(n, Access)):
+    written = {n.target.tensor for n in find(loop.body, Assign)}
+    for access in find(loop.body, Access):
         listed = access.tensor in low.listed and access.tensor not in written
         if listed and access.indices == (Index(loop.index),):
             return access.tensor
