@@ -27,6 +27,8 @@ class Node(_Remembering):
     """A frozen dataclass whose children are its fields that are nodes or tuples of nodes."""
 
 
+# The set of all classes, see `classes`.
+ANY: Final = -1
 # The bit of each class in sets of classes; the fields of each class, and whether they may hold nodes.
 _BITS: Final[dict[type[Node], int]] = {}
 _FIELDS: Final[dict[type[Node], tuple[tuple[str, bool], ...]]] = {}
@@ -106,9 +108,7 @@ def walk(node: Node) -> Iterator[Node]:
     while rest:
         current = rest.pop()
         yield current
-        below = children(current)
-        if below:
-            rest += below[::-1]
+        rest += children(current)[::-1]
 
 
 @overload
@@ -126,13 +126,16 @@ def find(node: Node, *kinds: type[Node]) -> Sequence[Node]:
         current = rest.pop()
         if type(current) in kinds:
             found.append(current)
-        rest += [child for child in current._children[::-1] if child._classes & wanted]
+        if below := current._children:
+            rest += [child for child in reversed(below) if child._classes & wanted]
     return found
 
 
 def map_children(node: N, change: Callable[[Node], Node]) -> N:
     """`node` with `change` applied to each direct child; the same object when nothing changed."""
     before = children(node)
+    if not before:
+        return node
     after = [change(child) for child in before]
     return node if all(map(is_, after, before)) else _with_children(node, iter(after))
 

@@ -5,7 +5,7 @@ In: a node and rules (functions from node to node or `None`). Out: the rewritten
 
 from collections.abc import Callable, Mapping
 
-from sparsify.compiler.node import Node, holds, map_children
+from sparsify.compiler.node import ANY, Node, bits, classes, map_children
 
 Rule = Callable[[Node], Node | None]
 
@@ -25,7 +25,7 @@ def first(*rules: Rule) -> Rule:
 
 def by_class(rules: Mapping[type[Node], tuple[Rule, ...]]) -> Rule:
     """The rule that tries those of a node's own class."""
-    tried = {kind: first(*of_class) for kind, of_class in rules.items()}
+    tried = {kind: first(*of_class) if len(of_class) > 1 else of_class[0] for kind, of_class in rules.items()}
 
     def try_own(node: Node) -> Node | None:
         rule = tried.get(type(node))
@@ -39,10 +39,11 @@ def bottom_up(node: Node, *rules: Rule, at: tuple[type[Node], ...] = ()) -> Node
 
     What holds no node of the classes `at`, where the rules alone apply, is not visited; without them everything is.
     """
-    rule = first(*rules)
+    rule = first(*rules) if len(rules) > 1 else rules[0]
+    wanted = bits(at) if at else ANY
 
     def visit(current: Node) -> Node:
-        if at and not holds(current, *at):
+        if not classes(current) & wanted:
             return current
         rebuilt = map_children(current, visit)
         result = rule(rebuilt)
@@ -51,18 +52,25 @@ def bottom_up(node: Node, *rules: Rule, at: tuple[type[Node], ...] = ()) -> Node
     return visit(node)
 
 
-def fixpoint(node: Node, *rules: Rule, limit: int = 100, settled: dict[int, Node] | None = None) -> Node:
-    """`node` rewritten bottom-up until no rule changes it any more.
+def fixpoint(
+    node: Node,
+    *rules: Rule,
+    at: tuple[type[Node], ...] = (),
+    limit: int = 100,
+    settled: dict[int, Node] | None = None,
+) -> Node:
+    """`node` rewritten bottom-up until no rule changes it any more; `at` as for `bottom_up`.
 
     What a rule returns is rewritten in turn before its parent is; nodes that have settled are not visited again: they
     are in `settled` by identity (and held there, so that their identities stay theirs), also for later calls.
     """
-    rule = first(*rules)
+    rule = first(*rules) if len(rules) > 1 else rules[0]
+    wanted = bits(at) if at else ANY
     settled = {} if settled is None else settled
 
     def visit(current: Node) -> Node:
         for _ in range(limit):
-            if id(current) in settled:
+            if id(current) in settled or not classes(current) & wanted:
                 return current
             rebuilt = map_children(current, visit)
             result = rule(rebuilt)

@@ -12,7 +12,7 @@ from typing import Final
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import Block, Convert, Declare, For, If, Literal, Op, Var, type_of
 from sparsify.compiler.node import Node, find, holds, map_children
-from sparsify.compiler.rewrite import Rule, bottom_up, by_class, fixpoint
+from sparsify.compiler.rewrite import Rule, bottom_up, by_class, first, fixpoint
 
 FOLDS: Final[dict[str, Callable[[int, int], int]]] = {
     "add": operator.add,
@@ -37,7 +37,7 @@ def simplify(function: nodes.Function) -> nodes.Function:
     body = function.body
     seen: dict[int, Node] = {}
     for _ in range(100):
-        settled = _as_stmt(fixpoint(body, ANY_RULE, settled=seen))
+        settled = _as_stmt(fixpoint(body, ANY_RULE, at=tuple(RULES), settled=seen))
         once = _declared_once(settled)
         inlined = _as_stmt(bottom_up(settled, _inline_single_trip(once), _inline_branch(once), at=(For, If)))
         body = _replace_copies(inlined, once)
@@ -214,18 +214,31 @@ def drop_empty(node: Node) -> Node | None:
     return None
 
 
-ARITHMETIC: Final[tuple[Rule, ...]] = (
-    fold_integers,
-    constant_last,
-    drop_neutral,
-    annihilate,
-    gather_constants,
-    subtract_negative,
-    drop_repeated,
-    fold_logic,
-)
+ARITHMETIC: Final[dict[str, Rule]] = {
+    "add": first(fold_integers, constant_last, drop_neutral, gather_constants, subtract_negative),
+    "sub": first(fold_integers, drop_neutral, annihilate, gather_constants, subtract_negative),
+    "mul": first(fold_integers, constant_last, drop_neutral, annihilate, gather_constants),
+    "floordiv": first(fold_integers, drop_neutral),
+    "mod": first(fold_integers, annihilate),
+}
+LOGIC: Final[dict[str, Rule]] = {
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), fold_integers),
+    **dict.fromkeys(("min", "max"), first(fold_integers, drop_repeated)),
+    **dict.fromkeys(("logical_and", "logical_or", "where"), first(drop_repeated, fold_logic)),
+    "logical_not": fold_logic,
+}
+
+
+def simplify_operation(node: Node) -> Node | None:
+    """The rules for the function of an operation; those of arithmetic are for integers alone."""
+    assert isinstance(node, Op)
+    rules = ARITHMETIC if node.type.dtype in INTEGERS else LOGIC
+    rule = rules.get(node.function) or LOGIC.get(node.function)
+    return rule(node) if rule is not None else None
+
+
 RULES: Final[dict[type[Node], tuple[Rule, ...]]] = {
-    Op: ARITHMETIC,
+    Op: (simplify_operation,),
     Convert: (fold_conversion,),
     nodes.Load: (drop_full_count,),
     nodes.Gather: (drop_full_count,),
@@ -322,18 +335,12 @@ def _replace_copies(stmt: nodes.Stmt, once: frozenset[str]) -> nodes.Stmt:
 def _substitute(stmt: nodes.Stmt, values: dict[str, nodes.Expr], unused: Container[str] = ()) -> nodes.Stmt:
     """`stmt` with values for variables; declarations of the variables themselves, and of unused ones, are dropped."""
 
-    def use(node: Node) -> Node | None:
+    def visit(node: Node) -> Node:
         match node:
             case Var(name):
-                return values.get(name)
-            case Declare(var, _, _) if var.name in unused:
+                return values.get(name, node)
+            case Declare(Var(name), _, _) if name in values or name in unused:
                 return Block(())
-        return None
-
-    def visit(node: Node) -> Node:
-        if isinstance(node, Declare) and node.var.name in values:
-            return Block(())
-        rebuilt = map_children(node, visit)
-        return use(rebuilt) or rebuilt
+        return map_children(node, visit)
 
     return _as_stmt(visit(stmt))
