@@ -13,6 +13,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from sparsify.compiler import in_graph
+from sparsify.compiler.ascending import ascending
 from sparsify.compiler.dtypes import BYTES, name_of
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
@@ -83,6 +84,7 @@ def _einsum(
     learn: Learn,
 ) -> Any:
     """The result of an einsum; the kernel teaches its shortcut."""
+    operands = tuple(map(ascending, operands))
     kernel, order = einsum_kernel(subscripts, operands, format, schedule)
     result = kernel(*[operands[place] for place in order])
     if learn is not None:
@@ -179,9 +181,11 @@ def _check_kinds(name: str, wanted: str, text: Any, format: Any, schedule: Any) 
 
 
 def _held(operands: Mapping[str, Any]) -> dict[str, Any]:
-    """Operands, complex numbers as tensors without modes: there are no constants of them, and they promote alike."""
+    """Sorted operands, complex numbers as tensors without modes: there are no constants of them, they promote alike."""
     return {
-        name: torch.tensor(operand, dtype=torch.complex128) if isinstance(operand, complex) else operand
+        name: torch.tensor(operand, dtype=torch.complex128)
+        if isinstance(operand, complex)
+        else ascending(operand)
         for name, operand in operands.items()
     }
 
@@ -362,8 +366,9 @@ def _einsum_of_graph(
     subscripts: str, operands: list[torch.Tensor], format: str | None, schedule: str | None
 ) -> torch.Tensor:
     """The operator `sparsify::einsum`."""
-    kernel, order = einsum_kernel(subscripts, tuple(operands), format, schedule)
-    found: torch.Tensor = kernel(*[operands[place] for place in order])
+    given = tuple(map(ascending, operands))
+    kernel, order = einsum_kernel(subscripts, given, format, schedule)
+    found: torch.Tensor = kernel(*[given[place] for place in order])
     return found
 
 
@@ -376,7 +381,7 @@ def _evaluate_of_graph(
     wanted = dict(zip(named, formats, strict=True))
     format = wanted.get(in_graph.LAST, wanted or None)
     given = {name: int(size) for name, size in zip(extents, sizes, strict=True)}
-    by_name: dict[str, Any] = dict(zip(names, operands, strict=True))
+    by_name: dict[str, Any] = dict(zip(names, map(ascending, operands), strict=True))
     by_name |= {word: _number(scalar) for word, scalar in zip(words, scalars, strict=True)}
     kernel = evaluate_kernel(text, outputs or None, format=format, schedule=schedule, sizes=given, **by_name)
     found = kernel(*[by_name[name] for name in kernel.program.inputs])
