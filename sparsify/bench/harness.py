@@ -289,7 +289,9 @@ def plain(found: Any) -> torch.Tensor:
     if hasattr(found, "to_scipy_sparse"):
         found = found.to_scipy_sparse().tocsr()
     if scipy.sparse.issparse(found):
-        return torch.from_numpy(found.sorted_indices().data)
+        matrix: Any = found
+        sorted_ = matrix.sorted_indices()
+        return torch.from_numpy(sorted_.data)
     value = found if isinstance(found, torch.Tensor) else torch.as_tensor(found)
     if value.layout == torch.sparse_coo:
         return value.coalesce().values() if value.sparse_dim() == value.dim() else value.to_dense()

@@ -129,7 +129,7 @@ def spgemm(rows: int, stored: int, place: Place) -> Case:
 def added(rows: int, stored: int, place: Place) -> Case:
     """The sum of a sparse matrix and another one of the same size."""
     A, csr = generated(rows, stored, place)
-    B = uniform(*A.shape, stored, seed=1)
+    B = uniform(A.shape[0], A.shape[1], stored, seed=1)
     other = B.to_torch()
     wanted = peers.scipy_of(csr.double()) + peers.scipy_of(other.double())
     case = row(
