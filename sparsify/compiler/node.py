@@ -50,7 +50,7 @@ def _fields(kind: type[Node]) -> tuple[tuple[str, bool], ...]:
 def _is_plain(annotation: object) -> bool:
     """Whether a field with this annotation holds neither a node nor a tuple of nodes."""
     if isinstance(annotation, type) and get_origin(annotation) is None:
-        return not issubclass(annotation, Node | tuple)
+        return annotation is not tuple and not issubclass(annotation, Node)
     return annotation in PLAIN
 
 

@@ -11,13 +11,13 @@ Register arrays do not exist here: lowering has named each of their elements (`w
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from sparsify.compiler.loops import printer
 from sparsify.compiler.node import Node
 
 
-@dataclass(frozen=True, slots=True)
-class Type:
+class Type(NamedTuple):
     """`float32`, `int64x8`, `bool`: an element dtype and a number of lanes (1: a scalar)."""
 
     dtype: str

@@ -8,14 +8,18 @@ from dataclasses import dataclass, replace
 
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import Block, Expr, Horizontal, Op, Set, Stmt, Type, Var, type_of
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.node import Node, find, holds, map_children
 
 
 def together(function: nodes.Function) -> nodes.Function:
     """The kernel with neighbouring horizontal reductions into different variables done together."""
+    if not holds(function.body, Horizontal):
+        return function
     names = _Names({node.name for node in find(function.body, Var)})
 
     def visit(node: Node) -> Node:
+        if not holds(node, Horizontal):
+            return node
         node = map_children(node, visit)
         return _block(node, names) if isinstance(node, Block) else node
 

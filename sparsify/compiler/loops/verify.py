@@ -13,7 +13,7 @@ from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.nodes import type_of
 from sparsify.compiler.node import Node
 
-DTYPES: Final = tuple(BYTES)
+DTYPES: Final = frozenset(BYTES)
 INDEX_DTYPES: Final = ("int16", "int32", "int64")
 COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
 LOGIC: Final = ("logical_and", "logical_or", "logical_xor", "logical_not")
@@ -138,12 +138,12 @@ class Scope:
         assert name in ARITIES, f"{expr} calls the unknown function {name}"
         assert len(args) == ARITIES[name], f"{name} takes {ARITIES[name]} operands, {expr} has {len(args)}"
         kind = expr.type
-        halves = [arg for arg in (kind, *args) if arg.dtype in STORED_HALVES]
-        assert not halves, f"{expr} computes in {halves[0]}, which is for memory"
+        for arg in (kind, *args):
+            assert arg.dtype not in STORED_HALVES, f"{expr} computes in {arg}, which is for memory"
         if name in COMPARISONS:
             fits = args[0] == args[1] and kind == nodes.Type("bool", args[0].lanes)
         elif name in LOGIC:
-            fits = all(arg == kind for arg in args) and kind.dtype == "bool"
+            fits = args.count(kind) == len(args) and kind.dtype == "bool"
         elif name == "where":
             fits = args == [nodes.Type("bool", kind.lanes), kind, kind]
         elif name in ("abs", "real"):
@@ -151,9 +151,8 @@ class Scope:
         else:
             needs_float = name in FUNCTIONS and FUNCTIONS[name].result == "float"
             allowed = kind.dtype != "bool" and (category(kind.dtype) >= FLOATING or not needs_float)
-            fits = allowed and all(arg == kind for arg in args)
-        operands = ", ".join(map(str, args))
-        assert fits, f"{expr} of type {kind} has operands of types {operands}"
+            fits = allowed and args.count(kind) == len(args)
+        assert fits, f"{expr} of type {kind} has operands of types {', '.join(map(str, args))}"
 
     # Statements
 

@@ -79,12 +79,18 @@ def located(low: Lowering, node: Node, env: Environment, then: Then) -> Lowered:
     return then(env)
 
 
-def accesses_read(low: Lowering, node: Node, env: Environment) -> list[Access]:
+def accesses_read(low: Lowering, node: Node, env: Environment) -> tuple[Access, ...]:
     """The accesses in a statement that its values depend on here, where some are known to be absent."""
+    key = id(node), env.absent
+    if key not in low.read:
+        low.read[key] = node, _accesses_read(low, node, env)
+    return low.read[key][1]
+
+
+def _accesses_read(low: Lowering, node: Node, env: Environment) -> tuple[Access, ...]:
     values = [prune(n.value, env.absent, low) for n in find(node, Assign)]
     conditions = [n.condition for n in find(node, notation.If)]
-    found = [n for value in (*values, *conditions) for n in find(value, Access)]
-    return list(dict.fromkeys(found))
+    return tuple(dict.fromkeys(n for value in (*values, *conditions) for n in find(value, Access)))
 
 
 def _in_bounds(

@@ -29,7 +29,7 @@ from sparsify.compiler.loops.arithmetic import (
 from sparsify.compiler.loops.lower import assemble, assignments, iterate, locate, temporaries
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment
 from sparsify.compiler.loops.lower.expression import evaluate
-from sparsify.compiler.node import find
+from sparsify.compiler.node import Node, find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.lane import lanes, tensor_kinds
 from sparsify.compiler.notation.provenance import extent_names
@@ -79,6 +79,8 @@ class Lowering:
         self.listed: dict[str, loops.Var] = {}
         self.marked: set[str] = set()
         self.starts: dict[str, float] = {}
+        # What statements read, by their identity and what is absent; they are held, so that it stays theirs.
+        self.read: dict[tuple[int, frozenset[Access]], tuple[Node, tuple[Access, ...]]] = {}
         self.longest: set[str] = set()
         self.transposed: dict[Access, loops.Expr] = {}
         self.setups: list[list[loops.Stmt]] = [[]]

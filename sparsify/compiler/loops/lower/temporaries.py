@@ -43,6 +43,7 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
             )
         elif temporary.listed or temporary.marked:
             low.starts[temporary.name] = float(starts[temporary.name] or 0)
+            low.read.clear()  # pruned with other values
             declared += (marked if temporary.marked else workspace).begin(low, temporary)
         else:
             _allocate(low, temporary)
