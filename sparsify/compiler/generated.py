@@ -24,6 +24,7 @@ from sparsify.compiler.known import KNOWN
 from sparsify.compiler.loops.lower.assemble import POSITION_OVERFLOW, is_assembled
 from sparsify.compiler.pipeline import Stages
 from sparsify.compiler.plan import Step, with_wide_result
+from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.variants import Signature, Variant, Variants
 from sparsify.errors import KernelError, ShapeError
@@ -126,6 +127,20 @@ class GeneratedStep:
         assert signature == self._signature, "all kernels of a statement take the same arguments"
         self._current, self._known = found, known
         return self.variants.built > before
+
+    def with_schedule(self, schedule: Schedule | None) -> "GeneratedStep":
+        """The same statement by this schedule alone, or by those chosen for it, and with nothing remembered."""
+        given = self.variants
+        return GeneratedStep(
+            self.step, Variants(self.step, schedule, given.vector_bytes, given.options), self.options
+        )
+
+    def prefer(self, schedule: Schedule, sizes: Sizes) -> None:
+        """Makes a schedule that was measured the one for operands of about these sizes, from the next call on."""
+        self.variants.prefer(schedule, compact_sizes(self._compactable, sizes.also(self.twins)))
+        self._known = ()
+        self._frames.clear()
+        self.compute = self._first_call
 
     @cached_property
     def is_simple(self) -> bool:

@@ -98,6 +98,11 @@ class Kernel:
         if error is not None:
             raise error
 
+    def prefer(self, step: GeneratedStep, schedule: Schedule, sizes: Sizes) -> None:
+        """Makes a schedule that was measured the one of a statement for operands of about these sizes."""
+        step.prefer(schedule, sizes)
+        self._call, self.results = self._first_call, self._run_steps
+
     def __call__(self, *operands: Operand) -> Any:
         """The results for operands in the order of `program.inputs`; one result is not in a tuple.
 

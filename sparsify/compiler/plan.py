@@ -13,7 +13,17 @@ from sparsify.compiler.cut import cut
 from sparsify.compiler.dtypes import FLOATING, category
 from sparsify.compiler.einsum.collect import collect
 from sparsify.compiler.einsum.extents import name_extents
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Extent, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Call,
+    Declaration,
+    Expr,
+    Extent,
+    Index,
+    Program,
+    Reduce,
+)
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh
 from sparsify.compiler.narrow import narrow
@@ -25,6 +35,7 @@ from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.turn import Twin, twins, with_twins
 from sparsify.compiler.unblock import Unblocked, assembled, unblocked, whole
 from sparsify.compiler.unstored import count_unstored
+from sparsify.errors import ShapeError
 from sparsify.runtime.buffers import POOL, SMALLEST_BYTES
 from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
@@ -36,40 +47,48 @@ PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 @dataclass(frozen=True, slots=True)
 class DenseProduct:
-    """`result[i,k] = sum(j, left[i,j] * right[j,k])` over dense matrices by torch's product."""
+    """`result[i,k] = sum(j, left[i,j] * right[j,k])` over dense matrices by torch's product, plus `bias[k]`."""
 
     result: str
     left: str
     right: str
     left_transposed: bool
     right_transposed: bool
+    bias: str = ""
 
     @property
     def operands(self) -> tuple[str, ...]:
         """The names of its operands."""
-        return self.left, self.right
+        return (self.left, self.right, self.bias) if self.bias else (self.left, self.right)
 
     def compute(self, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The product."""
-        left, right = operands
+        left, right, *rest = operands
         if type(left) not in PLAIN or type(right) not in PLAIN:
             left, right = _plain(left), _plain(right)
         shape = left.size(1 if self.left_transposed else 0), right.size(0 if self.right_transposed else 1)
+        if rest and rest[0].shape != shape[1:]:  # torch would take one number for all columns
+            raise ShapeError(
+                f"{self.bias} has shape {list(rest[0].shape)} for {shape[1]} columns of {self.result}"
+            )
         size = shape[0] * shape[1] * left.element_size()
         is_small = size < SMALLEST_BYTES or not POOL.is_recycled(size)
         if is_small and self.right_transposed and not self.left_transposed:
-            return torch.nn.functional.linear(left, right)  # the same product in one call less
+            return torch.nn.functional.linear(left, right, *rest)  # the same product in one call less
         left = left.t() if self.left_transposed else left
         right = right.t() if self.right_transposed else right
-        if is_small:
-            return torch.mm(left, right)
-        if torch.is_grad_enabled() and (left.requires_grad or right.requires_grad):
-            return torch.mm(left, right)  # into memory that is there already nothing is differentiated
-        return torch.mm(left, right, out=POOL.empty(shape, left.dtype))
+        factors = (*(_plain(bias) for bias in rest), left, right)
+        # Into memory that is there already nothing is differentiated.
+        if is_small or (torch.is_grad_enabled() and any(factor.requires_grad for factor in factors)):
+            return torch.addmm(*factors) if rest else torch.mm(left, right)
+        memory = POOL.empty(shape, left.dtype)
+        return torch.addmm(*factors, out=memory) if rest else torch.mm(left, right, out=memory)
 
     def __str__(self) -> str:
         right = f"{self.right}.t()" if self.right_transposed else self.right
-        return f"{self.result} = torch.mm({self.left}{'.t()' if self.left_transposed else ''}, {right})"
+        factors = f"{self.left}{'.t()' if self.left_transposed else ''}, {right}"
+        product = f"torch.addmm({self.bias}, {factors})" if self.bias else f"torch.mm({factors})"
+        return f"{self.result} = {product}"
 
 
 def _plain(operand: torch.Tensor) -> torch.Tensor:
@@ -179,8 +198,8 @@ def starts_otherwise(program: Program, sizes: Sizes) -> bool:
 
 
 def dense_product(program: Program, statement: Assign) -> DenseProduct | None:
-    """`statement` as a product of two dense matrices, `None` when it is anything else."""
-    value = statement.value
+    """`statement` as a product of two dense matrices, with a bias or without, `None` when it is anything else."""
+    value, bias = without_bias(program, statement)
     if statement.monoid is not None or not isinstance(value, Reduce) or value.monoid != "sum":
         return None
     match value.body:
@@ -211,7 +230,22 @@ def dense_product(program: Program, statement: Assign) -> DenseProduct | None:
         right.tensor,
         index_names(left) != (first, summed),
         index_names(right) != (summed, second),
+        bias,
     )
+
+
+def without_bias(program: Program, statement: Assign) -> tuple[Expr, str]:
+    """The value of `Y[i,k] = value + b[k]` and the name of `b`; the whole value and "" for other statements."""
+    match statement.value:
+        case Call("add", (Reduce() as product, Access() as added) | (Access() as added, Reduce() as product)):
+            pass
+        case _:
+            return statement.value, ""
+    declared, target = program.declaration(added.tensor), statement.target
+    is_vector = declared.format.is_dense and added.indices == target.indices[-1:] and len(target.indices) == 2
+    if not is_vector or declared.dtype != program.declaration(target.tensor).dtype:
+        return statement.value, ""
+    return product, added.tensor
 
 
 def _leaves_blocks(program: Program) -> bool:

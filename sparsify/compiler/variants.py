@@ -19,7 +19,7 @@ from sparsify.compiler.pipeline import Stages, chosen, compile_stages
 from sparsify.compiler.plan import Step
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.directives import Schedule
-from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.schedule.sizes import UNKNOWN, SizeClass, Sizes
 from sparsify.errors import CompilerError
 from sparsify.options import Options
 from sparsify.storage.levels import registered
@@ -68,6 +68,7 @@ class Variants:
         self.step, self.schedule, self.vector_bytes, self.options = step, schedule, vector_bytes, options
         self.built = 0
         self._known: dict[Schedule, Variant] = {}
+        self._preferred: dict[SizeClass, Schedule] = {}
 
     def best(self, sizes: Sizes) -> Variant:
         """The kernel for operands of these sizes.
@@ -90,17 +91,20 @@ class Variants:
             made = next(iter(self._known.values()))  # right for all sizes, if slower
         return made
 
+    def prefer(self, schedule: Schedule, sizes: Sizes) -> None:
+        """Makes a schedule that was measured the one for operands of about these sizes."""
+        self._preferred[sizes.rounded(self.step.program)] = schedule
+
     @cached_property
     def _generic(self) -> Variant:
         return self._find(self.wanted(UNKNOWN), UNKNOWN)
 
     @cached_property
     def _parts(self) -> dict[str, str]:
-        """All that a kernel depends on besides its schedule."""
+        """All that a kernel depends on besides its schedule and who chose that."""
         return {
             "step": repr(self.step),
             "monoids": definitions(self.step.program),
-            "is chosen": str(self.schedule is None),
             "vector bytes": str(self.vector_bytes),
             "compiler of sparsify": fingerprint(),
             "levels": registered(),
@@ -110,12 +114,15 @@ class Variants:
         """The schedule that is tried first."""
         if self.schedule is not None:
             return self.schedule
+        if self._preferred and (measured := self._preferred.get(sizes.rounded(self.step.program))):
+            return measured
         answer = partial(chosen, self.step, self.vector_bytes, sizes)
         return recall(f"schedule of {self._parts}", sizes, answer, self.options)
 
     def _find(self, wanted: Schedule, sizes: Sizes) -> Variant:
         """The kernel of a schedule, from disk before its C++ is generated, else built."""
-        given = (self.step, self.schedule, self.vector_bytes, self.options, sizes.without_operands())
+        given_schedule = wanted if wanted in self._preferred.values() else self.schedule
+        given = (self.step, given_schedule, self.vector_bytes, self.options, sizes.without_operands())
         make = cache(partial(compile_stages, *given))
 
         def generate() -> Generated:
@@ -125,6 +132,7 @@ class Variants:
 
         if self.options.dump:
             make()  # what is found on disk passes no stages that could be dumped
-        found = library(generate, {**self._parts, "schedule": str(wanted)}, self.options)
+        parts = {**self._parts, "is chosen": str(given_schedule is None), "schedule": str(wanted)}
+        found = library(generate, parts, self.options)
         self.built += found.origin == "compiled"
         return Variant(make, found)

@@ -27,6 +27,7 @@ from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
 from sparsify.passes.region import Region
 from sparsify.passes.region_call import Operand, RegionCall, SizeAt
+from sparsify.passes.schedules import tune_schedules
 from sparsify.passes.structure import MatrixOutput, Structure
 from sparsify.report import ConversionEntry, RegionEntry
 
@@ -102,6 +103,8 @@ def emit(draft: Draft) -> Draft:
     for (region, _), site in zip(bound, sites, strict=True):
         error = failed.get(id(site)) if isinstance(site, Site) else site
         if isinstance(site, Site) and error is None:
+            if site.call.library is None:
+                tune_schedules(draft, region, site.call, site.arguments, site.sizes)
             replace_nodes(draft, site, replaced)
             continue
         assert error is not None, "a region without a site has a reason"

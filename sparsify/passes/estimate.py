@@ -4,7 +4,7 @@ In: the region of `Y[i,k] = sum(j, A[i,j] * X[j,k])` in a graph captured for 270
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -19,6 +19,9 @@ from sparsify.passes.region import Region, finish
 from sparsify.passes.region_call import RegionCall
 from sparsify.passes.structure import Aligned
 from sparsify.storage.tensor import SparseTensor
+
+# Rows of an input whose size only a run can tell.
+UNKNOWN_ROWS: Final = 128
 
 
 def estimated_us(draft: Draft, region: Region, sizes: Sizes | None = None) -> float | None:
@@ -116,3 +119,16 @@ def example_value(draft: Draft, node: fx.Node) -> Any:
     if operator_name(node) in ("sym_size", "size"):
         return known_size(node)
     return draft.known_tensor(node)
+
+
+def example(draft: Draft, node: fx.Node) -> Any:
+    """A tensor like the one that the example has there, a size as it is."""
+    known = draft.known_tensor(node)
+    if known is not None:
+        return known.detach()
+    value = tensor_value(node)
+    if value is None:
+        return known_size(node, UNKNOWN_ROWS) or UNKNOWN_ROWS
+    shape = [known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS for extent in value.shape]
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return made.to(value.dtype)

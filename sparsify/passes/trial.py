@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import fx
 
 from sparsify.compiler.kernel import Kernel, prepare_all
@@ -17,13 +16,9 @@ from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.passes.base import Draft
 from sparsify.passes.emit import Plan, bind, bind_matrix, cut_out, extract, site_of
-from sparsify.passes.estimate import known_size
-from sparsify.passes.operators import tensor_value
+from sparsify.passes.estimate import example
 from sparsify.passes.region import Region
 from sparsify.report import Report
-
-# Rows of an input whose size only a run can tell.
-UNKNOWN_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -79,16 +74,3 @@ def compiled(trials: Sequence[Trial]) -> None:
     for error in prepare_all(own):
         if error is not None:
             raise error
-
-
-def example(draft: Draft, node: fx.Node) -> Any:
-    """A tensor like the one that the example has there, a size as it is."""
-    known = draft.known_tensor(node)
-    if known is not None:
-        return known.detach()
-    value = tensor_value(node)
-    if value is None:
-        return known_size(node, UNKNOWN_ROWS) or UNKNOWN_ROWS
-    shape = [known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS for extent in value.shape]
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return made.to(value.dtype)

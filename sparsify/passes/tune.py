@@ -8,17 +8,15 @@ three turns of each that may win agree on its least time, or `tune_seconds` are 
 the kernels for weights of this shape and density: another `apply` finds it, and layers that are alike share it.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from sparsify.compiler import calibrate
 from sparsify.compiler.kernel import Kernel
-from sparsify.compiler.least import Least
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.pack import Packing
 from sparsify.compiler.schedule.sizes import Sizes
@@ -26,26 +24,16 @@ from sparsify.errors import SparsifyError
 from sparsify.passes import region as regions
 from sparsify.passes.backends import LIBRARIES, SPOKEN
 from sparsify.passes.base import Draft
-from sparsify.passes.estimate import extents_of, known_size
+from sparsify.passes.estimate import UNKNOWN_ROWS, extents_of, known_size
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.order import copied
+from sparsify.passes.race import GAIN, is_agreed, race
 from sparsify.passes.region import Region
-from sparsify.passes.trial import UNKNOWN_ROWS, Trial, compiled, dense_trial, trial
+from sparsify.passes.trial import Trial, compiled, dense_trial, trial
 
-Call = Callable[[], Any]
 # Formats that are timed, and how much slower than the best they may be expected to be.
 MOST: Final = 3
 SLOWER: Final = 1.5
-# Turns at least and at most; after some only contenders that may still win run.
-FEWEST_TURNS: Final = 5
-ALL_TURNS: Final = 8
-MOST_TURNS: Final = 2000
-HOPELESS: Final = 1.5
-# How many turns must agree on a least time, and by what share they may differ.
-AGREEING: Final = 3
-APART: Final = 0.04
-# By what share of torch's time something must be faster to take its place.
-GAIN: Final = 0.03
 # Weights whose densities differ by less than one in so many share what was found.
 DENSITIES: Final = 40
 
@@ -151,7 +139,6 @@ def timed(
     with torch.no_grad():
         found = race(calls, draft.options.tune_seconds)
     best = min(range(len(own)), key=lambda n: found[n].us)
-    least = min(one.us for one in found)
     kernel, sizes = own[best].kernel, own[best].sizes
     assert kernel is not None, "regions without libraries have kernels"
     assert sizes is not None, "and sizes"
@@ -162,7 +149,7 @@ def timed(
         found[len(own)].us,
         tuple((name, found[len(own) + 1 + n].us) for n, name in enumerate(rivals)),
         tuple((formats[n], found[n].us) for n in range(len(own)) if n != best),
-        all(one.is_agreed for one in found if one.us <= HOPELESS * least),
+        is_agreed(found),
     )
 
 
@@ -185,35 +172,6 @@ def by_library(draft: Draft, region: Region, name: str) -> Trial | None:
 def schedule_of(kernel: Kernel, sizes: Sizes) -> str:
     """The schedules of the kernels as text."""
     return "\n".join(str(step.variants.wanted(sizes)) for step in kernel.generated)
-
-
-def race(calls: Sequence[Call], seconds: float) -> list[Least]:
-    """The least microseconds of each call, run in turns; those that cannot win stop early.
-
-    Args:
-        calls: the contenders.
-        seconds: after which no further turn starts, once a few are done.
-    """
-    found = [Least(AGREEING, APART) for _ in calls]
-    end = time.perf_counter() + seconds
-    for turn in range(MOST_TURNS):
-        least = min(one.us for one in found)
-        hopeful = [n for n, one in enumerate(found) if turn < ALL_TURNS or one.us <= HOPELESS * least]
-        if turn >= FEWEST_TURNS:
-            is_over = time.perf_counter() > end
-            if is_over or (turn >= ALL_TURNS and all(found[n].is_agreed for n in hopeful)):
-                break
-        for number in hopeful:
-            found[number].add(once_us(calls[number]))
-    return found
-
-
-def once_us(call: Call) -> float:
-    """The microseconds of a call whose own data, and not its neighbour's, is in the caches."""
-    call()
-    begun = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - begun) / 1e3
 
 
 def try_tune(draft: Draft, region: Region, name: str, found: Sequence[Packing]) -> Timed | None:

@@ -175,3 +175,23 @@ def test_patterns_of_one_shape_have_the_kernel_of_their_density(own_cache: Optio
     calls = [frame.call for frame in step._frames.values()]
     assert len(calls) == 2
     assert calls[0] is not calls[1]
+
+
+def test_a_measured_schedule_is_preferred_for_about_these_sizes(own_cache: Options) -> None:
+    a, b = matrix(), torch.randn(53, 64)
+    kernel, _ = einsum_kernel("ij,jk->ik", (a, b), None, None)
+    (step,) = kernel.steps
+    assert isinstance(step, GeneratedStep)
+    expected = a.to_dense() @ b
+    torch.testing.assert_close(kernel(a, b), expected, rtol=1e-4, atol=1e-4)
+    usual = step.stages.schedule
+    other = Schedule.parse(str(usual).replace("ki 64", "ki 16"))
+    assert other != usual
+    kernel.prefer(step, other, sizes_of(kernel.program, (a, b)))
+    torch.testing.assert_close(kernel(a, b), expected, rtol=1e-4, atol=1e-4)
+    assert step.stages.schedule == other
+    c = torch.randn(53, 40)
+    torch.testing.assert_close(kernel(a, c), a.to_dense() @ c, rtol=1e-4, atol=1e-4)
+    assert step.stages.schedule != other
+    torch.testing.assert_close(kernel(a, b), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(step.with_schedule(None).compute((a, b)), expected, rtol=1e-4, atol=1e-4)

@@ -327,7 +327,11 @@ def dense_shape(
     program: Program, statement: Assign, extents: Mapping[str, int]
 ) -> tuple[int, int, int] | None:
     """Rows, outputs and columns of a product of dense matrices, which is torch's; `None` for anything else."""
-    match statement.value:
+    value = statement.value
+    match value:
+        case Call("add", (Reduce() as product, Access(_, (_,)))):
+            value = product
+    match value:
         case Reduce("sum", (summed,), Call("mul", (Access() as left, Access() as right))):
             pass
         case _:

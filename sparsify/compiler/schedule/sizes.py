@@ -18,6 +18,9 @@ from sparsify.storage.tensor import SparseTensor
 NEAR_BYTES: Final = 1 << 20
 FAR_BYTES: Final = 8 << 20
 NARROW_BYTES: Final = 256
+# Sizes up to this one are classes of their own.
+EXACT: Final = 1024
+SizeClass = tuple[tuple[str, int | None], ...]
 # The median distance of two places anywhere in a range, as a part of it: `1 - (1 - d)^2 = 1/2`.
 APART: Final = 1 - 0.5**0.5
 
@@ -54,10 +57,18 @@ class Sizes:
         pattern = self.patterns.get(name)
         return self.counts.get(name, {}) if pattern is None else pattern.distinct()
 
-    def key(self, program: Program) -> tuple[object, ...]:
+    def key(self, program: Program) -> tuple[SizeClass, SizeClass]:
         """What is known of the operands of a program, to compare with."""
         names = {name: self.extents.get(name) for d in program.declarations for name in d.extents}
         return tuple(names.items()), tuple((name, self.stored.get(name)) for name in program.inputs)
+
+    def rounded(self, program: Program) -> SizeClass:
+        """The same in powers of two where numbers are large: operands of one class share what was measured."""
+        extents, stored = self.key(program)
+        return tuple(
+            (name, size if size is None or size <= EXACT else 1 << size.bit_length())
+            for name, size in (*extents, *stored)
+        )
 
     def also(self, sources: Mapping[str, str]) -> "Sizes":
         """These sizes, with the numbers of stored entries under more names, each with the one it stands for."""

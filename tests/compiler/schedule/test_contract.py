@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import sparsify
+from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.plan import DenseProduct, steps
 from sparsify.compiler.schedule.contract import contract
+from sparsify.errors import ShapeError
 
 from .nests import program_of, random
 
@@ -25,6 +27,29 @@ def test_dense_factors_are_multiplied_by_a_library_first() -> None:
     first, second = steps(program, sizes)
     assert isinstance(first, DenseProduct) and str(first) == "T = torch.mm(B, C)"
     assert str(second.program.statements[0]) == "Y[i,k] = sum(j, A[i,j] * T[j,k])"
+
+
+@pytest.mark.parametrize("text", ["sum(f, X[j,f] * W[k,f]) + b[k]", "b[k] + sum(f, X[f,j] * W[f,k])"])
+def test_a_dense_product_takes_its_bias_along(text: str) -> None:
+    x, w, b = dense(5, 7), dense(3, 7), torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    expected = x @ w.t() + b
+    if "X[f,j]" in text:
+        x, w = x.t(), w.t()
+    kernel = evaluate_kernel(f"T[j,k] = {text}", None, X=x, W=w, b=b)
+    (step,) = kernel.steps
+    assert isinstance(step, DenseProduct)
+    assert "torch.addmm(b, X" in str(step)
+    given = {"X": x, "W": w, "b": b}
+    torch.testing.assert_close(kernel(*(given[name] for name in kernel.program.inputs)), expected)
+    given["b"] = b[:1]
+    with pytest.raises(ShapeError, match="3 columns of T"):
+        kernel(*(given[name] for name in kernel.program.inputs))
+
+
+def test_what_is_no_bias_is_added_by_a_kernel() -> None:
+    x, w, b = dense(5, 7), dense(5, 7), dense(5)
+    kernel = evaluate_kernel("T[j,k] = sum(f, X[j,f] * W[k,f]) + b[j]", None, X=x, W=w, b=b)
+    assert not any(isinstance(step, DenseProduct) and step.bias for step in kernel.steps)
 
 
 def test_a_chain_times_a_vector_runs_from_the_right() -> None:
