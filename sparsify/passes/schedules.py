@@ -55,8 +55,8 @@ class Fastest:
 
     @property
     def is_better(self) -> bool:
-        """Whether it is faster than the expected one by more than chance."""
-        return self.us <= (1 - GAIN) * self.expected_us
+        """Whether it is faster than the expected one by more than chance, as far as turns agreed."""
+        return self.is_agreed and self.us <= (1 - GAIN) * self.expected_us
 
 
 def tune_schedules(
@@ -111,6 +111,8 @@ def tune_schedules(
 def told(step: GeneratedStep, found: Fastest) -> str:
     """What was measured, in words."""
     timed = f"{found.count} schedules of {step.result} timed"
+    if not found.is_agreed:
+        return f"{timed}: other work disturbed it, the expected one stays"
     if not found.is_better:
         return f"{timed}: none faster than the expected one, {found.expected_us:.0f} us"
     return f"{timed}: {found.us:.0f} us, the expected one {found.expected_us:.0f}: {found.schedule}"
