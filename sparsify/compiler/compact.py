@@ -83,7 +83,8 @@ def large(
     }
     for declaration, pattern in zip(declared, patterns, strict=True) if found else ():
         for stored in () if pattern is None else pattern.format.levels:
-            if isinstance(stored.level, Dense) or stored.expression.kind != "whole":
+            is_listed = not isinstance(stored.level, Dense) and not stored.level.has_bits
+            if not is_listed or stored.expression.kind != "whole":
                 found.discard(declaration.extents[stored.expression.mode])
     return frozenset(found)
 

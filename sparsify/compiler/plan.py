@@ -329,7 +329,10 @@ def _step(
     for twin in turned:
         source = program.declaration(twin.source)
         dtypes = _index_dtypes(twin.format, source)
-        if [tuple(map(bool, pair)) for pair in source.index_dtypes] == [tuple(map(bool, p)) for p in dtypes]:
+        is_alike = [tuple(map(bool, pair)) for pair in source.index_dtypes] == [
+            tuple(map(bool, pair)) for pair in dtypes
+        ]
+        if is_alike and not source.format.has_bits:
             dtypes = source.index_dtypes  # the levels are turned, nothing else
         read.append(replace(source, name=twin.name, format=twin.format, index_dtypes=dtypes, pattern_of=None))
     read += _shapes(program, statement, read)

@@ -7,7 +7,7 @@ Out: A is read compressed by row. Where Y is asked for in blocks, it is computed
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Index, Program
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Index, Program, Reduce
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.storage.format import Format, Kind, LevelExpression, StoredLevel
@@ -35,11 +35,12 @@ def unblocked(program: Program, statement: Assign) -> Unblocked:
     if output.pattern_of is not None:
         accesses.append(Access(output.pattern_of, statement.target.indices))
     formats = {access: declarations[access.tensor].format for access in accesses}
-    blocked = {access: format for access, format in formats.items() if not format.is_short}
+    blocked = {a: format for a, format in formats.items() if not format.is_short or format.has_bits}
     if not blocked:
         return Unblocked()
     is_unknown = output.pattern_of is None and not output.format.is_dense
     why = f"the pattern of {output.name} is not known" if is_unknown else _in_the_way(formats)
+    why = why or _bits_in_the_way(program, statement, formats)
     return Unblocked({a: whole(format) for a, format in blocked.items()}, why) if why else Unblocked()
 
 
@@ -106,6 +107,27 @@ def _in_the_way(formats: Mapping[Access, Format]) -> str:
         if format.is_short and not format.is_dense and any(sizes[name] for name in shared):
             return f"{access} stores {' and '.join(sorted(shared))} without blocks"
     return "" if _is_ordered(formats) else "the operands need opposite loop orders"
+
+
+def _bits_in_the_way(program: Program, statement: Assign, formats: Mapping[Access, Format]) -> str:
+    """Why no loops run over bits; "" without any, and in the sum of products of one such operand and a dense one.
+
+    There entries whose bits are not set add nothing, and nothing else is stored sparse.
+    """
+    listed = [access for access, format in formats.items() if format.has_bits]
+    if not listed:
+        return ""
+    access, declared = listed[0], program.declaration(listed[0].tensor)
+    others = [format for other, format in formats.items() if other != access]
+    last = declared.format.levels[-1]
+    reads = [n for n in find(statement.value, Access) if n == access]
+    if declared.fill == 0 and len(reads) == 1 and last.level.has_bits and all(f.is_dense for f in others):
+        for part in find(statement.value, Reduce):
+            match part:
+                case Reduce("sum", indices, Call("mul", (Access() as left, Access() as right))):
+                    if access in (left, right) and index_names(access)[last.expression.mode] in indices:
+                        return ""
+    return f"no loops but those of a product with a dense operand run over the bits of {access}"
 
 
 def _is_ordered(formats: Mapping[Access, Format]) -> bool:

@@ -150,6 +150,11 @@ class Format:
         )
 
     @property
+    def has_bits(self) -> bool:
+        """Whether a level stores its coordinates as bits."""
+        return any(stored.level.has_bits for stored in self.levels)
+
+    @property
     def is_short(self) -> bool:
         """Whether each level stores a whole mode."""
         return all(stored.expression.kind == "whole" for stored in self.levels)

@@ -61,6 +61,7 @@ class Level:
         is_padded: it has positions that entries did not ask for; they hold the fill.
         holds_all: it can hold any set of coordinates.
         has_width: all parents have the same number of positions, which is found in the data.
+        has_bits: its `crd` is no list of coordinates but has a bit for each.
     """
 
     name: ClassVar[str]
@@ -73,6 +74,7 @@ class Level:
     is_full: ClassVar[bool] = False
     is_branchless: ClassVar[bool] = False
     is_padded: ClassVar[bool] = False
+    has_bits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for role, allowed in ARRAY_DTYPES.items():
@@ -263,10 +265,35 @@ class Grouped(Level):
         return fixed(entries, self.n)
 
 
+@dataclass(frozen=True, slots=True)
+class Bitmap(Level):
+    """A bit for each coordinate below parent `p`; the entries of those that are set follow from `pos[p]` on.
+
+    `crd` has whole bytes below every parent: coordinate `c` is bit `c % 8` of byte `c // 8`.
+    """
+
+    name: ClassVar[str] = "bitmap"
+    letter: ClassVar[str] = "m"
+    arrays: ClassVar[tuple[str, ...]] = ("pos", "crd")
+    has_bits: ClassVar[bool] = True
+    crd: ClassVar[str] = "int8"
+
+    def coordinate(self, at: Stored, parent: Number, position: Number) -> Number:
+        from sparsify.storage.bits import coordinates
+
+        return coordinates(at.crd(slice(None)), at.extent)[position]
+
+    def store(self, entries: "Entries", at: Stored) -> "Built":
+        from sparsify.storage.bits import bitmap
+
+        return bitmap(entries)
+
+
 FLAG_WORDS = {"unique": "nonunique", "ordered": "unordered"}
 FLAGS = {word: name for name, word in FLAG_WORDS.items()}
-LEVELS: dict[str, type[Level]] = {level.name: level for level in (Dense, Compressed, Singleton, Grouped)}
-
+LEVELS: dict[str, type[Level]] = {
+    level.name: level for level in (Dense, Compressed, Singleton, Grouped, Bitmap)
+}
 
 BUILT_IN = frozenset(LEVELS)
 LETTERS_TAKEN = "o"  # of coordinate levels

@@ -115,9 +115,11 @@ class Pattern:
         for number in range(levels):
             crd = self.crd[number]
             stored = self.format.levels[number]
-            count = (
-                stored.level.begin(self.level_arrays(number, count), count) if crd is None else crd.shape[0]
-            )
+            if crd is not None and not stored.level.has_bits:
+                count = crd.shape[0]
+                continue
+            count = stored.level.begin(self.level_arrays(number, count), count)
+            count = int(count) if stored.level.has_bits else count
         return count
 
     def level_arrays(self, number: int, parents: int) -> LevelArrays:
@@ -350,7 +352,7 @@ def _same(mine: Tensor, theirs: Tensor) -> bool:
 def _reach(pattern: Pattern) -> int:
     """The median distance of entries that are as many positions apart as a parent has children."""
     crd = pattern.crd[-1] if pattern.crd else None
-    if crd is None or len(crd) < 2:
+    if crd is None or len(crd) < 2 or pattern.format.levels[-1].level.has_bits:
         return 0
     apart = min(
         max(1, round(len(crd) / max(1, pattern.positions(len(pattern.format.levels) - 1)))), len(crd) - 1

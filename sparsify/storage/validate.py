@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsify.errors import FormatError, InvalidTensorError
-from sparsify.storage import convert
+from sparsify.storage import bits, convert
 from sparsify.storage.fill import Fill
 from sparsify.storage.pattern import Pattern
 
@@ -44,7 +44,10 @@ def pattern(pattern: Pattern) -> None:
         if parents:
             stored.level.check(stored.expression.extent(pattern.shape))
         _check_arrays(pattern, number)
-        if stored.level.arrays:
+        if stored.level.has_bits:
+            parents = _check_bits(pattern, number, parents)
+            number += 1
+        elif stored.level.arrays:
             run = _run(pattern, number)
             parents = _check_run(pattern, number, run, parents)
             number += run
@@ -166,6 +169,34 @@ def _check_run(pattern: Pattern, number: int, run: int, parents: int) -> int:
         _check_range(pattern, number + offset, crd)
     if count > 1:
         _check_order(pattern, number, begins, arrays, level.is_ordered)
+    return count
+
+
+def _check_bits(pattern: Pattern, number: int, parents: int) -> int:
+    """A level of bits: as many are set below each parent as it has positions, none past the extent; how many."""
+    stored, words = pattern.format.levels[number], _coordinates_of(pattern, number)
+    extent = stored.expression.extent(pattern.shape)
+    wanted = parents * bits.row_bytes(extent)
+    if words.shape[0] != wanted:
+        raise InvalidTensorError(
+            f"crd of level {number} ({stored}) has {words.shape[0]} bytes", f"{wanted}, one bit a coordinate"
+        )
+    is_set = bits.unpacked(words, parents, extent)
+    if bool(is_set[:, extent:].any()):
+        parent = int(is_set[:, extent:].any(1).nonzero()[0])
+        raise InvalidTensorError(
+            f"crd of level {number} ({stored}) has bits past its {extent} coordinates below position {parent}",
+            "zeros in what is left of the last byte",
+        )
+    counts = is_set.sum(1)
+    count = int(counts.sum())
+    wrong = _positions_of(pattern, number, parents, count).diff() != counts
+    if bool(wrong.any()):
+        parent = int(wrong.nonzero()[0])
+        raise InvalidTensorError(
+            f"{int(counts[parent])} bits of level {number} ({stored}) are set below position {parent}",
+            "as many as pos has entries there",
+        )
     return count
 
 

@@ -25,7 +25,7 @@ from sparsify.compiler.einsum.nodes import Access, Call, Declaration, Program, R
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
-from sparsify.compiler.loops.interpret import array_dtype
+from sparsify.compiler.loops.held import array_dtype
 from sparsify.compiler.loops.interpret import interpret as interpret_loops
 from sparsify.compiler.loops.lower.assemble import is_assembled
 from sparsify.compiler.node import walk

@@ -23,6 +23,7 @@ MATRIX_FORMATS = (
     "i%2: dense, j: compressed, i/2: compressed",
     *("nm(3, 3)", "nm(2, 2, group=2)", "dense, grouped", "j: compressed, i: grouped(crd=int8)"),
     *("j-i: compressed, i: dense", "j-i: dense, i: dense", "i: dense, j-i: compressed"),
+    *("dense, bitmap", "j: bitmap, i: dense", "i/2: bitmap, j/8: dense, i%2: dense, j%8: bitmap"),
 )
 FORMATS = {
     0: ("scalar",),

@@ -5,7 +5,7 @@ import torch
 
 from sparsify.errors import FormatError
 from sparsify.storage.arrays import Arrays
-from sparsify.storage.levels import LEVELS, Compressed, Dense, Grouped, Singleton, level
+from sparsify.storage.levels import LEVELS, Bitmap, Compressed, Dense, Grouped, Singleton, level
 
 CAPABILITIES = (
     "can_iterate",
@@ -26,6 +26,7 @@ CAPABILITIES = (
         (Singleton(), {"can_iterate", "can_append", "is_branchless"}),
         (Grouped(2), {"can_iterate", "is_padded"}),
         (Grouped(), {"can_iterate", "is_padded"}),
+        (Bitmap(), {"can_iterate"}),
     ],
     ids=lambda value: "" if isinstance(value, set) else str(value),
 )
@@ -49,6 +50,12 @@ def test_parameters_decide():
         (Singleton(), Arrays(9, 2, None, torch.tensor([5, 2])), [0, 1, 2], [5, 2]),
         (Grouped(2), Arrays(4, 2, None, torch.tensor([0, 3, 1, 2])), [0, 2, 4], [0, 3, 1, 2]),
         (Grouped(), Arrays(9, 2, None, torch.tensor([0, 3, 8, 1, 2, 5])), [0, 3, 6], [0, 3, 8, 1, 2, 5]),
+        (
+            Bitmap(),
+            Arrays(9, 2, torch.tensor([0, 2, 3]), torch.tensor([-127, 0, 0, 1], dtype=torch.int8)),
+            [0, 2, 3],
+            [0, 7, 8],
+        ),
     ],
     ids=str,
 )

@@ -33,12 +33,35 @@ VALID = (
     csr([0, 2, 2, 3], [3, 0, 1], form="dense, compressed(unordered)"),
     listed([0, 0, 2], [1, 3, 0]),
     listed([2, 0, 0], [1, 3, 0], form="coordinate(unordered), coordinate"),
+    Pattern(Format("bitmap"), (9,), [torch.tensor([0, 2])], [torch.tensor([1, 1], dtype=torch.int8)]),
 )
 
 
 @pytest.mark.parametrize("pattern", VALID, ids=str)
 def test_valid(pattern):
     validate.pattern(pattern)
+
+
+def bitmap(pos, words, dtype=torch.int8):
+    """A pattern [2, 9] over positions and bytes, two for each row."""
+    crd = torch.tensor(words, dtype=dtype)
+    return Pattern(Format("dense, bitmap"), (2, 9), (None, torch.tensor(pos)), (None, crd))
+
+
+@pytest.mark.parametrize(
+    "pattern, message",
+    [
+        (bitmap([0, 2, 3], [3, 0, 0]), "crd of level 1 .* has 3 bytes; 4, one bit a coordinate"),
+        (bitmap([0, 2, 3], [3, 0, 0, 2]), "bits past its 9 coordinates below position 1"),
+        (bitmap([0, 1, 3], [3, 0, 0, 1]), "2 bits of level 1 .* are set below position 0; as many"),
+        (bitmap([0, 2, 4], [3, 0, 0, 1]), "ends with 4, there are 3 coordinates"),
+        (bitmap([0, 2, 3], [3, 0, 0, 1], torch.int32), "is torch.int32; convert it to int8"),
+    ],
+    ids=str,
+)
+def test_malformed_bits(pattern, message):
+    with pytest.raises(InvalidTensorError, match=message):
+        pattern.validated()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Final
 
 from sparsify.compiler.cpp import (
     arithmetic,
+    bits,
     complex_numbers,
     elementary,
     halves,
@@ -31,6 +32,7 @@ TEMPLATES: Final[dict[str, Template]] = {
     **halves.TEMPLATES,
     **memory.TEMPLATES,
     **marks.TEMPLATES,
+    **bits.TEMPLATES,
     **shuffles.TEMPLATES,
     **arithmetic.TEMPLATES,
     **elementary.TEMPLATES,

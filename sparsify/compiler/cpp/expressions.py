@@ -148,6 +148,13 @@ class Expressions:
                 return self._gather_as(expr, type.dtype)
             case nodes.Horizontal():
                 return self._horizontal(expr)
+            case nodes.Bits(buffer, index, count, first):
+                word = f"{self.unit.use('bits', 'int8', count)}({self.address(buffer, index)})"
+                return (word, ATOM) if count >= 8 else (f"{word} >> {first} & {2**count - 1}", BIT_AND)
+            case nodes.Expand(buffer, index, bits, end, _):
+                left = f"{self.index(end)} - {within(self.write(index), SUM + 1)}"
+                helper = self.unit.use("expand", type.dtype, type.lanes)
+                return f"{helper}({self.address(buffer, index)}, {self.text(bits)}, {left})", ATOM
         raise AssertionError(f"unknown expression {expr!r}")
 
     # Scalars and vectors of numbers
@@ -339,6 +346,8 @@ class Expressions:
                     # clang compares int8 to vectors of char, which is another type.
                     parts = [f"({vector})({part})" for part in parts]
                 return f"{test} ? {parts[0]} : {parts[1]}", SELECT
+            case nodes.LaneBits(bits, _):
+                return f"{self.unit.use('lanes_of_bits', types.MASKS[width], lanes)}({self.text(bits)})", ATOM
         text = self._natural_mask(expr, natural)
         return text if natural == width else (f"__builtin_convertvector({text[0]}, {vector})", ATOM)
 

@@ -8,21 +8,18 @@ allocated is an `AssertionError` that names the access.
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
-from sparsify.compiler.dtypes import FLOATING, category
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.loops import nodes
+from sparsify.compiler.loops.held import Value, array_dtype, converted, full, poison, unsigned
 from sparsify.compiler.loops.marks import MARKS, padded
 from sparsify.compiler.loops.nodes import type_of
 from sparsify.compiler.loops.sharing import Array, Places, Sharing
 from sparsify.compiler.node import Node
 
-# A numpy scalar, or an array with one element a lane.
-Value = Any
 Variables = dict[str, Value]
 
 # What numpy's scalars do faster by operators than by functions.
@@ -38,6 +35,9 @@ OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
     "ne": operator.ne,
     "fma": lambda x, y, z: x * y + z,
     "floordiv": np.floor_divide,
+    "count_bits": lambda x: np.int64(unsigned(x).bit_count()),
+    "lowest_bit": lambda x: np.int64((unsigned(x) & -unsigned(x)).bit_length() - 1),
+    "drop_bit": lambda x: x & (x - 1),
 }
 REDUCTIONS: Final = {
     "add": np.add,
@@ -129,7 +129,7 @@ class Machine:
 
     def _literal(self, expr: nodes.Literal, variables: Variables) -> Value:
         if id(expr) not in self.literals:
-            self.literals[id(expr)] = _full(expr.type.lanes, expr.value, expr.type.dtype)
+            self.literals[id(expr)] = full(expr.type.lanes, expr.value, expr.type.dtype)
         return self.literals[id(expr)]
 
     def _operation(self, expr: nodes.Op, variables: Variables) -> Value:
@@ -145,7 +145,7 @@ class Machine:
         return np.asarray(result)[()] if lanes == 1 else result
 
     def _convert(self, expr: nodes.Convert, variables: Variables) -> Value:
-        return _converted(self.value(expr.value, variables), type_of(expr.value).dtype, expr.type.dtype)
+        return converted(self.value(expr.value, variables), type_of(expr.value).dtype, expr.type.dtype)
 
     def _broadcast(self, expr: nodes.Broadcast, variables: Variables) -> Value:
         return np.repeat(self.value(expr.value, variables), expr.type.lanes)
@@ -165,6 +165,31 @@ class Machine:
 
     def _gather(self, expr: nodes.Gather, variables: Variables) -> Value:
         return self._read(expr, np.atleast_1d(self.value(expr.indices, variables)), variables)
+
+    def _bits(self, expr: nodes.Bits, variables: Variables) -> Value:
+        first = self.integer(expr.index, variables)
+        places = np.arange(first, first + max(1, expr.count // 8))
+        found = int.from_bytes(self._memory(expr.buffer, places, expr)[places].tobytes(), "little")
+        found = found >> expr.first & (1 << expr.count) - 1
+        return np.int64(found - (1 << 64) if found >> 63 else found)
+
+    def _expand(self, expr: nodes.Expand, variables: Variables) -> Value:
+        is_set = self._set_lanes(expr.bits, expr.type.lanes, variables)
+        result = np.repeat(
+            np.asarray([poison(expr.type.dtype)]).astype(array_dtype(expr.type.dtype)), len(is_set)
+        )
+        first = self.integer(expr.index, variables)
+        places = np.arange(first, first + int(is_set.sum()))
+        assert not len(places) or places[-1] < self.integer(expr.end, variables), f"{expr} reads past its end"
+        result[is_set] = self._memory(expr.buffer, places, expr)[places]
+        return result
+
+    def _lane_bits(self, expr: nodes.LaneBits, variables: Variables) -> Value:
+        return self._set_lanes(expr.bits, expr.type.lanes, variables)
+
+    def _set_lanes(self, bits: nodes.Expr, lanes: int, variables: Variables) -> Array:
+        """Which lanes have their bits set."""
+        return (self.integer(bits, variables) >> np.arange(lanes) & 1).astype(bool)
 
     def _horizontal(self, expr: nodes.Horizontal, variables: Variables) -> Value:
         lanes = np.atleast_1d(self.value(expr.value, variables))
@@ -321,11 +346,11 @@ class Machine:
             case nodes.Allocate(buffer, dtype, count, fill):
                 number = self.integer(count, variables)
                 assert number >= 0, f"{stmt} asks for {number} elements"
-                self.buffers[buffer] = _full(number, _poison(dtype) if fill is None else fill, dtype)
+                self.buffers[buffer] = full(number, poison(dtype) if fill is None else fill, dtype)
                 if self.sharing is not None:
                     self.sharing.forget(buffer)
             case nodes.AllocateOutput(buffer, dtype, count):
-                self.buffers[buffer] = _full(self.integer(count, variables), _poison(dtype), dtype)
+                self.buffers[buffer] = full(self.integer(count, variables), poison(dtype), dtype)
             case nodes.Fill(buffer, begin, count, value):
                 first, number = self.integer(begin, variables), self.integer(count, variables)
                 assert buffer not in self.constant, f"{stmt} writes to an input"
@@ -348,37 +373,6 @@ def _reduce(name: str, lanes: Array) -> Any:
     return lanes.dtype.type(limits.max if name == "min" else limits.min)
 
 
-def _poison(dtype: str) -> Any:
-    """What undefined memory holds: NaN, or an integer that is no index."""
-    if dtype == "bool":
-        return True
-    return np.nan if category(dtype) >= FLOATING else np.iinfo(dtype).min
-
-
-@cache
-def array_dtype(dtype: str) -> np.dtype[Any]:
-    """How numpy holds values of `dtype`; a bfloat16 by its bits."""
-    return np.dtype("uint16" if dtype == "bfloat16" else dtype)
-
-
-def _full(count: int, value: Any, dtype: str) -> Array:
-    """The same value many times."""
-    return np.repeat(_converted(np.asarray([value]), "", dtype), count)
-
-
-def _converted(values: Value, source: str, dtype: str) -> Value:
-    """Values in another dtype; of a complex number the real part, of a bfloat16 by its bits."""
-    if source == "bfloat16":
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    if dtype == "bfloat16":
-        bits = values.astype(np.float32).view(np.uint32)
-        rounded = np.where(np.isnan(values), 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
-        return rounded.astype(np.uint16)
-    if values.dtype.kind == "c" and category(dtype) == FLOATING:
-        values = values.real
-    return values.astype(dtype)
-
-
 EVALUATE: Final[Mapping[type[nodes.Expr], Callable[[Machine, Any, Variables], Value]]] = {
     nodes.Var: Machine._variable,
     nodes.Literal: Machine._literal,
@@ -388,5 +382,8 @@ EVALUATE: Final[Mapping[type[nodes.Expr], Callable[[Machine, Any, Variables], Va
     nodes.Lanes: Machine._lanes,
     nodes.Load: Machine._load,
     nodes.Gather: Machine._gather,
+    nodes.Bits: Machine._bits,
+    nodes.Expand: Machine._expand,
+    nodes.LaneBits: Machine._lane_bits,
     nodes.Horizontal: Machine._horizontal,
 }

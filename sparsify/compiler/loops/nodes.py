@@ -112,6 +112,39 @@ class Gather(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class Bits(Expr):
+    """`count` bits of one byte from bit `first` on, or of whole bytes from `buffer[index]` on, lowest first, as int64."""
+
+    buffer: str
+    index: Expr
+    count: int
+    first: int = 0
+    type: Type = INT
+
+
+@dataclass(frozen=True, slots=True)
+class Expand(Expr):
+    """The elements of `buffer` from `index` on, one after the other, in the lanes whose bits are set in `bits`.
+
+    The other lanes hold anything. `end` elements may be read.
+    """
+
+    buffer: str
+    index: Expr
+    bits: Expr
+    end: Expr
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
+class LaneBits(Expr):
+    """The lanes whose bits are set: bool."""
+
+    bits: Expr
+    type: Type
+
+
+@dataclass(frozen=True, slots=True)
 class Horizontal(Expr):
     """All lanes of `value` combined by a function (`add`, `min`, `max`, `mul`) into a scalar.
 

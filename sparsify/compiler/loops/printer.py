@@ -87,6 +87,12 @@ def _expression(expr: "nodes.Expr") -> tuple[str, int]:
             return f"{buffer}[{_range(index, kind.lanes, count)}]", ATOM
         case nodes.Gather(buffer, indices, _, count):
             return f"{buffer}[{expression(indices)}{_limit(count)}]", ATOM
+        case nodes.Bits(buffer, index, count, first):
+            return f"bits({buffer}[{expression(index)}], {first} ..{count})", ATOM
+        case nodes.Expand(buffer, index, bits, _, kind):
+            return f"{buffer}[{expression(index)} ..{kind.lanes} at {expression(bits)}]", ATOM
+        case nodes.LaneBits(bits, kind):
+            return f"lanes({expression(bits)} ..{kind.lanes})", ATOM
         case nodes.Horizontal(name, value, _, count):
             return f"horizontal {name}({expression(value)}{_limit(count)})", ATOM
         case _:

@@ -17,7 +17,11 @@ DTYPES: Final = frozenset(BYTES)
 INDEX_DTYPES: Final = ("int16", "int32", "int64")
 COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
 LOGIC: Final = ("logical_and", "logical_or", "logical_xor", "logical_not")
-ARITIES: Final = {"fma": 3, "floordiv": 2, **{name: f.arity for name, f in FUNCTIONS.items() if not f.body}}
+# Of the bits of an integer: how many are set, the number of the lowest one, all but that.
+ON_BITS: Final = ("count_bits", "lowest_bit", "drop_bit")
+OF_LOOPS: Final = {"fma": 3, "floordiv": 2, **dict.fromkeys(ON_BITS, 1)}
+ARITIES: Final = {**OF_LOOPS, **{name: f.arity for name, f in FUNCTIONS.items() if not f.body}}
+BIT_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64)
 REDUCTIONS: Final = ("add", "mul", "min", "max", "logical_or", "logical_and")
 
 
@@ -121,6 +125,19 @@ class Scope:
                 )
                 self._indices(indices, kind.lanes, expr)
                 self.count(count, expr)
+            case nodes.Bits(buffer, index, size, first):
+                fits = size in BIT_COUNTS and (first + size <= 8 or first == 0)
+                assert self.buffer(buffer, expr) == "int8" and fits, f"{expr} is no bits of bytes"
+                self.index(index, expr)
+            case nodes.Expand(buffer, index, bits, end, _):
+                assert self.buffer(buffer, expr) == kind.dtype, (
+                    f"{expr} reads {self.buffers[buffer]} as {kind}"
+                )
+                for part in (index, bits, end):
+                    self.index(part, expr)
+            case nodes.LaneBits(bits, _):
+                assert kind.dtype == "bool", f"{expr} makes {kind}"
+                self.index(bits, expr)
             case nodes.Horizontal(name, value, _, count):
                 assert name in REDUCTIONS, f"{expr} combines lanes by {name}, which is none of {REDUCTIONS}"
                 dtype = self.type(value).dtype
@@ -148,6 +165,8 @@ class Scope:
             fits = args == [nodes.Type("bool", kind.lanes), kind, kind]
         elif name in ("abs", "real"):
             fits = kind.dtype == real(args[0].dtype) != "bool" and kind.lanes == args[0].lanes
+        elif name in ON_BITS:
+            fits = args == [nodes.INT] == [kind]
         else:
             needs_float = name in FUNCTIONS and FUNCTIONS[name].result == "float"
             allowed = kind.dtype != "bool" and (category(kind.dtype) >= FLOATING or not needs_float)

@@ -5,6 +5,7 @@ compressed(crd=int16)`, about 1.6 ms against 8.5 ms of torch's dense product.
 
 Rows of W that store the same columns, four at a time, share their coordinates and are read together: a block of four
 times three vectors of X needs seven loads for twelve products, one of eight times one vector nine for eight.
+One row of X leaves little to do but to read W: a bit for each column is less than a coordinate for each entry.
 """
 
 from collections.abc import Iterator
@@ -14,12 +15,15 @@ from typing import Final
 from torch import Tensor
 
 from sparsify.compiler.schedule.machine import Machine
-from sparsify.compiler.schedule.product_cost import Packed, dense_us, packed_us
+from sparsify.compiler.schedule.product_cost import Packed, bit_vectors, bits_us, dense_us, packed_us
 from sparsify.storage.format import Format
 
 # Columns of a panel, and rows of a block, that are compared.
 WIDTHS: Final = (96, 128, 192, 384, 768, 1536)
 HEIGHTS: Final = (4, 1)
+# A bit for each column, for which one row of X is read in vectors.
+PANEL_BITS: Final = 64
+BITS: Final = Format(f"i: dense, j/{PANEL_BITS}: dense, j%{PANEL_BITS}: bitmap")
 MOST_SHORT: Final = 1 << 15
 # Bytes of a compact format at most, as a multiple of those of the values and of two more for each.
 COMPACT: Final = 1.15
@@ -93,6 +97,11 @@ def _packings(mask: Tensor, rows: int, item_bytes: int, machine: Machine) -> Ite
             format = _format(width, height, columns, short)
             entries = outputs * columns
             yield Packing(format, blocks * height, entries, size, entries * item_bytes, us, dense)
+    if rows == 1 and (vectors := bit_vectors(outputs, columns, machine, item_bytes)):
+        stored, panels = int(mask.sum()), outputs * -(-columns // PANEL_BITS)
+        size = stored * item_bytes + panels * (PANEL_BITS // 8 + 4) + 4
+        us = bits_us(vectors, size, outputs, columns, machine, item_bytes)
+        yield Packing(BITS, stored, outputs * columns, size, outputs * columns * item_bytes, us, dense)
 
 
 def _format(width: int, height: int, columns: int, short: int) -> Format:

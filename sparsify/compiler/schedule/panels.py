@@ -9,7 +9,7 @@ A tile of rows of X is turned once and then read by every stored entry: one numb
 Columns in panels keep the part of the tile that is read at a time in the nearest cache.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +54,7 @@ class Loops:
         block: the loop inside blocks of rows, "" without.
         width: the columns of a panel, 0 for all.
         height: the rows of a block.
+        has_bits: whether the columns are stored as bits; panels then lie inside rows.
     """
 
     rows: str
@@ -64,6 +65,11 @@ class Loops:
     block: str
     width: int
     height: int
+    has_bits: bool = False
+
+    def around(self, output: str) -> tuple[str, str]:
+        """The loops around the stored columns, of which one is over `output`."""
+        return (output, self.panel) if self.has_bits else (self.panel, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,9 @@ class Panels:
     def schedules(self, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
         """The best one first for operands of these sizes; nothing where a tile would not stay near."""
         rows = sizes.extents.get(self.row)
-        if rows == 1 and not self.loops.block:
+        if rows == 1 and self.loops.has_bits:
+            yield self._bits(lanes, self._part(sizes, 1))
+        elif rows == 1 and not self.loops.block:
             yield self._single(SETS if self._is_long(SETS, sizes) else SETS // 2, self._part(sizes, 1))
         tile = tile_rows(rows, lanes, item_bytes, self.loops.height)
         if self._width(sizes) * tile * item_bytes > TURNED_BYTES:
@@ -105,7 +113,11 @@ class Panels:
 
     def _width(self, sizes: Sizes) -> int:
         """The columns of a panel; of W where it has none."""
-        return self.loops.width or self._extent(self.loops.columns, sizes) or TURNED_BYTES
+        return (
+            (0 if self.loops.has_bits else self.loops.width)
+            or self._extent(self.loops.columns, sizes)
+            or TURNED_BYTES
+        )
 
     def _extent(self, name: str, sizes: Sizes) -> int:
         """The extent of a mode of W, 0 where it is not known."""
@@ -122,7 +134,8 @@ class Panels:
 
     def _is_long(self, sets: int, sizes: Sizes) -> bool:
         """Whether rows have enough entries for so many sets of sums."""
-        mean = sizes.mean_below(self.weight) if not self.loops.block else None
+        is_list = not self.loops.block and not self.loops.has_bits
+        mean = sizes.mean_below(self.weight) if is_list else None
         return mean is not None and mean >= ENTRIES_A_SET * sets
 
     def _part(self, sizes: Sizes, step: int) -> int:
@@ -166,7 +179,8 @@ class Panels:
             steps.append(d.Split(place, columns[0], columns[1], sets))
         first = [name for name in (shared, *self.leading, outer) if name]
         outputs = [name for name in (output, self.loops.block) if name]
-        inside = [name for name in (self.loops.panel, output, *columns, self.loops.block, row) if name]
+        around = self.loops.around(output)
+        inside = [name for name in (*around, *columns, self.loops.block, row) if name]
         steps.append(d.Order((*first, *inside)))
         tile, collect = self._collect(outer)
         turned = self._name(f"turned_{self.dense.name}")
@@ -195,6 +209,27 @@ class Panels:
             d.Parallel(first[0], "dynamic", chunks=4),
         ]
         return d.Schedule(tuple(steps))
+
+    def _bits(self, lanes: int, part: int) -> d.Schedule:
+        """One row: the bits of vectors of columns at a time, a sum for each column of a panel."""
+        steps: list[d.Directive] = []
+        shared, output = "", self.loops.output
+        if part:
+            shared, output = self._name(f"{output}s"), self._name(f"{output}p")
+            steps.append(d.Split(self.loops.output, shared, output, part))
+        first = [name for name in (shared, *self.leading, self.row) if name]
+        steps.append(d.Order((*first, *self.loops.around(output), self.loops.column)))
+        tile, collect = self._collect(self.row)
+        if self.collected != self.result:
+            steps += [d.Order((*first, output), self.result), collect]
+        else:
+            steps += [collect, d.Order((*first, output), self.result)]
+        sums, column = self._name("sums"), self.loops.column
+        steps.append(d.Precompute(sums, "register", at=output, source=tile))
+        if lanes > 1:
+            apart = self._name("apart")
+            steps += [d.Precompute(apart, "register", source=sums, over=column), d.Vector(column)]
+        return d.Schedule((*steps, d.Parallel(first[0], "dynamic", chunks=4)))
 
     def _single(self, sets: int, part: int) -> d.Schedule:
         """One row: nothing to turn; the entries of a row of W in sets, one number each."""
@@ -283,7 +318,10 @@ def weight_loops(program: Notation, declared: Declaration, access: Access) -> Lo
     splits = {r.index: r for r in program.relations if isinstance(r, Split)}
     levels = declared.format.levels
     lists = [number for number, stored in enumerate(levels) if not stored.level.is_full]
-    if len(access.indices) != 2 or len(lists) != 1 or not isinstance(levels[lists[0]].level, Compressed):
+    if len(access.indices) != 2 or len(lists) != 1:
+        return None
+    has_bits = levels[lists[0]].level.has_bits
+    if not has_bits and not isinstance(levels[lists[0]].level, Compressed):
         return None
     mode = levels[lists[0]].expression.mode
     rows, columns = (index_names(access)[m] for m in (1 - mode, mode))
@@ -294,6 +332,8 @@ def weight_loops(program: Notation, declared: Declaration, access: Access) -> Lo
         parts.append((stored.expression.mode == mode, found))
     is_column = [is_of_columns for is_of_columns, _ in parts]
     names = [name for _, name in parts]
+    if has_bits:
+        return _rows_of_bits(rows, columns, splits, is_column, names)
     if rows == columns or is_column[: lists[0] + 1] not in ([False, True], [True, False, True]):
         return None
     if len(parts) - lists[0] > 2 or is_column[lists[0] + 1 :] == [True]:
@@ -311,3 +351,13 @@ def weight_loops(program: Notation, declared: Declaration, access: Access) -> Lo
         width,
         splits[rows].size if block else 1,
     )
+
+
+def _rows_of_bits(
+    rows: str, columns: str, splits: Mapping[str, Split], is_column: list[bool], names: list[str]
+) -> Loops | None:
+    """The loops over rows with a bit for each column, in panels of whole words."""
+    if rows == columns or is_column != [False, True, True]:
+        return None
+    output, panel, column = names
+    return Loops(rows, columns, panel, output, column, "", splits[columns].size, 1, has_bits=True)

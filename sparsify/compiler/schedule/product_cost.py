@@ -21,6 +21,10 @@ TURNED: Final = 1.5
 WRITTEN: Final = 3.7
 # Per stored entry that is multiplied with one number.
 SINGLE: Final = 2.8
+# Per vector of columns that have bits, where one instruction brings entries to their lanes.
+BIT_VECTOR: Final = 6.0
+EXPANDED_BYTES: Final = 4
+EXPANDED_LANES: Final = 8
 # A product with as few outputs is narrow.
 NARROWEST: Final = 16
 
@@ -101,3 +105,18 @@ def packed_loops_us(weight: Packed, rows: int, machine: Machine, item_bytes: int
     one = weight.blocks * (STORED + vector * vectors) + weight.lists * (LIST + LIST_VECTOR * vectors)
     around = rows * (TURNED * weight.columns + WRITTEN * weight.outputs)
     return (one * -(-rows // tile) + around) * vector_us
+
+
+def bit_vectors(outputs: int, columns: int, machine: Machine, item_bytes: int) -> int:
+    """The vectors of columns that a row of X is multiplied with, 0 where entries are not expanded by an instruction."""
+    if item_bytes != EXPANDED_BYTES or machine.vector_bytes < EXPANDED_BYTES * EXPANDED_LANES:
+        return 0
+    return outputs * -(-columns // EXPANDED_LANES)
+
+
+def bits_us(
+    vectors: int, weight_bytes: int, outputs: int, columns: int, machine: Machine, item_bytes: int
+) -> float:
+    """The time of a call for one row of X and a weight that has a bit for each column."""
+    moved = weight_bytes + item_bytes * (columns + outputs)
+    return kernel_us((vectors * BIT_VECTOR + outputs * LIST) * machine.vector_us, moved, machine)

@@ -81,6 +81,10 @@ def _load(low: Lowering, access: Access, env: Environment) -> loops.Expr:
         return transposed
     buffer, position = position_of(low, access, env)
     dtype = low.dtype(access.tensor)
+    if env.lane is not None and env.lane.bits is not None and low.root_of(access) == env.lane.expanded:
+        end = loops.Var(f"{access.tensor}_nnz", loops.INT)
+        kind = loops.Type(dtype, env.lane.lanes)
+        return loops.Expand(buffer, position.start, env.lane.bits, end, kind)
     if env.lane is None or position.is_uniform:
         return loops.Load(buffer, position.start, loops.Type(dtype))
     kind = loops.Type(dtype, env.lane.lanes)

@@ -17,7 +17,7 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import lanes_of
 from sparsify.compiler.loops.lower import marked, workspace
 from sparsify.compiler.loops.lower.access import load, position_of, store
-from sparsify.compiler.loops.lower.environment import Environment
+from sparsify.compiler.loops.lower.environment import Environment, LaneContext
 from sparsify.compiler.loops.lower.expression import is_zero_past_end, used_lanes, widen
 from sparsify.compiler.loops.lower.lattice import prune
 from sparsify.compiler.loops.lower.locate import evaluate_masked
@@ -49,6 +49,9 @@ def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
         if is_own:
             raise ScheduleError(f"the lanes of {target} are combined by {combine}", "vectorise another index")
         added = widen(added, env.lane.lanes)
+        if env.lane.bits is not None:
+            nothing = loops.Literal(monoid.identity(dtype), loops.Type(dtype, env.lane.lanes))
+            added = loops.Op("where", (_stored_lanes(env.lane), added, nothing), nothing.type)
         added = loops.Horizontal(combine, added, loops.Type(dtype), env.lane.count)
     elif target.tensor not in env.registers:
         _, position = position_of(low, target, env)
@@ -62,6 +65,8 @@ def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
     if _spills(target, env) and (combine != "add" or not is_zero_past_end(added)):
         assert env.lane is not None, "only lanes spill"
         combined = loops.Op("where", (used_lanes(env.lane, dtype), combined, current), kind)
+    if env.lane is not None and env.lane.bits is not None and lanes_of(current) > 1:
+        combined = loops.Op("where", (_stored_lanes(env.lane), combined, current), kind)
     if target.tensor in low.marked:
         return marked.add(low, target, combined, env)
     if target.tensor in low.listed:
@@ -69,10 +74,16 @@ def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
     return [store(low, target, combined, env)]
 
 
+def _stored_lanes(lane: LaneContext) -> loops.Expr:
+    """The lanes that have an entry."""
+    assert lane.bits is not None, "bits say which"
+    return loops.LaneBits(lane.bits, loops.Type("bool", lane.lanes))
+
+
 def _spills(target: Access, env: Environment) -> bool:
     """Whether what lanes past the end add to a register would later be added up with the others."""
     register = env.registers.get(target.tensor)
-    is_cut = env.lane is not None and env.lane.count is not None
+    is_cut = env.lane is not None and env.lane.count is not None and env.lane.bits is None
     return is_cut and register is not None and register.is_reduced
 
 

@@ -86,11 +86,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class LaneContext:
-    """The vector loop that is being written out: `count` of the `lanes` are in use, `None` for all."""
+    """The vector loop that is being written out: `count` of the `lanes` are in use, `None` for all.
+
+    Of those only lanes whose bit is set in `bits` have an entry of `expanded`, which follow one another in memory.
+    """
 
     index: str
     lanes: int
     count: Expr | None = None
+    bits: Expr | None = None
+    expanded: Access | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, larger, minus, plus, smaller
-from sparsify.compiler.loops.lower import locate, prefetch, remarked
+from sparsify.compiler.loops.lower import bits, locate, prefetch, remarked
 from sparsify.compiler.loops.lower.enter import body_at
 from sparsify.compiler.loops.lower.environment import Environment, Place, Range, scalar
 from sparsify.compiler.loops.lower.intersect import intersection
@@ -132,6 +132,8 @@ def _single(
 ) -> Lowered:
     """`for p in pos[q]..pos[q + 1]: j = crd[p]; body`."""
     cursor = Cursor.start(low, access, env)
+    if low.declaration(access.tensor).format.levels[cursor.level].level.has_bits:
+        return bits.iterate(low, loop, cursor, env, limits)
     reach = cursor.within(limits)
     if cursor.repeats:
         return _segments(low, loop, cursor, reach, env)
