@@ -113,7 +113,7 @@ class Gather(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Bits(Expr):
-    """`count` bits of one byte from bit `first` on, or of whole bytes from `buffer[index]` on, lowest first, as int64."""
+    """`count` bits of `buffer[index]` from bit `first` on, or of whole bytes from there on, lowest first, as int64."""
 
     buffer: str
     index: Expr

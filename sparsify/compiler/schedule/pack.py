@@ -24,7 +24,8 @@ HEIGHTS: Final = (4, 1)
 # A bit for each column, for which one row of X is read in vectors.
 PANEL_BITS: Final = 64
 BITS: Final = Format(f"i: dense, j/{PANEL_BITS}: dense, j%{PANEL_BITS}: bitmap")
-MOST_SHORT: Final = 1 << 15
+# Bytes of a coordinate, and how many coordinates they tell apart.
+SHORT: Final = ((1, 1 << 7), (2, 1 << 15), (4, 1 << 31))
 # Bytes of a compact format at most, as a multiple of those of the values and of two more for each.
 COMPACT: Final = 1.15
 
@@ -89,7 +90,7 @@ def _packings(mask: Tensor, rows: int, item_bytes: int, machine: Machine) -> Ite
             continue
         blocks = int(mask.view(outputs // height, height, columns).any(1).sum())
         for width in (*(width for width in WIDTHS if width < columns), columns):
-            short = 2 if width <= MOST_SHORT else 4
+            short = next(size for size, most in SHORT if width <= most)
             lists = outputs // height * -(-columns // width)
             size = blocks * (height * item_bytes + short) + 4 * (lists + 1)
             weight = Packed(blocks, lists, height, min(width, columns), outputs, columns, size)
@@ -108,5 +109,5 @@ def _format(width: int, height: int, columns: int, short: int) -> Format:
     """Panels of `width` columns, blocks of `height` rows."""
     panel, column = ("", "j") if width >= columns else (f"j/{width}: dense, ", f"j%{width}")
     row, block = ("i", "") if height == 1 else (f"i/{height}", f", i%{height}: dense")
-    crd = "(crd=int16)" if short == 2 else ""
+    crd = f"(crd=int{8 * short})" if short < 4 else ""
     return Format(f"{panel}{row}: dense, {column}: compressed{crd}{block}")

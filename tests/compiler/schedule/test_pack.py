@@ -16,10 +16,11 @@ def packed(density: float, rows: int, *, height: int = 1, outputs: int = 768, co
 @pytest.mark.parametrize(
     ("density", "rows", "text"),
     [
-        (0.5, 128, "j/96: dense, i: dense, j%96: compressed(crd=int16)"),
+        (0.5, 128, "j/96: dense, i: dense, j%96: compressed(crd=int8)"),
         (0.5, 16, "j/384: dense, i: dense, j%384: compressed(crd=int16)"),
         (0.02, 128, "dense, compressed(crd=int16)"),
         (0.1, 1, "dense, compressed(crd=int16)"),
+        (0.5, 1, "i: dense, j/64: dense, j%64: bitmap"),
     ],
 )
 def test_panels_stay_in_the_nearest_cache(density, rows, text):
@@ -80,6 +81,19 @@ def test_what_is_faster_than_dense(density, rows, is_faster):
 
 def test_outputs_that_no_block_divides():
     assert "i%" not in str(packed(0.3, 128, outputs=767).format)
+
+
+@pytest.mark.parametrize(("rows", "item_bytes", "vector_bytes"), [(2, 4, 32), (1, 8, 32), (1, 4, 16)])
+def test_bits_are_for_one_row_in_lanes_that_an_instruction_fills(rows, item_bytes, vector_bytes):
+    machine = Machine(vector_bytes=vector_bytes)
+    found = pack_matrix(zeros("0.5", 768, 768), rows, item_bytes, machine)
+    assert not any(one.format.has_bits for one in found)
+
+
+def test_bytes_of_bits():
+    found = packed(0.5, 1, columns=100)
+    assert found.format.has_bits
+    assert found.bytes == 4 * found.stored + 768 * 2 * (8 + 4) + 4
 
 
 def test_wide_matrices_have_wide_coordinates_only_without_panels():
