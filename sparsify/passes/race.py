@@ -10,7 +10,8 @@ from typing import Any, Final
 from sparsify.compiler.least import Least
 
 Call = Callable[[], Any]
-# Turns in which contenders run that are not far behind; afterwards only those that may still win, to a last turn.
+# Turns in which all contenders run, those that are not far behind, and only those that may still win, to a last turn.
+FIRST_TURNS: Final = 4
 ALL_TURNS: Final = 8
 MOST_TURNS: Final = 2000
 FAR: Final = 3.0
@@ -32,9 +33,12 @@ def race(calls: Sequence[Call], seconds: float) -> list[Least]:
         seconds: after which no further turn starts.
     """
     found = [Least(AGREEING, APART) for _ in calls]
+    for call in calls:
+        call()  # a first call packs weights and finds its way
     end = time.perf_counter() + seconds
     for turn in range(MOST_TURNS):
-        hopeful = contenders(found, HOPELESS if turn >= ALL_TURNS else FAR) if turn else range(len(calls))
+        behind = HOPELESS if turn >= ALL_TURNS else FAR
+        hopeful = contenders(found, behind) if turn >= FIRST_TURNS else range(len(calls))
         is_settled = turn >= ALL_TURNS and all(found[number].is_agreed for number in hopeful)
         if turn and (is_settled or time.perf_counter() > end):
             break

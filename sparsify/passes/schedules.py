@@ -90,7 +90,7 @@ def tune_schedules(
             {name: rounded[name] or 0 for name in sorted(names)},
             {name: rounded[name] or 0 for name in stored if rounded.get(name)},
         )
-        question = f"fastest schedule of {step.step!r} {calibrate.key_of(options)}"
+        question = f"fastest kernel of {step.step!r} {calibrate.key_of(options)}"
         seconds = options.tune_seconds / len(call.kernel.generated)
         try:
             found = recall(

@@ -98,7 +98,7 @@ def tune(draft: Draft, region: Region, name: str, found: Sequence[Packing]) -> T
     formats = [str(packing.format) for packing in tried]
     libraries = [library for library in LIBRARIES if draft.recipe.compile.allows(library)]
     key = calibrate.key_of(draft.options)
-    question = f"fastest of {formats} {libraries} {trials[0].program} {key}"
+    question = f"fastest call of {formats} {libraries} {trials[0].program} {key}"
     answer = partial(timed, draft, region, trials, formats, libraries)
     return recall(question, sizes, answer, draft.options, lambda made: made.is_agreed)
 

@@ -1,5 +1,7 @@
 """Formats timed against each other and against torch: what was found is kept, and can be switched off."""
 
+import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -92,7 +94,8 @@ def times(monkeypatch: pytest.MonkeyPatch, *found: Any) -> list[int]:
     """Makes each call take the next of its times, the last one again and again; how often each was called."""
     calls = [0] * len(found)
 
-    def once(number: int) -> float:
+    def once(call: Any) -> float:
+        number = call()
         calls[number] += 1
         return float(found[number][min(calls[number], len(found[number])) - 1])
 
@@ -102,14 +105,26 @@ def times(monkeypatch: pytest.MonkeyPatch, *found: Any) -> list[int]:
 
 def test_the_fastest_wins_and_the_hopeless_stop(monkeypatch):
     calls = times(monkeypatch, [40.0], [20.0], [10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 30.0, 40.0, 10.1, 10.2])
-    far, slow, fast = race.race([0, 1, 2], 10.0)
+    far, slow, fast = race.race([partial(int, n) for n in range(3)], 10.0)
     assert (far.us, slow.us, fast.us, fast.is_agreed) == (40.0, 20.0, 10.0, True)
-    assert calls == [1, race.ALL_TURNS, 10]
+    assert calls == [race.FIRST_TURNS, race.ALL_TURNS, 10]
+
+
+def test_first_calls_do_not_count():
+    calls = []
+
+    def first_is_long() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            time.sleep(0.05)
+
+    (found,) = race.race([first_is_long], 0.01)
+    assert found.us < 50_000
 
 
 def test_turns_end_with_the_time(monkeypatch):
     calls = times(monkeypatch, [2.0**n for n in range(20, 0, -1)])
-    (found,) = race.race([0], 0.0)
+    (found,) = race.race([partial(int, 0)], 0.0)
     assert (calls, found.is_agreed) == ([1], False)
 
 
