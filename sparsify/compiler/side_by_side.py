@@ -4,9 +4,10 @@ In: what builds each kernel. Out: what each returned or raised.
 """
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from typing import Final, TypeVar
 
 from sparsify.options import current
@@ -14,13 +15,14 @@ from sparsify.options import current
 T = TypeVar("T")
 # Building for longer than this shows a bar.
 QUIET_SECONDS: Final = 2.0
+_stopped: ContextVar[threading.Event | None] = ContextVar("stopped", default=None)
 
 
 def side_by_side(tasks: Sequence[Callable[[], T]], *, in_turn: bool = False) -> list[T | Exception]:
     """What each task returned, or the exception that it raised, in order; as many run at once as there are cores.
 
     When building takes long, a bar on standard error says how far it is, where that is a terminal and options do not
-    say quiet.
+    say quiet. An interrupt of the caller, Ctrl-C, stops the tasks that run and starts no others.
 
     Args:
         in_turn: one after the other instead.
@@ -29,14 +31,26 @@ def side_by_side(tasks: Sequence[Callable[[], T]], *, in_turn: bool = False) -> 
         return [_outcome(task) for task in tasks]
     workers = min(len(tasks), len(os.sched_getaffinity(0)))
     pool = ThreadPoolExecutor(workers, thread_name_prefix="sparsify-build")
+    stopped = threading.Event()
+    token = _stopped.set(stopped)
     try:
         # Options in force are those of the caller, in every thread.
         futures = [pool.submit(copy_context().run, _outcome, task) for task in tasks]
         if not current().quiet and wait(futures, timeout=QUIET_SECONDS).not_done:
             _show(futures)
         return [future.result() for future in futures]
+    except BaseException:
+        stopped.set()
+        raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        _stopped.reset(token)
+        pool.shutdown(wait=stopped.is_set(), cancel_futures=True)
+
+
+def is_stopped() -> bool:
+    """Whether the caller of the task that asks was interrupted: nobody waits for its result."""
+    event = _stopped.get()
+    return event is not None and event.is_set()
 
 
 def _outcome(task: Callable[[], T]) -> T | Exception:

@@ -7,7 +7,7 @@ cut out of the graph into a `Structure`, which remembers them; what remains of t
 twice.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from sparsify.passes.estimate import estimated_us, example_sizes, expected_sizes
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
+from sparsify.passes.printer import extent_names
 from sparsify.passes.region import Region
 from sparsify.passes.region_call import Operand, RegionCall, SizeAt
 from sparsify.passes.schedules import tune_schedules
@@ -100,12 +101,13 @@ def emit(draft: Draft) -> Draft:
     own = [site for site in sites if isinstance(site, Site) and site.call.library is None]
     failed = dict(zip(map(id, own), prepare_all([(s.call.kernel, s.sizes) for s in own]), strict=True))
     replaced: dict[fx.Node, fx.Node] = {}
+    names = extent_names(draft.graph)
     for (region, _), site in zip(bound, sites, strict=True):
         error = failed.get(id(site)) if isinstance(site, Site) else site
         if isinstance(site, Site) and error is None:
             if site.call.library is None:
                 tune_schedules(draft, region, site.call, site.arguments, site.sizes)
-            replace_nodes(draft, site, replaced)
+            replace_nodes(draft, site, replaced, names)
             continue
         assert error is not None, "a region without a site has a reason"
         if draft.is_strict or isinstance(error, InvalidTensorError) or not isinstance(error, SparsifyError):
@@ -186,20 +188,24 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
 
 
 def leaves_of(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """Inputs, attributes and sizes from which `nodes` are computed, in graph order.
+    """Inputs, attributes and sizes from which `nodes` are computed, in graph order."""
+    found = set(leaves_behind(nodes))
+    return [node for node in next(iter(found)).graph.nodes if node in found] if found else []
 
-    A size is a leaf by itself.
-    """
+
+def leaves_behind(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    """The same in any order, found one by one; a size is a leaf by itself."""
     seen: set[fx.Node] = set()
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
-            if not is_leaf(node):
-                waiting.extend(node.all_input_nodes)
-    graph = next(iter(seen)).graph
-    return [node for node in graph.nodes if node in seen and is_leaf(node)]
+        if node in seen:
+            continue
+        seen.add(node)
+        if is_leaf(node):
+            yield node
+        else:
+            waiting.extend(node.all_input_nodes)
 
 
 def is_leaf(node: fx.Node) -> bool:
@@ -222,15 +228,17 @@ def once_leaves(node: fx.Node, plans: dict[frozenset[fx.Node], Plan]) -> list[fx
     """The leaves of an operand that follows from structure or is a turned weight, None for others."""
     if is_leaf(node):
         return None
-    leaves = leaves_of([node])
     if operators.parameter_behind(node) is not None:
-        return leaves
-    tensors = {leaf for leaf in leaves if tensor_value(leaf) is not None}
-    for known in plans:
-        structural = {leaf for leaf in known if leaf.op == "placeholder"}
-        if tensors and tensors <= structural and all(is_size_or(leaf, structural) for leaf in leaves):
-            return leaves
-    return None
+        return leaves_of([node])
+    structures = [{leaf for leaf in known if leaf.op == "placeholder"} for known in plans]
+    structural = set[fx.Node]().union(*structures)
+    # What depends on anything else shows soon; all that a deep graph computes it from is not looked through.
+    if any(not is_size_or(leaf, structural) for leaf in leaves_behind([node])):
+        return None
+    leaves = leaves_of([node])
+    has_tensor = any(tensor_value(leaf) is not None for leaf in leaves)
+    is_known = any(all(is_size_or(leaf, known) for leaf in leaves) for known in structures)
+    return leaves if has_tensor and is_known else None
 
 
 def is_size_or(node: fx.Node, known: set[fx.Node]) -> bool:
@@ -305,14 +313,16 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
     return Site(region, call, arguments, once, sizes)
 
 
-def replace_nodes(draft: Draft, site: Site, replaced: dict[fx.Node, fx.Node]) -> None:
+def replace_nodes(
+    draft: Draft, site: Site, replaced: dict[fx.Node, fx.Node], extents: dict[str, str]
+) -> None:
     """Puts the call of a region, whose kernel is ready, in the place of its nodes.
 
-    `replaced` knows the calls of earlier regions, and this one afterwards.
+    `replaced` knows the calls of earlier regions, and this one afterwards; `extents` have names.
     """
     region, call, node = site.region, site.call, site.region.output
     call.name = f"region_{len(replaced) + 1}"
-    call.origin = origin(draft.graph, region, site.once, replaced)
+    call.origin = origin(draft.graph, region, site.once, replaced, extents)
     entry = describe(draft, region, call)
     if call.library is None:
         entry.kernel, entry.cache = call.kernel.key, call.kernel.cache

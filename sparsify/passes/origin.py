@@ -38,6 +38,7 @@ def origin(
     region: "Region",
     leaves: Mapping[str, Sequence[fx.Node]],
     replaced: Mapping[fx.Node, fx.Node],
+    sizes: dict[str, str],
 ) -> Origin:
     """The origin of a region.
 
@@ -46,6 +47,7 @@ def origin(
         region: with its program.
         leaves: the nodes from which operands are computed once, by name.
         replaced: the calls of earlier regions, by the nodes whose place they took.
+        sizes: the names of the graph's extents.
     """
     marks = []
     sources = {}
@@ -58,7 +60,7 @@ def origin(
             assert region.program is not None, "fuse finishes programs"
             name, _, levels = declaration_parts(region.program.declaration(short))
             marks.append((f"{name}: {mark.role}, {levels}", f"rule {mark.rule}, {mark.where}"))
-    return Origin(graph_text(graph, in_order(graph, region.covered)), aligned(marks), sources)
+    return Origin(graph_text(in_order(graph, region.covered), sizes), aligned(marks), sources)
 
 
 def source(operand: fx.Node | Matrix, leaves: Sequence[fx.Node] | None) -> str:

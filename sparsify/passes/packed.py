@@ -32,9 +32,9 @@ class Held:
     spec: MatrixOutput
     requires_grad: bool
 
-    def pack(self, dense: Tensor) -> nn.Parameter:
-        """The packed parameter."""
-        return nn.Parameter(self.spec.packed(dense.detach()), requires_grad=False)
+    def pack(self, dense: Tensor, operand: SparseTensor | None = None) -> nn.Parameter:
+        """The packed parameter, of the operand where one was made before."""
+        return nn.Parameter(self.spec.packed(dense.detach(), operand), requires_grad=False)
 
     def unpack(self, packed: Tensor) -> nn.Parameter:
         """The dense parameter."""
@@ -146,7 +146,8 @@ class Weights:
         for name, spec in wanted.items():
             dense = self.source.get_parameter(name)
             held = Held(spec, dense.requires_grad)
-            replace(self.source, dense, held.pack(dense))
+            operands = (structure.operand_of(dense) for structure in readers[name].structures)
+            replace(self.source, dense, held.pack(dense, next((o for o in operands if o is not None), None)))
             self.held[name] = held
             for structure in readers[name].structures:
                 structure.memory.clear()

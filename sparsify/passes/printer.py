@@ -23,16 +23,14 @@ IMPLIED: Final = ("device", "pin_memory", "layout", "dtype")
 WIDEST: Final = 72
 
 
-def graph_text(graph: fx.Graph, nodes: Iterable[fx.Node] | None = None) -> str:
-    """The lines of a graph, or of some of its nodes; parameters appear where they are read."""
-    sizes = extent_names(graph)
-    rows = [cells(node, sizes) for node in (graph.nodes if nodes is None else nodes) if node.op != "get_attr"]
-    return aligned(rows)
+def graph_text(nodes: Iterable[fx.Node], sizes: dict[str, str]) -> str:
+    """The lines of nodes, with the names of extents; parameters appear where they are read."""
+    return aligned([cells(node, sizes) for node in nodes if node.op != "get_attr"])
 
 
 def whole_graph(draft: Draft) -> str:
     """The graph as it is now."""
-    return graph_text(draft.graph)
+    return graph_text(draft.graph.nodes, extent_names(draft.graph))
 
 
 def extent_names(graph: fx.Graph) -> dict[str, str]:
@@ -117,10 +115,11 @@ def fragments_text(draft: Draft) -> str:
 def regions_text(draft: Draft) -> str:
     """What `fuse` joined: the nodes of each region and its program."""
     parts = []
+    sizes = extent_names(draft.graph)
     for number, region in enumerate(draft.regions, 1):
         assert isinstance(region, Region), "emit replaces regions by calls"
         notes = [f"note: {note}" for note in region.notes]
-        nodes = graph_text(draft.graph, in_order(draft.graph, region.covered))
+        nodes = graph_text(in_order(draft.graph, region.covered), sizes)
         parts.append("\n".join([f"region {number}", nodes, *notes, str(region.program)]))
     return "\n\n".join(parts)
 

@@ -49,12 +49,20 @@ class MatrixOutput:
     transposed: bool = False
     is_frozen: bool = False
 
-    def packed(self, dense: torch.Tensor) -> SparseTensor:
-        """A dense weight, of the same shape, so that the operand is it, or its transpose without a copy."""
-        turned = dense.t() if self.transposed else dense
-        rows, columns = torch.nonzero(turned, as_tuple=True)
-        made = align_edges(rows, columns, (turned.shape[0], turned.shape[1]), self.format).pattern
-        values = values_at(turned, made)
+    def packed(self, dense: torch.Tensor, operand: SparseTensor | None = None) -> SparseTensor:
+        """A dense weight, of the same shape, so that the operand is it, or its transpose without a copy.
+
+        Args:
+            dense: the weight.
+            operand: that was made of it, where it is still there.
+        """
+        if operand is None:
+            turned = dense.t() if self.transposed else dense
+            rows, columns = torch.nonzero(turned, as_tuple=True)
+            made = align_edges(rows, columns, (turned.shape[0], turned.shape[1]), self.format).pattern
+            values = values_at(turned, made)
+        else:
+            made, values = operand._pattern, operand._vals
         # Without what was derived from it on the way here.
         pattern = Pattern(made.format, made.shape, made.pos, made.crd).trusted()
         found = SparseTensor(pattern, values)
@@ -200,6 +208,10 @@ class Structure:
         kept = [known for known in self.memory if not known.is_stale()]
         self.memory = [entry, *kept[: REMEMBERED - 1]]
         return entry
+
+    def operand_of(self, weight: torch.Tensor) -> SparseTensor | None:
+        """The operand that was made of a frozen weight, `None` where it is not remembered."""
+        return next((entry.results[0] for entry in self.memory if entry.is_for((weight,))), None)
 
     def note_bytes(self, raw: Sequence[Any], results: Sequence[Any]) -> None:
         """Reports the bytes of dense operands, as they are and as they are stored."""

@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from importlib import import_module
@@ -13,7 +16,7 @@ import torch
 import sparsify
 from sparsify import errors, options
 from sparsify.compiler.cpp import cache
-from sparsify.compiler.side_by_side import side_by_side
+from sparsify.compiler.side_by_side import is_stopped, side_by_side
 
 PROGRAM = """
     T[i,k] = A[i,j] * X[j,k]
@@ -85,3 +88,46 @@ def test_the_error_of_a_program_is_that_of_its_first_statement(tmp_path):
     A, X = sparsify.tensor(torch.eye(4), "csr"), torch.rand(4, 3)
     with options.override(compiler=str(tmp_path / "none")), pytest.raises(errors.CompilerNotFoundError):
         sparsify.evaluate(PROGRAM, A=A, X=X)
+
+
+INTERRUPTED = """
+import sys
+from sparsify import options
+from sparsify.compiler.cpp import cache
+from sparsify.compiler.side_by_side import side_by_side
+
+sources = [f'extern "C" int sparsify_kernel() {{ return {n}; }}' for n in range(4)]
+with options.override(compiler=sys.argv[1], cache_dir=sys.argv[2]):
+    side_by_side([lambda source=source: cache.library(source) for source in sources])
+"""
+
+
+@several_cores
+def test_an_interrupt_stops_compilers_that_run(tmp_path):
+    slow, folder = tmp_path / "c++", tmp_path / "cache"
+    slow.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exec echo slow\necho $$ >> {tmp_path}/met\nexec sleep 100\n'
+    )
+    slow.chmod(0o755)
+    program = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(slow), str(folder)], stderr=subprocess.PIPE, text=True
+    )
+    met = tmp_path / "met"
+    while program.poll() is None and not (met.exists() and len(met.read_text().split()) >= 2):
+        time.sleep(0.05)
+    started = time.monotonic()
+    program.send_signal(signal.SIGINT)
+    _, said = program.communicate(timeout=60)
+    assert time.monotonic() - started < 30
+    assert said.rstrip().endswith("KeyboardInterrupt")
+    compilers = [int(word) for word in met.read_text().split()]
+    assert len(compilers) <= len(os.sched_getaffinity(0))  # no other one was started
+    for compiler in compilers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(compiler, 0)
+    assert list(folder.glob("build-*")) == []
+
+
+def test_tasks_go_on_otherwise():
+    assert side_by_side([is_stopped] * 2) == [False, False]
+    assert not is_stopped()

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from sparsify.compiler.cpp import bridge, target
+from sparsify.compiler.side_by_side import is_stopped
 from sparsify.errors import BuildError, CompilerNotFoundError
 from sparsify.options import Options
 from sparsify.runtime import openmp
@@ -22,6 +24,8 @@ from sparsify.runtime import openmp
 NAMES: Final = ("g++", "clang++", "c++")
 BRIDGE: Final = "bridge.cpp"
 SHOWN_LINES: Final = 12
+# How often a running compiler is asked whether anybody still waits for it.
+LOOK_SECONDS: Final = 0.2
 _NO_SPACE: Final = re.compile(r"No space left on device|Disk quota exceeded|File too large|File size limit")
 
 
@@ -138,10 +142,13 @@ def _run(line: list[str], directory: Path, timeout_s: float) -> tuple[int | None
         )
     except OSError as error:
         return error.errno or 1, str(error)
+    deadline = time.monotonic() + timeout_s
     try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        return None, ""
+        while (output := _said(process, min(LOOK_SECONDS, deadline - time.monotonic()))) is None:
+            if is_stopped():
+                raise KeyboardInterrupt
+            if time.monotonic() >= deadline:
+                return None, ""
     finally:
         if process.returncode is None:
             # The driver runs the real compiler as a child: the whole group must go.
@@ -149,6 +156,14 @@ def _run(line: list[str], directory: Path, timeout_s: float) -> tuple[int | None
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     return process.returncode, output.decode(errors="replace")
+
+
+def _said(process: "subprocess.Popen[bytes]", seconds: float) -> bytes | None:
+    """The output of a process, `None` when it has not ended after this time."""
+    try:
+        return process.communicate(timeout=max(0.0, seconds))[0]
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _head(text: str, lines: int) -> str:
