@@ -96,7 +96,7 @@ def test_linear_layers_of_any_rank(shape, biased):
     with torch.no_grad():
         for value in (x, x, turned, turned):
             found = run(value)
-            torch.testing.assert_close(found, nn.functional.linear(value, *rest), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(found, nn.functional.linear(value, *rest), rtol=1e-4, atol=1e-4)
         assert POOL.has(run(x).untyped_storage())
 
 
