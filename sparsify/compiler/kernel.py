@@ -337,9 +337,12 @@ def index_dtypes(pattern: Pattern) -> tuple[tuple[str, str], ...]:
 
 
 def result_index_dtypes(format_: Format, dtype: str = "int32") -> tuple[tuple[str, str], ...]:
-    """The dtypes of the arrays of a new tensor in this format."""
+    """The dtypes of the arrays of a tensor in this format, where the levels fix none."""
     found = []
     for stored in format_.levels:
-        pos, crd = (dtype if role in stored.level.arrays else "" for role in ("pos", "crd"))
+        pos, crd = (
+            getattr(stored.level, role, None) or dtype if role in stored.level.arrays else ""
+            for role in ("pos", "crd")
+        )
         found.append((pos, crd))
     return tuple(found)

@@ -5,7 +5,7 @@ Out: A is read compressed by row. Where Y is asked for in blocks, it is computed
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Index, Program, Reduce
 from sparsify.compiler.node import find
@@ -63,14 +63,14 @@ def assembled(format: Format) -> Format:
     """The nearest format in which a kernel can assemble a result whose pattern is not known.
 
     One compressed level below dense ones, compressed levels, or coordinates: dense levels below compressed ones
-    would store each fill of theirs.
+    would store each fill of theirs. Positions and coordinates get dtypes that hold them all.
 
     >>> assembled(Format("bcsr(3, 3)")).letters, assembled(Format("dense, compressed, compressed")).letters
     ('d0s1', 's0s1s2')
     """
     if format.is_dense:
         return format if format.is_short else whole(format)
-    plain = format if format.is_short else whole(format)
+    plain = _own_dtypes(format if format.is_short else whole(format))
     kinds = [stored.level for stored in plain.levels]
     segments = [kind.can_append and not kind.is_branchless for kind in kinds]
     if segments[0] and all(kind.is_branchless for kind in kinds[1:]):
@@ -80,6 +80,18 @@ def assembled(format: Format) -> Format:
     if all(kind.is_full for kind in kinds[:-1]):
         return _stored(plain.ordering, [*kinds[:-1], Compressed()])
     return plain if all(segments) else _stored(plain.ordering, [Compressed()] * len(kinds))
+
+
+def _own_dtypes(format: Format) -> Format:
+    """The format without the dtypes that its levels fix; the same object where they fix none."""
+    fixed = [
+        {role: None for role in stored.level.arrays if getattr(stored.level, role, None)}
+        for stored in format.levels
+    ]
+    if not any(fixed):
+        return format
+    kinds = [replace(stored.level, **roles) for stored, roles in zip(format.levels, fixed, strict=True)]
+    return Format([replace(s, level=kind) for s, kind in zip(format.levels, kinds, strict=True)])
 
 
 def _stored(modes: tuple[int, ...], levels: list[Level]) -> Format:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
+from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, find, map_children, walk
 from sparsify.passes.lift.fragment import DTYPES, Fragment
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import parameter_behind, tensor_value
 from sparsify.storage.format import Format
-from sparsify.storage.levels import Level
 
 SUM_NAMES = ("j", "f", "g", "h", "l", "m", "n", "p", "q", "r")
 
@@ -180,19 +180,11 @@ def declare(name: str, extents: tuple[str, ...], operand: fx.Node | Matrix) -> D
     """How an operand or a result is stored."""
     if isinstance(operand, Matrix):
         form = operand.format
-        indices = tuple(index_dtypes(stored.level) for stored in form.levels)
+        indices = result_index_dtypes(form)
         return Declaration(name, extents, form, DTYPES[operand.dtype], index_dtypes=indices)
     value = tensor_value(operand)
     assert value is not None, f"{operand} is a tensor"
     return Declaration(name, extents, Format("dense", rank=len(extents)), DTYPES[value.dtype])
-
-
-def index_dtypes(level: Level) -> tuple[str, str]:
-    """The dtypes of (pos, crd) that a structure gives to a level."""
-    pos, crd = (
-        getattr(level, role, None) or "int32" if role in level.arrays else "" for role in ("pos", "crd")
-    )
-    return pos, crd
 
 
 def tensor_names(region: Region) -> dict[str, str]:

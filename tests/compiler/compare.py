@@ -46,7 +46,7 @@ from .dense import compute
 
 Values = NDArray[np.float64]
 Tensor = torch.Tensor
-Choose = Callable[[Step], Iterable[Schedule | None]]
+Choose = Callable[[Step, Sizes], Iterable[Schedule | None]]
 
 
 class RefusedCodeError(AssertionError):
@@ -67,7 +67,7 @@ class Prepared:
     libraries: list[Library] = field(default_factory=list)
 
 
-def as_chosen(step: Step) -> Iterable[Schedule | None]:
+def as_chosen(step: Step, sizes: Sizes) -> Iterable[Schedule | None]:
     """The compiler's choice."""
     return (None,)
 
@@ -78,7 +78,8 @@ def prepare(
     """Lowers a case and compares all interpreters.
 
     Args:
-        choose: the schedules of a step, of which the first one that lowers is taken; `None` for the compiler's choice.
+        choose: the schedules of a step for operands of some sizes, of which the first one that lowers is taken;
+            `None` for the compiler's choice.
         whole: all statements are one step.
         interpreted: whether notation and loops are interpreted, too, not the program alone.
 
@@ -120,7 +121,7 @@ def _stages(case: Case, step: Step, choose: Choose, tensors: Mapping[str, Tensor
     given = [tensors.get(sources.get(name, name)) for name in step.program.inputs]
     sizes = sizes_of(step.program, given)
     refused: Exception | None = None
-    for schedule in choose(step):
+    for schedule in choose(step, sizes):
         try:
             return compile_stages(step, schedule, case.vector_bytes, Options(), sizes)
         except (ScheduleError, DiscordantError, UnsupportedProgramError) as error:

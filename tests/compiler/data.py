@@ -47,6 +47,7 @@ SMALL = Data()
 SPECIAL = Data((*VALUES, nan, inf, -inf), densities=(0.2, 0.5, 0.5, 0.8))
 HOLLOW = Data(extents=(2, 3, 5, 9, 13), densities=(0.1, 0.3, 0.6), hollow=0.5, most=1000)
 WIDE = Data(extents=(5, 9, 13, 18, 26, 40), densities=(0.03, 0.1, 0.3), hollow=0.4, most=20_000)
+LAYERS = Data(extents=(1, 3, 5, 16, 17, 33, 40, 70, 130), densities=(0.05, 0.3, 0.5, 1.0), most=8000)
 # More operands for programs that are compiled anyway.
 MORE = (
     WIDE,
@@ -95,7 +96,7 @@ def refilled(case: Case, number: int) -> Case:
 
     What nothing is reduced to by a monoid other than the sum decides the plan: there modes keep their coordinates.
     """
-    data = MORE[number % len(MORE)]
+    data = LAYERS if case.data is LAYERS and number % 2 else MORE[number % len(MORE)]
     if 0 in data.extents and _reductions(case.program) - {"sum"}:
         data = replace(data, extents=tuple(extent for extent in data.extents if extent))
     if case.data.values != VALUES:
@@ -186,16 +187,17 @@ def held(mask: NDArray[np.bool_], form: Format) -> NDArray[np.bool_]:
     for number, stored in enumerate(form.levels):
         if stored.level.holds_all:
             continue
-        coordinates = np.argwhere(kept)
-        columns = level_columns(form, list(torch.from_numpy(coordinates.T.copy())), mask.shape)
-        groups: dict[tuple[int, ...], set[int]] = {}
-        for entry, place in enumerate(coordinates):
-            group = groups.setdefault(tuple(int(c[entry]) for c in columns[:number]), set())
-            here = int(columns[number][entry])
-            if here in group or len(group) < stored.level.n:
-                group.add(here)
-            else:
-                kept[tuple(place)] = False
+        places = np.argwhere(kept)
+        columns = level_columns(form, list(torch.from_numpy(places.T.copy())), mask.shape)
+        above = np.stack([np.zeros(len(places), int), *(c.numpy() for c in columns[:number])], 1)
+        _, group = np.unique(above, axis=0, return_inverse=True)
+        pairs = np.stack([group, columns[number].numpy()], 1)
+        each, first, pair = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+        order = np.lexsort([first, each[:, 0]])  # of each group what occurs first
+        begin = np.searchsorted(each[:, 0], each[order, 0])
+        rank = np.empty(len(each), int)
+        rank[order] = np.arange(len(each)) - begin
+        kept[tuple(places[rank[pair] >= stored.level.n].T)] = False
     return kept
 
 

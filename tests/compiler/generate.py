@@ -41,6 +41,7 @@ NAMED = {
             "compressed, dense",
             "j: compressed, i: dense",
             "dense, compressed(crd=int16)",
+            "dense, compressed(pos=int64, crd=int8)",
         ),
         *("bcsr(2, 3)", "bcsr(4, 2)", "bcsc(2, 2)", "j: coordinate, i: coordinate"),
         *(
@@ -86,13 +87,17 @@ NAMED = {
 }
 RESULTS = {
     1: ("compressed",),
-    2: ("csr", "csc", "dcsr", "coo", "dense, dense", "j: dense, i: dense"),
+    2: (
+        *("csr", "csc", "dcsr", "coo", "dense, dense", "j: dense, i: dense"),
+        *("csr", "csc", "dcsr", "coo", "bcsr(2, 3)", "dense, compressed(crd=int16)"),
+    ),
     3: ("csf", "coo(3)", "dense, dense, compressed"),
     4: ("csf(4)", "coo(4)"),
     5: ("csf(5)", "coo(5)"),
     6: ("csf(6)", "coo(6)"),
 }
 DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "bool", "complex64", "complex128")
+WIDTHS = (0, 16, 32, 64)
 FILLS = (1.0, -1.0, float("inf"), float("-inf"))
 
 
@@ -142,7 +147,7 @@ def draw(
     sizes = {name: int(rng.choice(EXTENTS)) for name in _without_mode(statements)} if windows else {}
     program = declare(statements, operands, outputs, formats=formats, sizes=sizes)
     threads = 2 if assembled else int(rng.choice([1, 2]))
-    case = Case(seed, program, int(rng.choice([0, 16, 32])), threads, data)
+    case = Case(seed, program, int(rng.choice(WIDTHS)), threads, data)
     fill_operands(case, rng)
     return case
 

@@ -24,6 +24,7 @@ from sparsify.errors import (
 from .compare import Choose, Prepared, as_chosen, prepare
 from .data import HOLLOW, SPECIAL, Case
 from .generate import draw, draw_adjoint
+from .layers import draw_layer
 from .schedules import Drawn, Offered
 from .writer import RANKED, REDUCED, SPARSE, USERS
 
@@ -101,5 +102,8 @@ KINDS = {
     "ranked": Kind(partial(draw, style=RANKED)),
     "reduced": Kind(draw_reduced, (*REFUSALS, DtypeError, EinsumError)),
     "special": Kind(partial(draw, data=SPECIAL)),
+    "packed": Kind(draw_layer),
+    "packed offered": Kind(draw_layer, _SCHEDULED, Offered),
+    "packed scheduled": Kind(draw_layer, _SCHEDULED, Drawn),
     "assembled": Kind(partial(draw, style=SPARSE, data=HOLLOW, assembled=True), _SCHEDULED, Offered),
 }

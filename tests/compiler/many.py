@@ -26,7 +26,8 @@ import torch
 from rich.progress import Progress
 
 from .compare import Prepared, RefusedCodeError, compile_cases, run_again, run_compiled
-from .data import refilled
+from .coverage import covered, run_with, show
+from .data import Case, refilled
 from .kinds import KINDS
 
 Task = tuple[str, int]
@@ -67,11 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--compilers", nargs="+", default=COMPILERS, help="take turns, a batch each")
     parser.add_argument("--interpreted", type=int, default=1, help="one seed in so many in all stages")
     parser.add_argument("--more", type=int, default=1, help="how often a kernel runs with other operands")
+    parser.add_argument("--coverage", action="store_true", help="print what was covered, and what never was")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(argv)
     hows = [How(tuple(given.flags.split()), name, given.interpreted, given.more) for name in given.compilers]
     _warm_up(given.kinds)
     counts: Counter[str] = Counter()
+    coverage: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     with Progress() as progress:
         bar = progress.add_task("programs", total=given.count)
@@ -80,12 +83,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             tasks = [(kind, seed) for kind in given.kinds for seed in seeds]
             found = run(tasks, hows[(first - given.first) // given.batch % len(hows)])
             counts.update(found["counts"])
+            coverage.update(found["coverage"])
             failures += found["failures"]
             progress.update(bar, advance=len(seeds), description=f"{len(failures)} failures")
             if given.out is not None:
                 state = {"first": given.first, "end": seeds.stop, "counts": counts, "failures": failures}
+                state["coverage"] = coverage
                 given.out.write_text(json.dumps(state, indent=1))
     print(json.dumps(counts, indent=1))
+    if given.coverage:
+        show(coverage, given.compilers)
     for failure in failures:
         print(f"{failure['kind']} {failure['seed']}: {failure['error'][:200]}")
     return int(bool(failures))
@@ -127,8 +134,8 @@ def run(tasks: list[Task], how: How) -> dict[str, Any]:
         return found
     failure = {"kind": busy[0], "seed": busy[1], "error": f"the process ended with status {process.exitcode}"}
     rest = [task for task in tasks if task != busy]
-    found = run(rest, how) if rest else {"counts": {}, "failures": []}
-    return {"counts": found["counts"], "failures": [failure, *found["failures"]]}
+    found = run(rest, how) if rest else {"counts": {}, "coverage": {}, "failures": []}
+    return {**found, "failures": [failure, *found["failures"]]}
 
 
 def _child(tasks: list[Task], how: How, sender: Connection) -> None:
@@ -145,6 +152,7 @@ def _compare(tasks: list[Task], how: How, folder: Path, sender: Connection) -> d
     signal.signal(signal.SIGALRM, _stop)
     gc.disable()
     counts: Counter[str] = Counter()
+    coverage: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     prepared: list[tuple[str, int, Prepared]] = []
     for kind, seed in tasks:
@@ -160,9 +168,12 @@ def _compare(tasks: list[Task], how: How, folder: Path, sender: Connection) -> d
         with _caught(kind, seed, failures, done):
             run_compiled(done)
             counts[f"{kind} agreed"] += 1
+            coverage.update([*covered(done), run_with(done.case, how.compiler)])
             for number in range(seed, seed + how.more):
-                _run_again(kind, done, number, counts)
-    return {"counts": dict(counts), "failures": failures}
+                if (case := _run_again(kind, done, number)) is not None:
+                    counts["further operands"] += 1
+                    coverage[run_with(case, how.compiler)] += 1
+    return {"counts": dict(counts), "coverage": dict(coverage), "failures": failures}
 
 
 def _compiled(
@@ -181,18 +192,18 @@ def _compiled(
     return prepared
 
 
-def _run_again(kind: str, done: Prepared, number: int, counts: Counter[str]) -> None:
-    """The kernels of a program with other operands, where its shapes can be had."""
+def _run_again(kind: str, done: Prepared, number: int) -> Case | None:
+    """The kernels of a program with other operands; `None` where its shapes cannot be had."""
     case = None
     try:
         case = refilled(done.case, number)
         run_again(done, case)
     except KINDS[kind].refusals:
-        return
+        return None
     except Exception as error:
         error.add_note(f"operands {number}: {case}")
         raise
-    counts["further operands"] += 1
+    return case
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Random schedules: directives that name what is there, kept as far as each may be applied.
 
-In: `Drawn(7)(step)`. Out: the beginning of a schedule that the compiler would choose, and more directives; `apply`
-takes them all; then shorter beginnings of it, as lowering may refuse the whole.
+In: `Drawn(7)(step, sizes)`. Out: the beginning of a schedule that the compiler would choose, and more directives;
+`apply` takes them all; then shorter beginnings of it, as lowering may refuse the whole.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,16 @@ from sparsify.compiler.einsum.infer_format import infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import concretize, index_names
-from sparsify.compiler.notation.nodes import Forall, Let, Notation
+from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.pipeline import schedules
 from sparsify.compiler.plan import Step
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.apply import apply
 from sparsify.compiler.schedule.chains import loop_chain
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.errors import ScheduleError
+
+from .generate import WIDTHS
 
 SIZES = (2, 3, 4, 8)
 MOST = 7
@@ -33,11 +36,13 @@ class Offered:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng([seed, 4])
 
-    def __call__(self, step: Step) -> Iterator[d.Schedule]:
+    def __call__(self, step: Step, sizes: Sizes) -> Iterator[d.Schedule]:
         """Schedules for the step."""
         program = infer_format(step.program)
-        width = int(self.rng.choice([0, 16, 32]))
-        found = list(dict.fromkeys(islice(schedules(program, concretize(program), width), OFFERED)))
+        width = int(self.rng.choice(WIDTHS))
+        known = sizes if self.rng.random() < 0.5 else UNKNOWN
+        offered = schedules(program, concretize(program), width, known)
+        found = list(dict.fromkeys(islice(offered, OFFERED)))
         for number in self.rng.permutation(len(found)):
             yield found[int(number)]
 
@@ -49,11 +54,11 @@ class Drawn:
         self.rng = np.random.default_rng([seed, 1])
         self.fresh = 0
 
-    def __call__(self, step: Step) -> Iterator[d.Schedule]:
+    def __call__(self, step: Step, sizes: Sizes) -> Iterator[d.Schedule]:
         """Schedules for the step."""
         program = infer_format(step.program)
         tree = concretize(program)
-        chosen = self.one(list(islice(schedules(program, tree, int(self.rng.choice([0, 16, 32]))), 4)))
+        chosen = self.one(list(islice(schedules(program, tree, int(self.rng.choice(WIDTHS))), 4)))
         start = chosen.directives[: int(self.rng.integers(0, 1 + len(chosen.directives)))]
         found: list[d.Directive] = []
         for number in range(len(start) + int(self.rng.integers(0, MOST))):
@@ -73,7 +78,9 @@ class Drawn:
         lets = [t.name for n in walk(tree.body) if isinstance(n, Let) for t in n.temporaries]
         index, assign = self.one(loops), self.one(assigns)
         nest = assign.target.tensor
-        match int(self.rng.choice(11, p=(0.16, 0.14, 0.05, 0.1, 0.12, 0.1, 0.13, 0.05, 0.09, 0.03, 0.03))):
+        match int(
+            self.rng.choice(12, p=(0.16, 0.14, 0.05, 0.09, 0.12, 0.1, 0.12, 0.05, 0.09, 0.03, 0.03, 0.02))
+        ):
             case 0:
                 chain, _ = loop_chain(
                     self.one([n for n in walk(tree.body) if isinstance(n, Forall)] or [assign])
@@ -90,11 +97,13 @@ class Drawn:
                 return d.Pos(index, self.name("p"), self.one(tree.inputs) if tree.inputs else nest)
             case 4:
                 at = "" if self.rng.random() < 0.1 else index
-                return d.Precompute(self.one(lets) if lets else nest, self.one(d.SCOPES), at)
+                kept = self.kept()
+                return d.Precompute(self.one(lets) if lets else nest, self.one(d.SCOPES), at, **kept)
             case 5:
                 name, scope = self.name("s"), self.one(d.SCOPES)
                 if self.rng.random() < 0.5:
-                    return d.Precompute(name, scope, "" if self.rng.random() < 0.1 else index, nest)
+                    at = "" if self.rng.random() < 0.1 else index
+                    return d.Precompute(name, scope, at, nest, **self.kept())
                 return d.Precompute(name, scope, source=nest, over=index)
             case 6:
                 return d.Vector(index, nest if self.rng.random() < 0.3 else "")
@@ -106,13 +115,22 @@ class Drawn:
                 return d.Parallel(index, policy, by, int(self.rng.choice([1, 1, 3])))
             case 9:
                 return self.pack(tree, index)
+            case 10:
+                halves = [r.index for r in tree.relations if isinstance(r, Split)]
+                return d.Join(self.one(halves) if halves else index, nest)
         return d.Transpose(index, self.one(loops), nest)
 
     def split(self, index: str) -> d.Split:
         """A split into tiles of a few."""
         size = int(self.rng.choice(SIZES))
         tail = tuple(t for t in (4, 2, 1) if t < size and self.rng.random() < 0.4)
-        return d.Split(index, f"{index}o", f"{index}i", size, tail)
+        masked = not tail and self.rng.random() < 0.4
+        return d.Split(index, f"{index}o", f"{index}i", size, tail, masked)
+
+    def kept(self) -> dict[str, bool]:
+        """How a temporary keeps what it holds: seldom in a list, or marked."""
+        draw = self.rng.random()
+        return {"listed": draw < 0.08, "marked": 0.08 <= draw < 0.12}
 
     def pack(self, tree: Notation, index: str) -> d.Directive:
         """A copy of an operand, or a prefetch of it."""

@@ -5,10 +5,12 @@ import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
 import sparsify
 from sparsify.compiler.known import KNOWN
+from sparsify.errors import FormatError
 from sparsify.runtime.buffers import POOL
 from sparsify.storage.tensor import SparseTensor
 
@@ -137,3 +139,22 @@ def test_threads_call_at_once() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(8)))
+
+
+@pytest.mark.parametrize(
+    "form, pos, crd",
+    [
+        ("i: dense, j: compressed(crd=int16)", torch.int32, torch.int16),
+        ("i: dense, j: compressed(pos=int64, crd=int8)", torch.int64, torch.int8),
+    ],
+)
+def test_results_have_the_dtypes_that_their_format_fixes(
+    form: str, pos: torch.dtype, crd: torch.dtype
+) -> None:
+    A, B = random(20, 30, 0), random(30, 40, 1)
+    found = sparsify.einsum("ij,jk->ik", A, B, format=form)
+    assert (found.pattern.pos[1].dtype, found.pattern.crd[1].dtype) == (pos, crd)
+    torch.testing.assert_close(found.to_dense(), A.to_dense() @ B.to_dense())
+    wide = random(30, 200, 2)
+    with pytest.raises(FormatError, match="crd of the level"):
+        sparsify.einsum("ij,jk->ik", A, wide, format="i: dense, j: compressed(crd=int8)")

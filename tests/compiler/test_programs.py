@@ -4,13 +4,16 @@ A failure carries a note with its case; the `draw` of its kind makes the same ca
 """
 
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
+from shutil import which
 
 import pytest
 
 from ..sampling import sampled
 from .compare import Prepared, compile_cases, run_again, run_compiled
 from .data import refilled
+from .generate import WIDTHS
 from .kinds import KINDS
 
 
@@ -20,9 +23,9 @@ def lowered(kind: str, seeds: Iterable[int], *, interpreted: bool = True) -> lis
     return [case for case in found if case is not None]
 
 
-def run(done: list[Prepared], folder: Path) -> None:
+def run(done: list[Prepared], folder: Path, compiler: str | None = None) -> None:
     """The kernels of all cases, compiled in one unit, with their operands and with others."""
-    compile_cases(done, folder, ("-O0",))
+    compile_cases(done, folder, ("-O0",), compiler)
     for found in done:
         other = refilled(found.case, found.case.seed)
         try:
@@ -45,6 +48,7 @@ def run(done: list[Prepared], folder: Path) -> None:
         ("reduced", range(5), 4),
         ("special", range(5), 4),
         ("assembled", range(5), 4),
+        ("packed scheduled", range(2), 1),
     ],
     ids=str,
 )
@@ -57,6 +61,18 @@ def test_kernels_agree(tmp_path):
     done = [case for kind in kinds for case in lowered(kind, range(150, 156), interpreted=False)]
     assert len(done) > 25
     run(done, tmp_path)
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_packed_kernels_agree(tmp_path, compiler):
+    """All widths of vectors, on one thread and on two."""
+    if which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    kinds = ("packed", "packed offered", "packed scheduled")
+    done = [case for kind in kinds for case in lowered(kind, range(8), interpreted=False)]
+    widths = {(found.case.vector_bytes, found.case.threads) for found in done}
+    assert widths == set(product(WIDTHS, (1, 2)))
+    run(done, tmp_path, compiler)
 
 
 @pytest.mark.slow
