@@ -5,7 +5,7 @@ Out: A is read compressed by row. Where Y is asked for in blocks, it is computed
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Index, Program, Reduce
 from sparsify.compiler.node import find
@@ -85,7 +85,11 @@ def assembled(format: Format) -> Format:
 def _own_dtypes(format: Format) -> Format:
     """The format without the dtypes that its levels fix; the same object where they fix none."""
     fixed = [
-        {role: None for role in stored.level.arrays if getattr(stored.level, role, None)}
+        {
+            f.name: None
+            for f in fields(stored.level)
+            if f.name in stored.level.arrays and getattr(stored.level, f.name)
+        }
         for stored in format.levels
     ]
     if not any(fixed):
