@@ -129,13 +129,13 @@ def _limits(row: Mapping[str, Any]) -> list[list[str]]:
             "",
             "",
             "",
-            f"{target['asked']:.0f} {unit}",
+            "" if target["asked"] is None else f"{target['asked']:.0f} {unit}",
             f"{target['reached']:.1f} {unit}",
             "",
             "",
             "",
-            "yes" if target["met"] else "no",
-            row["data"],
+            {None: "", True: "yes", False: "no"}[target["met"]],
+            target.get("data", row["data"]),
         ]
         for target in row["targets"]
     ]

@@ -2,7 +2,6 @@
 
 import resource
 from itertools import product
-from math import inf
 
 import numpy as np
 import pytest
@@ -12,7 +11,18 @@ from torch.autograd import gradcheck, gradgradcheck
 import sparsify
 
 from ..sampling import chosen, sampled
-from .catalogue import CONTRACTIONS, FORMATS, HABITS, drawn, operands, stored, unchanged, value
+from .catalogue import (
+    CONTRACTIONS,
+    HABITS,
+    STATEMENTS,
+    drawn,
+    in_pairs_of_formats,
+    operands,
+    statement_operands,
+    stored,
+    unchanged,
+    value,
+)
 
 
 def check_einsum(subscripts, dense, given):
@@ -40,14 +50,9 @@ def test_contractions_in_all_formats(number, third):
     """A third of all pairs of the first three formats of their ranks for the first two sparse operands."""
     subscripts, kinds = CONTRACTIONS[number]
     dense = operands(subscripts, kinds)
-    places = [place for place, kind in enumerate(kinds) if kind == "s"]
-    for choice in product(*(range(min(3, len(FORMATS[dense[place].dim()]))) for place in places[:2])):
-        if (sum(choice) + number) % 3 != third:
-            continue
-        numbers = {**dict.fromkeys(places, 0), **dict(zip(places, choice, strict=False))}
-        check_einsum(
-            subscripts, dense, [stored(x, numbers[n]) if n in numbers else x for n, x in enumerate(dense)]
-        )
+    for choice, given in in_pairs_of_formats(subscripts, kinds, dense):
+        if (sum(choice) + number) % 3 == third:
+            check_einsum(subscripts, dense, given)
 
 
 @pytest.mark.parametrize("number", range(len(HABITS)), ids=lambda n: f"{HABITS[n][0]} {HABITS[n][1]}")
@@ -69,63 +74,9 @@ def test_layouts_of_dense_operands():
     check_einsum("ij,kj->ik", (a, a), (A, A))
 
 
-STATEMENTS = (
-    ("C[i,j] = A[i,j] + B[i,j]", lambda A, B, **_: A + B),
-    ("C[i,j] = A[i,j] + B[i,j] - D[i,j]", lambda A, B, D, **_: A + B - D),
-    ("C[i,j] = (A[i,j] + B[i,j]) * D[i,j]", lambda A, B, D, **_: (A + B) * D),
-    ("C[i,j] = max(A[i,j], B[i,j], D[i,j])", lambda A, B, D, **_: torch.maximum(torch.maximum(A, B), D)),
-    ("y[i] = z[i] - A[i,j] * x[j]", lambda A, x, z, **_: z - A @ x),
-    ("y[j] = 2 * A[i,j] * x[i] + 3 * z[j]", lambda A, x, z, **_: 2 * A.T @ x + 3 * z),
-    ("C[i,j] = A[i,j] * x[i] / (1 + z[j] ** 2)", lambda A, x, z, **_: A * x[:, None] / (1 + z**2)),
-    ("C[i,j] = A[i,j] + x[i]", lambda A, x, **_: A + x[:, None]),
-    ("C[i,j] = (A[i,j] + A[j,i]) / 2", lambda A, **_: (A + A.T) / 2),
-    ("t = A[i,j] * A[j,k] * A[k,i]", lambda A, **_: torch.trace(A @ A @ A)),
-    ("C[i,j] = A[i,j] * A[i,k] * B[k,j]", lambda A, B, **_: A * (A @ B)),
-    ("C[i,j] = A[i,k] * B[k,j] + D[i,j]", lambda A, B, D, **_: A @ B + D),
-    ("C[i,j] = min(max(A[i,k] * B[k,j] - 0.3, 0), 2)", lambda A, B, **_: (A @ B - 0.3).clamp(0, 2)),
-    ("C[i,j] min= U[i,k] + V[k,j]", lambda U, V, **_: (U[:, :, None] + V).amin(1)),
-    ("y[j] min= x[i] + U[i,j]", lambda U, x, **_: (U + x[:, None]).amin(0)),
-    ("C[i,j] max= A[i,k] * B[k,j]", lambda A, B, **_: (A[:, :, None] * B).amax(1)),
-    ("C[i,j] |= logical_and(A[i,k], B[k,j])", lambda A, B, **_: (A != 0).double() @ (B != 0).double() != 0),
-    ("y[i] max= A[i,j]", lambda A, **_: A.amax(1)),
-    ("y[i] += A[i,j] > 0", lambda A, **_: (A > 0).sum(1)),
-    ("C[i,j] = where(i >= j, A[i,j], 0)", lambda A, **_: A.tril()),
-    (
-        "y[i] = A[i,j] * (3*i + j)",
-        lambda A, **_: A @ torch.arange(8.0).double() + 3 * torch.arange(8) * A.sum(1),
-    ),
-    ("C[i,j] = A[2:, 1:-1]", lambda A, **_: A[2:, 1:-1]),
-    ("y[i] = A[i,3] + A[0,i]", lambda A, **_: A[:, 3] + A[0]),
-    (
-        "s[i] = sum(j, abs(A[i,j])); C[i,j] = A[i,j] / where(s[i] == 0, 1, s[i])",
-        lambda A, **_: torch.nn.functional.normalize(A, p=1, dim=1),
-    ),
-    (
-        "S[i,j] = where(stored(A[i,j]), sum(k, Q[i,k] * Q[j,k]), -inf); m[i] max= S[i,j]; "
-        "P[i,j] = exp(S[i,j] - where(m[i] == -inf, 0, m[i])); d[i] += P[i,j]; "
-        "y[i,l] += P[i,j] * Q[j,l] / where(d[i] == 0, 1, d[i])",
-        lambda A, Q, **_: torch.where(A != 0, Q @ Q.T, -inf).softmax(1).nan_to_num() @ Q,
-    ),
-    ("C[i,j] = A[i+r-1,j+s-1] * W[r,s]", lambda A, W, **_: convolved(A, W)),
-)
-
-
-def convolved(A, W):
-    return torch.nn.functional.conv2d(A[None, None], W[None, None], padding=1)[0, 0]
-
-
 def check_statement(text, reference, forms):
     """A program over square operands, of which it reads some."""
-    dense = {name: drawn(8, 8, seed=n) for n, name in enumerate("ABD")}
-    for n, name in enumerate("UV"):
-        plain = drawn(8, 8, seed=9 + n)
-        dense[name] = torch.where(plain == 0, inf, plain)
-    dense |= {"x": drawn(8, seed=5, density=1.0), "z": drawn(8, seed=6, density=1.0)}
-    dense |= {"Q": drawn(8, 4, seed=7, density=1.0), "W": drawn(3, 3, seed=8, density=1.0)}
-    tensors = {n: sparsify.tensor(dense[n], form) for n, form in zip("ABD", forms, strict=False)}
-    tensors |= {n: sparsify.tensor(dense[n], forms[0], fill=inf) for n in "UV"}
-    given = {name: tensors.get(name, x) for name, x in dense.items() if f"{name}[" in text}
-    sizes = {"i": 8, "j": 8} if "W[" in text else None
+    dense, given, sizes = statement_operands(text, forms)
     found = unchanged(tuple(given.values()), lambda: sparsify.evaluate(text, sizes=sizes, **given))
     torch.testing.assert_close(value(found), reference(**dense))
 

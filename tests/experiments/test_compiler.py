@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.compiler import command, small
+from experiments.compiler import command, first_calls, small
 from experiments.foundation.command import table
 from sparsify.bench.place import Place
 
@@ -33,6 +33,14 @@ def test_small_work(name):
     row = command.run_row(name, TINY, quick=True)
     assert [target["asked"] for target in row["targets"]] == [5.0]
     assert " us " in table([row])
+
+
+def test_first_calls(monkeypatch):
+    monkeypatch.setenv("SPARSIFY_CXXFLAGS", "-O0")  # what is called matters here, not how fast it is
+    row = first_calls.row(processor=True, every=80)
+    assert [target["asked"] for target in row["targets"][:3]] == [300.0, None, 1500.0]
+    assert row["targets"][2]["reached"] == max(row["first_ms"].values())
+    assert row["targets"][2]["data"] in table([row])
 
 
 def test_the_command_knows_its_rows(capsys):
