@@ -46,7 +46,6 @@ struct Context {
   void *(*allocate)(void *state, int64_t slot, int64_t bytes);
 };"""
 SIGNATURE: Final = (
-    'extern "C" __attribute__((visibility("default")))\n'
     "int64_t sparsify_kernel(const int64_t *sizes, void *const *buffers, const Context *context) {"
 )
 
@@ -56,6 +55,7 @@ def emit(function: nodes.Function) -> str:
     unit = Unit(TEMPLATES, complex_numbers.TEMPLATES)
     unit.declare("context", CONTEXT)
     complex_numbers.declare(unit, function)
+    unit.computes_in_regions = parallel.computes_in_regions(function.body)
     expressions = Expressions(unit, names.assign(function), {b.name: b.dtype for b in function.buffers})
     body = Statements(function, expressions).lines(function.body)
     used = set(names.mentioned(function.body))
@@ -66,7 +66,9 @@ def emit(function: nodes.Function) -> str:
     for slot, buffer in enumerate(function.buffers):
         if buffer.name in used:
             lines.append(_unpack(buffer, slot, expressions.name(buffer.name)))
-    kernel = "\n".join([SIGNATURE, *indent([*lines, *body, "return 0;"]), "}"])
+    attributes = 'visibility("default"), cold' if unit.computes_in_regions else 'visibility("default")'
+    head = f'extern "C" __attribute__(({attributes}))'
+    kernel = "\n".join([head, SIGNATURE, *indent([*lines, *body, "return 0;"]), "}"])
     comment = "".join(f"// {line}".rstrip() + "\n" for line in function.comment.splitlines())
     return comment + unit.text(kernel)
 

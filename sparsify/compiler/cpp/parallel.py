@@ -6,6 +6,7 @@ in the unit and, in the kernel, the call of it, once or by every thread of an Op
 A function of its own keeps pointers restricted and values in registers, which capturing by reference loses.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,8 @@ from sparsify.compiler.cpp import names, types
 from sparsify.compiler.cpp.scratch import fits_stack
 from sparsify.compiler.cpp.unit import Template, Unit, indent
 from sparsify.compiler.loops import nodes
-from sparsify.compiler.node import find, walk
+from sparsify.compiler.loops.nodes import type_of
+from sparsify.compiler.node import Node, children, find, walk
 
 if TYPE_CHECKING:
     from sparsify.compiler.cpp.statements import Statements
@@ -62,6 +64,43 @@ def outline(statements: "Statements", stmt: nodes.ParallelFor) -> list[str]:
         *[test, f"  {status} = {serial};", "} else {", pragma, f"  if ({spread}) {store};", "}"],
         f"if ({status}) return {status};",
     ]
+
+
+def computes_in_regions(body: nodes.Stmt) -> bool:
+    """Whether there are loops around parallel loops, and all of them count, allocate and move numbers.
+
+    g++ need not take time for them: the loops that compute are functions of their own.
+    """
+    around = list(_around(body))
+    has_loops = any(isinstance(node, nodes.For | nodes.While) for node in around)
+    has_regions = any(isinstance(node, nodes.ParallelFor) for node in around)
+    return has_loops and has_regions and not any(map(_computes, around))
+
+
+def _around(node: Node) -> Iterator[Node]:
+    """The nodes outside of parallel loops, and these themselves."""
+    yield node
+    if not isinstance(node, nodes.ParallelFor):
+        for child in children(node):
+            yield from _around(child)
+
+
+def _computes(node: Node) -> bool:
+    """Whether a node is more than counting: arithmetic with fractions, or one of the steps with vectors."""
+    match node:
+        case nodes.Op() | nodes.Convert() | nodes.Broadcast():
+            return _is_fraction(node.type)
+        case nodes.Fill(value=value):
+            return _is_fraction(type_of(value))
+        case nodes.Sort() | nodes.TakeMarks() | nodes.Horizontal() | nodes.HorizontalTogether():
+            return True
+        case nodes.Gather() | nodes.Scatter() | nodes.Transpose():
+            return True
+    return False
+
+
+def _is_fraction(type: nodes.Type) -> bool:
+    return types.is_float(type.dtype) or type.dtype.startswith("complex")
 
 
 def _may_fail(stmt: nodes.ParallelFor) -> bool:
@@ -120,7 +159,9 @@ def _region(
         lines += [_loop(stmt.dynamic), *indent(body), "}"]
     if may_fail:
         lines.append("return 0;")
-    head = f"static __attribute__((noinline)) {result} {name}("
+    # g++ takes for cold what is called by cold functions alone.
+    marks = "noinline, hot" if statements.unit.computes_in_regions else "noinline"
+    head = f"static __attribute__(({marks})) {result} {name}("
     listed = ",\n".join(indent(indent(parameters)))
     return "\n".join([head, f"{listed}) {{", *indent(lines), "}"])
 

@@ -27,6 +27,8 @@ class Unit:
     Attributes:
         templates: per helper the function that writes its definition for a dtype and a number of lanes.
         complex_templates: those that come first for complex numbers.
+        regions: the functions of parallel loops.
+        computes_in_regions: whether nothing but these is worth the time that making it fast takes.
     """
 
     templates: Mapping[str, Template]
@@ -36,6 +38,7 @@ class Unit:
     declarations: dict[str, str] = field(default_factory=dict)
     definitions: dict[str, str] = field(default_factory=dict)
     regions: list[str] = field(default_factory=list)
+    computes_in_regions: bool = False
 
     def type(self, dtype: str, lanes: int) -> str:
         """The C++ type, defined when it is a vector."""
