@@ -1,5 +1,9 @@
 """The public functions on real tensors, through generated kernels, against torch."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -242,3 +246,15 @@ def test_function_of_a_sparse_product():
     found = sparsify.evaluate("Y[i,k] = relu(A[i,j] * A[j,k] - A[i,k])", A=A, format="csr")
     D = A.to_dense()
     torch.testing.assert_close(found.to_dense(), torch.relu(D @ D - D))
+
+
+def test_what_compiles_graphs_is_not_loaded_to_compile_kernels(tmp_path):
+    """Dynamo and sympy take two seconds to import; torch loads them when something is traced."""
+    script = (
+        "import sys, torch; before = set(sys.modules); import sparsify; A = sparsify.tensor(torch.eye(3), 'csr')\n"
+        "sparsify.einsum('ij,jk->ik', A, torch.ones(3, 2))\n"
+        "print(*{'torch._dynamo', 'sympy', 'torch._inductor'} & set(sys.modules) - before)"
+    )
+    environment = {**os.environ, "SPARSIFY_CACHE_DIR": str(tmp_path), "SPARSIFY_CXXFLAGS": "-O0"}
+    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (found.returncode, found.stdout.strip()) == (0, ""), found.stderr

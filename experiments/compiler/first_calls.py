@@ -38,7 +38,8 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
             yield f"{subscripts} {' '.join(forms)}", partial(sparsify.einsum, subscripts, *given)
     for text, _ in catalogue.STATEMENTS:
         _, tensors, sizes = catalogue.statement_operands(text, FORMS)
-        yield text, partial(sparsify.evaluate, text, sizes=sizes, **tensors)
+        arguments: dict[str, Any] = {"sizes": sizes, **tensors}
+        yield text, partial(sparsify.evaluate, text, **arguments)
 
 
 def first_calls(clock: Callable[[], float], every: int = 1) -> dict[str, float]:

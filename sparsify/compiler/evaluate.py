@@ -361,38 +361,18 @@ def _with_scalars(statements: tuple[Assign, ...], scalars: Mapping[str, Any]) ->
     return tuple(replace(s, value=substitute_scalars(s.value, numbers)) for s in statements)
 
 
-@torch.compiler.disable(reason="what a node of a graph is made of is not traced by Dynamo")  # type: ignore[untyped-decorator]
-def _einsum_of_graph(
-    subscripts: str, operands: list[torch.Tensor], format: str | None, schedule: str | None
-) -> torch.Tensor:
+def _einsum_of_graph(*arguments: Any) -> Any:
     """The operator `sparsify::einsum`."""
-    given = tuple(map(ascending, operands))
-    kernel, order = einsum_kernel(subscripts, given, format, schedule)
-    found: torch.Tensor = kernel(*[given[place] for place in order])
-    return found
+    from sparsify.compiler.of_graph import einsum_of_graph  # loads Dynamo, which makes such graphs
+
+    return einsum_of_graph(*arguments)
 
 
-@torch.compiler.disable(reason="what a node of a graph is made of is not traced by Dynamo")  # type: ignore[untyped-decorator]
-def _evaluate_of_graph(
-    text: str, outputs: list[str], named: list[str], formats: list[str], schedule: str | None, extents: list[str],
-    sizes: list[int], names: list[str], operands: list[torch.Tensor], words: list[str], scalars: list[Any],
-) -> list[torch.Tensor]:  # fmt: skip
+def _evaluate_of_graph(*arguments: Any) -> Any:
     """The operator `sparsify::evaluate`."""
-    wanted = dict(zip(named, formats, strict=True))
-    format = wanted.get(in_graph.LAST, wanted or None)
-    given = {name: int(size) for name, size in zip(extents, sizes, strict=True)}
-    by_name: dict[str, Any] = dict(zip(names, map(ascending, operands), strict=True))
-    by_name |= {word: _number(scalar) for word, scalar in zip(words, scalars, strict=True)}
-    kernel = evaluate_kernel(text, outputs or None, format=format, schedule=schedule, sizes=given, **by_name)
-    found = kernel(*[by_name[name] for name in kernel.program.inputs])
-    return list(found) if isinstance(found, tuple) else [found]
+    from sparsify.compiler.of_graph import evaluate_of_graph
 
-
-def _number(scalar: Any) -> Any:
-    """A number as it is, a symbol of a traced graph as the number that it then always is."""
-    if isinstance(scalar, torch.SymFloat):
-        return float(scalar)
-    return int(scalar) if isinstance(scalar, torch.SymInt) else scalar
+    return evaluate_of_graph(*arguments)
 
 
 _library = register(

@@ -182,7 +182,11 @@ class SparseModule(fx.GraphModule):
                 tensors = pytree.tree_leaves(list(values.values()))
                 return self.finish(variant, [t for t in tensors if isinstance(t, torch.Tensor)])
             found = found or variant is None
-        return self._source(*args, **kwargs) if found else run_now(self, args, kwargs)
+        if found:
+            return self._source(*args, **kwargs)
+        from sparsify.passes.not_captured import run_now  # loads Dynamo, which is there when it traces
+
+        return run_now(self, args, kwargs)
 
     def variant_for(self, call: calls.Call, tensors: list[torch.Tensor]) -> Variant | None:
         """The variant that fits a call, captured now when there is none.
@@ -389,12 +393,3 @@ def fail_without_graph() -> None:
         "call it once with these arguments before torch.export; where capturing failed, which its report says, export "
         "the source model",
     )
-
-
-@torch.compiler.disable(  # type: ignore[untyped-decorator]
-    reason="the sparse model has not been captured for this mode and these arguments; call it once with them, "
-    "not compiled, before torch.compile or torch.export looks at it"
-)
-def run_now(module: SparseModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result outside of the trace, where the model can be captured."""
-    return module.forward(*args, **kwargs)

@@ -7,8 +7,12 @@ torch itself makes a parameter of every tensor inside a subclass, each of which 
 coordinates cannot.
 """
 
+import sys
 from collections.abc import Callable
-from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Final
 
 from torch import Tensor, nn
@@ -18,6 +22,8 @@ from sparsify.storage.pattern import shared
 from sparsify.storage.tensor import SparseTensor
 
 VALUES: Final = "_vals"
+MODULE: Final = "torch._functorch._aot_autograd.subclass_parametrization"
+FUNCTION: Final = "unwrap_tensor_subclass_parameters"
 
 
 class OnPattern(nn.Module):
@@ -51,15 +57,45 @@ def take_apart(module: nn.Module) -> None:
 
 
 def install() -> None:
-    """Makes `run_decompositions` take sparse parameters apart this way, where this torch does it as known."""
-    try:
-        subclasses = import_module("torch._functorch._aot_autograd.subclass_parametrization")
-        otherwise: Callable[[nn.Module], nn.Module] = subclasses.unwrap_tensor_subclass_parameters
-    except (ImportError, AttributeError):
+    """Makes `run_decompositions` take sparse parameters apart this way, where this torch does it as known.
+
+    What torch does it with takes a second to import: it is changed when torch imports it.
+    """
+    if MODULE in sys.modules:
+        replace(sys.modules[MODULE])
+    else:
+        sys.meta_path.insert(0, _WhenImported())
+
+
+class _WhenImported(MetaPathFinder):
+    """Finds the module of torch as others find it, and changes it when it has run."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        """The module, `None` for all others."""
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            loader = spec.loader
+            run = loader.exec_module
+
+            def run_and_replace(module: ModuleType) -> None:
+                run(module)
+                replace(module)
+
+            loader.exec_module = run_and_replace  # type: ignore[method-assign]
+        return spec
+
+
+def replace(subclasses: ModuleType) -> None:
+    """Takes sparse parameters apart before torch's function sees them."""
+    otherwise: Callable[[nn.Module], nn.Module] | None = getattr(subclasses, FUNCTION, None)
+    if otherwise is None:
         return
 
     def unwrap(module: nn.Module) -> nn.Module:
         take_apart(module)
         return otherwise(module)
 
-    subclasses.unwrap_tensor_subclass_parameters = unwrap  # type: ignore[attr-defined]
+    setattr(subclasses, FUNCTION, unwrap)
