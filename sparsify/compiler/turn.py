@@ -107,8 +107,9 @@ def reordered(format: Format, ordering: tuple[int, ...]) -> Format:
 
     A dense level below a compressed one would store entries that the operand does not, unless the operand has all
     coordinates of its mode wherever it has any: `dense, compressed, dense` in the order 0, 2, 1 is `dense, compressed,
-    compressed`.
+    compressed`. Dtypes of coordinates that the format fixes may not hold those of another mode.
     """
+    format = format.unfixed()
     count = len(format.levels)
     free = next((n for n in range(count, 0, -1) if not format.levels[n - 1].level.is_full), 0)
     repeated = {stored.expression.mode for stored in format.levels[free:]}

@@ -5,7 +5,7 @@ Out: A is read compressed by row. Where Y is asked for in blocks, it is computed
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Index, Program, Reduce
 from sparsify.compiler.node import find
@@ -70,7 +70,7 @@ def assembled(format: Format) -> Format:
     """
     if format.is_dense:
         return format if format.is_short else whole(format)
-    plain = _own_dtypes(format if format.is_short else whole(format))
+    plain = (format if format.is_short else whole(format)).unfixed()
     kinds = [stored.level for stored in plain.levels]
     segments = [kind.can_append and not kind.is_branchless for kind in kinds]
     if segments[0] and all(kind.is_branchless for kind in kinds[1:]):
@@ -80,22 +80,6 @@ def assembled(format: Format) -> Format:
     if all(kind.is_full for kind in kinds[:-1]):
         return _stored(plain.ordering, [*kinds[:-1], Compressed()])
     return plain if all(segments) else _stored(plain.ordering, [Compressed()] * len(kinds))
-
-
-def _own_dtypes(format: Format) -> Format:
-    """The format without the dtypes that its levels fix; the same object where they fix none."""
-    fixed = [
-        {
-            f.name: None
-            for f in fields(stored.level)
-            if f.name in stored.level.arrays and getattr(stored.level, f.name)
-        }
-        for stored in format.levels
-    ]
-    if not any(fixed):
-        return format
-    kinds = [replace(stored.level, **roles) for stored, roles in zip(format.levels, fixed, strict=True)]
-    return Format([replace(s, level=kind) for s, kind in zip(format.levels, kinds, strict=True)])
 
 
 def _stored(modes: tuple[int, ...], levels: list[Level]) -> Format:

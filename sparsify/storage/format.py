@@ -5,7 +5,7 @@ Out: `Format` with one `StoredLevel` (level expression and level format) per lev
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sparsify.errors import FormatError
@@ -135,6 +135,15 @@ class Format:
         """The modes in the order in which the levels tell their coordinates: `j` of `j-i` behind `i`."""
         whole = dict.fromkeys(s.expression.mode for s in self.levels if s.expression.other is None)
         return tuple(whole | dict.fromkeys(self.ordering))
+
+    def unfixed(self) -> "Format":
+        """The format without the dtypes that its levels fix, which may be too narrow for other coordinates.
+
+        >>> str(Format("dense, compressed(crd=int16)").unfixed())
+        'i: dense, j: compressed'
+        """
+        free = [replace(stored, level=stored.level.unfixed()) for stored in self.levels]
+        return self if free == list(self.levels) else Format(free)
 
     @property
     def has_diagonals(self) -> bool:

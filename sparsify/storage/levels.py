@@ -9,7 +9,7 @@ below the parents 0, 1, 2 ... follow one another.
 Source: Chou, Kjolstad and Amarasinghe, Format Abstraction for Sparse Tensor Algebra Compilers, 2018.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -81,6 +81,11 @@ class Level:
             dtype = getattr(self, role, None)
             if dtype is not None and dtype not in allowed:
                 raise FormatError(f"{role}={dtype} of a {self.name} level", f"one of {', '.join(allowed)}")
+
+    def unfixed(self) -> "Level":
+        """The level without dtypes of its arrays."""
+        fixed = {f.name: None for f in fields(self) if f.name in self.arrays}
+        return replace(self, **fixed) if fixed else self
 
     @property
     def is_unique(self) -> bool:
