@@ -28,8 +28,8 @@ class Memory:
 
     def __call__(self, matrix: torch.Tensor) -> Sequence[torch.Tensor]:
         """The parts of `matrix`; taken apart anew when its values need a gradient or have changed."""
-        values = matrix.values() if isinstance(matrix, SparseTensor) else matrix
-        if (matrix.requires_grad and torch.is_grad_enabled()) or matrix.is_inference():
+        values = matrix._vals if isinstance(matrix, SparseTensor) else matrix
+        if values.is_inference() or (torch.is_grad_enabled() and needs_gradient(matrix)):
             return self.parts(matrix)
         for reference, version, parts in self.entries:
             if reference() is matrix and values._version == version:
@@ -38,3 +38,9 @@ class Memory:
             parts = self.parts(matrix)
         self.entries = [(weakref.ref(matrix), values._version, parts), *self.entries[: REMEMBERED - 1]]
         return parts
+
+
+def needs_gradient(matrix: torch.Tensor) -> bool:
+    """Whether a sparse tensor requires gradients, asked without going through `__torch_function__`."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return matrix.requires_grad

@@ -24,15 +24,14 @@ from sparsify.passes.check import compare
 from sparsify.passes.eager import eager
 from sparsify.passes.memory import Memory
 from sparsify.passes.packed import Held, Weights, dense_state
+from sparsify.passes.quick import Quick
 from sparsify.passes.shell import Modes, fill_shell, in_modes, modes, share_again
 from sparsify.passes.variant import Variant, return_plainly
 from sparsify.report import Report
 from sparsify.runtime.peak import Peak
 
 MAX_CAPTURES = 8
-REMEMBERED = 64  # shapes of inputs that need no second look
 TIMED_CALLS = 3
-PLAIN = (torch.Tensor, nn.Parameter)
 
 
 class SparseModule(fx.GraphModule):
@@ -50,9 +49,8 @@ class SparseModule(fx.GraphModule):
     _asked: Asked
     _unpacked: dict[str, Held]
     _variants: dict[tuple[Modes, calls.CallShape], Variant | None]
-    _quick: dict[Any, Callable[..., Any]]
-    _modules_in_order: tuple[nn.Module, ...]
     _matrices: Memory
+    _quick: Quick
     _captures: int
     _notices: Notices
     _example: tuple[calls.Call, list[Any]] | None
@@ -64,15 +62,15 @@ class SparseModule(fx.GraphModule):
         super().__init__(nn.Module(), none_yet, type(model).__name__)
         fill_shell(self, model)
         self.training = model.training
+        matrices = Memory(sparse_parts)
         hidden = {
             "_weights": weights or Weights(model, asked.inplace),
             "_signature": calls.signature(model),
             "_names": tuple(calls.signature(model).parameters),
             "_asked": asked,
             "_variants": {},
-            "_quick": {},
-            "_modules_in_order": tuple(self.modules()),
-            "_matrices": Memory(sparse_parts),
+            "_matrices": matrices,
+            "_quick": Quick(tuple(self.modules()), matrices),
             "_captures": 0,
             "_notices": Notices(type(model).__name__),
             "_example": None,
@@ -137,29 +135,17 @@ class SparseModule(fx.GraphModule):
         if torch.is_autocast_enabled("cpu"):
             self._notices.warn("autocast changes dtypes, which kernels do not; the source model runs")
             return self.original(*args, **kwargs)
-        quick = None if kwargs else self.quick_key(args)
-        if quick is not None and (run := self._quick.get(quick)) is not None:
-            return run(*args)
+        quick = self._quick.read(args, kwargs)
+        if quick is not None and (known := self._quick.variants.get(quick[0])) is not None:
+            return self.finish(known, quick[1])
         call = calls.flatten(self._signature, args, kwargs)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is None:
             return self.original(*args, **kwargs)
-        if quick is not None and variant.is_plain and len(tensors) == len(args):
-            assert variant.eager is not None, "prepare compiles the graph"
-            if len(self._quick) >= REMEMBERED:
-                self._quick.clear()
-            self._quick[quick] = variant.eager
+        if quick is not None:
+            self._quick.remember(quick[0], args, kwargs, call, variant)
         return self.finish(variant, tensors)
-
-    def quick_key(self, args: Sequence[Any]) -> Any:
-        """What tells calls with nothing but plain tensors apart; `None` for other calls."""
-        key: list[Any] = [module.training for module in self._modules_in_order]
-        for arg in args:
-            if type(arg) not in PLAIN:
-                return None
-            key += arg.dtype, arg.layout, arg.shape
-        return tuple(key)
 
     def finish(self, variant: Variant, tensors: Sequence[torch.Tensor]) -> Any:
         """The model's output class around the results of a variant."""
@@ -224,7 +210,7 @@ class SparseModule(fx.GraphModule):
             self._notices.warn(f"{error}; the source model runs")
             return None
         self._variants[key] = variant
-        self._quick.clear()
+        self._quick.variants.clear()
         with torch.inference_mode(False), torch.no_grad():
             self._weights.release(self.variants)
         share_again(self, self._source)
