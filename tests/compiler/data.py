@@ -68,6 +68,7 @@ class Case:
         stored: per input which entries are stored, those of padded blocks included.
         tensors: per sparse input the tensor itself.
         seed: what `draw` was asked for.
+        undecided: results in which NaN may be compared, and beside infinite fills may be none.
         doubtful: per result where IEEE arithmetic on dense arrays gives NaN; a fill may decide otherwise there.
     """
 
@@ -80,6 +81,7 @@ class Case:
     stored: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     tensors: dict[str, SparseTensor] = field(default_factory=dict)
     doubtful: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    undecided: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:
         tensors = "; ".join(

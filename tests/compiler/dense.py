@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Index, Program, Reduce, Stored
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import walk
 
@@ -116,6 +116,9 @@ def _value(
                 return fold(monoid, inside, len(more))
             axes = tuple(range(len(names), len(names) + len(more)))
             return np.asarray(ARITHMETIC[monoid].reduce(inside, axis=axes, initial=NEUTRAL[monoid]))
+        case Cast(dtype, value):
+            inside = _value(value, names, values, masks, sizes, fills)
+            return inside.astype(dtype).astype(float)
         case Call(function, args):
             operands = [_value(arg, names, values, masks, sizes, fills) for arg in args]
             return np.asarray(FUNCTIONS[function].evaluate(*operands), float)

@@ -189,3 +189,16 @@ def test_statements_add_in_the_dtype_of_their_result():
         "y[i] += A[i,j] + B[i,j]; y[i] += B[i,1]", A=sparsify.tensor(many, "csr"), B=many
     )
     check(found, (many + many).sum(1) + 100)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.bool], ids=str)
+def test_diagonals_keep_their_dtype(dtype):
+    """Entries of sparse operands along a diagonal are found by a sum, and sums are int64."""
+    A = torch.tensor([[100, 3, 0], [0, 0, 1], [5, 0, 120]]).to(dtype)
+    x = torch.tensor([100, 1, 1]).to(dtype)
+    diagonal = sparsify.evaluate("Y[i] = A[i,i] + x[i]", A=sparsify.tensor(A, "csr"), x=x)
+    assert diagonal.dtype == dtype
+    assert torch.equal(diagonal, A.diagonal() + x)
+    nothing = sparsify.evaluate("Y[i] = max(k, A[i,i] + x[k])", A=sparsify.tensor(A, "csr"), x=x[:0])
+    lowest = False if dtype == torch.bool else torch.iinfo(dtype).min
+    assert nothing.to_dense().tolist() == [lowest] * 3

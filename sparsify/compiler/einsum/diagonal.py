@@ -3,21 +3,35 @@
 In: `y[i] = A[i,i] * x[i]`, A sparse. Out: `y[i] = sum(i1, where(i == i1, A[i,i1], 0)) * x[i]`.
 
 Where levels can be indexed, `A[i,i]` is one access; stored coordinates have to be searched, and a loop over them
-with a condition is that search. One term of the sum is not 0, so it is exact.
+with a condition is that search. One term of the sum is not 0, so it is exact; the sums of integers and of truth
+values are int64, and the entries are not: `int16(sum(...))`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
+from sparsify.compiler.dtypes import FLOATING, category
 from sparsify.compiler.einsum.extents import mode_extents
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Program, Reduce, Stored
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    Program,
+    Reduce,
+    Stored,
+)
 from sparsify.compiler.einsum.rename import all_indices, fresh
 from sparsify.compiler.node import Node, map_children
 
 
 def search_diagonals(program: Program) -> Program:
     """`program` without repeated indices on sparse operands."""
-    sparse = {d.name for d in program.declarations if not d.format.is_dense}
+    sparse = {d.name: d.dtype for d in program.declarations if not d.format.is_dense}
     statements = tuple(_statement(statement, sparse) for statement in program.statements)
     if statements == program.statements:
         return program
@@ -26,7 +40,7 @@ def search_diagonals(program: Program) -> Program:
     return replace(program, statements=statements, declarations=declarations)
 
 
-def _statement(statement: Assign, sparse: set[str]) -> Assign:
+def _statement(statement: Assign, sparse: Mapping[str, str]) -> Assign:
     taken = set(all_indices((statement,)))
 
     def visit(node: Node) -> Node:
@@ -36,14 +50,17 @@ def _statement(statement: Assign, sparse: set[str]) -> Assign:
                 return Reduce("or", distinct, _and(found, access, Stored(found)))
             case Access() if _is_repeated(node, sparse):
                 found, distinct = spread(node, taken)
-                return Reduce("sum", distinct, Call("where", (_equal(found, node), found, Const(0))))
+                entry = Reduce("sum", distinct, Call("where", (_equal(found, node), found, Const(0))))
+                dtype = sparse[node.tensor]
+                is_kept = category(dtype) >= FLOATING or dtype == "int64"
+                return entry if is_kept else Cast(dtype, entry)
         return map_children(node, visit)
 
     value = cast(Expr, visit(statement.value))
     return statement if value is statement.value else Assign(statement.target, statement.monoid, value)
 
 
-def _is_repeated(access: Access, sparse: set[str]) -> bool:
+def _is_repeated(access: Access, sparse: Mapping[str, str]) -> bool:
     names = [index.name for index in access.indices if isinstance(index, Index)]
     return access.tensor in sparse and len(set(names)) < len(names)
 
