@@ -59,6 +59,42 @@ def test_rewritten(text, forms, after):
     assert rewritten(text, forms) == [after]
 
 
+ROW, COLUMN = "where(stored(A[i,k]), 1, 0)", "where(stored(B[k,j]), 1, 0)"
+PRODUCT = [
+    "w[j,i] = max(k, where(logical_and(stored(A[i,k]), stored(B[k,j])), A[i,k] * B[k,j], -inf))",
+    f"n[i] = sum(k, {ROW})",
+    f"n1[j] = sum(k, {COLUMN})",
+    "C[j,i] = where(stored(w[j,i]), max(w[j,i], where(logical_and(float64(n[i]) / float64(extent(k)) == 1.0, "
+    "float64(n1[j]) / float64(extent(k)) == 1.0), -inf, 0.0)), 0.0)",
+]
+
+
+def test_of_a_product_rows_and_columns_are_counted():
+    text, forms = "C[j,i] max= A[i,k] * B[k,j]", {"A": "csr", "B": "csr"}
+    assert rewritten(text, forms) == PRODUCT
+    assert rewritten(text, forms, Sizes({"i": 9, "j": 9, "k": 9}, {"A": 9, "B": 9})) == PRODUCT
+    # No vector for modes that have far more places than entries.
+    assert len(rewritten(text, forms, Sizes({"i": 9, "j": 10**9, "k": 9}, {"A": 9, "B": 9}))) == 1
+
+
+@pytest.mark.parametrize("most", ["max", "min"])
+def test_values_of_a_product(most):
+    """Rows and columns that are full, of one sign, and empty ones."""
+    a, b = torch.zeros(4, 3, dtype=torch.float64), torch.zeros(3, 5, dtype=torch.float64)
+    a[0], a[1], a[2, 1] = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, -3.0, -2.0]), 5.0
+    b[:, 0], b[:, 1], b[1, 2] = 2.0, -1.0, 4.0
+    A, B = sparsify.tensor(a, "csr").requires_grad_(), sparsify.tensor(b, "csr")
+    found = sparsify.evaluate(f"C[i,j] {most}= A[i,k] * B[k,j]", A=A, B=B)
+    assert found.nnz == 9 and found.fill == 0
+    x = a.clone().requires_grad_()
+    wanted = getattr(torch, f"a{most}")(x[:, :, None] * b, 1)
+    torch.testing.assert_close(found.to_dense(), wanted)
+    weights = torch.arange(20.0, dtype=torch.float64).reshape(4, 5)
+    (slope,) = torch.autograd.grad((found.to_dense() * weights).sum(), A)
+    (other,) = torch.autograd.grad((wanted * weights).sum(), x)
+    torch.testing.assert_close(slope.values(), other[tuple(A.coordinates())])
+
+
 def test_modes_without_coordinates_stay():
     assert rewritten("m[i] max= A[i,j]", {"A": "csr"}, Sizes({"i": 3, "j": 0})) == ["m[i] = max(j, A[i,j])"]
 
