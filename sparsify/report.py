@@ -80,6 +80,29 @@ class WeightEntry:
 
 
 @dataclass(slots=True)
+class OrderEntry:
+    """The order in which the nodes of a graph are visited.
+
+    Attributes:
+        name: of the message passing steps that follow it.
+        method: `rcm`, `degree` or `metis`.
+        source: what the edges follow from.
+        distances: the mean of |row - column| over the entries, before and after.
+        seconds: how long the order took to compute; 0 as long as nothing was computed.
+        columns: how many numbers of each node a call permutes, on the way in and on the way out.
+        gather_us: how long it takes to permute that many.
+    """
+
+    name: str
+    method: str
+    source: str
+    distances: tuple[float, float] = (0.0, 0.0)
+    seconds: float = 0.0
+    columns: tuple[int, int] = (0, 0)
+    gather_us: float | None = None
+
+
+@dataclass(slots=True)
 class RuleEntry:
     """What a rule of the recipe matched."""
 
@@ -108,6 +131,7 @@ class Report:
     regions: list[RegionEntry] = field(default_factory=list)
     dense: list[DenseEntry] = field(default_factory=list)
     conversions: list[ConversionEntry] = field(default_factory=list)
+    orders: list[OrderEntry] = field(default_factory=list)
     weights: list[WeightEntry] = field(default_factory=list)
     parameter_bytes: tuple[int, int] | None = None
     peak_bytes: int = 0
@@ -162,6 +186,17 @@ class Report:
             [entry.name, entry.format, kibibytes(entry.bytes_before), kibibytes(entry.bytes_after)]
             for entry in self.weights
         ]
+        orders = [
+            [
+                entry.name,
+                f"{entry.source}, {entry.method}",
+                f"{entry.seconds:.2f}",
+                "{:.0f} -> {:.0f}".format(*entry.distances) if entry.seconds else "",
+                "{} in, {} out".format(*entry.columns),
+                microseconds(entry.gather_us),
+            ]
+            for entry in self.orders
+        ]
         rules = [[entry.rule, entry.where, ", ".join(entry.matched), entry.note] for entry in self.rules]
         found = [
             ("Rules", ("rule", "where", "matched", "note"), rules),
@@ -172,6 +207,11 @@ class Report:
             ),
             ("Left dense", ("node", "operator", "scope", "reason"), dense),
             ("Weights", ("weight", "held", "dense", "now"), weights),
+            (
+                "Orders of nodes",
+                ("for", "order", "seconds", "mean |row - column|", "columns permuted a call", "us"),
+                orders,
+            ),
             ("Conversions", ("operand", "conversion", "times", "total us", "bytes"), moves),
         ]
         return [(title, headers, rows) for title, headers, rows in found if rows]

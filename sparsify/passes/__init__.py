@@ -14,6 +14,7 @@ from sparsify.passes.mark import mark
 from sparsify.passes.pack import pack
 from sparsify.passes.printer import fragments_text, regions_text, whole_graph
 from sparsify.passes.propagate import propagate
+from sparsify.passes.reorder import reorder
 
 __all__ = ["PASSES"]
 
@@ -23,6 +24,7 @@ PASSES: tuple[Pass, ...] = (
     ),  # needs the canonical graph of `capture`: rules see one name per operator
     Pass("propagated", propagate, whole_graph),  # from the marks of inputs and parameters
     Pass("flattened", flatten, whole_graph),  # needs the marks of weights; lifts see matrices alone
+    Pass("reordered", reorder, whole_graph),  # needs the marks; lifts see the nodes in their new order
     Pass("lifted", lift, fragments_text),  # needs all marks: what is sparse decides what is an einsum operand
     Pass("fused", fuse, regions_text),  # needs all fragments: joins across modules
     Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense

@@ -32,9 +32,11 @@ class Mark:
     format: str
     static: bool = False
     derived: bool = False
+    reorder: str = "none"
 
     def __str__(self) -> str:
         how = ", static" if self.static else ""
+        how += f", in {self.reorder} order" if self.reorder != "none" else ""
         return f"{self.role}, {self.format}{how} ({self.where})"
 
 

@@ -237,7 +237,7 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
         raise rule_error(recipe, rule, f"{candidate} is selected by {earlier.rule} already ({earlier.where})")
     text = format_text(recipe, rule)
     candidate.node.meta["sparse"] = Mark(
-        label, place, rule.role or inferred_role(candidate), text, rule.static
+        label, place, rule.role or inferred_role(candidate), text, rule.static, reorder=rule.reorder
     )
 
 
@@ -264,4 +264,4 @@ def inferred_role(candidate: Candidate) -> str:
 
 def derived(source: Mark) -> Mark:
     """The mark of a tensor that got its sparsity from another."""
-    return replace(source, static=False, derived=True)
+    return replace(source, static=False, derived=True, reorder="none")

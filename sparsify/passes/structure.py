@@ -10,12 +10,11 @@ computed anew, differentiably, and only the pattern is remembered.
 
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
 
 from sparsify.errors import InvalidTensorError, UnsupportedProgramError
 from sparsify.report import ConversionEntry
@@ -160,7 +159,7 @@ class Structure:
     """
 
     def __init__(
-        self, module: fx.GraphModule, outputs: Sequence[int | MatrixOutput], entry: ConversionEntry
+        self, module: Callable[..., Sequence[Any]], outputs: Sequence[int | MatrixOutput], entry: ConversionEntry
     ) -> None:
         self.module, self.outputs, self.entry = module, tuple(outputs), entry
         self.has_matrices = any(isinstance(spec, MatrixOutput) for spec in self.outputs)

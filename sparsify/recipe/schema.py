@@ -39,6 +39,7 @@ Method = Literal[
 MaskKind = Literal[
     "bigbird", "longformer", "sliding_window", "block_diagonal", "causal", "strided", "from_file"
 ]
+Reorder = Literal["none", "rcm", "degree", "metis"]
 Role = Literal["weight", "adjacency", "gate", "attention_mask", "activation", "gradient"]
 
 
@@ -169,6 +170,7 @@ class Rule(Section):
     role: Role | None = None
     source: Literal["given", "prune", "mask", "computed"] | None = None
     static: bool = False
+    reorder: Reorder = "none"
     ties: Literal["share", "untie", "error"] = "error"
     prune: Prune | None = None
     mask: Mask | None = None
