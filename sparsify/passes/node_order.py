@@ -55,7 +55,8 @@ def metis(pattern: "scipy.sparse.csr_array") -> torch.Tensor:
     rows, parts = pattern.shape[0], max(2, -(-pattern.shape[0] // NODES_OF_A_PART))
     if pattern.nnz == 0:
         return torch.arange(rows)
-    _, part_of = pymetis.part_graph(parts, xadj=pattern.indptr, adjncy=pattern.indices)
+    edges = pymetis.CSRAdjacency(pattern.indptr, pattern.indices)
+    _, part_of = pymetis.part_graph(parts, adjacency=edges)
     return torch.argsort(torch.as_tensor(part_of), stable=True)
 
 
@@ -86,7 +87,6 @@ class NodeOrder:
         edges: from leaves to rows [edges], columns [edges], and extents that are all the number of nodes.
         method: one of `METHODS`.
         conversion, entry: where it is reported.
-        columns: that a call permutes, for the report.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ def distance(rows: torch.Tensor, columns: torch.Tensor) -> float:
 def gather_us(order: torch.Tensor, columns: int) -> float:
     """How long it takes to permute a tensor [nodes, columns]."""
     values = torch.ones(len(order), columns)
-    torch.index_select(values, 0, order)  # its memory is there for the second
+    result = torch.index_select(values, 0, order)  # its memory is there for the second
     started = time.perf_counter()
-    torch.index_select(values, 0, order)
+    torch.index_select(values, 0, order, out=result)
     return (time.perf_counter() - started) * 1e6
 
 
@@ -189,5 +189,8 @@ def shape_only(
     return tensors[0].new_empty((nodes,), dtype=torch.int64)
 
 
-SCHEMA: Final = "node_order(int handle, int which, SymInt nodes, Tensor[] tensors, SymInt[] sizes, int[] places) -> Tensor"
+SCHEMA: Final = (
+    "node_order(int handle, int which, SymInt nodes, Tensor[] tensors, SymInt[] sizes, int[] places) "
+    "-> Tensor"
+)
 _library = torch_operator.register(torch_operator.Operator(SCHEMA, run, shape_only))

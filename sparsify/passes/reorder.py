@@ -1,8 +1,8 @@
 """Message passing on nodes in another order, in which neighbours lie near each other.
 
 In: `%y = index_add(%zeros, 0, %rows, %w * index_select(%x, 0, %columns))` by a rule with `reorder: rcm`.
-Out: `%o = node_order(handle, 0, %n, %edge_index)`, `%p = node_order(handle, 1, ...)`; the same steps with `%p[%rows]` and
-`%p[%columns]` on `index_select(%x, 0, %o)`, and `index_select(%y, 0, %p)` for what needs the nodes as they were.
+Out: `%o = node_order(handle, 0, %n, %edge_index)`, `%p = node_order(handle, 1, ...)`; the same steps with `%p[%rows]`
+and `%p[%columns]` on `index_select(%x, 0, %o)`, and `index_select(%y, 0, %p)` for what needs the nodes as they were.
 
 Operators that compute row by row (`rowwise`) run in either order; a minimal cut chooses, so that a call permutes as few
 numbers as it can: chained layers share one permutation on the way in and one on the way out.
@@ -104,25 +104,19 @@ def gather_of(match: GatherScatter) -> fx.Node:
 def require_possible(draft: Draft, label: str, rule: Rule, groups: Sequence[Group]) -> None:
     """Raises where a rule asks for an order that there cannot be."""
     if rule.reorder == "metis" and not has_metis():
-        raise rule_error(
-            draft.recipe,
-            rule,
-            "`reorder: metis` needs the package pymetis, which is not installed; pip install pymetis, or "
-            "`reorder: rcm`",
-        )
+        text = "`reorder: metis` needs the package pymetis, which is not installed; pip install pymetis, or use `rcm`"
+        raise rule_error(draft.recipe, rule, text)
     entry = next(entry for entry in draft.report.rules if entry.rule == label)
     if entry.matched and not groups:
-        raise rule_error(
-            draft.recipe,
-            rule,
-            f"`reorder` of {', '.join(entry.matched)} finds no message passing; it is for adjacencies given as edges or as "
-            "sparse tensors; leave it out",
+        text = (
+            f"`reorder` of {', '.join(entry.matched)} finds no message passing; it is for adjacencies given as edges "
+            "or as sparse tensors; leave it out"
         )
+        raise rule_error(draft.recipe, rule, text)
 
 
 def complete(draft: Draft, rule: Rule, group: Group) -> None:
-    """Finds the number of nodes of a group; raises where its adjacency is not square, static or known."""
-    first = group.matches[0]
+    """Finds the number of nodes of a group; raises where there is no one order for it."""
     sizes: dict[str, tuple[Any, int | None]] = {}
     for match in group.matches:
         features = tensor_value(match.features)
@@ -131,42 +125,35 @@ def complete(draft: Draft, rule: Rule, group: Group) -> None:
         sizes.setdefault(str(extent), (match.extent, known_size(extent)))
         rows = features.shape[0]
         if str(rows) not in sizes:
-            node = (
-                rows if isinstance(rows, int) else canonicalize.size_node(match.features, 0, rows, match.node)
-            )
+            is_fixed = isinstance(rows, int)
+            node = rows if is_fixed else canonicalize.size_node(match.features, 0, rows, match.node)
             sizes[str(rows)] = (node, known_size(rows))
+    group.rows, group.extents = set(sizes), [extent for extent, _ in sizes.values()]
+    problem = ""
     if len({size for _, size in sizes.values()}) > 1:
         found = " by ".join(str(size) for _, size in sizes.values())
-        raise rule_error(
-            draft.recipe,
-            rule,
-            f"`reorder` needs an adjacency whose rows and columns are the same nodes; that of {first.node.name} is "
-            f"{found}; leave it out",
-        )
-    group.rows, group.extents = set(sizes), [extent for extent, _ in sizes.values()]
-    leaves = leaves_of(needed(group))
-    moving = [leaf for leaf in leaves if leaf.op == "placeholder"] if not group.mark.static else []
-    if moving:
-        raise rule_error(
-            draft.recipe,
-            rule,
-            f"`reorder` needs an adjacency that stays the same between calls, and that of {first.node.name} follows from "
-            f"the input {moving[0].meta.get('input', moving[0].name)}; say `static: true` where it stays the same",
-        )
-    drawn = [leaf for leaf in leaves if not (leaf.op in ("placeholder", "get_attr") or is_size(leaf))]
-    if drawn:
-        raise rule_error(
-            draft.recipe,
-            rule,
-            f"`reorder` needs edges that are known before a call; those of {first.node.name} depend on {drawn[0].name}",
-        )
+        problem = f"an adjacency whose rows and columns are the same nodes, and {{}} is {found}; leave it out"
+    problem = problem or why_unknown(draft, group)
+    if problem:
+        name = f"that of {group.matches[0].node.name}"
+        raise rule_error(draft.recipe, rule, f"`reorder` needs {problem.format(name)}")
+
+
+def why_unknown(draft: Draft, group: Group) -> str:
+    """What is missing for an order that is computed once, "" where nothing is; `{}` stands for the adjacency."""
+    for leaf in leaves_of(needed(group)):
+        if leaf.op == "placeholder" and not group.mark.static:
+            name = leaf.meta.get("input", leaf.name)
+            return (
+                f"an adjacency that stays the same between calls, and {{}} follows from the input {name}; "
+                "say `static: true` where it stays the same"
+            )
+        if not (leaf.op in ("placeholder", "get_attr") or is_size(leaf)):
+            return f"edges that are known before a call, and {{}} depends on {leaf.name}; leave it out"
     for node in draft.graph.nodes:
         if canonicalize.is_writer(node) and group.is_rows(first_extent(node.args[0])):
-            raise rule_error(
-                draft.recipe,
-                rule,
-                f"`reorder` cannot follow {node.name}, which writes into a tensor of all nodes; leave it out",
-            )
+            return f"tensors that stay as they are, and {node.name} writes into one of the nodes of {{}}; leave it out"
+    return ""
 
 
 def needed(group: Group) -> list[fx.Node]:
@@ -286,8 +273,8 @@ def width(node: fx.Node) -> int:
 def cheapest(draft: Draft, group: Group, operands: dict[fx.Node, list[fx.Node]]) -> set[fx.Node]:
     """The nodes that are computed in the new order, so that the fewest numbers are permuted: a minimal cut.
 
-    Each tensor is permuted once for all users that want it: a tensor that stays and a user in the new order are apart at
-    the cost of its width, through a vertex that stands for the permuted tensor, and likewise back.
+    Each tensor is permuted once for all users that want it: a tensor that stays and a user in the new order are apart
+    at the cost of its width, through a vertex that stands for the permuted tensor, and likewise back.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow

@@ -159,7 +159,10 @@ class Structure:
     """
 
     def __init__(
-        self, module: Callable[..., Sequence[Any]], outputs: Sequence[int | MatrixOutput], entry: ConversionEntry
+        self,
+        module: Callable[..., Sequence[Any]],
+        outputs: Sequence[int | MatrixOutput],
+        entry: ConversionEntry,
     ) -> None:
         self.module, self.outputs, self.entry = module, tuple(outputs), entry
         self.has_matrices = any(isinstance(spec, MatrixOutput) for spec in self.outputs)
