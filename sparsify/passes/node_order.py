@@ -75,7 +75,7 @@ def neighbours(rows: torch.Tensor, columns: torch.Tensor, nodes: int) -> "scipy.
     there, back = rows[apart].int().numpy(), columns[apart].int().numpy()
     ones = torch.ones(len(there), dtype=torch.int8).bool().numpy()
     directed = scipy.sparse.coo_array((ones, (there, back)), shape=(nodes, nodes)).tocsr()
-    both = (directed + directed.T).tocsr()
+    both: scipy.sparse.csr_array = (directed + directed.T).tocsr()
     both.sort_indices()
     return both
 

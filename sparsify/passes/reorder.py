@@ -244,10 +244,10 @@ def reads(
         for user in source.users:
             if is_size(user):
                 continue
-            if gathers.get(user) is source:
-                yield source, user, True
-            else:
-                yield source, user, None if source in operands.get(user, ()) else False
+            wanted: bool | None = True
+            if gathers.get(user) is not source:
+                wanted = None if source in operands.get(user, ()) else False
+            yield source, user, wanted
 
 
 def permuted_columns(
