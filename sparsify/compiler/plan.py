@@ -332,7 +332,8 @@ def _step(
         is_alike = [tuple(map(bool, pair)) for pair in source.index_dtypes] == [
             tuple(map(bool, pair)) for pair in dtypes
         ]
-        if is_alike and not source.format.has_bits:
+        is_wide = all(dtype in ("", "int32", "int64") for pair in source.index_dtypes for dtype in pair)
+        if is_alike and is_wide and not source.format.has_bits:
             dtypes = source.index_dtypes  # the levels are turned, nothing else
         read.append(replace(source, name=twin.name, format=twin.format, index_dtypes=dtypes, pattern_of=None))
     read += _shapes(program, statement, read)

@@ -75,3 +75,10 @@ def test_triangles_in_all_formats(tmp_path):
     compile_cases(done[::5], tmp_path, ("-O0",))
     for found in done[::5]:
         run_compiled(found)
+
+
+def test_narrow_coordinates_of_a_turned_operand_are_widened():
+    torch.manual_seed(0)
+    A, X = torch.rand(192, 128) * (torch.rand(192, 128) < 0.2), torch.rand(4, 192)
+    narrow = sparsify.tensor(A, "dense, compressed(crd=int8)")
+    torch.testing.assert_close(sparsify.einsum("bi,ij->bj", X, narrow), X @ A)
