@@ -200,7 +200,7 @@ def _define_split_positions(unit: Unit, dtype: str, lanes: int) -> str:
     element = types.ELEMENTS[dtype]
     return f"""\
 // Where part `chunk` of `chunks` parts of the rows 0..extent begins, each with equal positions + row_cost * rows.
-static inline int64_t split_positions_{dtype}(
+static __attribute__((noinline)) int64_t split_positions_{dtype}(
     int64_t chunk, int64_t chunks, int64_t extent, const {element} *positions, int64_t row_cost) {{
   if (chunk >= chunks) return extent;
   const int64_t total = (int64_t)positions[extent] - positions[0] + row_cost * extent;

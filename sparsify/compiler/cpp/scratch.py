@@ -18,8 +18,9 @@ extern "C" void free(void *memory) noexcept;
 
 struct Scratch {
   void *memory;
-  explicit Scratch(int64_t bytes) noexcept : memory(aligned_alloc(64, (bytes + 127) / 64 * 64)) {}
-  ~Scratch() noexcept { free(memory); }
+  __attribute__((noinline)) explicit Scratch(int64_t bytes) noexcept
+      : memory(aligned_alloc(64, (bytes + 127) / 64 * 64)) {}
+  __attribute__((noinline)) ~Scratch() noexcept { free(memory); }
 };"""
 
 

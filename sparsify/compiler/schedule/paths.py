@@ -65,7 +65,6 @@ class Paths:
     def __init__(self, nest: Nest, accesses: list[Access]) -> None:
         self.nest, self.accesses = nest, accesses
         self.leaves = [self.leaf(number, access) for number, access in enumerate(accesses)]
-        self.limit = inf  # what costs more by itself is no part of the best way
         self.all = (1 << len(accesses)) - 1
         # Rows of the result, sums, columns: the order in which a workspace a row is filled.
         bits = [1 << n for n in range(len(nest.variables))]
@@ -86,18 +85,21 @@ class Paths:
         if len(self.leaves) > MOST_FACTORS:
             return self.greedy()
         one = self.product(tuple(self.leaves), self.nest, 0.0)
-        self.limit = one.cost
         found: dict[int, Part] = {leaf.factors: leaf for leaf in self.leaves}
         for size in range(2, len(self.leaves)):
             for chosen in combinations(range(len(self.leaves)), size):
                 subset = sum(1 << n for n in chosen)
-                ways = (self.join(parts) for parts in self.splits(subset, found))
-                best = min((way for way in ways if way is not None), key=_cost, default=None)
+                best: Part | None = None
+                for parts in self.splits(subset, found):
+                    way = self.join(parts, one.cost if best is None else best.cost)
+                    if way is not None and (best is None or way.cost < best.cost):
+                        best = way
                 if best is not None:
                     found[subset] = best
         last = [*self.splits(self.all, found), *self.triples(found)]
-        finals = [one, *(self.finish(parts) for parts in last)]
-        return min(finals, key=_cost)
+        for parts in last:
+            one = min(one, self.finish(parts, one.cost), key=_cost)
+        return one
 
     def splits(self, subset: int, found: Mapping[int, Part]) -> Iterator[tuple[Part, ...]]:
         """The pairs of parts that make up a subset and share a variable."""
@@ -117,7 +119,7 @@ class Paths:
             if rest in found:
                 yield first, second, found[rest]
 
-    def join(self, parts: tuple[Part, ...]) -> Part | None:
+    def join(self, parts: tuple[Part, ...], limit: float = inf) -> Part | None:
         """The temporary that is the product of parts, `None` when it would be a number or costs too much."""
         factors = sum(part.factors for part in parts)
         needed = self.nest.target
@@ -130,11 +132,8 @@ class Paths:
         is_sparse = any(part.is_sparse for part in parts)
         nest = self.nest_over(parts, mask, is_sparse)
         entries = min(nest.written, self.most_entries(parts, nest))
-        least = STATEMENT + entries + LIBRARY / LANES * nest.count(nest.full) + sum(p.cost for p in parts)
-        if least > self.limit:
-            return None
-        made = self.product(parts, nest, STATEMENT + entries)
-        if made.cost > self.limit:
+        made = self.product(parts, nest, STATEMENT + entries, limit)
+        if made.cost > limit:
             return None
         modes = tuple(bit for bit in self.natural if mask & bit)
         return replace(made, modes=modes, entries=entries, is_sparse=is_sparse)
@@ -147,14 +146,16 @@ class Paths:
             stored |= factor.mask
         return found * nest.coordinates(nest.target & ~stored)
 
-    def finish(self, parts: tuple[Part, ...]) -> Part:
+    def finish(self, parts: tuple[Part, ...], limit: float = inf) -> Part:
         """The result as the product of parts."""
         nest = self.nest_over(parts, self.nest.target, bool(self.nest.levels), last=True)
-        return self.product(parts, nest, 0.0)
+        return self.product(parts, nest, 0.0, limit)
 
-    def product(self, parts: tuple[Part, ...], nest: Nest, more: float) -> Part:
-        """Parts multiplied in one nest."""
-        order = best_order(nest)
+    def product(self, parts: tuple[Part, ...], nest: Nest, more: float, limit: float = inf) -> Part:
+        """Parts multiplied in one nest; where no order of its loops costs less than a limit, none is looked for."""
+        least = nest.count(nest.full) / LANES * (1.0 if nest.factors else LIBRARY)
+        is_hopeless = more + least + sum(part.cost for part in parts) > limit
+        order = None if is_hopeless else best_order(nest)
         loops = inf if order is None else order.cost
         if not nest.factors:
             loops *= LIBRARY

@@ -30,7 +30,7 @@ extern "C" int omp_get_thread_num() noexcept;
 extern "C" int omp_get_num_threads() noexcept;
 
 // Where part `chunk` of `chunks` parts of the rows 0..extent begins, each with equal positions + row_cost * rows.
-static inline int64_t split_positions_int32(
+static __attribute__((noinline)) int64_t split_positions_int32(
     int64_t chunk, int64_t chunks, int64_t extent, const int32_t *positions, int64_t row_cost) {
   if (chunk >= chunks) return extent;
   const int64_t total = (int64_t)positions[extent] - positions[0] + row_cost * extent;
