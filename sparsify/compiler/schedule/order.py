@@ -70,13 +70,19 @@ def statement_order(program: Program, statement: Assign, sizes: Sizes) -> Order 
     return order if order is not None and order.cost < inf else None
 
 
-def best_order(nest: Nest, may_scatter: bool = True) -> Order | None:
-    """The cheapest order of the loops of a nest; `None` where there is none, or there are too many loops."""
+def best_order(nest: Nest, may_scatter: bool = True, limit: float = inf) -> Order | None:
+    """The cheapest order of the loops of a nest; `None` where there is none, or there are too many loops.
+
+    Args:
+        nest: the loops.
+        may_scatter: whether a workspace may take what is summed.
+        limit: orders that cost more are not looked for.
+    """
     if not nest.variables:
         return Order((), 0.0, 1.0)
     if len(nest.variables) > MOST_VARIABLES:
         return None
-    found = _best(_Key(nest), may_scatter)
+    found = _best(_Key(nest), may_scatter, limit * (1.0 + 1e-9))
     return None if found is None else described(nest, *found)
 
 
@@ -97,9 +103,9 @@ class _Key:
 
 
 @lru_cache(maxsize=16)
-def _best(key: _Key, may_scatter: bool) -> tuple[tuple[int, ...], bool] | None:
+def _best(key: _Key, may_scatter: bool, limit: float) -> tuple[tuple[int, ...], bool] | None:
     """The cheapest order of bits, and whether a workspace takes what is summed."""
-    limit, found = inf, None
+    found = None
     for workspace in _ways(key.nest):
         made = _cheapest(key.nest, workspace, limit) if may_scatter or not workspace else None
         if made is not None and (found is None or made[0] < limit):

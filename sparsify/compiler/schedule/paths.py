@@ -153,13 +153,11 @@ class Paths:
 
     def product(self, parts: tuple[Part, ...], nest: Nest, more: float, limit: float = inf) -> Part:
         """Parts multiplied in one nest; where no order of its loops costs less than a limit, none is looked for."""
-        least = nest.count(nest.full) / LANES * (1.0 if nest.factors else LIBRARY)
-        is_hopeless = more + least + sum(part.cost for part in parts) > limit
-        order = None if is_hopeless else best_order(nest)
-        loops = inf if order is None else order.cost
-        if not nest.factors:
-            loops *= LIBRARY
-        cost = more + loops + sum(part.cost for part in parts)
+        share = 1.0 if nest.factors else LIBRARY
+        before = more + sum(part.cost for part in parts)
+        room = (limit - before) / share
+        order = best_order(nest, limit=room) if nest.count(nest.full) / LANES <= room else None
+        cost = before + (inf if order is None else order.cost) * share
         factors = sum(part.factors for part in parts)
         parts = tuple(sorted(parts, key=lambda part: part.factors & -part.factors))
         return Part(factors, (), 0.0, False, cost=cost, parts=parts)
