@@ -63,7 +63,7 @@ class Parts:
         values = next(left)
         arrays = [[next(left) if is_there else None for is_there in level] for level in self.levels]
         pos, crd = [pos for pos, _ in arrays], [crd for _, crd in arrays]
-        return SparseTensor(shared(self.format, shape, pos, crd), values, self.fill)
+        return SparseTensor(shared(self.format, shape, pos, crd, values.shape[0]), values, self.fill)
 
 
 @dataclass(frozen=True, slots=True)

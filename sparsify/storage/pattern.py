@@ -48,6 +48,8 @@ class Pattern:
         crd: per level its `crd` array, `None` where the level has none.
         nnz: how many entries are stored, explicit fills and block padding included.
 
+    Bits of a graph that is traced cannot be counted: `stored` says how many are set.
+
     What the arrays hold is checked once, when a tensor is made of the pattern or a kernel reads it.
 
     Raises:
@@ -66,14 +68,17 @@ class Pattern:
     _equals: "WeakSet[Pattern]"
     _written: tuple[tuple[Tensor, int], ...]  # the arrays that count how often they are written to
 
-    def __init__(self, format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays) -> None:
+    def __init__(
+        self, format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays, stored: int | None = None
+    ) -> None:
         put = object.__setattr__
         put(self, "format", format)
         put(self, "shape", shape_of(shape))
         check_levels(format, self.shape, pos, crd)
         put(self, "pos", tuple(pos))
         put(self, "crd", tuple(crd))
-        put(self, "nnz", self.positions(len(format.levels)))
+        is_told = stored is not None and format.has_bits and any(type(a) is not Tensor for a in self.arrays())
+        put(self, "nnz", stored if is_told else self.positions(len(format.levels)))
         put(self, "_cache", {})
         put(self, "_equals", WeakSet())
         counting = [a for a in self.arrays() if type(a) is Tensor and not a.is_inference()]
@@ -257,11 +262,13 @@ class Pattern:
 _known: "WeakValueDictionary[tuple[Any, ...], Pattern]" = WeakValueDictionary()
 
 
-def shared(format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays) -> Pattern:
+def shared(
+    format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays, stored: int | None = None
+) -> Pattern:
     """The living pattern over the same memory, else a new one: loaded tensors go on sharing their pattern."""
     arrays = _existing(pos, crd)
     if not arrays or torch.compiler.is_compiling() or any(type(a) is not Tensor for a in arrays):
-        return Pattern(format, shape, pos, crd)
+        return Pattern(format, shape, pos, crd, stored)
     key = (format, tuple(shape), tuple((a.data_ptr(), a.shape, a.stride(), a.dtype) for a in arrays))
     found = _known.get(key)
     if found is None or not _is_over(found, arrays):

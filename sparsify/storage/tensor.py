@@ -186,7 +186,7 @@ class SparseTensor(torch.Tensor):
         format, fill = Format(context[0]), context[1]
         levels = range(len(format.levels))
         pos, crd = ([inner.get(f"_{role}{n}") for n in levels] for role in ("pos", "crd"))
-        return wrap(shared(format, outer_size, pos, crd), inner["_vals"], fill)
+        return wrap(shared(format, outer_size, pos, crd, inner["_vals"].shape[0]), inner["_vals"], fill)
 
     @classmethod
     def __torch_function__(
@@ -289,7 +289,7 @@ def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
 
     def make() -> Pattern:
         shape = [pattern.shape[mode] for mode in modes]
-        made = Pattern(pattern.format.permuted(modes), shape, pattern.pos, pattern.crd)
+        made = Pattern(pattern.format.permuted(modes), shape, pattern.pos, pattern.crd, pattern.nnz)
         if pattern.validated().recall("valid"):
             made.trusted()
         made.cached(("permuted", _inverse(modes)), lambda: pattern)
