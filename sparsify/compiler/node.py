@@ -5,6 +5,7 @@ In: a frozen dataclass, `Call("mul", (Const(2), Index("i")))`. Out: its children
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import count
 from operator import is_
 from typing import Final, TypeVar, get_origin, overload
 
@@ -31,12 +32,13 @@ class Node(_Remembering):
 ANY: Final = -1
 # The bit of each class in sets of classes; the fields of each class, and whether they may hold nodes.
 _BITS: Final[dict[type[Node], int]] = {}
+_NUMBERS: Final = count()  # no two threads get the same
 _FIELDS: Final[dict[type[Node], tuple[tuple[str, bool], ...]]] = {}
 
 
 def _bit(kind: type[Node]) -> int:
     """The bit that stands for a class."""
-    return _BITS.get(kind) or _BITS.setdefault(kind, 1 << len(_BITS))
+    return _BITS.get(kind) or _BITS.setdefault(kind, 1 << next(_NUMBERS))
 
 
 def _fields(kind: type[Node]) -> tuple[tuple[str, bool], ...]:

@@ -4,8 +4,9 @@ In: a question, `"schedule of Step(...)"`, sizes of operands, and what answers i
 earlier process found it.
 
 `KEY.plan` beside the kernels holds the answers to one question for the first few sizes that were met, behind a
-checksum. The key changes with the compiler and with registered levels; what else an answer depends on is for the
-question to say. Like kernels, answers are read only where nobody else could have put them.
+checksum; what is not worth keeping is known to this process alone. The key changes with the compiler and with
+registered levels; what else an answer depends on is for the question to say. Like kernels, answers are read only where
+nobody else could have put them.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from sparsify.compiler.cpp import directories
 from sparsify.compiler.fingerprint import fingerprint
@@ -27,6 +28,8 @@ T = TypeVar("T")
 # Sizes that change with every call would fill the disk.
 MOST_SIZES: Final = 16
 DIGEST_BYTES: Final = hashlib.sha256().digest_size
+# Answers that are not kept, by file and sizes: layers that are alike ask once.
+_DOUBTED: Final[dict[tuple[Path, str], Any]] = {}
 
 
 def recall(
@@ -43,7 +46,7 @@ def recall(
         sizes: of the operands, compared number by number.
         answer: finds what is not known, without effects of its own.
         options: where kernels lie.
-        is_kept: whether an answer is worth keeping.
+        is_kept: whether an answer is worth keeping for other processes.
     """
     directory = directories.cache_dir(options)
     key = hashlib.sha256(f"{question}\n{fingerprint()}\n{registered()}".encode()).hexdigest()[:40]
@@ -54,8 +57,13 @@ def recall(
         with suppress(pickle.UnpicklingError, AttributeError, ImportError, TypeError, ValueError):
             found: T = pickle.loads(known[numbers])
             return found
+    if (path, numbers) in _DOUBTED:
+        doubted: T = _DOUBTED[path, numbers]
+        return doubted
     made = answer()
-    if is_kept(made) and (len(known) < MOST_SIZES or numbers in known):
+    if not is_kept(made):
+        _DOUBTED[path, numbers] = made
+    elif len(known) < MOST_SIZES or numbers in known:
         # Nothing but time is lost where the disk is full or may not be written to, or the answer cannot be: nested
         # too deep, or of levels whose class no import finds.
         with suppress(OSError, RecursionError, pickle.PicklingError, AttributeError):

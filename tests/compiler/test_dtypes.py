@@ -202,3 +202,11 @@ def test_diagonals_keep_their_dtype(dtype):
     nothing = sparsify.evaluate("Y[i] = max(k, A[i,i] + x[k])", A=sparsify.tensor(A, "csr"), x=x[:0])
     lowest = False if dtype == torch.bool else torch.iinfo(dtype).min
     assert nothing.to_dense().tolist() == [lowest] * 3
+
+
+def test_zeros_keep_their_signs():
+    """Programs that differ in the sign of a zero alone are two programs."""
+    x = torch.tensor([1.0, -1.0])
+    for zero in (0.0, -0.0):
+        found = sparsify.evaluate(f"Y[i] = x[i] * {zero}", x=x)
+        assert torch.equal(found.signbit(), (x * zero).signbit())

@@ -10,6 +10,7 @@ from torch import nn
 
 import sparsify
 from sparsify import options
+from sparsify.compiler import recall
 from sparsify.passes import race, tune
 from sparsify.passes.pack import is_worth_it
 from sparsify.passes.region_call import RegionCall
@@ -129,7 +130,7 @@ def test_turns_end_with_the_time(monkeypatch):
 
 
 @pytest.mark.parametrize("is_agreed", [True, False])
-def test_what_was_disturbed_is_timed_again(model, tmp_path, monkeypatch, is_agreed):
+def test_what_was_disturbed_is_timed_again_elsewhere(model, tmp_path, monkeypatch, is_agreed):
     asked = []
 
     def found(draft: Any, region: Any, trials: Any, formats: Any, libraries: Any) -> Timed:
@@ -140,6 +141,9 @@ def test_what_was_disturbed_is_timed_again(model, tmp_path, monkeypatch, is_agre
     with options.override(tune_seconds=1.0, cache_dir=tmp_path):
         for _ in range(2):
             sparsify.apply(model, RECIPE, torch.randn(128, 96), verify=False)
+        assert len(asked) == 1
+        monkeypatch.setattr(recall, "_DOUBTED", {})  # as in another process
+        sparsify.apply(model, RECIPE, torch.randn(128, 96), verify=False)
     assert len(asked) == (1 if is_agreed else 2)
     assert asked[0] == ["onednn", "torch_sparse"]
 

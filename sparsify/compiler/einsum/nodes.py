@@ -21,11 +21,17 @@ class Expr(Node):
         return printer.expression(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Const(Expr):
-    """A number, `0.5`."""
+    """A number, `0.5`; 1 and 1.0 promote in their own ways, and -0.0 is not 0.0: neither equals the other."""
 
     value: float | int | bool
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Const and repr(self.value) == repr(other.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
 
 
 @dataclass(frozen=True, slots=True)
