@@ -1,9 +1,11 @@
 """Lets the pass tests import the models that they share; their kernels are built without optimisation."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -11,3 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(autouse=True)
 def without_optimisation(compiled_fast: None) -> None:
     """Every kernel of this room."""
+
+
+@pytest.fixture(autouse=True)
+def compiled_graphs_forgotten() -> Iterator[None]:
+    """All applied models run one function, of which Dynamo compiles eight graphs a process."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
