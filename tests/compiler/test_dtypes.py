@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.errors import DtypeError
+from sparsify.errors import DtypeError, UnsupportedProgramError
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 COMPLEX = (torch.complex64, torch.complex128)
@@ -210,3 +210,17 @@ def test_zeros_keep_their_signs():
     for zero in (0.0, -0.0):
         found = sparsify.evaluate(f"Y[i] = x[i] * {zero}", x=x)
         assert torch.equal(found.signbit(), (x * zero).signbit())
+
+
+def test_truth_values_are_not_collected_in_numbers_of_a_new_pattern():
+    """What the error proposes is right."""
+    A, B = drawn(torch.float32, 4, 3), drawn(torch.float32, 3, 3, seed=1)
+    given = {"A": sparsify.tensor(A, "csr"), "B": sparsify.tensor(B, "csr")}
+    text, wanted = "Y[j,i] += or(l, A[l,i] * B[j,i])", ((A[:, None] * B) != 0).any(0)
+    with pytest.raises(UnsupportedProgramError, match="collects truth values"):
+        sparsify.evaluate(text, **given)
+    apart = sparsify.evaluate("w[j,i] = or(l, A[l,i] * B[j,i]); Y[j,i] += w[j,i]", **given)
+    dense = sparsify.evaluate(text, **given, format="dense, dense")
+    assert apart.dtype == dense.dtype == torch.int64
+    assert torch.equal(apart.to_dense(), wanted.long())
+    assert torch.equal(dense, wanted.long())

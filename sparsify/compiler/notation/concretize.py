@@ -84,6 +84,11 @@ class _Hoist:
         else:
             dtype = declaration.dtype
         sums = target
+        if _is_found(declaration) and dtype == "bool" != declaration.dtype:
+            raise UnsupportedProgramError(
+                f"{target} of {declaration.dtype}, whose pattern is not known, collects truth values",
+                "write a statement of its own for the truth values, or give the result a dense format",
+            )
         if (
             target.tensor in self.program.outputs
             and dtype != declaration.dtype
