@@ -80,6 +80,23 @@ class WeightEntry:
 
 
 @dataclass(slots=True)
+class RoundingEntry:
+    """A weight whose values are stored in a narrow dtype, and how far rounding moved it.
+
+    Attributes:
+        name: of the weight.
+        dtype: of its values.
+        largest: the largest difference of an entry.
+        relative: the norm of the difference over that of the weight.
+    """
+
+    name: str
+    dtype: str
+    largest: float
+    relative: float
+
+
+@dataclass(slots=True)
 class OrderEntry:
     """The order in which the nodes of a graph are visited.
 
@@ -133,6 +150,7 @@ class Report:
     conversions: list[ConversionEntry] = field(default_factory=list)
     orders: list[OrderEntry] = field(default_factory=list)
     weights: list[WeightEntry] = field(default_factory=list)
+    roundings: list[RoundingEntry] = field(default_factory=list)
     parameter_bytes: tuple[int, int] | None = None
     peak_bytes: int = 0
     dense_peak_bytes: int = 0
@@ -182,10 +200,6 @@ class Report:
             ]
             for c in self.conversions
         ]
-        weights = [
-            [entry.name, entry.format, kibibytes(entry.bytes_before), kibibytes(entry.bytes_after)]
-            for entry in self.weights
-        ]
         orders = [
             [
                 entry.name,
@@ -206,7 +220,7 @@ class Report:
                 regions,
             ),
             ("Left dense", ("node", "operator", "scope", "reason"), dense),
-            ("Weights", ("weight", "held", "dense", "now"), weights),
+            *self.weight_tables(),
             (
                 "Orders of nodes",
                 ("for", "order", "seconds", "mean |row - column|", "columns permuted a call", "us"),
@@ -215,6 +229,21 @@ class Report:
             ("Conversions", ("operand", "conversion", "times", "total us", "bytes"), moves),
         ]
         return [(title, headers, rows) for title, headers, rows in found if rows]
+
+    def weight_tables(self) -> list[tuple[str, Sequence[str], list[list[str]]]]:
+        """The tables of packed and of rounded weights."""
+        weights = [
+            [entry.name, entry.format, kibibytes(entry.bytes_before), kibibytes(entry.bytes_after)]
+            for entry in self.weights
+        ]
+        roundings = [
+            [entry.name, entry.dtype, f"{entry.largest:.3g}", f"{entry.relative:.2e}"]
+            for entry in self.roundings
+        ]
+        return [
+            ("Weights", ("weight", "held", "dense", "now"), weights),
+            ("Rounded", ("weight", "values", "largest difference", "relative"), roundings),
+        ]
 
     def lines(self) -> Iterable[str]:
         """The report without its tables."""

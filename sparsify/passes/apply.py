@@ -16,10 +16,12 @@ from sparsify.errors import CaptureError
 from sparsify.passes import calls
 from sparsify.passes.base import Asked
 from sparsify.passes.capture import Dynamic
+from sparsify.passes.mark import rule_error
 from sparsify.passes.packed import Weights
 from sparsify.passes.prune import prune
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
+from sparsify.sparsification.rounding import Moved
 
 Given = str | PathLike[str] | Mapping[str, Any] | Recipe
 
@@ -63,9 +65,14 @@ def apply(
             f"{type(model).__name__} is no torch.nn.Module", "the model itself, not a function"
         )
     loaded = recipes.load(recipe)
-    source = prune(model, loaded)
+    roundings: dict[str, Moved] = {}
+    source = prune(model, loaded, roundings)
+    if inplace:
+        require_no_scales(loaded)
     is_pruned = source is not model
-    weights = Weights(source, inplace or is_pruned, model if inplace and is_pruned else None)
+    weights = Weights(
+        source, inplace or is_pruned, model if inplace and is_pruned else None, roundings=roundings
+    )
     module = SparseModule(source, Asked(loaded, dynamic, strict, verify, trainable, inplace), weights)
     if example_inputs is None:
         return module
@@ -75,6 +82,18 @@ def apply(
         raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")
     module.prepare(call, call.tensors(module._matrices))
     return module
+
+
+def require_no_scales(recipe: Recipe) -> None:
+    """Raises where a model whose own code goes on running would hold whole numbers that have scales."""
+    for rule in recipe.rules:
+        if rule.dtype == "int8":
+            raise rule_error(
+                recipe,
+                rule,
+                "`dtype: int8` with inplace=True: the code of the model knows no scales; leave out inplace and drop "
+                "the model instead, the result has its own weights",
+            )
 
 
 def as_call(example_inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

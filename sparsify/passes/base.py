@@ -33,10 +33,12 @@ class Mark:
     static: bool = False
     derived: bool = False
     reorder: str = "none"
+    dtype: str = "same"
 
     def __str__(self) -> str:
         how = ", static" if self.static else ""
         how += f", in {self.reorder} order" if self.reorder != "none" else ""
+        how += f", as {self.dtype}" if self.dtype != "same" else ""
         return f"{self.role}, {self.format}{how} ({self.where})"
 
 

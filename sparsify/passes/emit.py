@@ -22,7 +22,7 @@ from sparsify.passes.backends import SPOKEN, by_library
 from sparsify.passes.base import Draft
 from sparsify.passes.call_region import call_region
 from sparsify.passes.estimate import estimated_us, example_sizes, expected_sizes
-from sparsify.passes.lift.matrix import Matrix
+from sparsify.passes.lift.matrix import Matrix, row_scales
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
 from sparsify.passes.printer import extent_names
@@ -132,14 +132,15 @@ def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:
 def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) -> list[Binding]:
     """Where the operands of a region come from, in the order of its program; a library reads what its nodes read."""
     if region.backend:
-        return [Binding(node.name, node=node) for node in region.inputs]
+        return [Binding(node.name, node=node) for node in region.read]
     bindings = []
     for name, operand in region.operands.items():
         short = region.names[name]
         if isinstance(operand, Matrix):
             bindings.append(bind_matrix(draft, operand, short, plans))
             continue
-        leaves = once_leaves(operand, plans)
+        is_scales = operand.target is row_scales
+        leaves = list(operand.all_input_nodes) if is_scales else once_leaves(operand, plans)
         if leaves is None:
             bindings.append(Binding(short, node=operand))
         else:
@@ -155,7 +156,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
     """
     form = matrix.format
     if matrix.dense is not None:
-        plan = plans.setdefault(frozenset([matrix.dense]), Plan([matrix.dense]))
+        plan = plans.setdefault(frozenset(matrix.leaves), Plan(matrix.leaves))
         is_full = operators.parameter_behind(matrix.dense) is None
         spec = MatrixOutput(
             form,
@@ -163,6 +164,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
             dense=plan.output(matrix.dense),
             transposed=matrix.transposed,
             is_frozen=not is_full and not draft.is_trainable,
+            rounds=None if matrix.mark.dtype == "same" else dtype_of(matrix.dense),
         )
         return Binding(name, plan=plan, result=plan.result(spec, name), is_full=is_full)
     assert matrix.rows is not None
@@ -185,6 +187,13 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
     )
     node = None if is_once else matrix.values
     return Binding(name, node=node, plan=plan, result=plan.result(spec, name))
+
+
+def dtype_of(node: fx.Node) -> torch.dtype:
+    """The dtype of a tensor."""
+    value = tensor_value(node)
+    assert value is not None, f"{node} is a tensor"
+    return value.dtype
 
 
 def leaves_of(nodes: Iterable[fx.Node]) -> list[fx.Node]:

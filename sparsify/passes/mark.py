@@ -232,13 +232,37 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
     recipe = draft.recipe
     if rule.origin == "prune" and candidate.kind != "param":
         raise rule_error(recipe, rule, f"`prune` makes zeros in parameters, and {candidate} is none")
+    if rule.dtype != "same":
+        require_rounded(draft, rule, candidate)
     earlier = candidate.node.meta.get("sparse")
     if earlier is not None:
         raise rule_error(recipe, rule, f"{candidate} is selected by {earlier.rule} already ({earlier.where})")
     text = format_text(recipe, rule)
     candidate.node.meta["sparse"] = Mark(
-        label, place, rule.role or inferred_role(candidate), text, rule.static, reorder=rule.reorder
+        label,
+        place,
+        rule.role or inferred_role(candidate),
+        text,
+        rule.static,
+        reorder=rule.reorder,
+        dtype=rule.dtype,
     )
+
+
+def require_rounded(draft: Draft, rule: Rule, candidate: Candidate) -> None:
+    """Raises where the values of a tensor cannot be stored in a dtype of their own."""
+    asked = f"`dtype: {rule.dtype}`"
+    if candidate.kind != "param":
+        raise rule_error(
+            draft.recipe, rule, f"{asked} rounds parameters, and {candidate} is none; name it as `param:...`"
+        )
+    if draft.is_trainable:
+        raise rule_error(
+            draft.recipe,
+            rule,
+            f"{asked} stores {candidate} rounded, and steps of training are smaller than that; train with "
+            "`dtype: same`, and apply this rule to the model in evaluation mode or with trainable=False",
+        )
 
 
 def format_text(recipe: Recipe, rule: Rule) -> str:

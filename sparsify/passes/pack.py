@@ -158,7 +158,8 @@ def packing(draft: Draft, region: Region, weight: Matrix) -> list[Packing]:
     machine = (calibrate.try_measured if is_large else calibrate.known)(draft.options)
     compact = draft.recipe.compile.memory == "compact"
     turned = mask.t() if is_turned else mask
-    found = pack_matrix(turned, rows, known.element_size(), machine, compact=compact)
+    sizes = known.element_size(), machine
+    found = pack_matrix(turned, rows, *sizes, value_bytes=weight.dtype.itemsize, compact=compact)
     if not is_turned:
         return found
     return [replace(one, format=one.format.permuted((1, 0))) for one in found]

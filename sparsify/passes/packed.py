@@ -4,19 +4,25 @@ In: a module whose variants read `lin.weight` through kernels alone. Out: `lin.w
 format, in every module that had the dense parameter.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
+from sparsify.compiler.dtypes import name_of
+from sparsify.errors import DtypeError
 from sparsify.passes.call_region import call_region
+from sparsify.passes.lift.matrix import SCALES
 from sparsify.passes.region_call import RegionCall
 from sparsify.passes.shell import share_again, shared_copy
 from sparsify.passes.structure import MatrixOutput, Structure
 from sparsify.passes.variant import Variant
-from sparsify.report import Report, WeightEntry
+from sparsify.report import Report, RoundingEntry, WeightEntry
+from sparsify.sparsification.rounding import Moved, scales, widened
 from sparsify.storage.tensor import SparseTensor
 
 
@@ -26,20 +32,23 @@ class Held:
 
     Attributes:
         spec: of the operand that kernels make of it.
-        requires_grad: of the dense parameter.
+        requires_grad, dtype: of the dense parameter.
     """
 
     spec: MatrixOutput
     requires_grad: bool
+    dtype: torch.dtype
 
     def pack(self, dense: Tensor, operand: SparseTensor | None = None) -> nn.Parameter:
         """The packed parameter, of the operand where one was made before."""
         return nn.Parameter(self.spec.packed(dense.detach(), operand), requires_grad=False)
 
-    def unpack(self, packed: Tensor) -> nn.Parameter:
-        """The dense parameter."""
+    def unpack(self, packed: Tensor, scale: Tensor | None) -> nn.Parameter:
+        """The dense parameter, of whole numbers and their scales where it is held so."""
         assert isinstance(packed, SparseTensor), "held weights are sparse"
-        return nn.Parameter(packed.to_dense(), requires_grad=self.requires_grad)
+        found = packed.to_dense()
+        dense = found if self.spec.rounds is None else widened(found, scale, self.dtype)
+        return nn.Parameter(dense, requires_grad=self.requires_grad)
 
 
 @dataclass
@@ -98,6 +107,7 @@ class Weights:
         is_own: whether `source` may hold packed weights: it is nobody else's, or was given to be changed.
         given: another model, the one that the user gave to be changed; it follows.
         held: by name the weights that `source` holds packed.
+        roundings: by name how far weights were moved when they were rounded.
     """
 
     def __init__(
@@ -106,15 +116,17 @@ class Weights:
         is_own: bool,
         given: nn.Module | None = None,
         held: Mapping[str, Held] | None = None,
+        roundings: Mapping[str, Moved] | None = None,
     ) -> None:
         self.source, self.is_own, self.given, self.held = source, is_own, given, dict(held or {})
+        self.roundings = dict(roundings or {})
         self.is_followed = False
 
     @contextmanager
     def dense(self) -> Iterator[None]:
         """Within this context the weights of the source model are dense; afterwards they are those from before."""
         packed = self.packed()
-        dense = {name: self.held[name].unpack(weight) for name, weight in packed.items()}
+        dense = {name: self.unpacked(name) for name in packed}
         for name, weight in packed.items():
             replace(self.source, weight, dense[name])
         try:
@@ -145,16 +157,29 @@ class Weights:
                 wanted = {}
         for name, spec in wanted.items():
             dense = self.source.get_parameter(name)
-            held = Held(spec, dense.requires_grad)
+            held = Held(spec, dense.requires_grad, dense.dtype)
             operands = (structure.operand_of(dense) for structure in readers[name].structures)
-            replace(self.source, dense, held.pack(dense, next((o for o in operands if o is not None), None)))
-            self.held[name] = held
+            self.hold(name, held, next((o for o in operands if o is not None), None))
             for structure in readers[name].structures:
                 structure.memory.clear()
         self.is_followed = True
         self.follow()
         for variant in variants:
             self.describe(variant.report, readers)
+
+    def hold(self, name: str, how: Held, operand: SparseTensor | None = None) -> None:
+        """Puts the packed weight in the place of the dense one, and its scales beside it."""
+        dense = self.source.get_parameter(name)
+        for module, own in owners(self.source, dense) if how.spec.has_scales else ():
+            module._buffers[f"{own}{SCALES}"] = scales(dense.detach())
+        replace(self.source, dense, how.pack(dense, operand))
+        self.held[name] = how
+
+    def unpacked(self, name: str) -> nn.Parameter:
+        """The dense parameter of a packed weight."""
+        how = self.held[name]
+        scale = self.source.get_buffer(f"{name}{SCALES}") if how.spec.has_scales else None
+        return how.unpack(self.source.get_parameter(name), scale)
 
     def packed(self) -> dict[str, SparseTensor]:
         """The packed weights by name."""
@@ -165,9 +190,8 @@ class Weights:
         """Makes weights dense, all of them without `names`; how they were held."""
         released = {}
         for name in list(self.held if names is None else names):
-            weight = self.source.get_parameter(name)
+            replace(self.source, self.source.get_parameter(name), self.unpacked(name))
             released[name] = self.held.pop(name)
-            replace(self.source, weight, released[name].unpack(weight))
         self.follow()
         return released
 
@@ -181,20 +205,32 @@ class Weights:
         report.weights = [self.entry(name, found) for name, found in readers.items()]
         beside = sum(e.bytes_after - e.bytes_before for e in report.weights if e.name not in self.held)
         now = beside + sum(stored_bytes(parameter) for parameter in self.source.parameters())
+        now += sum(self.scale_bytes(name) for name in self.held)
         saved = sum(entry.bytes_before - entry.bytes_after for entry in report.weights)
         report.parameter_bytes = now + saved, now
+        found = self.roundings.items()
+        report.roundings = [RoundingEntry(n, m.dtype, m.largest, m.relative) for n, m in found]
+
+    def scale_bytes(self, name: str) -> int:
+        """The bytes of the scales of a packed weight."""
+        has_scales = self.held[name].spec.has_scales
+        return self.source.get_buffer(f"{name}{SCALES}").nbytes if has_scales else 0
 
     def entry(self, name: str, readers: Readers) -> WeightEntry:
         """How a weight is held that regions pack."""
         weight = self.source.get_parameter(name)
-        before = weight.numel() * weight.dtype.itemsize
         if isinstance(weight, SparseTensor):
-            return WeightEntry(name, str(weight.format), before, stored_bytes(weight))
+            how = self.held[name]
+            form = f"{weight.format}{'' if how.spec.rounds is None else f', {name_of(weight.dtype)}'}"
+            after = stored_bytes(weight) + self.scale_bytes(name)
+            return WeightEntry(name, form, weight.numel() * how.dtype.itemsize, after)
+        before = weight.nbytes
         copies = {id(structure): structure.entry.bytes_after for structure in readers.structures}
         return WeightEntry(name, "dense, and packed beside", before, before + sum(copies.values()))
 
     def convert(self, fn: Callable[..., Any], recurse: bool) -> None:
-        """Conversions such as `.double()`; packed weights are converted packed."""
+        """Conversions such as `.double()`; packed weights are converted packed, rounded ones dense."""
+        rounded = self.unpack([name for name, held in self.held.items() if held.spec.rounds is not None])
         packed: list[tuple[Tensor, list[tuple[dict[str, Any], str]]]]
         packed = [(weight, places(self.source, weight)) for weight in self.packed().values()]
         try:
@@ -209,21 +245,24 @@ class Weights:
             for weight, known in packed:
                 for store, name in known:
                     store[name] = weight
-        self.follow()
+            self.repack(rounded)
 
     def repack(self, held: Mapping[str, Held]) -> None:
         """Packs weights again that were packed before."""
         for name, how in held.items():
-            dense = self.source.get_parameter(name)
-            replace(self.source, dense, how.pack(dense))
-            self.held[name] = how
+            self.hold(name, dataclasses.replace(how, dtype=self.source.get_parameter(name).dtype))
         self.follow()
 
 
 def places(model: nn.Module, parameter: Tensor) -> list[tuple[dict[str, Any], str]]:
     """Where a parameter is kept: dictionaries of modules, and its name in each."""
+    return [(module._parameters, name) for module, name in owners(model, parameter)]
+
+
+def owners(model: nn.Module, parameter: Tensor) -> list[tuple[nn.Module, str]]:
+    """The modules that have a parameter, and its name in each."""
     return [
-        (module._parameters, name)
+        (module, name)
         for module in model.modules()
         for name, found in module._parameters.items()
         if found is parameter
@@ -237,14 +276,26 @@ def replace(model: nn.Module, old: Tensor, new: Tensor) -> None:
 
 
 def dense_state(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """The state with dense tensors for the dense parameters of `model`."""
-    sparse = {
-        name for name, p in model.named_parameters(remove_duplicate=False) if isinstance(p, SparseTensor)
+    """The state with dense tensors for the dense parameters of `model`.
+
+    Raises:
+        DtypeError: whole numbers whose scales the state has not.
+    """
+    dense = {
+        name: parameter.dtype
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if not isinstance(parameter, SparseTensor)
     }
-    return {
-        name: value.to_dense() if isinstance(value, SparseTensor) and name not in sparse else value
-        for name, value in state.items()
-    }
+    found = dict(state)
+    for name, value in state.items():
+        if isinstance(value, SparseTensor) and name in dense:
+            if dense[name].is_floating_point and not value.dtype.is_floating_point:
+                raise DtypeError(
+                    f"{name} is {value.dtype} in this state, without the scales of its rows",
+                    "what state_dict() gives, which is dense",
+                )
+            found[name] = value.to_dense(dense[name])
+    return found
 
 
 def stored_bytes(tensor: Tensor) -> int:

@@ -1,63 +1,95 @@
-"""The model with the weights pruned that the recipe's rules ask for; everything else is shared with the source model.
+"""Rules that change weights: a copy of the model's modules whose weights have zeros, or are rounded to narrow values.
 
-In: an MLP and `{targets: ["param:*.weight"], prune: {method: magnitude, sparsity: 0.9}}`. Out: a copy of the modules
-whose weights have nine zeros in ten entries.
+In: a model and a recipe with `prune: {method: magnitude, sparsity: 0.9}, dtype: bfloat16`. Out: a model that shares all
+other parameters, in which the selected weights have nine zeros in ten entries and the others as bfloat16 holds them.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparsify.errors import SparsifyError
+from sparsify.passes.lift.matrix import SCALES
 from sparsify.passes.mark import aliases, rule_error, selects
 from sparsify.passes.shell import shared_copy
 from sparsify.recipe import Recipe, Rule
 from sparsify.sparsification.magnitude import magnitude_masks
+from sparsify.sparsification.rounding import Moved, moved, rounded, scales
 
 METHODS: Final = ("magnitude", "block_magnitude")
 
 
-def prune(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """The model itself when no rule prunes.
+def prune(model: nn.Module, recipe: Recipe, roundings: dict[str, Moved] | None = None) -> nn.Module:
+    """The model itself when no rule prunes or rounds.
+
+    Args:
+        model: keeps its weights.
+        recipe: the rules.
+        roundings: where to write by name how far rounding moved weights.
 
     Raises:
         RecipeError: a rule asks for what this version cannot do, or does not fit a weight.
     """
-    rules = [rule for rule in recipe.rules if rule.origin == "prune" and rule.prune is not None]
+    rules = [rule for rule in recipe.rules if is_pruning(rule) or rule.dtype != "same"]
     if not rules:
         return model
     pruned = shared_copy(model)
     for rule in rules:
-        _apply(pruned, recipe, rule)
+        _apply(pruned, recipe, rule, {} if roundings is None else roundings)
     return pruned
 
 
-def _apply(model: nn.Module, recipe: Recipe, rule: Rule) -> None:
-    """Puts pruned weights in the place of those that a rule selects."""
-    assert rule.prune is not None, "rules that prune say how"
-    if rule.prune.method not in METHODS:
-        known = ", ".join(METHODS)
-        raise rule_error(recipe, rule, f"`method: {rule.prune.method}` is not supported yet; {known} are")
-    if rule.prune.sparsity is None and (rule.prune.pattern is None or rule.prune.pattern.nm is None):
-        raise rule_error(recipe, rule, f"`method: {rule.prune.method}` needs `sparsity`, the share of zeros")
+def is_pruning(rule: Rule) -> bool:
+    """Whether a rule makes zeros."""
+    return rule.origin == "prune" and rule.prune is not None
+
+
+def _apply(model: nn.Module, recipe: Recipe, rule: Rule, roundings: dict[str, Moved]) -> None:
+    """Puts changed weights in the place of those that a rule selects."""
     names = _selected(model, rule)
+    if not is_pruning(rule):
+        names = [name for name in names if model.get_parameter(name).dim() == 2]  # others are not packed
     others = aliases(model)
     for name in names:
         if len(others[name]) > 1 and rule.ties == "error":
             tied = ", ".join(others[name])
             raise rule_error(recipe, rule, f"{tied} are one parameter; `ties: share` or `ties: untie`")
     weights = [model.get_parameter(name) for name in names]
+    changed = _pruned(weights, recipe, rule) if is_pruning(rule) else [w.detach() for w in weights]
+    for name, weight, found in zip(names, weights, changed, strict=True):
+        scale = None
+        if rule.dtype != "same" and weight.dim() == 2:
+            try:
+                kept = rounded(found, rule.dtype)
+            except SparsifyError as error:
+                raise rule_error(recipe, rule, f"{name}: {error}") from error
+            roundings[name] = moved(found, kept, rule.dtype)
+            scale = scales(kept) if rule.dtype == "int8" else None
+            found = kept
+        made = nn.Parameter(found, requires_grad=weight.requires_grad)
+        for place in others[name] if rule.ties == "share" else (name,):
+            owner, _, own = place.rpartition(".")
+            setattr(model.get_submodule(owner), own, made)
+            if scale is not None:
+                model.get_submodule(owner).register_buffer(f"{own}{SCALES}", scale, persistent=False)
+
+
+def _pruned(weights: Sequence[nn.Parameter], recipe: Recipe, rule: Rule) -> list[Tensor]:
+    """The weights with zeros as a rule says."""
+    assert rule.prune is not None, "rules that prune say how"
+    if rule.prune.method not in METHODS:
+        known = ", ".join(METHODS)
+        raise rule_error(recipe, rule, f"`method: {rule.prune.method}` is not supported yet; {known} are")
+    if rule.prune.sparsity is None and (rule.prune.pattern is None or rule.prune.pattern.nm is None):
+        raise rule_error(recipe, rule, f"`method: {rule.prune.method}` needs `sparsity`, the share of zeros")
     try:
         masks = magnitude_masks(weights, rule.prune)
     except SparsifyError as error:
         raise rule_error(recipe, rule, str(error)) from error
-    for name, weight, mask in zip(names, weights, masks, strict=True):
-        with torch.no_grad():
-            made = nn.Parameter(torch.where(mask, weight, 0), requires_grad=weight.requires_grad)
-        for place in others[name] if rule.ties == "share" else (name,):
-            owner, _, own = place.rpartition(".")
-            setattr(model.get_submodule(owner), own, made)
+    with torch.no_grad():
+        return [torch.where(mask, weight, 0) for mask, weight in zip(masks, weights, strict=True)]
 
 
 def _selected(model: nn.Module, rule: Rule) -> list[str]:

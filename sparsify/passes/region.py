@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, find, map_children, walk
-from sparsify.passes.lift.fragment import DTYPES, Fragment
-from sparsify.passes.lift.matrix import Matrix
+from sparsify.passes.lift.fragment import Fragment
+from sparsify.passes.lift.matrix import Matrix, row_scales
 from sparsify.passes.operators import parameter_behind, tensor_value
 from sparsify.storage.format import Format
 
@@ -57,6 +58,11 @@ class Region:
             else:
                 found.append(operand)
         return [node for node in dict.fromkeys(found) if node is not None]
+
+    @property
+    def read(self) -> list[fx.Node]:
+        """Those of them that its nodes read: all but the scales of weights."""
+        return [node for node in self.inputs if node.target is not row_scales]
 
     @property
     def matrices(self) -> list[Matrix]:
@@ -181,14 +187,14 @@ def declare(name: str, extents: tuple[str, ...], operand: fx.Node | Matrix) -> D
     if isinstance(operand, Matrix):
         form = operand.format
         indices = result_index_dtypes(form)
-        return Declaration(name, extents, form, DTYPES[operand.dtype], index_dtypes=indices)
+        return Declaration(name, extents, form, name_of(operand.dtype), index_dtypes=indices)
     value = tensor_value(operand)
     assert value is not None, f"{operand} is a tensor"
-    return Declaration(name, extents, Format("dense", rank=len(extents)), DTYPES[value.dtype])
+    return Declaration(name, extents, Format("dense", rank=len(extents)), name_of(value.dtype))
 
 
 def tensor_names(region: Region) -> dict[str, str]:
-    """Short names: A sparse, X and W matrices, b vectors, T temporaries, Y the result."""
+    """Short names: A sparse, X and W matrices, b vectors, s scales, T temporaries, Y the result."""
     taken: set[str] = set()
     names: dict[str, str] = {}
 
@@ -206,7 +212,8 @@ def tensor_names(region: Region) -> dict[str, str]:
         else:
             value = tensor_value(operand)
             rank = value.dim() if value is not None else 0
-            give(name, "b" if rank == 1 else "W" if parameter_behind(operand) is not None else "X")
+            vector = "s" if operand.target is row_scales else "b"
+            give(name, vector if rank == 1 else "W" if parameter_behind(operand) is not None else "X")
     for node, _, _ in region.statements[:-1]:
         give(node.name, "T")
     give(region.output.name, "Y")

@@ -80,7 +80,8 @@ class RegionCall:
         kernel: of the program; what makes the call sees to it that it is built.
         failure: why the dense nodes compute now, `None` as long as the kernel does.
         gradient_failure: why they do when gradients are wanted.
-        weights: by the positions of the arguments that are frozen weights, dense or packed, what packs them.
+        weights: by the positions of the arguments that are frozen weights, dense or packed, what packs them, and the
+            positions of what that reads.
         differentiable: the positions of arguments whose gradients were computed by a kernel before.
     """
 
@@ -105,7 +106,8 @@ class RegionCall:
         self.gradient_failure: SparsifyError | None = None
         self.times_us: list[float] | None = None
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
-        self.weights = {o.leaves[0]: o.structure for o in self.operands if o.structure and o.structure.weight}
+        packing = [(o.structure, o.leaves) for o in self.operands if o.structure and o.structure.weight]
+        self.weights = {leaves[0]: (structure, leaves) for structure, leaves in packing}
         self.handle = secrets.randbits(62)
         self.kernel = plan(program, options=options)
         self.differentiable: set[tuple[int, ...]] = set()
@@ -156,10 +158,10 @@ class RegionCall:
 
     def dense_result(self, arguments: Sequence[Any]) -> torch.Tensor:
         """The result of the nodes that the region replaces; packed weights are unpacked for them."""
-        known = [
-            value.to_dense() if position in self.weights and isinstance(value, SparseTensor) else value
-            for position, value in enumerate(arguments)
-        ]
+        known = list(arguments)
+        for position, (structure, leaves) in self.weights.items():
+            if isinstance(known[position], SparseTensor):
+                known[position] = structure.dense_weight(tuple([arguments[at] for at in leaves]))
         found: torch.Tensor = self.dense(*known)[0]
         return found
 

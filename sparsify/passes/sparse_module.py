@@ -297,14 +297,18 @@ class SparseModule(fx.GraphModule):
             return self._source(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Parameters and buffers; packed weights are dense, except with `keep_vars`."""
+        """Parameters and buffers; packed weights are dense, with `keep_vars` those of whole numbers alone."""
         found = super().state_dict(*args, **kwargs)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
-        if not kwargs.get("keep_vars", args[2] if len(args) > 2 else False):
-            dense = {id(weight): weight.to_dense() for weight in self._weights.packed().values()}
-            for name, parameter in self.named_parameters(remove_duplicate=False):
-                if id(parameter) in dense:
-                    found[prefix + name] = dense[id(parameter)]
+        keeps = kwargs.get("keep_vars", args[2] if len(args) > 2 else False)
+        dense = {
+            id(weight): self._weights.unpacked(name).detach()
+            for name, weight in self._weights.packed().items()
+            if not keeps or self._weights.held[name].spec.has_scales
+        }
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            if id(parameter) in dense:
+                found[prefix + name] = dense[id(parameter)]
         return found
 
     def load_state_dict(
@@ -343,12 +347,13 @@ class SparseModule(fx.GraphModule):
         return SparseModule, (
             self._source,
             self._asked,
-            Weights(weights.source, weights.is_own, None, weights.held),
+            Weights(weights.source, weights.is_own, None, weights.held, weights.roundings),
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SparseModule":
         source = copy.deepcopy(self._source, memo)
-        weights = Weights(source, self._weights.is_own, None, self._weights.held)
+        mine = self._weights
+        weights = Weights(source, mine.is_own, None, mine.held, mine.roundings)
         new = SparseModule(source, self._asked, weights)
         for (_, shell), (_, own) in zip(new.named_modules(), self.named_modules(), strict=True):
             shell.training = own.training

@@ -18,6 +18,7 @@ import torch
 
 from sparsify.errors import InvalidTensorError, UnsupportedProgramError
 from sparsify.report import ConversionEntry
+from sparsify.sparsification.rounding import narrowed, widened
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, values_at
@@ -36,6 +37,8 @@ class MatrixOutput:
         dense: position of a dense tensor whose zeros are left out; the other positions are then unused.
         transposed: whether the operand is its transpose.
         is_frozen: whether its values get no gradient.
+        rounds: the dtype of a dense tensor whose values are stored rounded to `dtype`, None where they are as they
+            are; whole numbers have scales, which are all that there is besides.
     """
 
     format: Format
@@ -47,6 +50,16 @@ class MatrixOutput:
     dense: int | None = None
     transposed: bool = False
     is_frozen: bool = False
+    rounds: torch.dtype | None = None
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether the values are whole numbers with a scale for each row of the dense tensor."""
+        return self.rounds is not None and self.dtype is torch.int8
+
+    def stored(self, dense: torch.Tensor) -> torch.Tensor:
+        """A dense tensor as it is stored."""
+        return dense if self.rounds is None else narrowed(dense, self.dtype)
 
     def packed(self, dense: torch.Tensor, operand: SparseTensor | None = None) -> SparseTensor:
         """A dense weight, of the same shape, so that the operand is it, or its transpose without a copy.
@@ -56,7 +69,8 @@ class MatrixOutput:
             operand: that was made of it, where it is still there.
         """
         if operand is None:
-            turned = dense.t() if self.transposed else dense
+            stored = self.stored(dense)
+            turned = stored.t() if self.transposed else stored
             rows, columns = torch.nonzero(turned, as_tuple=True)
             made = align_edges(rows, columns, (turned.shape[0], turned.shape[1]), self.format).pattern
             values = values_at(turned, made)
@@ -173,7 +187,9 @@ class Structure:
         """The results for `leaves`; a matrix whose values the caller brings is given as `Aligned`."""
         if self.weight is not None and type(leaves[0]) is SparseTensor and self.weight.holds(leaves[0]):
             operand = leaves[0].permute(1, 0) if self.weight.transposed else leaves[0]
-            return (operand,) * len(self.outputs)
+            if not self.weight.has_scales:
+                return (operand,) * len(self.outputs)
+            return tuple([operand if isinstance(o, MatrixOutput) else leaves[1] for o in self.outputs])
         needs_gradient = torch.is_grad_enabled() and any(
             isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves
         )
@@ -215,6 +231,13 @@ class Structure:
         """The operand that was made of a frozen weight, `None` where it is not remembered."""
         return next((entry.results[0] for entry in self.memory if entry.is_for((weight,))), None)
 
+    def dense_weight(self, leaves: tuple[Any, ...]) -> torch.Tensor:
+        """The dense tensor of a packed weight."""
+        assert self.weight is not None, "only weights are packed"
+        scale = leaves[1] if self.weight.has_scales else None
+        found: torch.Tensor = leaves[0].to_dense()
+        return widened(found, scale, self.weight.rounds or found.dtype)
+
     def note_bytes(self, raw: Sequence[Any], results: Sequence[Any]) -> None:
         """Reports the bytes of dense operands, as they are and as they are stored."""
         made = [
@@ -226,6 +249,9 @@ class Structure:
         self.entry.bytes_after = sum(
             array.nbytes for _, result in made for array in (*result._pattern.arrays(), result._vals)
         )
+        if self.weight is not None and self.weight.has_scales:
+            scales = [spec for spec in self.outputs if isinstance(spec, int)]
+            self.entry.bytes_after += sum(raw[spec].nbytes for spec in scales)
 
     def differentiable(self, leaves: tuple[Any, ...], aligned: Sequence[Aligned | None]) -> list[Any]:
         """The results with values computed anew under autograd, on patterns that are known."""
@@ -250,7 +276,8 @@ class Structure:
         if spec.values == -1:
             return aligned
         if spec.dense is not None:
-            dense: torch.Tensor = raw[spec.dense].t() if spec.transposed else raw[spec.dense]
+            stored = spec.stored(raw[spec.dense])
+            dense: torch.Tensor = stored.t() if spec.transposed else stored
             rows, columns = aligned.pattern.coordinates()
             values = dense[rows, columns]
             return SparseTensor(aligned.pattern, values.detach() if spec.is_frozen else values)
@@ -263,11 +290,10 @@ class Structure:
 
 def weight_of(outputs: Sequence[int | MatrixOutput]) -> MatrixOutput | None:
     """What a structure makes of a frozen weight, where that is all that it makes."""
-    for spec in outputs:
-        if isinstance(spec, int) or not spec.is_frozen or spec != outputs[0]:
-            return None
-    first = outputs[0] if outputs else None
-    return None if isinstance(first, int) else first
+    specs = [spec for spec in outputs if isinstance(spec, MatrixOutput)]
+    if not specs or not specs[0].is_frozen or any(spec != specs[0] for spec in specs):
+        return None
+    return specs[0] if len(specs) == len(outputs) or specs[0].has_scales else None
 
 
 def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int], form: Format) -> Aligned:

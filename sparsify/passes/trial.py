@@ -60,8 +60,8 @@ def trial(draft: Draft, region: Region) -> Trial:
 
 def dense_trial(draft: Draft, region: Region) -> Trial:
     """The call of the nodes of a region as they are."""
-    module = extract(draft, region.inputs, [region.output])
-    return Trial(partial(module.forward, *(example(draft, node) for node in region.inputs)))
+    module = extract(draft, region.read, [region.output])
+    return Trial(partial(module.forward, *(example(draft, node) for node in region.read)))
 
 
 def compiled(trials: Sequence[Trial]) -> None:

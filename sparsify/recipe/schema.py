@@ -40,6 +40,7 @@ MaskKind = Literal[
     "bigbird", "longformer", "sliding_window", "block_diagonal", "causal", "strided", "from_file"
 ]
 Reorder = Literal["none", "rcm", "degree", "metis"]
+StoredDtype = Literal["same", "bfloat16", "float16", "int8"]
 Role = Literal["weight", "adjacency", "gate", "attention_mask", "activation", "gradient"]
 
 
@@ -176,6 +177,7 @@ class Rule(Section):
     mask: Mask | None = None
     schedule: PruneSchedule | None = None
     format: str | FormatSpec = "auto"
+    dtype: StoredDtype = "same"
     inline: Prune | None = None
     temporary: str | None = None
     external: Prune | None = None

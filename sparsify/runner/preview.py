@@ -5,8 +5,9 @@ In: a `Request`. Out: a `Preview`: one row for each tensor that a rule selects.
 
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, Final
 
+import torch
 from tabulate import tabulate
 from torch import Tensor, fx, nn
 
@@ -20,6 +21,9 @@ from sparsify.passes.prune import prune
 from sparsify.report import Report
 from sparsify.runner.request import Request
 from sparsify.runner.subject import subject
+from sparsify.sparsification.rounding import narrowed
+
+SCALE_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +107,14 @@ def captured(model: nn.Module, example: tuple[Tensor, ...], request: Request) ->
 def row(draft: Draft, graph: Graph | None, node: fx.Node, found: Mark) -> Row:
     """One row, for the node that a rule marked."""
     form = chosen_format(draft, node, found)
-    stored, before = operand(draft, graph, node, form)
+    stored, before = operand(draft, graph, node, form, found.dtype)
     programs = [region.program for region in draft.regions if any(is_of(m, node) for m in region.matrices)]
     texts = dict.fromkeys("; ".join(str(s) for s in program.statements) for program in programs)
     after = None if stored is None else sum(t.nbytes for t in arrays(stored))
+    if after is not None and found.dtype == "int8":
+        after += SCALE_BYTES * stored.shape[0]
     density = None if stored is None else float(stored.density)
+    form += f", {found.dtype}" if found.dtype != "same" else ""
     return Row(found.rule, node.name, form, density, before, after, tuple(texts))
 
 
@@ -123,7 +130,9 @@ def is_of(matrix: Matrix, node: fx.Node) -> bool:
     return matrix.dense is node or matrix.name == f"A_{node.name}"
 
 
-def operand(draft: Draft, graph: Graph | None, node: fx.Node, form: str) -> tuple[Any, int | None]:
+def operand(
+    draft: Draft, graph: Graph | None, node: fx.Node, form: str, dtype: str
+) -> tuple[Any, int | None]:
     """The tensor behind a node as it would be stored, and its bytes now; None where only a run can tell."""
     from sparsify.api import tensor as sparse_tensor
 
@@ -135,7 +144,8 @@ def operand(draft: Draft, graph: Graph | None, node: fx.Node, form: str) -> tupl
         return sparse_tensor((edges, ones, (graph.nodes, graph.nodes)), format=form), edges.nbytes
     if known is None or known.dim() != 2:
         return None, None
-    return sparse_tensor(known, format=form), known.nbytes
+    stored = known if dtype == "same" else narrowed(known, getattr(torch, dtype))
+    return sparse_tensor(stored, format=form), known.nbytes
 
 
 def arrays(stored: Any) -> list[Tensor]:

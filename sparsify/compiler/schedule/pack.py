@@ -59,7 +59,13 @@ class Packing:
 
 
 def pack_matrix(
-    mask: Tensor, rows: int, item_bytes: int, machine: Machine, *, compact: bool = False
+    mask: Tensor,
+    rows: int,
+    item_bytes: int,
+    machine: Machine,
+    *,
+    value_bytes: int | None = None,
+    compact: bool = False,
 ) -> list[Packing]:
     """The formats for a matrix that are smaller than it, the one first that is expected to be the fastest.
 
@@ -68,20 +74,24 @@ def pack_matrix(
     Args:
         mask: [outputs, columns], where W is not zero.
         rows: of X.
-        item_bytes: of an entry.
+        item_bytes: of an entry of X, of the result and of the matrix as it is.
         machine: that multiplies.
+        value_bytes: of a stored entry, without it as many.
         compact: of those that take little more than the values and 16-bit coordinates; where there is none, the
             smallest.
     """
-    every = sorted(_packings(mask, rows, item_bytes, machine), key=lambda found: found.us)
-    most = COMPACT * int(mask.sum()) * (item_bytes + 2)
+    value_bytes = value_bytes or item_bytes
+    every = sorted(_packings(mask, rows, item_bytes, value_bytes, machine), key=lambda found: found.us)
+    most = COMPACT * int(mask.sum()) * (value_bytes + 2)
     kept = [found for found in every if (found.bytes <= most if compact else found.is_smaller)]
     if compact and not kept:
         return [min(every, key=lambda found: found.bytes)]
     return kept or every
 
 
-def _packings(mask: Tensor, rows: int, item_bytes: int, machine: Machine) -> Iterator[Packing]:
+def _packings(
+    mask: Tensor, rows: int, item_bytes: int, value_bytes: int, machine: Machine
+) -> Iterator[Packing]:
     """The formats that are compared."""
     outputs, columns = mask.shape
     dense = dense_us(rows, outputs, columns, machine, item_bytes)
@@ -92,7 +102,7 @@ def _packings(mask: Tensor, rows: int, item_bytes: int, machine: Machine) -> Ite
         for width in (*(width for width in WIDTHS if width < columns), columns):
             short = next(size for size, most in SHORT if width <= most)
             lists = outputs // height * -(-columns // width)
-            size = blocks * (height * item_bytes + short) + 4 * (lists + 1)
+            size = blocks * (height * value_bytes + short) + 4 * (lists + 1)
             weight = Packed(blocks, lists, height, min(width, columns), outputs, columns, size)
             us = packed_us(weight, rows, machine, item_bytes)
             format = _format(width, height, columns, short)
@@ -100,7 +110,7 @@ def _packings(mask: Tensor, rows: int, item_bytes: int, machine: Machine) -> Ite
             yield Packing(format, blocks * height, entries, size, entries * item_bytes, us, dense)
     if rows == 1 and (vectors := bit_vectors(outputs, columns, machine, item_bytes)):
         stored, panels = int(mask.sum()), outputs * -(-columns // PANEL_BITS)
-        size = stored * item_bytes + panels * (PANEL_BITS // 8 + 4) + 4
+        size = stored * value_bytes + panels * (PANEL_BITS // 8 + 4) + 4
         us = bits_us(vectors, size, outputs, columns, machine, item_bytes)
         yield Packing(BITS, stored, outputs * columns, size, outputs * columns * item_bytes, us, dense)
 

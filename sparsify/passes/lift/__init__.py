@@ -9,7 +9,7 @@ from torch import fx
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.lift import gather_scatter
 from sparsify.passes.lift.fragment import DTYPES, PRODUCTS, Fragment, Lifter
-from sparsify.passes.lift.matrix import declared_sparse
+from sparsify.passes.lift.matrix import Matrix, declared_sparse
 from sparsify.passes.operators import module_type, operator_name, sources, tensor_value
 
 __all__ = ["Fragment", "lift"]
@@ -55,6 +55,9 @@ def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) ->
     if wants_message_passing(draft) and (why := gather_scatter.reason(node)):
         return why
     operand = next((arg for arg in node.all_input_nodes if declared_sparse(arg) is not None), None)
+    matrix = declared_sparse(operand)
+    if matrix is not None and matrix.scales is not None and sums_rows(node, operand, matrix):
+        return f"{name} sums over the rows of {operand}, which have a scale each: int8 is for rows of outputs"
     if operand is not None and not is_transposition(node):
         known = value.dtype in DTYPES
         return (
@@ -70,6 +73,15 @@ def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) ->
         kind = f" of {module_type(node)}" if module_type(node) else ""
         return f"{name}{kind} has no sparse form"
     return ""
+
+
+def sums_rows(node: fx.Node, operand: fx.Node | None, matrix: Matrix) -> bool:
+    """Whether a product sums over the rows of the weight that its operand is, or is the transpose of."""
+    name = operator_name(node)
+    if name not in PRODUCTS:
+        return False
+    is_left = operand in node.args and node.args.index(operand) == int(name == "addmm")
+    return matrix.transposed if is_left or name == "linear" else not matrix.transposed
 
 
 def is_computed(node: fx.Node) -> bool:

@@ -4,7 +4,7 @@ In: `%y = linear(%x, %w, %b)`. Out: `Fragment(indices=("i1", "i2"), value=sum(i3
 b[i2])`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -128,11 +128,12 @@ class Lifter:
         i, j, k = self.fresh(3)
         operands: dict[str, fx.Node | Matrix] = {}
         a, b = sparse_or_dense(left, operands), sparse_or_dense(right, operands)
-        if right_rank == 1:
-            body = Call("mul", (access(a, i, j), access(b, j)))
-            return Fragment(node, "product", (i,), Reduce("sum", (j,), body), operands)
-        body = Call("mul", (access(a, i, j), access(b, k, j) if transposed else access(b, j, k)))
-        return Fragment(node, "product", (i, k), Reduce("sum", (j,), body), operands)
+        second = (j,) if right_rank == 1 else (k, j) if transposed else (j, k)
+        reads = {a: (i, j), b: second}
+        body = Call("mul", (access(a, i, j), access(b, *second)))
+        value = with_scales(Reduce("sum", (j,), body), reads, operands)
+        outputs = (i,) if right_rank == 1 else (i, k)
+        return None if value is None else Fragment(node, "product", outputs, value, operands)
 
     def pointwise(self, node: fx.Node) -> Fragment | None:
         """`y[i,k] = f(x[i,k], z[k])`, operands broadcast."""
@@ -200,6 +201,28 @@ def sparse_or_dense(node: fx.Node, operands: dict[str, fx.Node | Matrix]) -> str
 
 
 Found = tuple[Expr, dict[str, fx.Node | Matrix]]
+
+
+def with_scales(
+    value: Reduce, reads: Mapping[str, tuple[str, ...]], operands: dict[str, fx.Node | Matrix]
+) -> Expr | None:
+    """`sum(j, x[i,j] * w[k,j]) * s[k]` for whole numbers w with a scale for each row; None where rows are summed.
+
+    Args:
+        value: the product.
+        reads: the index variables at which operands are read.
+        operands: of the product; scales are entered.
+    """
+    scaled: Expr = value
+    for name, indices in reads.items():
+        matrix = operands[name]
+        if isinstance(matrix, Matrix) and matrix.scales is not None:
+            row = indices[int(matrix.transposed)]
+            if row in value.indices:
+                return None
+            operands[matrix.scales.name] = matrix.scales
+            scaled = Call("mul", (scaled, access(matrix.scales.name, row)))
+    return scaled
 
 
 def operand_access(arg: Any, indices: tuple[str, ...], node: fx.Node) -> Found | None:

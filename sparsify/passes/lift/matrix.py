@@ -1,11 +1,12 @@
 """Sparse operands of a graph: where their coordinates and values come from.
 
 In: a placeholder `adj` that a rule marked, or the parts of message passing.
-Out: `Matrix(name="A_adj", dense=%adj)`, `Matrix(name="A_index_add", rows=%r, columns=%c, values=%w)`.
+Out: `Matrix(name="A_adj", dense=%adj)`, `Matrix(name="A_index_add", rows=%r, columns=%c, values=%w)`. A weight whose
+values are whole numbers has scales, `%s = row_scales(%w, %w_scales)`.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -15,7 +16,11 @@ from sparsify.passes.base import Mark
 from sparsify.passes.canonicalize import size_node
 from sparsify.passes.lift.gather_scatter import GatherScatter
 from sparsify.passes.operators import operator_name, tensor_value
+from sparsify.sparsification.rounding import scale_dtype, scales
 from sparsify.storage.format import Format
+
+# After the name of a weight of whole numbers, that of the buffer that has its scales.
+SCALES: Final = "_scales"
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Matrix:
         dtype: of the values.
         mark: why it is sparse.
         packed: the format that was chosen where the rule leaves it open.
+        scales: what the rows of `dense` are multiplied with, None where values are what they stand for.
     """
 
     name: str
@@ -44,6 +50,13 @@ class Matrix:
     dtype: torch.dtype
     mark: Mark
     packed: Format | None = None
+    scales: fx.Node | None = None
+
+    @property
+    def leaves(self) -> list[fx.Node]:
+        """The nodes that a dense tensor's operand is made of, the tensor itself first."""
+        assert self.dense is not None, "other operands have coordinates"
+        return [self.dense] if self.scales is None else list(self.scales.all_input_nodes)
 
     @property
     def format(self) -> Format:
@@ -149,7 +162,32 @@ def declared_sparse(node: Any) -> Matrix | None:
     if not isinstance(mark, Mark) or value is None or value.dim() != 2 or not value.dtype.is_floating_point:
         return None
     suffix = "_t" if transposed else ""
-    return Matrix(f"A_{base.name}{suffix}", None, None, None, None, base, transposed, value.dtype, mark)
+    dtype = value.dtype if mark.dtype == "same" else getattr(torch, mark.dtype)
+    scales = scales_of(base, value) if dtype is torch.int8 else None
+    name = f"A_{base.name}{suffix}"
+    return Matrix(name, None, None, None, None, base, transposed, dtype, mark, scales=scales)
+
+
+def row_scales(weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """The scales of a dense weight; `kept` are those that it has where it is held packed."""
+    return scales(weight)
+
+
+def scales_of(weight: fx.Node, value: torch.Tensor) -> fx.Node:
+    """The node for the scales of a weight."""
+    known = next((user for user in weight.users if user.target is row_scales), None)
+    if known is not None:
+        return known
+    name = f"{weight.target}{SCALES}"
+    made = value.new_empty(value.shape[:1], dtype=scale_dtype(value.dtype))
+    kept = next((node for node in weight.graph.find_nodes(op="get_attr") if node.target == name), None)
+    if kept is None:
+        kept = weight.graph.create_node("get_attr", name, name=name.replace(".", "_"))
+    weight.append(kept)
+    with weight.graph.inserting_after(kept):
+        node = weight.graph.call_function(row_scales, (weight, kept))
+    kept.meta["val"] = node.meta["val"] = made
+    return node
 
 
 def is_swap(node: fx.Node) -> bool:

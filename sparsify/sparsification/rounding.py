@@ -1,0 +1,101 @@
+"""Weights as narrow dtypes hold them: rounded to 16-bit floats, or to whole numbers with a scale for each row.
+
+In: a weight [outputs, columns] of float32 and `"int8"`. Out: the nearest weight of the same dtype whose rows are whole
+numbers from -127 to 127 times a scale, the largest of each row 127.
+
+A scale has 17 significant bits, so that its products with these numbers are exact in float32: what was rounded is
+rounded to itself, and its dense form holds all that the narrow one does.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sparsify.errors import DtypeError
+
+# Significant bits of a scale and of what it is multiplied with: together those of a float32.
+SCALE_BITS: Final = 17
+LARGEST: Final = 127
+# Products with smaller scales would be denormal numbers.
+LEAST_SCALE: Final = 2.0**-120
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How far rounding moved a weight.
+
+    Attributes:
+        dtype: that its values are stored in.
+        largest: the largest difference of an entry.
+        relative: the norm of the difference over that of the weight.
+    """
+
+    dtype: str
+    largest: float
+    relative: float
+
+
+def moved(weight: Tensor, found: Tensor, dtype: str) -> Moved:
+    """How far `found` is from the weight that was rounded to it."""
+    difference = (found - weight).double()
+    largest = float(difference.abs().max()) if weight.numel() else 0.0
+    norm = float(weight.double().norm())
+    return Moved(dtype, largest, float(difference.norm()) / norm if norm else 0.0)
+
+
+def rounded(weight: Tensor, dtype: str) -> Tensor:
+    """The nearest weight that can be stored so, in its own dtype.
+
+    Raises:
+        DtypeError: it has entries that such values do not hold.
+
+    >>> rounded(torch.tensor([[1.0, 0.3, 0.0]]), "int8").mul(127).round().tolist()
+    [[127.0, 38.0, 0.0]]
+    """
+    asked = f"values of {dtype} for a weight"
+    if dtype == "int8":
+        if weight.dtype.itemsize < torch.float32.itemsize:
+            raise DtypeError(
+                f"{asked} of {weight.dtype}, which holds too few digits of their products with scales",
+                "bfloat16 or float16, or a model in float32",
+            )
+        if not bool(weight.isfinite().all()):
+            raise DtypeError(f"{asked} that is not finite", "bfloat16, which holds infinities and NaN")
+        return widened(narrowed(weight, torch.int8), scales(weight), weight.dtype)
+    found = narrowed(weight, getattr(torch, dtype)).to(weight.dtype)
+    if bool((found.isinf() & ~weight.isinf()).any()):
+        largest = float(weight[~weight.isinf()].abs().max())
+        most = torch.finfo(getattr(torch, dtype)).max
+        raise DtypeError(f"{asked} with entries as large as {largest:.3g}", f"{dtype} holds up to {most:.3g}")
+    return found
+
+
+def narrowed(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values that are stored for a weight; of int8 by its scales."""
+    if dtype is not torch.int8:
+        return weight.to(dtype)
+    scale = scales(weight)
+    found = (weight.to(scale.dtype) / scale.unsqueeze(1)).round()
+    return found.clamp(-LARGEST, LARGEST).to(torch.int8)
+
+
+def widened(values: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The weight that is stored as these values [rows, columns], with a scale for each row or none."""
+    return values.to(dtype) if scale is None else (values * scale.unsqueeze(1)).to(dtype)
+
+
+def scale_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the scales of a weight."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def scales(weight: Tensor) -> Tensor:
+    """What the whole numbers of each row are multiplied with [rows]."""
+    kind = scale_dtype(weight.dtype)
+    if not weight.shape[1]:
+        return torch.full(weight.shape[:1], LEAST_SCALE, dtype=kind)
+    mantissa, exponent = torch.frexp(weight.abs().amax(1).to(kind) / LARGEST)
+    short = torch.ldexp((mantissa * 2.0**SCALE_BITS).round(), exponent - SCALE_BITS)
+    return short.clamp_min(LEAST_SCALE)
