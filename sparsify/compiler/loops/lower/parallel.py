@@ -88,7 +88,8 @@ def _part(
     if index not in low.positions and (found := sparse.drivers(low, loop, env)):
         points = statement_points(loop.body, frozenset(found), low, env.absent)
         if frozenset() in points:
-            return low.bound(index), sparse.iterate(low, loop, found, env, Range(begin, end))
+            extent, part = _range_part(low, loop, begin, end, env)
+            return extent, sparse.iterate(low, loop, found, env, part)
         # The threads share the entries of an operand without which nothing happens; others are looked up.
         for access in found:
             if frozenset() not in statement_points(loop.body, frozenset({access}), low, env.absent):
@@ -99,9 +100,16 @@ def _part(
     split = low.split_by_outer.get(index)
     if split is not None:
         return _tile_part(low, split, loop, begin, end, env)
-    reach = iterate.range_of(low, index, loop.body, env)
-    offset = Range(plus(reach.begin, begin), plus(reach.begin, end))
-    return minus(reach.end, reach.begin), iterate.forall(low, loop, env.with_range(index, offset))
+    extent, part = _range_part(low, loop, begin, end, env)
+    return extent, iterate.forall(low, loop, env.with_range(index, part))
+
+
+def _range_part(
+    low: Lowering, loop: notation.Forall, begin: loops.Var, end: loops.Var, env: Environment
+) -> tuple[loops.Expr, Range]:
+    """How many iterations the loop has here, fewer in a tile that is cut, and those from `begin` to `end`."""
+    reach = iterate.range_of(low, loop.index, loop.body, env)
+    return minus(reach.end, reach.begin), Range(plus(reach.begin, begin), plus(reach.begin, end))
 
 
 def _stored_part(

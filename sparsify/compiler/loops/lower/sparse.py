@@ -284,7 +284,7 @@ def _cursors(
     visit = Visit(low, loop, cursors)
     reach = limits or env.ranges.get(loop.index) or Range(ZERO, low.bound(loop.index))
     lowered: Lowered = [stmt for cursor in cursors for stmt in cursor.declarations]
-    if limits is not None:
+    if reach.begin != ZERO:
         lowered += [_skip(low, cursor, reach.begin) for cursor in cursors]
     points = [frozenset(c) for n in range(len(found), -1, -1) for c in combinations(found, n)]
     bodies = visit.bodies(points, env)
@@ -295,6 +295,6 @@ def _cursors(
 
 
 def _skip(low: Lowering, cursor: Cursor, begin: loops.Expr) -> loops.Stmt:
-    """`while p < end and crd[p] < begin: p += 1`, the start of a thread's part."""
+    """`while p < end and crd[p] < begin: p += 1`, the start of a thread's part, or of a piece of a tile."""
     before = compare("lt", cursor.coordinate(low), begin)
     return loops.While(both(cursor.alive, before), loops.Set(cursor.var, plus(cursor.var, ONE)))
