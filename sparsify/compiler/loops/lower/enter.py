@@ -42,6 +42,10 @@ def _enter_block(
     """The environment in block `value`, and how many coordinates are left from its first one on."""
     if split.inner in env.coordinates or split.inner in env.bases:
         raise ScheduleError(f"the loop over {split.inner} is around the one over {split.outer}", "order them")
+    if not value.is_uniform:
+        raise ScheduleError(
+            f"the lanes of a vector loop reach different blocks of {split.index}", f"vector {split.inner}"
+        )
     base = times(value.start, integer(split.size))
     env = env.with_coordinate(split.outer, value).with_base(split.index, base)
     return env, minus(low.bound(split.index), base)

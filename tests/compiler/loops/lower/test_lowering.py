@@ -69,6 +69,12 @@ def test_positions_of_groups_that_may_be_padded_are_refused():
         code(text, schedule, A="nm(2, 4)", x="dense")
 
 
+def test_lanes_that_reach_different_blocks_are_refused():
+    schedule = "pos jo p A; order io, p, ii, ji, k; vector p"
+    with pytest.raises(ScheduleError, match=r"different blocks of j.*vector ji"):
+        code(**(SPMM | {"A": "bcsr(2, 4)"}), schedule=schedule)
+
+
 def test_coordinate_levels_run_over_segments():
     text = code("Y[i,j,k] = exp(A[i,j,k])", A="coo(3)")
     assert "A2_crd[" in text
