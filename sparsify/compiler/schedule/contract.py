@@ -25,6 +25,7 @@ from sparsify.compiler.einsum.nodes import (
     Reduce,
 )
 from sparsify.compiler.einsum.rename import all_indices
+from sparsify.compiler.loops.lower.declared import DeclaredTensors
 from sparsify.compiler.node import Node, find, holds
 from sparsify.compiler.rewrite import bottom_up
 from sparsify.compiler.schedule.paths import Part, Paths
@@ -118,7 +119,10 @@ class _Split:
         nest = nest_of(self.program, written, node.body, self.sizes)
         if nest is None:
             return None
-        path = Paths(nest, accesses).best()
+        tensors = DeclaredTensors(declared)
+        # What has a pattern of another tensor is stored where that is, and nowhere else when the rest of it is 0.
+        stored = [access if tensors.fill_of(access) else tensors.root_of(access) for access in accesses]
+        path = Paths(nest, stored).best()
         if not path.parts or all(not part.parts for part in path.parts):
             return None
         constants = [factor for factor in factors or () if not isinstance(factor, Access)]

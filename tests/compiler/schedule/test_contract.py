@@ -1,5 +1,7 @@
 """Products of several operands: which are split, and that the results stay the same."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -102,6 +104,18 @@ def test_unstored_entries_meet_nothing_in_temporaries_either() -> None:
     whole = sparsify.einsum("ij,jk,kl->il", a, b, c)
     assert torch.isfinite(whole).all()
     torch.testing.assert_close(whole, a[:, [0, 2]] @ c)
+
+
+def test_what_has_the_pattern_of_another_tensor_is_as_sparse_as_that() -> None:
+    a, x, c = random((1000, 1000), 0.01, "csr"), dense(1000), dense(1000, 500)
+    program, sizes = program_of("ij,j,ik->k", a, x, c)
+    (declared, *others) = program.declarations
+    following = replace(declared, pattern_of="P")
+    program = replace(program, declarations=(replace(declared, name="P"), following, *others))
+    first, last = contract(program, sizes).program.statements
+    assert (str(first), str(last)) == ("T[i] = sum(j, A[i,j] * B[j])", "Y[k] = sum(i, T[i] * C[i,k])")
+    (temporary,) = (d for d in contract(program, sizes).program.declarations if d.name == "T")
+    assert not temporary.format.is_dense
 
 
 CASES = {
