@@ -20,6 +20,8 @@ from sparsify.compiler.arguments import DenseInput, SparseInput
 from sparsify.compiler.cpp import bridge
 from sparsify.compiler.cpp.build import BRIDGE, command, find_compiler
 from sparsify.compiler.cpp.cache import Library
+from sparsify.compiler.dtypes import NUMBER
+from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of
 from sparsify.compiler.einsum.interpret import interpret as interpret_program
 from sparsify.compiler.einsum.nodes import Access, Call, Declaration, Program, Reduce
 from sparsify.compiler.einsum.sums import free_indices
@@ -193,7 +195,7 @@ def assert_close(where: str, case: Case, name: str, found: Values, wanted: Value
         # Of one infinity and of NaN a function may be finite: tanh(-inf) = -1.
         either = has_temporaries(case.program) & (np.isnan(found) | np.isnan(wanted))
         found = np.where(both | either, wanted, found)
-    dtypes = {declared.dtype for declared in case.program.declarations}
+    dtypes = computed_dtypes(case.program)
     finite = np.abs(wanted[np.isfinite(wanted)])
     scale = float(finite.max(initial=1.0))
     error = 1e-11 if dtypes <= {"float64", "complex128"} else 2e-5
@@ -202,6 +204,14 @@ def assert_close(where: str, case: Case, name: str, found: Values, wanted: Value
         np.testing.assert_allclose(found, wanted, rtol=error, atol=error * scale)
     except AssertionError as problem:
         raise AssertionError(f"{where}{problem}") from None
+
+
+def computed_dtypes(program: Program) -> set[str]:
+    """The dtypes of tensors and of what is computed in between: `exp` of truth values is float32, as in torch."""
+    kinds = {declared.name: declared_kind(declared) for declared in program.declarations}
+    calls = [n for s in program.statements for n in walk(s.value) if isinstance(n, Call)]
+    found = {kind.dtype for call in calls if (kind := kind_of(call, kinds)).strength > NUMBER}
+    return found - {"bool"} | {kind.dtype for kind in kinds.values()}
 
 
 def _compare_notation(

@@ -173,6 +173,12 @@ def test_functions_of_truth_values():
     stored = sparsify.tensor(A, "csr")
     check(sparsify.evaluate("Y[i,j] = exp(A[i,j])", A=stored), torch.exp(A))
     check(sparsify.evaluate("Y[i,j] = A[i,j] * 3", A=stored), A * 3)
+    # In float32 also beside wider numbers.
+    B = drawn(torch.float64, 5)
+    assert torch.equal(
+        sparsify.evaluate("Y[j,k] = exp(or(i, A[i,j])) * B[k]", A=stored, B=B).to_dense(),
+        torch.exp(A.any(0))[:, None] * B,
+    )
     for text in ("-A[i,j]", "A[i,j] - B[i,j]", "abs(A[i,j])", "relu(A[i,j])"):
         with pytest.raises(DtypeError, match="truth values"):
             sparsify.evaluate(f"Y[i,j] = {text} + B[i,j]", A=stored, B=A)
