@@ -90,7 +90,7 @@ def body_at(
         return [*ahead(inner), *bound, *body] if body else []
 
     split = low.split_by_outer.get(loop.index)
-    if split is None or split in low.blocks or not ranges.is_written_out(loop, split.inner):
+    if split is None or split in low.blocks or not ranges.is_written_out(low, loop, split.inner):
         return inside(*enter(low, loop.index, scalar(value), loop.body, env))
     env, left = _enter_block(low, split, scalar(value), env)
     size = integer(split.size)

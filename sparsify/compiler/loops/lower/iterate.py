@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparsify.compiler.einsum.nodes import Assign
+from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import (
     ONE,
@@ -34,6 +34,7 @@ from sparsify.compiler.loops.lower.environment import (
     Range,
     scalar,
 )
+from sparsify.compiler.loops.lower.padding import stays_in_padding
 from sparsify.compiler.node import find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
@@ -229,9 +230,10 @@ def tiles(low: Lowering, split: notation.Split, loop: notation.Forall, env: Envi
     if reach.exact and reach.bound is not None:
         return _constant_tiles(low, split, loop, reach, env)
     base = loops.Var(low.fresh(f"{split.index}_0"), loops.INT)
-    if low.is_whole(split) or not is_written_out(loop, split.inner):
+    is_whole = stays_in_padding(low, split, loop) or low.is_whole(split)
+    if is_whole or not is_written_out(low, loop, split.inner):
         inner = Range(ZERO, integer(size), size, True)
-        if not low.is_whole(split):
+        if not is_whole:
             inner = Range(ZERO, smaller(integer(size), minus(end, base)))
         body = tile(low, split, loop, base, inner, env)
         return [loops.For(base, begin, end, loops.Block(tuple(body)), size)] if body else []
@@ -355,9 +357,16 @@ def tile(
     return [*declared, *body] if body else []
 
 
-def is_written_out(loop: notation.Forall, inner: str) -> bool:
-    """Whether the code for `inner` depends on its extent: unrolled, in lanes or in registers."""
+def is_written_out(low: Lowering, loop: notation.Forall, inner: str) -> bool:
+    """Whether the code for `inner` depends on its extent: unrolled, in lanes or in registers.
+
+    Transposed nests in memory run over strips and what is left, whatever the extent.
+    """
+    nests = find(loop.body, notation.Forall)
+    in_strips = [nest for nest in nests if isinstance(nest.kind, notation.Transposed)]
+    in_strips = [n for n in in_strips if not low.in_registers & {a.tensor for a in find(n, Access)}]
+    free = {id(part) for nest in in_strips for part in (nest, nest.body)}
     return any(
-        node.index == inner and not isinstance(node.kind, notation.Serial)
-        for node in find(loop.body, notation.Forall)
+        nest.index == inner and id(nest) not in free and not isinstance(nest.kind, notation.Serial)
+        for nest in nests
     )

@@ -75,6 +75,8 @@ class Lowering:
         self.kinds = tensor_kinds(program)
         self.lanes = lanes(program, vector_bytes)
         self.blocks_divide = True
+        # Those of which code took that they divide.
+        self.assumed: set[notation.Split] = set()
         self.memory: dict[str, notation.Temporary] = {}
         self.listed: dict[str, loops.Var] = {}
         self.marked: set[str] = set()
@@ -89,20 +91,19 @@ class Lowering:
         self.prefilled: set[str] = set()
         self.is_parallel = False
         self.names = {*self.index_dtypes, *self._sizes()}
-        self.names |= {t.name for let in lets for t in let.temporaries if t.scope != "register"}
+        self.in_registers = {t.name for let in lets for t in let.temporaries if t.scope == "register"}
+        self.names |= {t.name for let in lets for t in let.temporaries} - self.in_registers
         self.assembly: assemble.Assembly | None = None
         self.cases = 0
 
     def function(self) -> loops.Function:
         """The whole kernel."""
         self._check_outputs()
-        rests = [
-            remainder(self.extent(split.index), integer(split.size)) for split in sorted(self.blocks, key=str)
-        ]
-        self.blocks_divide = all(constant(rest) in (0, None) for rest in rests)
+        self.blocks_divide = all(constant(self._rest(split)) in (0, None) for split in self.blocks)
         body = self._body()
-        if self.blocks_divide and any(constant(rest) is None for rest in rests):
-            whole = [compare("eq", rest, ZERO) for rest in rests if constant(rest) is None]
+        rests = [self._rest(split) for split in sorted(self.assumed, key=str)]
+        whole = [compare("eq", rest, ZERO) for rest in rests if constant(rest) is None]
+        if whole:
             self.blocks_divide = False
             body = [loops.If(reduce(both, whole), loops.Block(tuple(body)), loops.Block(tuple(self._body())))]
         fills = [self._fill(name) for name in self._outputs_to_fill()]
@@ -114,6 +115,10 @@ class Lowering:
             self.vector_bytes,
             str(self.program.body),
         )
+
+    def _rest(self, split: notation.Split) -> loops.Expr:
+        """What blocks leave of an extent."""
+        return remainder(self.extent(split.index), integer(split.size))
 
     def _check_outputs(self) -> None:
         """Raises for a dense result in blocks: its padding has no iterations."""
@@ -234,7 +239,10 @@ class Lowering:
 
     def is_whole(self, split: notation.Split) -> bool:
         """Whether the code is for extents that the blocks of an operand, which `split` is, divide."""
-        return split in self.blocks and self.blocks_divide
+        if split not in self.blocks or not self.blocks_divide:
+            return False
+        self.assumed.add(split)
+        return True
 
     def _blocks(self) -> frozenset[notation.Split]:
         """The splits by dense blocks of an operand; the last block is padded where they do not divide the extent."""

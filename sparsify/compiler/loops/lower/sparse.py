@@ -115,7 +115,7 @@ def note_skipping(low: Lowering, body: Node, found: list[Access]) -> None:
     low.prefilled.update(
         n.target.tensor
         for n in find(body, Assign)
-        if n.monoid is None and (low.root_of(n.target) not in found or not low.blocks_divide)
+        if n.monoid is None and not (low.root_of(n.target) in found and all(map(low.is_whole, low.blocks)))
     )
 
 

@@ -1,7 +1,7 @@
 """Transposed tiles: a nest that reads along one index and writes along another, through registers.
 
 In: `transpose t n in Y` on `forall t: forall n: Y[t,n] = W[n,t]`. Out: `lanes` loads along `t`, one transposition,
-`lanes` stores along `n`.
+`lanes` stores along `n`; entry by entry what is left at the edges.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, compare, integer, minus, plus, smaller
+from sparsify.compiler.loops.arithmetic import (
+    ONE,
+    compare,
+    constant,
+    integer,
+    minus,
+    plus,
+    quotient,
+    smaller,
+    times,
+)
 from sparsify.compiler.loops.lower import iterate
 from sparsify.compiler.loops.lower.access import lanes_in_use, position_of
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Range, scalar
@@ -39,23 +49,72 @@ def transposed(low: Lowering, loop: notation.Forall, env: Environment) -> Lowere
     lanes = low.lanes
     if lanes == 1:
         return iterate.serial(low, replace(loop, kind=notation.Serial()), env)
-    rows = iterate.range_of(low, loop.index, loop.body, env)
-    columns = iterate.range_of(low, inner.index, inner.body, env)
+    in_memory = not any(access.tensor in low.in_registers for access in find(inner.body, Access))
+    rows = _cut(low, loop.index, iterate.range_of(low, loop.index, loop.body, env), in_memory)
+    columns = _cut(low, inner.index, iterate.range_of(low, inner.index, inner.body, env), in_memory)
 
     def strip(row: loops.Expr, height: loops.Expr | None) -> Lowered:
         def tile(column: loops.Expr, width: loops.Expr | None) -> Lowered:
             return _tile(low, loop, inner, _Corner(row, height, column, width, lanes), env)
 
-        return _strips(low, inner.index, columns, lanes, tile)
+        return _strips(low, inner.index, columns, tile)
 
-    return _strips(low, loop.index, rows, lanes, strip)
+    lowered = [*rows.declared, *columns.declared, *_strips(low, loop.index, rows, strip)]
+    if rows.rest is not None:
+        lowered += _entries(low, loop, inner, rows.rest, columns.whole, env)
+    if columns.rest is not None:
+        lowered += _entries(low, loop, inner, rows.all, columns.rest, env)
+    return lowered
 
 
-def _strips(low: Lowering, index: str, reach: Range, lanes: int, body: iterate.Strip) -> Lowered:
-    """Whole strips and a rest; in a cut tile, which is rare, all of them are written as the rest, once."""
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A range in whole strips and the few iterations after them; no rest where cut strips have masks."""
+
+    all: Range
+    whole: Range
+    rest: Range | None = None
+    declared: tuple[loops.Stmt, ...] = ()
+
+
+def _cut(low: Lowering, index: str, reach: Range, in_memory: bool) -> _Cut:
+    """The strips of a range; registers are no arrays, whose entries could be taken one by one."""
+    if not in_memory or (reach.bound is not None and not reach.exact):
+        return _Cut(reach, reach)
+    extent = minus(reach.end, reach.begin) if reach.bound is None else integer(reach.bound)
+    lanes, count = integer(low.lanes), constant(extent)
+    last = plus(reach.begin, times(quotient(extent, lanes), lanes))
+    if count is not None:
+        rest = Range(last, reach.end) if count % low.lanes else None
+        return _Cut(reach, Range(reach.begin, last, count // low.lanes * low.lanes, True), rest)
+    end = loops.Var(low.fresh(f"{index}_rest"), loops.INT)
+    return _Cut(reach, Range(reach.begin, end), Range(end, reach.end), (loops.Declare(end, last),))
+
+
+def _entries(
+    low: Lowering,
+    loop: notation.Forall,
+    inner: notation.Forall,
+    rows: Range,
+    columns: Range,
+    env: Environment,
+) -> Lowered:
+    """The assignment entry by entry: short code for the little that is left."""
+    env = env.with_range(loop.index, rows).with_range(inner.index, columns)
+    serial = replace(inner, kind=notation.Serial())
+    return iterate.serial(low, replace(loop, kind=notation.Serial(), body=serial), env)
+
+
+def _strips(low: Lowering, index: str, cut: _Cut, body: iterate.Strip) -> Lowered:
+    """Whole strips and, in masked strips, a rest; in a cut tile, which is rare, all are written as the rest, once."""
+    reach, lanes = cut.whole, low.lanes
+    var = loops.Var(low.fresh(index), loops.INT)
+    if cut.rest is not None and constant(minus(reach.end, reach.begin)) == 0:
+        return []
+    if cut.rest is not None:
+        return [loops.For(var, reach.begin, reach.end, loops.Block(tuple(body(var, None))), lanes)]
     if reach.exact or reach.bound is None or reach.bound <= lanes:
         return iterate.strips(low, index, reach, lanes, body)
-    var = loops.Var(low.fresh(index), loops.INT)
     left = loops.Var(low.fresh(f"{index}_left"), loops.INT)
     masked = loops.Block((loops.Declare(left, minus(reach.end, var)), *body(var, left)))
     return [loops.For(var, reach.begin, reach.end, masked, lanes)]
