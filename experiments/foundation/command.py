@@ -120,12 +120,3 @@ def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOC
     if name == "call-overhead":
         return overhead.row(1.0 if quick else 4.0, clock)
     return measured(CASES[name](place), quick, clock)
-
-
-def run_case(cases: Mapping[str, Make]) -> Run:
-    """What measures a row of a suite that has only cases."""
-
-    def run(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:
-        return measured(cases[name](place), quick, clock)
-
-    return run

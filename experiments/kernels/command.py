@@ -5,10 +5,15 @@ In: names of rows, or beginnings of names. Out: one table on standard output and
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from experiments.foundation import command
+from experiments.kernels import compile_times
 from experiments.kernels.bert import bert
+from sparsify.bench.harness import Clock
 from sparsify.bench.linear import Weight, linear
+from sparsify.bench.place import Place
+from sparsify.bench.table import CLOCKS, measured
 
 # Per rows of the input and weight the ratios asked against torch's and against oneDNN's dense product.
 ASKED: Mapping[tuple[int, Weight], tuple[float | None, float | None]] = {
@@ -61,8 +66,14 @@ CASES: Mapping[str, command.Make] = {
     f"bert-{weight}": partial(bert, weight, torch_ratio=torch_ratio, onednn_ratio=onednn_ratio)
     for weight, (torch_ratio, onednn_ratio) in BERTS.items()
 }
+ROWS = (*CASES, "compile")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; 0, or 2 when no row has such a name."""
-    return command.main(argv, command.run_case(CASES), tuple(CASES), "kernels")
+    return command.main(argv, run_row, ROWS, "kernels")
+
+
+def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:
+    """What was measured for one row, as plain data."""
+    return compile_times.row() if name == "compile" else measured(CASES[name](place), quick, clock)

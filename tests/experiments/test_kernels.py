@@ -1,10 +1,13 @@
 """Every kind of row at a tiny size: right results, a table."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from experiments.foundation.command import run_case, table
-from experiments.kernels import command
+from experiments.foundation.command import table
+from experiments.kernels import command, compile_times
 from sparsify.bench.linear import Weight
 from sparsify.bench.place import Place
 
@@ -13,7 +16,7 @@ TINY = Place(None, 0.05)
 
 @pytest.mark.parametrize("name", ["linear-128-90", "linear-1-50", "linear-1024-8x1-80", "linear-1024-of4-50"])
 def test_row(name):
-    row = run_case(command.CASES)(name, TINY, quick=True)
+    row = command.run_row(name, TINY, quick=True)
     assert row["name"] == name
     assert all(c["error"] is not None and c["median_us"] > 0 for c in row["contenders"])
     assert row["prepared_ms"]["first call"] > 0
@@ -22,7 +25,7 @@ def test_row(name):
 
 def test_encoder():
     pytest.importorskip("transformers", reason="transformers is not installed")
-    row = run_case(command.CASES)("bert-90", TINY, quick=True)
+    row = command.run_row("bert-90", TINY, quick=True)
     assert all(c["error"] is not None and c["median_us"] > 0 for c in row["contenders"])
 
 
@@ -33,6 +36,21 @@ def test_masks():
     assert set(blocks.unique().tolist()) == {0, 256}
     assert abs(float(Weight(80).mask(500, 500).float().mean()) - 0.2) < 0.01
     assert torch.equal(Weight(80).mask(50, 50), Weight(80).mask(50, 50))
+
+
+def test_compile_times_add_up(monkeypatch):
+    measured = {"panels": (40.0, 160.0), "blocks": (60.0, 300.0), "strips": (50.0, 150.0)}
+    answer = SimpleNamespace(stdout=json.dumps(measured))
+    monkeypatch.setattr(compile_times.subprocess, "run", lambda *_, **__: answer)
+    row = command.run_row("compile", TINY)
+    reached = {target["label"]: target["reached"] for target in row["targets"]}
+    assert (reached["median"], reached["worst"], reached["codegen, median"]) == (200.0, 360.0, 50.0)
+    assert "blocks" in table([row])
+
+
+def test_kinds_are_made():
+    names = [name for name, _ in compile_times.calls()]
+    assert len(names) == len(set(names)) > 15
 
 
 def test_names_begin_with_the_rows():
