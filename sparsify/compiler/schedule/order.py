@@ -4,8 +4,8 @@ In: the nest of `sum(j, A[i,j] * B[j,k])`, all compressed by row. Out: `i, j, k`
 100,000 products; the inner product `i, k, j` would look at 10,000,000 pairs.
 
 What a loop costs depends on which loops are around it and not on their order, so that the best order of a set of
-loops begins with the best order of a smaller set: 2^n steps instead of n!. Operands that are stored in another order
-are turned once.
+loops begins with the best order of a smaller set: 2^n steps instead of n!. Operands that are stored in another
+order are turned once.
 
 Source: dynamic programming over subsets, Held and Karp, 1962; the filters that should come first are those of
 Yan et al., Scorch, 2024, Algorithm 1, which ranks loops without sizes.
@@ -78,12 +78,15 @@ def best_order(nest: Nest, may_scatter: bool = True, limit: float = inf) -> Orde
         may_scatter: whether a workspace may take what is summed.
         limit: orders that cost more are not looked for.
     """
-    if not nest.variables:
+    if not nest.bits:
         return Order((), 0.0, 1.0)
-    if len(nest.variables) > MOST_VARIABLES:
-        return None
-    found = _best(_Key(nest), may_scatter, limit * (1.0 + 1e-9))
-    return None if found is None else described(nest, *found)
+    search = searched(nest, may_scatter)
+    return described(nest, *search.found) if search.look(limit) and search.found is not None else None
+
+
+def searched(nest: Nest, may_scatter: bool = True) -> "Search":
+    """The search for the order of a nest, with what is known of it from before."""
+    return _searched(_Key(nest), may_scatter)
 
 
 class _Key:
@@ -102,15 +105,39 @@ class _Key:
         return isinstance(other, _Key) and self._all == other._all
 
 
+class Search:
+    """What is known of the cheapest order of a nest.
+
+    Attributes:
+        nest: the loops.
+        may_scatter: whether a workspace may take what is summed.
+        found: the order of bits, and whether a workspace takes what is summed.
+        cost: of it.
+        limit: no order that was not found costs less.
+    """
+
+    def __init__(self, nest: Nest, may_scatter: bool = True) -> None:
+        self.nest, self.may_scatter = nest, may_scatter
+        self.found: tuple[tuple[int, ...], bool] | None = None
+        self.cost, self.limit = inf, -inf
+
+    def look(self, limit: float = inf) -> bool:
+        """Whether the cheapest order costs no more than a limit; it is found then."""
+        limit *= 1.0 + 1e-9
+        if self.found is None and limit > self.limit and len(self.nest.bits) <= MOST_VARIABLES:
+            self.limit = limit
+            for workspace in _ways(self.nest):
+                made = _cheapest(self.nest, workspace, limit) if self.may_scatter or not workspace else None
+                if made is not None and made[0] < self.cost:
+                    limit = self.cost = made[0]
+                    self.found = made[1], workspace
+        return self.found is not None and self.cost <= limit
+
+
 @lru_cache(maxsize=16)
-def _best(key: _Key, may_scatter: bool, limit: float) -> tuple[tuple[int, ...], bool] | None:
-    """The cheapest order of bits, and whether a workspace takes what is summed."""
-    found = None
-    for workspace in _ways(key.nest):
-        made = _cheapest(key.nest, workspace, limit) if may_scatter or not workspace else None
-        if made is not None and (found is None or made[0] < limit):
-            limit, found = made[0], (made[1], workspace)
-    return found
+def _searched(key: _Key, may_scatter: bool) -> Search:
+    """The search for the order of a nest, which goes on where a higher limit asks for it."""
+    return Search(key.nest, may_scatter)
 
 
 def _ways(nest: Nest) -> tuple[bool, ...]:
@@ -122,18 +149,17 @@ def _ways(nest: Nest) -> tuple[bool, ...]:
 
 def _cheapest(nest: Nest, workspace: bool, limit: float) -> tuple[float, tuple[int, ...]] | None:
     """The cheapest order with or without a workspace, by the sets of loops around each loop; none above a limit."""
-    bits = [1 << n for n in range(len(nest.variables))]
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
     # Whatever the last loop is, it costs at least so much.
     last = min((loop_cost(nest, nest.full ^ b, b, workspace) for b in _free(nest, workspace)), default=inf)
-    if last == inf:
+    if last == inf or last > limit:
         return None
-    limit = min(limit, _greedy(nest, bits, workspace))
+    limit = min(limit, _greedy(nest, workspace))
     for outer in range(nest.full):
         if outer not in best:
             continue
         cost, order = best[outer]
-        for bit in bits:
+        for bit in nest.bits:
             if outer & bit or not may_follow(nest, outer, bit, workspace):
                 continue
             inner = outer | bit
@@ -147,15 +173,14 @@ def _cheapest(nest: Nest, workspace: bool, limit: float) -> tuple[float, tuple[i
 
 def _free(nest: Nest, workspace: bool) -> list[int]:
     """The loops that may be the innermost one."""
-    bits = (1 << n for n in range(len(nest.variables)))
-    return [bit for bit in bits if may_follow(nest, nest.full ^ bit, bit, workspace)]
+    return [bit for bit in nest.bits if may_follow(nest, nest.full ^ bit, bit, workspace)]
 
 
-def _greedy(nest: Nest, bits: list[int], workspace: bool) -> float:
+def _greedy(nest: Nest, workspace: bool) -> float:
     """The cost of the order that always takes the cheapest next loop: no set of loops that costs more is looked at."""
     cost, outer = 0.0, 0
     while outer != nest.full:
-        free = [bit for bit in bits if not outer & bit and may_follow(nest, outer, bit, workspace)]
+        free = [bit for bit in nest.bits if not outer & bit and may_follow(nest, outer, bit, workspace)]
         if not free:
             return inf
         added, bit = min((loop_cost(nest, outer, bit, workspace), bit) for bit in free)
@@ -188,9 +213,9 @@ def orders(nest: Nest) -> Iterator[Order]:
     def extend(outer: int, order: tuple[int, ...], workspace: bool) -> Iterator[Order]:
         if outer == nest.full:
             yield described(nest, order, workspace)
-        for n in range(len(nest.variables)):
-            if not outer >> n & 1 and may_follow(nest, outer, 1 << n, workspace):
-                yield from extend(outer | 1 << n, (*order, 1 << n), workspace)
+        for bit in nest.bits:
+            if not outer & bit and may_follow(nest, outer, bit, workspace):
+                yield from extend(outer | bit, (*order, bit), workspace)
 
     found = [order for workspace in _ways(nest) for order in extend(0, (), workspace)]
     yield from sorted(found, key=lambda order: order.cost)
@@ -205,41 +230,47 @@ def may_follow(nest: Nest, outer: int, bit: int, workspace: bool) -> bool:
     if not nest.levels:
         # What is summed around the loops over stored positions would need memory for all coordinates.
         return not (nest.is_sampled and bit & nest.target and outer & sums)
+    last = nest.levels[-1]
     if not bit & nest.target:
-        ready = sum(nest.levels[:-1]) if workspace else nest.target
-        return ready & ~outer == 0
-    above = sum(nest.levels[: nest.levels.index(bit)])
-    if above & ~outer:
+        return not (nest.above[last] if workspace else nest.target) & ~outer
+    if nest.above[bit] & ~outer:
         return False
-    if bit == nest.levels[-1] and workspace:
-        return sums & ~outer == 0
+    if bit == last and workspace:
+        return not sums & ~outer
     if sums & outer:
         return False
     # Without a workspace every coordinate that the loop over the last level visits is stored.
-    return workspace or bit != nest.levels[-1] or not sums or bool(nest.drivers(outer, bit))
+    return workspace or bit != last or not sums or bool(nest.drivers(outer, bit))
 
 
 def loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
     """What the loop over `bit` inside the loops of `outer` adds, with the body where it is the last one."""
+    found = nest.costs.get((outer, bit, workspace))
+    if found is None:
+        found = nest.costs[outer, bit, workspace] = _loop_cost(nest, outer, bit, workspace)
+    return found
+
+
+def _loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
     count, inner = nest.count(outer), outer | bit
     visits, lists = nest.visits(outer, bit)
-    is_vector = inner == nest.full and bit == nest.lane
-    lanes = LANES if is_vector else 1.0
+    is_last = inner == nest.full
     # A loop over neighbours in memory runs inside all others: its variable costs nothing to move there.
+    lanes = LANES if is_last and bit == nest.lane else 1.0
     cost = count * visits * (MERGE if lists > 1 else VISIT) / lanes
-    for factor in nest.factors:
-        if factor.mask & bit and factor.above[bit] & ~outer:
+    for _, factor in nest.having[bit]:
+        if factor.above[bit] & ~outer:
             cost += factor.turn * max(factor.stored, 1.0)
-    body, sums = nest.count(inner), nest.sums
+    sums = nest.sums
     if nest.levels:
         if bit == nest.levels[-1]:
             cost += INSERT * nest.written if workspace else APPEND * nest.count(inner)
-        if inner == nest.full:
-            cost += body * (SCATTER if workspace else 0.0)
+        if is_last and workspace:
+            cost += SCATTER * nest.count(inner)
     elif bit & nest.target and outer & sums:
-        cost += SCATTER * body / lanes
-    if inner == nest.full:
-        cost += STRIDE * body * sum(1 for mask, last in nest.reads if mask & bit and last != bit)
+        cost += SCATTER * nest.count(inner) / lanes
     if outer == 0 and bit & sums and nest.target:
         cost += SERIAL * nest.count(nest.full) / (LANES if nest.lane else 1.0)
-    return cost + (body / lanes if inner == nest.full else 0.0)
+    if is_last:
+        cost += nest.count(inner) * (STRIDE * nest.strides[bit] + 1.0 / lanes)
+    return cost

@@ -10,8 +10,8 @@ Source: Pfeifer, Haegeman and Verstraete, Faster identification of optimal contr
 beyond seven operands the greedy path of opt_einsum, Smith and Gray, 2018.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import combinations
 from math import inf, prod
@@ -20,7 +20,7 @@ from typing import Final, cast
 import opt_einsum
 
 from sparsify.compiler.einsum.nodes import Access, Index
-from sparsify.compiler.schedule.order import LANES, best_order
+from sparsify.compiler.schedule.order import LANES, Search, searched
 from sparsify.compiler.schedule.work import TURN_MADE, Factor, Nest
 
 # All paths are compared for so many operands.
@@ -40,9 +40,10 @@ class Part:
         modes: its variables, in the order of its modes.
         entries: that it stores, all of them when it is dense.
         is_sparse: whether what it does not store meets nothing.
-        whole: an operand as it is stored.
+        whole: what a nest looks through, where it is sparse: an operand as it is stored, a product all compressed.
         cost: of computing it.
         parts: that it is the product of.
+        mask: its variables.
     """
 
     factors: int
@@ -53,10 +54,10 @@ class Part:
     cost: float = 0.0
     parts: tuple["Part", ...] = ()
 
-    @property
-    def mask(self) -> int:
-        """Its variables."""
-        return sum(self.modes)
+    mask: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mask", sum(self.modes))
 
 
 class Paths:
@@ -66,6 +67,7 @@ class Paths:
         self.nest, self.accesses = nest, accesses
         self.leaves = [self.leaf(number, access) for number, access in enumerate(accesses)]
         self.all = (1 << len(accesses)) - 1
+        self.searches: dict[tuple[tuple[int, float], ...], Search] = {}
         # Rows of the result, sums, columns: the order in which a workspace a row is filled.
         bits = [1 << n for n in range(len(nest.variables))]
         kept = [bit for bit in bits if nest.target & bit]
@@ -84,14 +86,16 @@ class Paths:
         """The cheapest product of all operands; without parts it is one nest."""
         if len(self.leaves) > MOST_FACTORS:
             return self.greedy()
-        one = self.product(tuple(self.leaves), self.nest, 0.0)
+        one = self.descent()
+        whole = self.product(tuple(self.leaves), searched(self.nest), 0.0, inf if one is None else one.cost)
+        one = whole if one is None else min(whole, one, key=_cost)
         found: dict[int, Part] = {leaf.factors: leaf for leaf in self.leaves}
         for size in range(2, len(self.leaves)):
             for chosen in combinations(range(len(self.leaves)), size):
                 subset = sum(1 << n for n in chosen)
                 best: Part | None = None
                 for parts in self.splits(subset, found):
-                    way = self.join(parts, one.cost if best is None else best.cost)
+                    way = self.join(parts, one.cost if best is None else min(one.cost, best.cost))
                     if way is not None and (best is None or way.cost < best.cost):
                         best = way
                 if best is not None:
@@ -100,6 +104,32 @@ class Paths:
         for parts in last:
             one = min(one, self.finish(parts, one.cost), key=_cost)
         return one
+
+    def descent(self) -> Part | None:
+        """The path that always takes the product with the fewest iterations: nothing that costs more is looked at."""
+        parts = tuple(self.leaves)
+        ends: list[tuple[Part, ...]] = []
+        while len(parts) > 2:
+            pairs = [pair for pair in combinations(parts, 2) if pair[0].mask & pair[1].mask]
+            first, second = min(pairs, key=self.iterations, default=parts[:2])
+            made = self.join((first, second))
+            if made is None:
+                break
+            parts = (*(part for part in parts if part is not first and part is not second), made)
+            ends += [parts] if len(parts) < 4 else []
+        best: Part | None = None
+        for parts in reversed(ends):
+            last = self.finish(parts, inf if best is None else best.cost)
+            best = last if best is None else min(best, last, key=_cost)
+        return best
+
+    def iterations(self, parts: tuple[Part, ...]) -> float:
+        """How often the innermost loop of a product runs, as if its result were dense."""
+        found = self.nest.coordinates(reduce(lambda a, b: a | b, (part.mask for part in parts)))
+        for part in parts:
+            if part.is_sparse:
+                found *= min(1.0, part.entries / max(1.0, self.nest.coordinates(part.mask)))
+        return found
 
     def splits(self, subset: int, found: Mapping[int, Part]) -> Iterator[tuple[Part, ...]]:
         """The pairs of parts that make up a subset and share a variable."""
@@ -130,15 +160,27 @@ class Paths:
         if not mask:
             return None
         is_sparse = any(part.is_sparse for part in parts)
-        nest = self.nest_over(parts, mask, is_sparse)
-        entries = min(nest.written, self.most_entries(parts, nest))
-        made = self.product(parts, nest, STATEMENT + entries, limit)
+        search = self.search(parts, mask, is_sparse)
+        entries = min(search.nest.written, self.most_entries(search.nest))
+        made = self.product(parts, search, STATEMENT + entries, limit)
         if made.cost > limit:
             return None
         modes = tuple(bit for bit in self.natural if mask & bit)
-        return replace(made, modes=modes, entries=entries, is_sparse=is_sparse)
+        stored: Factor | None = None
+        if is_sparse:
+            compressed = (False,) * len(modes)
+            stored = Factor(Access(f"T{made.factors}"), modes, compressed, {}, entries, TURN_MADE)
+        return replace(made, modes=modes, entries=entries, is_sparse=is_sparse, whole=stored)
 
-    def most_entries(self, parts: tuple[Part, ...], nest: Nest) -> float:
+    def search(self, parts: tuple[Part, ...], target: int, is_sparse: bool, last: bool = False) -> Search:
+        """The search for the order of the loops of a product, which both kinds of path ask for."""
+        key = tuple((part.factors, part.cost) for part in parts)
+        found = self.searches.get(key)
+        if found is None:
+            found = self.searches[key] = Search(self.nest_over(parts, target, is_sparse, last))
+        return found
+
+    def most_entries(self, nest: Nest) -> float:
         """The entries that a product has when any coordinates of its parts may meet."""
         found = prod(nest.distinct(number, nest.target) for number in range(len(nest.factors)))
         stored = 0
@@ -148,56 +190,51 @@ class Paths:
 
     def finish(self, parts: tuple[Part, ...], limit: float = inf) -> Part:
         """The result as the product of parts."""
-        nest = self.nest_over(parts, self.nest.target, bool(self.nest.levels), last=True)
-        return self.product(parts, nest, 0.0, limit)
+        search = self.search(parts, self.nest.target, bool(self.nest.levels), last=True)
+        return self.product(parts, search, 0.0, limit)
 
-    def product(self, parts: tuple[Part, ...], nest: Nest, more: float, limit: float = inf) -> Part:
+    def product(self, parts: tuple[Part, ...], search: Search, more: float, limit: float = inf) -> Part:
         """Parts multiplied in one nest; where no order of its loops costs less than a limit, none is looked for."""
+        nest = search.nest
         share = 1.0 if nest.factors else LIBRARY
         before = more + sum(part.cost for part in parts)
         room = (limit - before) / share
-        order = best_order(nest, limit=room) if nest.count(nest.full) / LANES <= room else None
-        cost = before + (inf if order is None else order.cost) * share
+        is_found = nest.count(nest.full) / LANES <= room and search.look(room)
         factors = sum(part.factors for part in parts)
         parts = tuple(sorted(parts, key=lambda part: part.factors & -part.factors))
-        return Part(factors, (), 0.0, False, cost=cost, parts=parts)
+        return Part(
+            factors, (), 0.0, False, cost=before + search.cost * share if is_found else inf, parts=parts
+        )
 
     def nest_over(self, parts: tuple[Part, ...], target: int, is_sparse: bool, last: bool = False) -> Nest:
         """The nest of a product, over the variables of the whole sum that it has."""
         whole = self.nest
-        masks = [part.mask for part in parts]
-        order = [n for n in range(len(whole.variables)) if any(mask >> n & 1 for mask in (*masks, target))]
-        move = _mover(order)
-        factors: list[Factor] = []
-        points: list[int] = []
-        for part in parts:
-            if part.is_sparse:
-                points.append(len(factors))
-                factors.append(_factor(part, move))
+        factors = [part.whole for part in parts if part.whole is not None]
+        written = [bit for bit in self.natural if target & bit]
+        levels: tuple[int, ...] = ()
         if last:
             # What a result shares its pattern with keeps the same places.
-            for number, factor in enumerate(whole.factors):
-                is_own = any(factor is leaf.whole for leaf in self.leaves)
-                if not is_own and all(number in point for point in whole.points):
-                    points.append(len(factors))
-                    factors.append(_moved(factor, move))
-        levels = tuple(move(bit) for bit in whole.levels) if last else ()
-        written = [bit for bit in self.natural if target & bit]
-        if last:
+            own = [leaf.whole for leaf in self.leaves]
+            beside = [
+                f for n, f in enumerate(whole.factors) if f not in own and all(n in p for p in whole.points)
+            ]
+            factors += beside
+            levels = whole.levels
             written = sorted(written)
-        if is_sparse and not last:
-            levels = tuple(move(bit) for bit in written)
-        reads = [(move(p.mask), move(p.modes[-1])) for p in parts if not p.is_sparse and p.modes]
+        elif is_sparse:
+            levels = tuple(written)
+        reads = [(part.mask, part.modes[-1]) for part in parts if not part.is_sparse and part.modes]
         if not levels:
-            reads.append((move(target), move(written[-1]) if written else 0))
-        return Nest(
-            tuple(whole.variables[n] for n in order),
-            tuple(whole.extents[n] for n in order),
-            tuple(factors),
-            (tuple(points),),
-            move(target),
-            levels,
-            tuple(reads),
+            reads.append((target, written[-1] if written else 0))
+        return replace(
+            whole,
+            factors=tuple(factors),
+            points=(tuple(range(len(factors))),),
+            target=target,
+            full=reduce(lambda mask, part: mask | part.mask, parts, target),
+            levels=levels,
+            reads=tuple(reads),
+            is_sampled=False,
         )
 
     def greedy(self) -> Part:
@@ -225,25 +262,3 @@ class Paths:
 
 def _cost(part: Part) -> float:
     return part.cost
-
-
-def _mover(order: list[int]) -> Callable[[int], int]:
-    """What takes sets of variables to the numbers that they have among fewer of them."""
-
-    def move(mask: int) -> int:
-        return sum(1 << place for place, n in enumerate(order) if mask >> n & 1)
-
-    return move
-
-
-def _factor(part: Part, move: Callable[[int], int]) -> Factor:
-    """A part as a sparse operand of a nest: as it is stored, or all compressed."""
-    if part.whole is not None:
-        return _moved(part.whole, move)
-    levels = tuple(move(bit) for bit in part.modes)
-    return Factor(Access(f"T{part.factors}"), levels, (False,) * len(levels), {}, part.entries, TURN_MADE)
-
-
-def _moved(factor: Factor, move: Callable[[int], int]) -> Factor:
-    known = {move(mask): count for mask, count in factor.known.items()}
-    return replace(factor, order=tuple(move(bit) for bit in factor.order), known=known)

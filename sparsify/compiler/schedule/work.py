@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import expm1, inf, log2, prod
-from typing import Final
+from typing import Any, Final
 
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
@@ -34,6 +34,11 @@ TURN: Final = 1.0
 TURN_MADE: Final = 60.0
 
 
+def _known() -> Any:
+    """A field for what has been computed."""
+    return field(init=False, default_factory=dict, compare=False, repr=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Factor:
     """A sparse operand in a nest; variables are bits.
@@ -47,6 +52,7 @@ class Factor:
         turn: what it costs to read an entry in another mode ordering, infinite where that cannot be.
         mask: all variables of the operand.
         above: the variables of the levels above that of each.
+        shares: what is known of `Nest.share`; all nests of an operand have the same extents.
     """
 
     access: Access
@@ -57,6 +63,7 @@ class Factor:
     turn: float = TURN
     mask: int = field(init=False, compare=False, repr=False)
     above: Mapping[int, int] = field(init=False, compare=False, repr=False)
+    shares: dict[int, float] = _known()
 
     def __post_init__(self) -> None:
         # Asked for in every step of a search.
@@ -75,9 +82,16 @@ class Nest:
         factors: the sparse operands.
         points: the smallest sets of factors that make the body run; an empty one stands for everywhere.
         target: the variables of what is written.
+        full: all variables that have a loop.
         levels: the variables of its levels in order when it is assembled, else nothing.
         reads: per dense operand its variables, and the bit of its last mode; the target is the last of them.
         is_sampled: whether the target is stored at known positions, which sums around their loops do not keep.
+        costs: of loops, by those around, the variable and whether there is a workspace, as far as they were asked for.
+        bits: the variables that have a loop.
+        sums: those that are summed.
+        above: per variable of the assembled result those of the levels above its own.
+        having: per variable the factors that have it, with their numbers.
+        strides: per variable how many dense operands have it in another mode than their last one.
     """
 
     variables: tuple[str, ...]
@@ -85,22 +99,35 @@ class Nest:
     factors: tuple[Factor, ...]
     points: tuple[tuple[int, ...], ...]
     target: int
+    full: int
     levels: tuple[int, ...] = ()
     reads: tuple[tuple[int, int], ...] = ()
     is_sampled: bool = False
-    _counts: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
-    _visits: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict, compare=False, repr=False)
-    _shares: dict[tuple[int, int], float] = field(default_factory=dict, compare=False, repr=False)
+    bits: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    sums: int = field(init=False, compare=False, repr=False)
+    above: Mapping[int, int] = field(init=False, compare=False, repr=False)
+    having: Mapping[int, Sequence[tuple[int, Factor]]] = field(init=False, compare=False, repr=False)
+    strides: Mapping[int, int] = field(init=False, compare=False, repr=False)
+    _meeting: Sequence[int] = field(init=False, compare=False, repr=False)
+    costs: dict[tuple[int, int, bool], float] = _known()
+    _counts: dict[int, float] = _known()
+    _visits: dict[tuple[int, int], tuple[float, int]] = _known()
+    _coordinates: dict[int, float] = field(default_factory=lambda: {0: 1.0}, compare=False, repr=False)
 
-    @cached_property
-    def full(self) -> int:
-        """All variables."""
-        return (1 << len(self.variables)) - 1
-
-    @cached_property
-    def sums(self) -> int:
-        """The variables that are summed."""
-        return self.full & ~self.target
+    def __post_init__(self) -> None:
+        # Asked for in every step of a search.
+        bits = tuple(1 << n for n in range(self.full.bit_length()) if self.full >> n & 1)
+        numbered = tuple(enumerate(self.factors))
+        strides = {b: sum([1 for mask, last in self.reads if mask & b and last != b]) for b in bits}
+        for name, value in (
+            ("bits", bits),
+            ("sums", self.full & ~self.target),
+            ("above", {bit: sum(self.levels[:depth]) for depth, bit in enumerate(self.levels)}),
+            ("having", {bit: [(n, f) for n, f in numbered if f.mask & bit] for bit in bits}),
+            ("strides", strides),
+            ("_meeting", [sum([1 << number for number in point]) for point in self.points]),
+        ):
+            object.__setattr__(self, name, value)
 
     def bit(self, name: str) -> int:
         """The bit of a variable."""
@@ -108,7 +135,12 @@ class Nest:
 
     def coordinates(self, mask: int) -> float:
         """How many combinations of coordinates the variables of a set have."""
-        return prod(extent for n, extent in enumerate(self.extents) if mask >> n & 1)
+        found = self._coordinates.get(mask)
+        if found is None:
+            first = mask & -mask
+            found = self.extents[first.bit_length() - 1] * self.coordinates(mask ^ first)
+            self._coordinates[mask] = found
+        return found
 
     def distinct(self, number: int, mask: int) -> float:
         """Distinct coordinates of a factor along the variables of `mask` that it has."""
@@ -127,23 +159,24 @@ class Nest:
         """
         factor = self.factors[number]
         mask &= factor.mask
-        found = self._shares.get((number, mask))
+        found = factor.shares.get(mask)
         if found is None:
             depth = mask.bit_count()
             possible = self.coordinates(mask)
             whole = all(factor.is_dense[:depth]) or not possible
             found = 1.0 if whole else min(1.0, self.distinct(number, mask) / possible)
-            self._shares[number, mask] = found
+            factor.shares[mask] = found
         return found
 
     def count(self, mask: int) -> float:
         """How often the body of loops over the variables of `mask`, the outermost ones, runs."""
         found = self._counts.get(mask)
         if found is None:
-            absent = 1.0
+            share = 0.0
             for point in self.points:
-                absent *= 1.0 - prod(self.share(number, mask) for number in point)
-            found = self._counts[mask] = self.coordinates(mask) * (1.0 - absent)
+                met = prod([self.share(number, mask) for number in point])
+                share += met * (1.0 - share)
+            found = self._counts[mask] = self.coordinates(mask) * share
         return found
 
     def visits(self, outer: int, bit: int) -> tuple[float, int]:
@@ -155,31 +188,27 @@ class Nest:
 
     def _looks(self, outer: int, bit: int) -> tuple[float, int]:
         extent = self.extents[bit.bit_length() - 1]
-        drivers = self.drivers(outer, bit)
-        if not drivers or any(not set(point) & set(drivers) for point in self.points):
-            return extent, len(drivers)
-        lengths = [self.length(number, outer, bit) for number in drivers]
-        if len(drivers) == 1:
+        driving, lengths = 0, []
+        for number, factor in self.having[bit]:
+            if not factor.is_dense[(factor.mask & outer).bit_count()]:
+                driving |= 1 << number
+                # The mean length of the list that the loop runs along.
+                above = self.share(number, outer)
+                lengths.append(extent * self.share(number, outer | bit) / above if above else 0.0)
+        if not lengths or not all([point & driving for point in self._meeting]):
+            return extent, len(lengths)
+        if len(lengths) == 1:
             return lengths[0], 1
         if len(self.points) == 1 and max(lengths) > GALLOP * min(lengths):
             least = max(min(lengths), 1.0)
             steps = sum(min(length, 1.0 + log2(max(length, 1.0) / least)) for length in lengths)
-            return least * steps, len(drivers)
-        return min(sum(lengths), extent * len(lengths)), len(drivers)
-
-    def length(self, number: int, outer: int, bit: int) -> float:
-        """The mean length of the list of a factor that a loop over `bit` inside `outer` runs along."""
-        above = self.share(number, outer)
-        below = self.share(number, outer | bit)
-        return self.extents[bit.bit_length() - 1] * below / above if above else 0.0
+            return least * steps, len(lengths)
+        return min(sum(lengths), extent * len(lengths)), len(lengths)
 
     def drivers(self, outer: int, bit: int) -> list[int]:
         """The factors that have stored coordinates of a variable when those of `outer` have been reached."""
-        return [
-            number
-            for number, factor in enumerate(self.factors)
-            if factor.mask & bit and not factor.is_dense[(factor.mask & outer).bit_count()]
-        ]
+        found = self.having[bit]
+        return [number for number, f in found if not f.is_dense[(f.mask & outer).bit_count()]]
 
     @cached_property
     def written(self) -> float:
@@ -244,7 +273,8 @@ def nest_of(
     if output is None or output.format.is_dense:
         reads.append(_read(_names(target), output, bits))
     is_sampled = output is not None and not output.format.is_dense and output.pattern_of is not None
-    return Nest(names, extents, factors, points, written, levels, tuple(reads), is_sampled)
+    full = sum(bits.values())
+    return Nest(names, extents, factors, points, written, full, levels, tuple(reads), is_sampled)
 
 
 def is_plain(access: Access, declared: Declaration) -> bool:
