@@ -6,7 +6,7 @@ In: names of rows, or beginnings of names. Out: one table on standard output and
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.compiler import first_calls, matrices, small, tensors
+from experiments.compiler import first_calls, matrices, scheduling, small, tensors
 from experiments.foundation import command
 from sparsify.bench.harness import Clock
 from sparsify.bench.place import Place
@@ -22,7 +22,7 @@ CASES: Mapping[str, command.Make] = {
     "spmv-fem": lambda place: matrices.vector("fem", place, asked=0.95),
     "mttkrp-3": lambda place: tensors.mttkrp(place, asked=1.0),
 }
-ROWS = (*CASES, *small.ROWS, "first-call")
+ROWS = (*CASES, *small.ROWS, "scheduling", "first-call")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,6 +34,8 @@ def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOC
     """What was measured for one row, as plain data."""
     if name in small.ROWS:
         return small.row(name, 0.3 if quick else 2.0, clock)
+    if name == "scheduling":
+        return scheduling.row(100 if quick else scheduling.COUNT)
     if name == "first-call":
         return first_calls.row(processor=clock is CLOCKS[True], every=10 if quick else 1)
     return measured(CASES[name](place), quick, clock)

@@ -108,10 +108,45 @@ def _format(take: random.Random, shape: tuple[int, ...]) -> str:
 
 def scheduled(drawn: Drawn) -> int:
     """How many kernels an einsum takes, each with its first schedule, and nothing known from before."""
-    order._searched.cache_clear()
-    count = 0
-    for step in steps(drawn.program, drawn.sizes):
-        if isinstance(step, Step):
-            pipeline.chosen(step, VECTOR_BYTES, drawn.sizes)
-            count += 1
-    return count
+    order.searched_before.cache_clear()
+    pipeline.plain_notation.cache_clear()
+    kernels = [step for step in steps(drawn.program, drawn.sizes) if isinstance(step, Step)]
+    for step in kernels:
+        pipeline.chosen(step, VECTOR_BYTES, drawn.sizes)
+    return len(kernels)
+
+
+def milliseconds(drawn: Drawn) -> float:
+    """The time of one thread that scheduling takes, without the collector of what others left behind."""
+    taken = []
+    for _ in range(REPEATS):
+        gc.collect(0)
+        began = time.thread_time()
+        scheduled(drawn)
+        taken.append((time.thread_time() - began) * 1e3)
+    return min(taken)
+
+
+def row(count: int = COUNT) -> dict[str, Any]:
+    """The row of the table, over so many einsums."""
+    scheduled(draw(0))
+    found = {seed: milliseconds(draw(seed)) for seed in range(count)}
+    slowest = max(found, key=found.__getitem__)
+    reached = {
+        "median": statistics.median(found.values()),
+        "95 %": statistics.quantiles(found.values(), n=20)[-1],
+        "worst": found[slowest],
+    }
+    targets = [
+        {"label": label, "asked": ASKED, "reached": value, "met": value <= ASKED}
+        for label, value in reached.items()
+    ]
+    return {
+        "name": "scheduling",
+        "kind": "limits",
+        "work": f"six to eight index variables, slowest {draw(slowest)}",
+        "data": f"{count} einsums",
+        "unit": "ms",
+        "taken_ms": found,
+        "targets": targets,
+    }

@@ -216,11 +216,11 @@ def run(stages: tuple[Stage, ...], start: Any, given: Given, options: Options, d
 
 def chosen(step: Step, vector_bytes: int, sizes: Sizes) -> Schedule:
     """The schedule that is tried first for operands of these sizes."""
-    return next(schedules(step.program, _plain(step), vector_bytes, sizes, step.order))
+    return next(schedules(step.program, plain_notation(step), vector_bytes, sizes, step.order))
 
 
 @lru_cache(maxsize=256)
-def _plain(step: Step) -> Notation:
+def plain_notation(step: Step) -> Notation:
     """The notation of a step before its schedule."""
     return concretize.concretize(infer_format.infer_format(step.program))
 

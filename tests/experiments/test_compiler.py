@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.compiler import command, first_calls, small
+from experiments.compiler import command, first_calls, scheduling, small
 from experiments.foundation.command import table
 from sparsify.bench.place import Place
 
@@ -33,6 +33,20 @@ def test_small_work(name):
     row = command.run_row(name, TINY, quick=True)
     assert [target["asked"] for target in row["targets"]] == [5.0]
     assert " us " in table([row])
+
+
+def test_scheduling():
+    row = scheduling.row(12)
+    assert [target["asked"] for target in row["targets"]] == [20.0] * 3
+    assert row["targets"][2]["reached"] == max(row["taken_ms"].values())
+    assert "scheduling" in table([row])
+
+
+def test_einsums_are_drawn_again_from_their_seeds():
+    drawn = [scheduling.draw(seed) for seed in range(40)]
+    assert [str(each) for each in drawn] == [str(scheduling.draw(seed)) for seed in range(40)]
+    letters = {len(set(each.subscripts) - set(",->")) for each in drawn}
+    assert letters == {6, 7, 8} and {len(each.formats) for each in drawn} == {2, 3, 4, 5}
 
 
 def test_first_calls(monkeypatch):

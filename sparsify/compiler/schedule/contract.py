@@ -10,7 +10,7 @@ from.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Final, cast
 
 from sparsify.compiler.einsum.nodes import (
@@ -159,14 +159,14 @@ class _Split:
         dtype = declared[accesses[0].tensor].dtype
         shape = tuple(extents[n] for n in names)
         if not part.is_sparse:
-            return Declaration(name, shape, Format("dense", rank=len(names)), dtype)
+            return Declaration(name, shape, _levels(("dense",) * len(names)), dtype)
         rows = nest.extents[nest.variables.index(names[0])]
         first = "dense" if len(names) == 2 and rows <= part.entries else "compressed"
         kinds = [first, *["compressed"] * (len(names) - 1)]
         wide = {d for a in accesses for pair in declared[a.tensor].index_dtypes for d in pair if d}
         integer = "int32" if wide == {"int32"} else "int64"
         dtypes = tuple(("", "") if kind == "dense" else (integer, integer) for kind in kinds)
-        return Declaration(name, shape, Format(", ".join(kinds)), dtype, index_dtypes=dtypes)
+        return Declaration(name, shape, _levels(tuple(kinds)), dtype, index_dtypes=dtypes)
 
     def name(self) -> str:
         """`T`, `T1`, `T2`, ...: the next name that nothing has."""
@@ -186,6 +186,12 @@ def product_factors(expr: Expr) -> list[Expr] | None:
         case Access() | Const():
             return [expr]
     return None
+
+
+@lru_cache
+def _levels(kinds: tuple[str, ...]) -> Format:
+    """The format of these levels, read once."""
+    return Format(", ".join(kinds))
 
 
 def _product(factors: list[Expr]) -> Expr:

@@ -86,7 +86,7 @@ def best_order(nest: Nest, may_scatter: bool = True, limit: float = inf) -> Orde
 
 def searched(nest: Nest, may_scatter: bool = True) -> "Search":
     """The search for the order of a nest, with what is known of it from before."""
-    return _searched(_Key(nest), may_scatter)
+    return searched_before(_Key(nest), may_scatter)
 
 
 class _Key:
@@ -135,7 +135,7 @@ class Search:
 
 
 @lru_cache(maxsize=16)
-def _searched(key: _Key, may_scatter: bool) -> Search:
+def searched_before(key: _Key, may_scatter: bool) -> Search:
     """The search for the order of a nest, which goes on where a higher limit asks for it."""
     return Search(key.nest, may_scatter)
 
@@ -154,7 +154,7 @@ def _cheapest(nest: Nest, workspace: bool, limit: float) -> tuple[float, tuple[i
     last = min((loop_cost(nest, nest.full ^ b, b, workspace) for b in _free(nest, workspace)), default=inf)
     if last == inf or last > limit:
         return None
-    limit = min(limit, _greedy(nest, workspace))
+    limit = _greedy(nest, workspace, limit, last)
     for outer in range(nest.full):
         if outer not in best:
             continue
@@ -176,16 +176,21 @@ def _free(nest: Nest, workspace: bool) -> list[int]:
     return [bit for bit in nest.bits if may_follow(nest, nest.full ^ bit, bit, workspace)]
 
 
-def _greedy(nest: Nest, workspace: bool) -> float:
-    """The cost of the order that always takes the cheapest next loop: no set of loops that costs more is looked at."""
+def _greedy(nest: Nest, workspace: bool, limit: float, last: float) -> float:
+    """The cost of the order that always takes the cheapest next loop, or the limit that it exceeds.
+
+    No set of loops that costs more is looked at.
+    """
     cost, outer = 0.0, 0
     while outer != nest.full:
         free = [bit for bit in nest.bits if not outer & bit and may_follow(nest, outer, bit, workspace)]
         if not free:
-            return inf
-        added, bit = min((loop_cost(nest, outer, bit, workspace), bit) for bit in free)
+            return limit
+        added, bit = min([(loop_cost(nest, outer, bit, workspace), bit) for bit in free])
         cost, outer = cost + added, outer | bit
-    return cost * (1.0 + 1e-9)
+        if (cost if outer == nest.full else cost + last) > limit:
+            return limit
+    return min(limit, cost * (1.0 + 1e-9))
 
 
 def described(nest: Nest, order: tuple[int, ...], workspace: bool) -> Order:
@@ -241,6 +246,17 @@ def may_follow(nest: Nest, outer: int, bit: int, workspace: bool) -> bool:
         return False
     # Without a workspace every coordinate that the loop over the last level visits is stored.
     return workspace or bit != last or not sums or bool(nest.drivers(outer, bit))
+
+
+def least_cost(nest: Nest) -> float:
+    """What every order of the loops costs at least: the body, and the entries of a result that is assembled."""
+    body = nest.count(nest.full)
+    each = [STRIDE * nest.strides[bit] + 1.0 / (LANES if bit == nest.lane else 1.0) for bit in nest.bits]
+    cost = body * min(each, default=1.0)
+    if nest.levels:
+        appended = APPEND * nest.count(nest.target)
+        cost += min(appended, INSERT * nest.written + SCATTER * body) if nest.sums else appended
+    return cost
 
 
 def loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:

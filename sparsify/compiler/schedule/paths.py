@@ -20,7 +20,7 @@ from typing import Final, cast
 import opt_einsum
 
 from sparsify.compiler.einsum.nodes import Access, Index
-from sparsify.compiler.schedule.order import LANES, Search, searched
+from sparsify.compiler.schedule.order import Search, least_cost, searched
 from sparsify.compiler.schedule.work import TURN_MADE, Factor, Nest
 
 # All paths are compared for so many operands.
@@ -94,14 +94,14 @@ class Paths:
             for chosen in combinations(range(len(self.leaves)), size):
                 subset = sum(1 << n for n in chosen)
                 best: Part | None = None
-                for parts in self.splits(subset, found):
+                for parts in sorted(self.splits(subset, found), key=self.iterations):
                     way = self.join(parts, one.cost if best is None else min(one.cost, best.cost))
                     if way is not None and (best is None or way.cost < best.cost):
                         best = way
                 if best is not None:
                     found[subset] = best
         last = [*self.splits(self.all, found), *self.triples(found)]
-        for parts in last:
+        for parts in sorted(last, key=self.iterations):
             one = min(one, self.finish(parts, one.cost), key=_cost)
         return one
 
@@ -199,7 +199,7 @@ class Paths:
         share = 1.0 if nest.factors else LIBRARY
         before = more + sum(part.cost for part in parts)
         room = (limit - before) / share
-        is_found = nest.count(nest.full) / LANES <= room and search.look(room)
+        is_found = least_cost(nest) <= room and search.look(room)
         factors = sum(part.factors for part in parts)
         parts = tuple(sorted(parts, key=lambda part: part.factors & -part.factors))
         return Part(

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import expm1, inf, log2, prod
-from typing import Any, Final
+from typing import Final
 
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
@@ -32,11 +32,6 @@ GALLOP: Final = 8
 # What it costs to turn an entry of an operand, once for many calls, and of a result of an earlier step, every time.
 TURN: Final = 1.0
 TURN_MADE: Final = 60.0
-
-
-def _known() -> Any:
-    """A field for what has been computed."""
-    return field(init=False, default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +58,7 @@ class Factor:
     turn: float = TURN
     mask: int = field(init=False, compare=False, repr=False)
     above: Mapping[int, int] = field(init=False, compare=False, repr=False)
-    shares: dict[int, float] = _known()
+    shares: dict[int, float] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # Asked for in every step of a search.
@@ -109,9 +104,13 @@ class Nest:
     having: Mapping[int, Sequence[tuple[int, Factor]]] = field(init=False, compare=False, repr=False)
     strides: Mapping[int, int] = field(init=False, compare=False, repr=False)
     _meeting: Sequence[int] = field(init=False, compare=False, repr=False)
-    costs: dict[tuple[int, int, bool], float] = _known()
-    _counts: dict[int, float] = _known()
-    _visits: dict[tuple[int, int], tuple[float, int]] = _known()
+    costs: dict[tuple[int, int, bool], float] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
+    _counts: dict[int, float] = field(init=False, default_factory=dict, compare=False, repr=False)
+    _visits: dict[tuple[int, int], tuple[float, int]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
     _coordinates: dict[int, float] = field(default_factory=lambda: {0: 1.0}, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -195,7 +194,7 @@ class Nest:
                 # The mean length of the list that the loop runs along.
                 above = self.share(number, outer)
                 lengths.append(extent * self.share(number, outer | bit) / above if above else 0.0)
-        if not lengths or not all([point & driving for point in self._meeting]):
+        if not lengths or not all(point & driving for point in self._meeting):
             return extent, len(lengths)
         if len(lengths) == 1:
             return lengths[0], 1

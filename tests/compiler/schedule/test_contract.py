@@ -1,14 +1,21 @@
 """Products of several operands: which are split, and that the results stay the same."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 import torch
 
 import sparsify
+from experiments.compiler import scheduling
+from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.evaluate import evaluate_kernel
+from sparsify.compiler.node import find
 from sparsify.compiler.plan import DenseProduct, steps
 from sparsify.compiler.schedule.contract import contract
+from sparsify.compiler.schedule.paths import Part, Paths
+from sparsify.compiler.schedule.work import body_of, nest_of
 from sparsify.errors import ShapeError
 
 from .nests import program_of, random
@@ -161,3 +168,26 @@ def test_gradients_of_a_split_product() -> None:
     torch.testing.assert_close(c.grad, full[1].grad)
     at = tuple(a.coordinates())
     torch.testing.assert_close(a.grad.values(), full[0].grad[at])
+
+
+@pytest.mark.parametrize("seed", [5, 7, 8, 22, 28, 39])
+def test_no_path_of_all_is_cheaper(seed: int) -> None:
+    """Drawn einsums of three and four operands: every tree of products, costed without a limit."""
+    drawn = scheduling.draw(seed)
+    (statement,) = drawn.program.statements
+    monoid, body = body_of(statement) or (None, statement.value)
+    made = nest_of(drawn.program, statement.target, body, drawn.sizes, monoid)
+    assert made is not None
+    accesses = find(body, Access)
+    every = Paths(made, accesses)
+    assert Paths(made, accesses).best().cost <= min(trees(every, tuple(every.leaves))) * 1.01
+
+
+def trees(paths: Paths, parts: tuple[Part, ...]) -> Iterator[float]:
+    """What all ways to multiply these parts cost, two at a time or the last ones together."""
+    yield paths.finish(parts).cost
+    if len(parts) > 2:
+        for pair in combinations(parts, 2):
+            made = paths.join(pair) if pair[0].mask & pair[1].mask else None
+            if made is not None:
+                yield from trees(paths, (*(part for part in parts if part not in pair), made))

@@ -1,16 +1,18 @@
 """Loop orders by cost: what textbooks say, and that no order with more iterations is taken."""
 
 import time
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
 import torch
 
 import sparsify
+from experiments.compiler import scheduling
 from sparsify.compiler.pipeline import chosen, compile_stages
 from sparsify.compiler.plan import Step, steps
 from sparsify.compiler.schedule import order as loop_order
-from sparsify.compiler.schedule.order import Order, best_order, may_follow, orders
+from sparsify.compiler.schedule.order import Order, Search, best_order, least_cost, may_follow, orders
 from sparsify.compiler.schedule.sizes import UNKNOWN
 from sparsify.compiler.schedule.work import Nest, body_of, nest_of, spread
 
@@ -164,13 +166,43 @@ def test_eight_loops_are_scheduled_quickly(subscripts: str, stored: int) -> None
     program, sizes = program_of(subscripts, *operands)
     spent = []
     for _ in range(5):
-        loop_order._searched.cache_clear()
+        loop_order.searched_before.cache_clear()
         began = time.thread_time()
         for step in steps(program, sizes):
             if isinstance(step, Step):
                 assert chosen(step, 32, sizes).directives
         spent.append(time.thread_time() - began)
     assert min(spent) < 0.04
+
+
+def test_few_loops_are_costed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn einsums of six to eight index variables: what takes the time of scheduling is counted."""
+    costed = []
+    cost = loop_order._loop_cost
+    monkeypatch.setattr(loop_order, "_loop_cost", lambda *loop: costed.append(loop) or cost(*loop))
+    counts = []
+    for seed in range(24):
+        costed.clear()
+        assert scheduling.scheduled(scheduling.draw(seed)) > 0
+        counts.append(len(costed))
+    assert max(counts) < 1500 and sum(counts) < 400 * len(counts)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_loops_are_ordered_below_a_limit_only(seed: int) -> None:
+    """What is found within a limit is what is found without one, and nothing is when all orders cost more."""
+    drawn = scheduling.draw(seed)
+    (statement,) = drawn.program.statements
+    monoid, body = body_of(statement) or (None, statement.value)
+    made = nest_of(drawn.program, statement.target, body, drawn.sizes, monoid)
+    assert made is not None
+    whole = Search(made)
+    assert whole.look() and whole.cost >= least_cost(made)
+    fresh = replace(made)
+    assert not fresh.costs
+    search = Search(fresh)
+    assert not search.look(whole.cost * 0.99) and search.found is None
+    assert search.look(whole.cost) and (search.cost, search.found) == (whole.cost, whole.found)
 
 
 def test_counts_of_a_product() -> None:
