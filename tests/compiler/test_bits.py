@@ -13,10 +13,19 @@ PANELS = "i: dense, j/64: dense, j%64: bitmap"
 LAYER = "Y[t,n] = relu(sum(k, X[t,k] * W[n,k]) + b[n])"
 # Columns of whole panels, of a panel that is cut within a vector, and of less than a byte; rows; bytes of vectors.
 CASES = ((128, 1, 32), (85, 1, 64), (85, 1, 32), (5, 1, 16), (85, 1, 0), (85, 3, 32), (128, 3, 0))
+# The same with dtypes of W, which are converted on the way to their lanes.
+NARROW = (
+    *((128, 1, 32, torch.bfloat16), (85, 1, 32, torch.float16), (85, 1, 32, torch.int8)),
+    *((85, 1, 64, torch.bfloat16), (128, 1, 64, torch.int8), (85, 1, 16, torch.bfloat16)),
+)
 
 
 def given(
-    rows: int, columns: int, format: str, dtype: torch.dtype = torch.float32
+    rows: int,
+    columns: int,
+    format: str,
+    dtype: torch.dtype = torch.float32,
+    stored: torch.dtype | None = None,
 ) -> dict[str, torch.Tensor]:
     """Operands of a layer with small integers; the last rows of W are full and empty."""
     seeded = torch.Generator().manual_seed(columns)
@@ -24,7 +33,7 @@ def given(
     W[-2], W[-1] = 3, 0
     X = torch.randint(-4, 5, (rows, columns), generator=seeded)
     b = torch.randint(-4, 5, (7,), generator=seeded)
-    return {"X": X.to(dtype), "W": sparsify.tensor(W.to(dtype), format), "b": b.to(dtype)}
+    return {"X": X.to(dtype), "W": sparsify.tensor(W.to(stored or dtype), format), "b": b.to(dtype)}
 
 
 def case(number: int, vector_bytes: int, threads: int, operands: dict[str, torch.Tensor]) -> Case:
@@ -46,6 +55,20 @@ def test_right_at_every_width(tmp_path):
         dtype = torch.float64 if width == 16 else torch.float32
         prepared = prepare(case(number, width, 1 + number % 2, given(rows, columns, PANELS, dtype)))
         assert any("lowest_bit" in stages.cpp or "expand" in stages.cpp for _, stages in prepared.plan)
+        cases.append(prepared)
+    compile_cases(cases, tmp_path, ("-O0",))
+    for prepared in cases:
+        run_compiled(prepared)
+
+
+def test_narrow_entries_are_right_at_every_width(tmp_path):
+    cases = []
+    for number, (columns, rows, width, stored) in enumerate(NARROW):
+        operands = given(rows, columns, PANELS, stored=stored)
+        prepared = prepare(case(number, width, 1 + number % 2, operands))
+        name = str(stored).removeprefix("torch.")
+        is_wide = any(f"expand_{name}_float32x8" in stages.cpp for _, stages in prepared.plan)
+        assert is_wide == (width >= 32)
         cases.append(prepared)
     compile_cases(cases, tmp_path, ("-O0",))
     for prepared in cases:

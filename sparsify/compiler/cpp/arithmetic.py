@@ -13,6 +13,8 @@ from sparsify.compiler.cpp import types
 from sparsify.compiler.cpp.memory import INLINE
 from sparsify.compiler.cpp.unit import Template, Unit
 
+IDENTITIES: Final[dict[str, float]] = {"add": 0.0, "mul": 1.0, "min": float("inf"), "max": -float("inf")}
+
 
 def define(unit: Unit, name: str, dtype: str, lanes: int, arguments: str, body: Sequence[str]) -> str:
     """A function `name` of arguments of one type whose body is the lines of `body`."""
@@ -20,6 +22,15 @@ def define(unit: Unit, name: str, dtype: str, lanes: int, arguments: str, body: 
     parameters = ", ".join(f"{value} {argument}" for argument in arguments.split())
     lines = [f"{INLINE}{value} {name}_{types.suffix(dtype, lanes)}({parameters}) {{"]
     return "\n".join([*lines, *(f"  {line}" for line in body), "}"])
+
+
+def identity(function: str, dtype: str) -> float | int:
+    """The value that leaves others unchanged under a reduction's function."""
+    value = IDENTITIES[function]
+    if types.is_float(dtype) or abs(value) <= 1:
+        return value
+    bits = 8 * types.BYTES[dtype] - 1
+    return (1 << bits) - 1 if value > 0 else -(1 << bits)
 
 
 def constant(unit: Unit, value: float, dtype: str, lanes: int) -> str:

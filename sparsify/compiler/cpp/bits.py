@@ -1,16 +1,21 @@
 """Helper functions on bits: of bytes in memory, in words, and as the lanes of vectors.
 
 In: `expand` of `float32x8`. Out: the C++ text of `expand_float32x8(values, bits, left)`: consecutive elements in the
-lanes whose bits are set, by one permutation with AVX2 and by a loop over the lanes elsewhere.
+lanes whose bits are set, by one permutation with AVX2 and by a loop over the lanes elsewhere. Narrow elements are
+converted first, all lanes at a time: `expand_bfloat16_float32x8`.
 """
 
+from functools import partial
 from typing import Final
 
 from sparsify.compiler.cpp import types
 from sparsify.compiler.cpp.memory import INLINE
 from sparsify.compiler.cpp.unit import Template, Unit
+from sparsify.compiler.dtypes import STORED_HALVES
 
 BYTE: Final = 8
+# Elements that are converted to float32 on the way to their lanes.
+NARROW: Final = ("bfloat16", "float16", "int8")
 
 
 def _bits(unit: Unit, dtype: str, count: int) -> str:
@@ -60,8 +65,7 @@ def places(bits: int) -> int:
 def _declare_places(unit: Unit) -> None:
     """The table of `places`, 2 KB."""
     unit.unsigned = True
-    for dtype, lanes in (("int8", BYTE), ("int32", BYTE), ("int64", 2)):
-        unit.type(dtype, lanes)
+    _declare_numbers(unit)
     rows = [", ".join(f"{places(bits):#x}u" for bits in range(row, row + 4)) for row in range(0, 256, 4)]
     listed = ",\n  ".join(row.replace("u", "ull") for row in rows)
     unit.declare(
@@ -69,14 +73,27 @@ def _declare_places(unit: Unit) -> None:
         "// Of the set ones of eight bits: how many are set below, with the sign bit.\n"
         f"static const uint64_t places_of_bits[256] = {{\n  {listed}}};\n"
         "#if defined(__AVX2__)\n"
-        "typedef char bytes_of_places __attribute__((vector_size(16)));\n"
         f"{INLINE}int32x8 places_at(int64_t bits) {{\n"
+        "  return numbers_of_bytes((int64_t)places_of_bits[bits]);\n}\n"
+        "#endif",
+    )
+
+
+def _declare_numbers(unit: Unit) -> None:
+    """Eight bytes as eight numbers."""
+    for dtype, lanes in (("int8", BYTE), ("int32", BYTE), ("int64", 2)):
+        unit.type(dtype, lanes)
+    unit.declare(
+        "numbers of bytes",
+        "#if defined(__AVX2__)\n"
+        "typedef char bytes_of_numbers __attribute__((vector_size(16)));\n"
+        f"{INLINE}int32x8 numbers_of_bytes(int64_t bytes) {{\n"
         "#ifdef __clang__\n"
-        "  int8x8 bytes;\n  __builtin_memcpy(&bytes, &places_of_bits[bits], 8);\n"
-        "  return __builtin_convertvector(bytes, int32x8);\n"
+        "  int8x8 each;\n  __builtin_memcpy(&each, &bytes, 8);\n"
+        "  return __builtin_convertvector(each, int32x8);\n"
         "#else\n"  # g++ 12 converts vectors of eight bytes one by one
-        "  const int64x2 bytes{(int64_t)places_of_bits[bits], 0};\n"
-        "  return (int32x8)__builtin_ia32_pmovsxbd256((bytes_of_places)bytes);\n"
+        "  const int64x2 both{bytes, 0};\n"
+        "  return (int32x8)__builtin_ia32_pmovsxbd256((bytes_of_numbers)both);\n"
         "#endif\n}\n"
         "#endif",
     )
@@ -96,30 +113,64 @@ def _expand(unit: Unit, dtype: str, lanes: int) -> str:
     head = f"{loop}{INLINE}{vector} expand_{vector}{arguments} {{\n"
     slow = f"  return expand_slowly_{vector}(values, bits, left);\n}}"
     if lanes > BYTE and types.BYTES[dtype] == 4:
-        half = unit.use("expand", dtype, lanes // 2)
-        low = 2 ** (lanes // 2) - 1
-        order = ", ".join(str(lane) for lane in range(lanes))
-        return (
-            f"{INLINE}{vector} expand_{vector}{arguments} {{\n"
-            f"  const int64_t before = __builtin_popcountll(bits & {low});\n"
-            f"  return __builtin_shufflevector({half}(values, bits & {low}, left),\n"
-            f"      {half}(values + before, bits >> {lanes // 2}, left - before), {order});\n}}"
+        return _expand_halves(
+            unit.use("expand", dtype, lanes // 2), lanes, f"{vector} expand_{vector}{arguments}"
         )
     if lanes != BYTE or types.BYTES[dtype] != 4:
         return f"{head}{slow}"
+    found = _permuted(unit, dtype, f"{unit.use('load', dtype, lanes)}(values)")
+    return f"{head}{_where_native(f'return {found};')}{slow}"
+
+
+def _expand_halves(half: str, lanes: int, signature: str) -> str:
+    """The elements for twice the lanes of the function `half`."""
+    low = 2 ** (lanes // 2) - 1
+    order = ", ".join(str(lane) for lane in range(lanes))
+    return (
+        f"{INLINE}{signature} {{\n"
+        f"  const int64_t before = __builtin_popcountll(bits & {low});\n"
+        f"  return __builtin_shufflevector({half}(values, bits & {low}, left),\n"
+        f"      {half}(values + before, bits >> {lanes // 2}, left - before), {order});\n}}"
+    )
+
+
+def _where_native(line: str) -> str:
+    """What runs where the CPU permutes and eight elements may be read."""
+    return f"#if defined(__AVX2__)\n  if (__builtin_expect(left >= {BYTE}, 1)) {{\n    {line}\n  }}\n#endif\n"
+
+
+def _permuted(unit: Unit, dtype: str, value: str) -> str:
+    """Eight elements of four bytes in the lanes whose bits are set."""
     _declare_places(unit)
-    load, builtin = unit.use("load", dtype, lanes), "permvarsf256" if dtype == "float32" else "permvarsi256"
-    native = f"native_places_{dtype}"
-    kind = "float" if dtype == "float32" else "int"
+    vector, native = unit.type(dtype, BYTE), f"native_places_{dtype}"
+    kind, builtin = ("float", "permvarsf256") if dtype == "float32" else ("int", "permvarsi256")
     unit.declare(f"native {native}", f"typedef {kind} {native} __attribute__((vector_size(32)));")
     unit.declare("native places_int32", "typedef int native_places_int32 __attribute__((vector_size(32)));")
-    return (
-        f"{head}#if defined(__AVX2__)\n"
-        f"  if (__builtin_expect(left >= {lanes}, 1))\n"
-        f"    return ({vector})__builtin_ia32_{builtin}(({native}){load}(values), "
-        "(native_places_int32)places_at(bits));\n"
-        f"#endif\n{slow}"
-    )
+    return f"({vector})__builtin_ia32_{builtin}(({native}){value}, (native_places_int32)places_at(bits))"
+
+
+def is_expanded_wide(source: str, dtype: str, lanes: int) -> bool:
+    """Whether elements of `source` are converted before they go to their lanes."""
+    return source in NARROW and dtype == "float32" and lanes % BYTE == 0
+
+
+def _expand_wide(source: str, unit: Unit, dtype: str, lanes: int) -> str:
+    """As `expand` of narrow elements, converted."""
+    vector, element = unit.type(dtype, lanes), types.ELEMENTS[source]
+    signature = f"{vector} expand_{source}_{vector}(const {element} *values, int64_t bits, int64_t left)"
+    if lanes > BYTE:
+        return _expand_halves(unit.use(f"expand_{source}", dtype, lanes // 2), lanes, signature)
+    slow = f"{unit.use('expand', source, lanes)}(values, bits, left)"
+    if source in STORED_HALVES:
+        widen, load = unit.use("widen", source, lanes), unit.use("load", source, lanes)
+        slow, found, before = f"{widen}({slow})", f"{widen}({load}(values))", ""
+    else:
+        _declare_numbers(unit)
+        slow = f"__builtin_convertvector({slow}, {vector})"
+        before = "int64_t bytes;\n    __builtin_memcpy(&bytes, values, sizeof(bytes));\n    "
+        found = f"__builtin_convertvector(numbers_of_bytes(bytes), {vector})"
+    native = _where_native(f"{before}return {_permuted(unit, dtype, found)};")
+    return f"{INLINE}{signature} {{\n{native}  return {slow};\n}}"
 
 
 def _lanes_of_bits(unit: Unit, dtype: str, lanes: int) -> str:
@@ -148,5 +199,6 @@ TEMPLATES: Final[dict[str, Template]] = {
     "lowest_bit": _lowest_bit,
     "drop_bit": _drop_bit,
     "expand": _expand,
+    **{f"expand_{source}": partial(_expand_wide, source) for source in NARROW},
     "lanes_of_bits": _lanes_of_bits,
 }

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sparsify.compiler.cpp import complex_numbers, types
-from sparsify.compiler.cpp.arithmetic import constant, narrow
+from sparsify.compiler.cpp.arithmetic import constant, identity, narrow
+from sparsify.compiler.cpp.bits import is_expanded_wide
 from sparsify.compiler.cpp.unit import Unit
 from sparsify.compiler.dtypes import REAL, STORED_HALVES
 from sparsify.compiler.loops import nodes
@@ -33,7 +34,6 @@ MASK_LOGIC: Final = {
     "logical_or": ("|", BIT_OR),
     "logical_xor": ("^", BIT_XOR),
 }
-IDENTITIES: Final[dict[str, float]] = {"add": 0.0, "mul": 1.0, "min": float("inf"), "max": -float("inf")}
 
 Text = tuple[str, int]
 
@@ -41,15 +41,6 @@ Text = tuple[str, int]
 def within(text: Text, precedence: int) -> str:
     """The text, in parentheses when its operator binds less than `precedence`."""
     return text[0] if text[1] >= precedence else f"({text[0]})"
-
-
-def identity(function: str, dtype: str) -> float | int:
-    """The value that leaves others unchanged under a reduction's function."""
-    value = IDENTITIES[function]
-    if types.is_float(dtype) or abs(value) <= 1:
-        return value
-    bits = 8 * types.BYTES[dtype] - 1
-    return (1 << bits) - 1 if value > 0 else -(1 << bits)
 
 
 @dataclass
@@ -151,10 +142,8 @@ class Expressions:
             case nodes.Bits(buffer, index, count, first):
                 word = f"{self.unit.use('bits', 'int8', count)}({self.address(buffer, index)})"
                 return (word, ATOM) if count >= 8 else (f"{word} >> {first} & {2**count - 1}", BIT_AND)
-            case nodes.Expand(buffer, index, bits, end, _):
-                left = f"{self.index(end)} - {within(self.write(index), SUM + 1)}"
-                helper = self.unit.use("expand", type.dtype, type.lanes)
-                return f"{helper}({self.address(buffer, index)}, {self.text(bits)}, {left})", ATOM
+            case nodes.Expand():
+                return self._expand(expr, "expand", type)
         raise AssertionError(f"unknown expression {expr!r}")
 
     # Scalars and vectors of numbers
@@ -231,6 +220,8 @@ class Expressions:
         source = type_of(value)
         if source == type:
             return self.write(value)
+        if isinstance(value, nodes.Expand) and is_expanded_wide(source.dtype, type.dtype, type.lanes):
+            return self._expand(value, f"expand_{source.dtype}", type)
         if type.dtype in STORED_HALVES or source.dtype in STORED_HALVES:
             half, helper = (type, "narrow") if type.dtype in STORED_HALVES else (source, "widen")
             return f"{self.unit.use(helper, half.dtype, half.lanes)}({self.text(value)})", ATOM
@@ -244,11 +235,13 @@ class Expressions:
                 return f"{within(self.write(value), EQUALITY + 1)} != {zero}", EQUALITY
             return f"({types.ELEMENTS[type.dtype]}){within(self.write(value), PREFIX)}", PREFIX
         vector = self.unit.type(type.dtype, type.lanes)
-        if source.dtype == "bool":
-            text = f"{within(self.write(value), BIT_AND)} & 1"
-        else:
-            text = self.text(value)
+        text = f"{within(self.write(value), BIT_AND)} & 1" if source.dtype == "bool" else self.text(value)
         return f"__builtin_convertvector({text}, {vector})", ATOM
+
+    def _expand(self, expr: nodes.Expand, helper: str, type: nodes.Type) -> Text:
+        left = f"{self.index(expr.end)} - {within(self.write(expr.index), SUM + 1)}"
+        address, bits = self.address(expr.buffer, expr.index), self.text(expr.bits)
+        return f"{self.unit.use(helper, type.dtype, type.lanes)}({address}, {bits}, {left})", ATOM
 
     def _load_as(self, expr: nodes.Load, dtype: str) -> Text:
         """A load; a vector of bool is loaded as `dtype` int8."""
