@@ -14,6 +14,8 @@ from sparsify.compiler.cpp.memory import INLINE
 from sparsify.compiler.cpp.unit import Template, Unit
 
 IDENTITIES: Final[dict[str, float]] = {"add": 0.0, "mul": 1.0, "min": float("inf"), "max": -float("inf")}
+# In the text of kernels where functions of the C library are called for each lane.
+LANE_BY_LANE: Final = "result[lane] = "
 
 
 def define(unit: Unit, name: str, dtype: str, lanes: int, arguments: str, body: Sequence[str]) -> str:
@@ -154,7 +156,7 @@ def lanewise(name: str, builtin: str, arguments: str) -> Template:
         if lanes == 1:
             return define(unit, name, dtype, lanes, arguments, [f"return {call}({', '.join(names)});"])
         operands = ", ".join(f"{argument}[lane]" for argument in names)
-        loop = f"for (int lane = 0; lane < {lanes}; ++lane) result[lane] = {call}({operands});"
+        loop = f"for (int lane = 0; lane < {lanes}; ++lane) {LANE_BY_LANE}{call}({operands});"
         body = [f"{unit.type(dtype, lanes)} result{{}};", loop, "return result;"]
         return define(unit, name, dtype, lanes, arguments, body)
 

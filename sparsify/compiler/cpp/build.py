@@ -83,7 +83,9 @@ def _version(path: str) -> str:
     return result.stdout.partition("\n")[0].strip() or f"modified {os.stat(path).st_mtime_ns}"
 
 
-def command(compiler: Compiler, source: Path, result: Path, options: Options, optimise: int = 3) -> list[str]:
+def command(
+    compiler: Compiler, source: Path, result: Path, options: Options, optimise: tuple[str, ...] = ("-O3",)
+) -> list[str]:
     """The command line that makes the shared object `result` of `source`."""
     runtime = openmp.path()
     sources = [source, source.with_name(BRIDGE)] if compiler.needs_bridge() else [source]

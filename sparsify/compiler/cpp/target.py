@@ -5,10 +5,12 @@ In: the options. Out: `vector_bytes(options) == 32` on a CPU with AVX2, and the 
 
 import hashlib
 import platform
+import re
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+from sparsify.compiler.cpp.arithmetic import LANE_BY_LANE
 from sparsify.options import Options
 
 # -ffast-math would assume finite values, and fills may be infinite; integers wrap around, as those of torch do.
@@ -43,6 +45,9 @@ WIDTHS: Final = (
 
 # Characters of a kernel; g++ 12 takes 2 s with -O3 for so many, and 0.7 s with -O1.
 LONG: Final = 40_000
+# Sums in registers that show that a schedule has written out its loops, and how such a sum begins.
+WRITTEN_OUT: Final = 4
+_SUM: Final = re.compile(r"^ +(?:float|double|\w+x\d+) \w+ = (?:\w+x\d+\{\}|0\.0f?);", re.MULTILINE)
 
 
 def vector_bytes(options: Options) -> int:
@@ -84,21 +89,27 @@ def _cpu_line(*names: str) -> str:
     return next((value.strip() for name, _, value in pairs if name.strip() in names), "")
 
 
-def optimisation(source: str) -> int:
-    """How far the C++ compiler optimises a kernel: less where that would take seconds and gain nothing.
+def optimisation(source: str) -> tuple[str, ...]:
+    """How far the C++ compiler optimises a kernel: less where that would take time and gain nothing.
 
     Kernels of many loops are merges of many levels, which wait for memory and for branches; with vectors they compute.
+    Where sums are kept apart in registers the compiler's own search for vectors finds only what schedules left scalar
+    on purpose, as the gathers of a sparse row; functions of the C library, called lane by lane, need it.
 
     >>> optimisation("for (;;) {}")
-    3
+    ('-O3',)
     """
-    return 1 if len(source) > LONG and "vector_size" not in source else 3
+    if len(source) > LONG and "vector_size" not in source:
+        return ("-O1",)
+    if len(_SUM.findall(source)) >= WRITTEN_OUT and LANE_BY_LANE not in source:
+        return ("-O2", "-fno-tree-vectorize", "-fpeel-loops")
+    return ("-O3",)
 
 
-def flags(options: Options, optimise: int = 3) -> tuple[str, ...]:
+def flags(options: Options, optimise: tuple[str, ...] = ("-O3",)) -> tuple[str, ...]:
     """The flags of the compiler for a kernel, in order; those of the user come last and win.
 
     >>> flags(Options(compiler_flags=("-g",)))[0]
     '-O3'
     """
-    return (f"-O{optimise}", *FLAGS, *LEAN_FLAGS, *options.compiler_flags)
+    return (*optimise, *FLAGS, *LEAN_FLAGS, *options.compiler_flags)

@@ -36,9 +36,15 @@ def test_flags_keep_infinities_and_end_with_those_of_the_user() -> None:
 
 def test_long_kernels_without_vectors_are_optimised_less():
     long = "for (;;) {}\n" * target.LONG
-    assert [target.optimisation(text) for text in ("for (;;) {}", long, long + "vector_size(32)")] == [
-        3,
-        1,
-        3,
-    ]
+    texts = ("for (;;) {}", long, long + "vector_size(32)")
+    assert [target.optimisation(text)[0] for text in texts] == ["-O3", "-O1", "-O3"]
     assert target.flags(Options(), target.optimisation(long))[0] == "-O1"
+
+
+@pytest.mark.parametrize("sum_", ["float32x8 sums_{} = float32x8{{}};", "float apart_{} = 0.0f;"])
+def test_no_vectors_are_looked_for_where_sums_are_written_out(sum_):
+    lines = [f"    {sum_.format(number)}\n" for number in range(target.WRITTEN_OUT)]
+    assert "-fno-tree-vectorize" in target.optimisation("".join(lines))
+    assert target.optimisation("".join(lines[1:])) == ("-O3",)
+    rooted = "".join(lines) + "for (int lane = 0; lane < 8; ++lane) result[lane] = __builtin_sqrtf(x[lane]);"
+    assert target.optimisation(rooted) == ("-O3",)
