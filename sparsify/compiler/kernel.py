@@ -302,7 +302,9 @@ def _plan(program: Program, schedule: Schedule | None, options: Options, sizes: 
 
 def _steps(program: Program, sizes: Sizes, options: Options) -> tuple[DenseProduct | Step | Convert, ...]:
     """The steps of a program, found by this process or by an earlier one."""
-    question = f"steps of {program!r} {definitions(program)}"
+    question = (
+        f"steps of {program!r} {definitions(program)} for vectors of {target.vector_bytes(options)} bytes"
+    )
     return recall(question, sizes, partial(steps, program, sizes), options)
 
 

@@ -15,7 +15,7 @@ from sparsify.compiler.cpp import verify as cpp
 from sparsify.compiler.einsum import infer_format
 from sparsify.compiler.einsum import verify as einsum
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.loops import lower, simplify, together
+from sparsify.compiler.loops import hold, lower, simplify, together
 from sparsify.compiler.loops import nodes as loop_nodes
 from sparsify.compiler.loops import verify as loops
 from sparsify.compiler.notation import concretize, printer
@@ -82,8 +82,8 @@ def lowered(tree: Notation, given: Given) -> loop_nodes.Function:
 
 
 def simplified(function: loop_nodes.Function, given: Given) -> loop_nodes.Function:
-    """The same loops, shorter, neighbouring horizontal reductions in one tree."""
-    return together.together(simplify.simplify(function))
+    """The same loops, shorter, neighbouring horizontal reductions in one tree, vectors that sums share loaded once."""
+    return hold.hold(together.together(simplify.simplify(function)))
 
 
 def emitted(function: loop_nodes.Function, given: Given) -> str:

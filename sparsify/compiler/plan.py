@@ -26,6 +26,7 @@ from sparsify.compiler.einsum.nodes import (
 )
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh
+from sparsify.compiler.fuse import fusion
 from sparsify.compiler.narrow import narrow
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
@@ -173,7 +174,8 @@ def steps(
 
     Products of three and more operands are split where that is cheaper for operands of these sizes. When a schedule
     says how to loop, the whole program is one step; so it is where no tensor could hold a result that one statement
-    leaves to another. `order` is that of the loops in a schedule, which operands are turned for.
+    leaves to another, and where one kernel is expected to be faster than several. `order` is that of the loops in a
+    schedule, which operands are turned for.
     """
     program = collect(program)
     if len(program.statements) > 1 and (scheduled or _leaves_blocks(program)):
@@ -181,14 +183,17 @@ def steps(
     if scheduled:
         order = order or ()
     else:
-        split = contract(count_unstored(name_extents(program), sizes), sizes)
+        named = name_extents(program)
+        split = contract(count_unstored(named, sizes), sizes)
+        if split.program == named and (found := fusion(_whole(program).program, sizes)) and found.is_faster:
+            return (_whole(program),)
         program, sizes = split.program, sizes.expecting(split.stored)
     program = program if scheduled else name_extents(narrow(cut(program)))
-    found: list[DenseProduct | Step | Convert] = []
+    made: list[DenseProduct | Step | Convert] = []
     for statement in program.statements:
         product = None if scheduled else dense_product(program, statement)
-        found += _written(program, statement, sizes, order) if product is None else [product]
-    return tuple(found)
+        made += _written(program, statement, sizes, order) if product is None else [product]
+    return tuple(made)
 
 
 def starts_otherwise(program: Program, sizes: Sizes) -> bool:

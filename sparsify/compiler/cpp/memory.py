@@ -59,6 +59,14 @@ def _keep(unit: Unit, dtype: str, lanes: int) -> str:
     )
 
 
+def _held(unit: Unit, dtype: str, lanes: int) -> str:
+    """`value`, which the compiler must not read from memory again; vectors that are split stay as they are."""
+    vector, size = unit.type(dtype, lanes), lanes * types.BYTES[dtype]
+    wide = {16: "__SSE2__", 32: "__AVX__", 64: "__AVX512F__"}.get(size)
+    lines = [f"#ifdef {wide}", '  __asm__("" : "+x"(value));', "#endif"] if wide else []
+    return "\n".join([f"{INLINE}{vector} held_{vector}({vector} value) {{", *lines, "  return value;", "}"])
+
+
 def _load_part(unit: Unit, dtype: str, lanes: int) -> str:
     vector, element = unit.type(dtype, lanes), types.ELEMENTS[dtype]
     head = f"{INLINE}{vector} load_part_{vector}(const {element} *address, int64_t count)"
@@ -275,6 +283,7 @@ TEMPLATES: Final[dict[str, Template]] = {
     "store": _store,
     "below": _below,
     "keep": _keep,
+    "held": _held,
     "load_part": _load_part,
     "store_part": _store_part,
     "gather": _gather,

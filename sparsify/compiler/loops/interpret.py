@@ -35,6 +35,7 @@ OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
     "ne": operator.ne,
     "fma": lambda x, y, z: x * y + z,
     "floordiv": np.floor_divide,
+    "held": lambda x: x,
     "count_bits": lambda x: np.int64(unsigned(x).bit_count()),
     "lowest_bit": lambda x: np.int64((unsigned(x) & -unsigned(x)).bit_length() - 1),
     "drop_bit": lambda x: x & (x - 1),

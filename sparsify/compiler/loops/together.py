@@ -15,7 +15,7 @@ def together(function: nodes.Function) -> nodes.Function:
     """The kernel with neighbouring horizontal reductions into different variables done together."""
     if not holds(function.body, Horizontal):
         return function
-    names = _Names({node.name for node in find(function.body, Var)})
+    names = Names({node.name for node in find(function.body, Var)})
 
     def visit(node: Node) -> Node:
         if not holds(node, Horizontal):
@@ -28,7 +28,7 @@ def together(function: nodes.Function) -> nodes.Function:
     return function if body == function.body else replace(function, body=body)
 
 
-class _Names:
+class Names:
     """Names for new variables."""
 
     def __init__(self, taken: set[str]) -> None:
@@ -61,7 +61,7 @@ def _sum(stmt: Stmt) -> _Sum | None:
     return None
 
 
-def _block(block: Block, names: _Names) -> Block:
+def _block(block: Block, names: Names) -> Block:
     """The block with each run of horizontal sums in groups."""
     statements: list[Stmt] = []
     run: list[_Sum] = []
@@ -85,7 +85,7 @@ def _joins(run: list[_Sum], found: _Sum) -> bool:
     return same and not read & {part.var.name for part in run}
 
 
-def _grouped(run: list[_Sum], names: _Names) -> list[Stmt]:
+def _grouped(run: list[_Sum], names: Names) -> list[Stmt]:
     """The sums of a run: those into one variable added lane by lane first, then in groups of powers of two."""
     values: dict[Var, Expr] = {}
     for part in run:
@@ -103,7 +103,7 @@ def _grouped(run: list[_Sum], names: _Names) -> list[Stmt]:
     return statements
 
 
-def _group(sums: list[tuple[Var, Expr]], function: str, names: _Names) -> list[Stmt]:
+def _group(sums: list[tuple[Var, Expr]], function: str, names: Names) -> list[Stmt]:
     scalar = Type(sums[0][0].type.dtype)
     if len(sums) == 1:
         var, value = sums[0]

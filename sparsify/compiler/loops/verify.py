@@ -19,7 +19,7 @@ COMPARISONS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
 LOGIC: Final = ("logical_and", "logical_or", "logical_xor", "logical_not")
 # Of the bits of an integer: how many are set, the number of the lowest one, all but that.
 ON_BITS: Final = ("count_bits", "lowest_bit", "drop_bit")
-OF_LOOPS: Final = {"fma": 3, "floordiv": 2, **dict.fromkeys(ON_BITS, 1)}
+OF_LOOPS: Final = {"fma": 3, "floordiv": 2, "held": 1, **dict.fromkeys(ON_BITS, 1)}
 ARITIES: Final = {**OF_LOOPS, **{name: f.arity for name, f in FUNCTIONS.items() if not f.body}}
 BIT_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64)
 REDUCTIONS: Final = ("add", "mul", "min", "max", "logical_or", "logical_and")

@@ -225,10 +225,13 @@ def _join(program: Notation, directive: d.Join) -> Notation:
 
 
 def _pos(program: Notation, directive: d.Pos) -> Notation:
-    """`forall j: body -> forall p in positions(A): body` where the body reads `A` through `j`."""
+    """`forall j: body -> forall p in positions(A): body` where the body reads `A`, or what has its pattern, by `j`."""
+    lets = find(program.body, notation.Let)
+    kept = [t.name for let in lets for t in let.temporaries if t.pattern_of == directive.tensor]
 
     def change(loop: Forall) -> Forall:
-        return replace(loop, index=directive.position) if accesses(loop.body, directive.tensor) else loop
+        is_read = any(accesses(loop.body, name) for name in (directive.tensor, *kept))
+        return replace(loop, index=directive.position) if is_read else loop
 
     _require_new(program, directive, directive.position)
     relation = notation.Position(directive.index, directive.position, directive.tensor)

@@ -19,9 +19,11 @@ from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loop_chain, loop_names
 from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.panels import panels
+from sparsify.compiler.schedule.row_chain import row_chain
 from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.schedule.strips import chain_schedules
 from sparsify.storage.levels import Level
 
 # What accumulators in registers cover of a row: 16 AVX2 or 8 AVX-512 registers, enough independent chains to hide
@@ -60,6 +62,8 @@ def candidates(
         yield from sums.schedules(sizes, order)
     if (product := panels(program)) is not None:
         yield from product.schedules(lanes, item_bytes, sizes)
+    if (chain := row_chain(program)) is not None:
+        yield from chain_schedules(chain, lanes, item_bytes, sizes)
     yield from joined(program)
     nests = _nests(program)
     if len(nests) <= 2:

@@ -74,11 +74,7 @@ def estimate_us(
 
     Source: the roofline model, Williams, Waterman and Patterson, 2009.
     """
-    known = {**extents, **dict(program.extents)}
-    for access in find(program, Access):
-        for index, extent in zip(access.indices, program.declaration(access.tensor).extents, strict=True):
-            if isinstance(index, Index) and extent in known:
-                known.setdefault(index.name, known[extent])
+    known = known_extents(program, extents)
     counts, total = dict(stored), 0.0
     for statement in program.statements:
         name = statement.target.tensor
@@ -87,6 +83,16 @@ def estimate_us(
             counts[name] = int(min(most, entries(program, statement.value, known, counts) or most))
         total += statement_us(program, statement, known, counts, machine)
     return total
+
+
+def known_extents(program: Program, extents: Mapping[str, int]) -> dict[str, int]:
+    """The extents with those that the program fixes, and those of index variables by what they access."""
+    known = {**extents, **dict(program.extents)}
+    for access in find(program, Access):
+        for index, extent in zip(access.indices, program.declaration(access.tensor).extents, strict=True):
+            if isinstance(index, Index) and extent in known:
+                known.setdefault(index.name, known[extent])
+    return known
 
 
 def entries(

@@ -16,6 +16,7 @@ from sparsify.compiler.notation.nodes import (
     Forall,
     Let,
     Notation,
+    Position,
     Sequence,
     Serial,
     Split,
@@ -236,11 +237,22 @@ def pack(program: Notation, directive: d.Pack) -> Notation:
 def _shrink(
     program: Notation, temporary: Temporary, shared: list[str], producer: Body, directive: d.Precompute
 ) -> Temporary:
-    """`temporary` with the loops inside the shared ones as indices, those that make up its own."""
+    """`temporary` with the loops inside the shared ones as indices, those that make up its own.
+
+    Loops over stored positions of its pattern are one index again: it is stored by them.
+    """
     wanted = {leaf for name in temporary.indices for leaf in _leaves(program, name)} - set(shared)
     around = loops_to_assignment(producer, temporary.name) or find(producer, Forall)
-    indices = tuple(loop.index for loop in around if loop.index in wanted)
-    return replace(_kept(temporary, directive), indices=indices)
+    listed = {
+        leaf: relation.index
+        for relation in program.relations
+        if isinstance(relation, Position) and relation.tensor == temporary.pattern_of
+        for leaf in _leaves(program, relation.position)
+    }
+    if not listed.keys() <= wanted:
+        listed = {}
+    indices = dict.fromkeys(listed.get(loop.index, loop.index) for loop in around if loop.index in wanted)
+    return replace(_kept(temporary, directive), indices=tuple(indices))
 
 
 def _kept(temporary: Temporary, directive: d.Precompute) -> Temporary:

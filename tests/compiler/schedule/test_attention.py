@@ -183,14 +183,20 @@ def test_several_results_of_one_kernel():
     torch.testing.assert_close(Y, apart[2], **CLOSE)
 
 
-def test_heads_over_one_mask_of_blocks_make_one_kernel():
+@pytest.mark.parametrize("form", ["bcsr(16,16)", "bcsr(64,64)", "csr"])
+@pytest.mark.parametrize("text", [TEXT, ONE_HEAD], ids=["heads", "one head"])
+def test_the_program_makes_one_kernel(text, form):
+    (step,) = steps(program(text, form))
+    assert not compile_stages(step, None, 32).refused
+
+
+def test_blocks_narrower_than_a_vector_are_cut():
+    assert len(steps(program(ONE_HEAD, "bcsr(4,4)"))) == 5
+
+
+def test_chosen_strips(golden):
     (step,) = steps(program(TEXT, "bcsr(16,16)"))
-    made = compile_stages(step, None, 32)
-    assert str(made.schedule) == (
-        "precompute S at ii in thread; precompute m at ii in thread; precompute P at ii in thread; "
-        "precompute d at ii in thread; precompute w1 at ii in thread; parallel h static"
-    )
-    assert len(steps(program(ONE_HEAD, "bcsr(16,16)"))) == 5
+    golden("schedule/strips.txt", str(compile_stages(step, None, 32).schedule).replace("; ", "\n") + "\n")
 
 
 def test_loops(golden):

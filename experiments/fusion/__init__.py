@@ -1,0 +1,1 @@
+"""The rows "fusion" of the project's speed targets: `python -m experiments.fusion --out bench.json`."""

@@ -1,0 +1,129 @@
+"""Attention over a pattern of blocks or of single scores, against torch's with a mask and compiled FlexAttention.
+
+In: `blocked(1024, 16, place)`. Out: a `Case` whose result is checked against float64.
+"""
+
+import warnings
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import sparsify
+from experiments.fusion.masks import bigbird, window
+from sparsify.bench.harness import Case, Target
+from sparsify.bench.peers import Call
+from sparsify.bench.place import Place
+from sparsify.bench.products import ITEM, against, row, scaled
+from sparsify.bench.roofline import Work
+from sparsify.storage.tensor import SparseTensor
+
+HEADS: Final = 12
+CHANNELS: Final = 64
+# Of its masks FlexAttention skips whole blocks of such sizes; the fastest one is compared with.
+FLEX_BLOCKS: Final = (64, 16)
+TEXT: Final = """
+S[h,i,j] = where(stored(M[i,j]), 0.125 * sum(k, Q[h,i,k] * K[h,j,k]), -inf)
+m[h,i] max= S[h,i,j]
+P[h,i,j] = exp(S[h,i,j] - where(m[h,i] == -inf, 0, m[h,i]))
+d[h,i] += P[h,i,j]
+Y[h,i,l] += P[h,i,j] * V[h,j,l] / where(d[h,i] == 0, 1, d[h,i])
+"""
+
+
+def blocked(
+    tokens: int, block: int, place: Place, flex_ratio: float | None = None, sdpa_ratio: float | None = None
+) -> Case:
+    """Attention of all heads over blocks as BigBird chooses them."""
+    tokens = scaled(tokens, place) // block * block
+    blocks = bigbird(tokens // block)
+    kept = blocks.repeat_interleave(block, 0).repeat_interleave(block, 1)
+    case, ours, Q, K, V = _case(f"attention-{tokens}-{block}", kept, f"bcsr({block},{block})", HEADS)
+    theirs: dict[str, Call | None] = {"SDPA with mask": lambda: _sdpa(Q, K, V, kept)}
+    for size in FLEX_BLOCKS:
+        theirs[f"FlexAttention {size}"] = _flex(case, Q, K, V, kept, size)
+    return _asked(against(case, ours, theirs), flex_ratio, sdpa_ratio)
+
+
+def sliding(tokens: int, reach: int, place: Place, sdpa_ratio: float | None = None) -> Case:
+    """Attention of all heads to neighbours in the text, score by score."""
+    tokens = scaled(tokens, place)
+    kept = window(tokens, reach)
+    case, ours, Q, K, V = _case(f"attention-window-{tokens}-{reach}", kept, "csr", HEADS)
+    return _asked(against(case, ours, {"SDPA with mask": lambda: _sdpa(Q, K, V, kept)}), None, sdpa_ratio)
+
+
+def one_head(tokens: int, block: int, place: Place) -> Case:
+    """One head over blocks, on all threads and on one."""
+    tokens = scaled(tokens, place) // block * block
+    kept = bigbird(tokens // block).repeat_interleave(block, 0).repeat_interleave(block, 1)
+    case, ours, *_ = _case(f"attention-one-head-{tokens}-{block}", kept, f"bcsr({block},{block})", 1)
+
+    def alone() -> Tensor:
+        with sparsify.options.override(threads=1):
+            return ours()
+
+    case = against(case, ours, {"one thread": alone})
+    case.targets = [Target("sparsify", ("one thread",), 1.7, "one thread")]
+    return case
+
+
+def _case(name: str, kept: Tensor, form: str, heads: int) -> tuple[Case, Call, Tensor, Tensor, Tensor]:
+    """A case of attention, our call, queries, keys and values."""
+    tokens, nnz = len(kept), int(kept.sum())
+    shape = (3, heads, tokens, CHANNELS) if heads > 1 else (3, tokens, CHANNELS)
+    Q, K, V = torch.randn(shape, generator=torch.Generator().manual_seed(0)).unbind()
+    text = TEXT if heads > 1 else TEXT.replace("h,", "")
+    size = ITEM * heads * CHANNELS * tokens
+    case = row(
+        name,
+        f"{heads} heads, {tokens} tokens, {CHANNELS} channels, {nnz / tokens**2:.0%} of the scores",
+        lambda: _sdpa(Q.double(), K.double(), V.double(), kept),
+        Work(4.0 * heads * nnz * CHANNELS, 4 * size, 2.0 * ITEM * heads * tokens * CHANNELS, 2 * size),
+    )
+    M: SparseTensor = case.prepare("mask to SparseTensor", lambda: sparsify.tensor(kept.float(), form))
+    return case, lambda: sparsify.evaluate(text, "Y", M=M, Q=Q, K=K, V=V), Q, K, V
+
+
+def _sdpa(Q: Tensor, K: Tensor, V: Tensor, kept: Tensor) -> Tensor:
+    """torch's attention with a mask of all scores."""
+    Q, K, V = (part.reshape(1, -1, *part.shape[-2:]) for part in (Q, K, V))
+    found: Tensor = scaled_dot_product_attention(Q, K, V, attn_mask=kept, scale=0.125)[0]
+    return found if len(found) > 1 else found[0]
+
+
+def _flex(case: Case, Q: Tensor, K: Tensor, V: Tensor, kept: Tensor, size: int) -> Call | None:
+    """torch's FlexAttention, compiled for this mask; `None` where torch lacks it or cannot compile it here."""
+    try:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    except ImportError:
+        return None
+
+    def allowed(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return kept[query, key]
+
+    def build() -> Any:
+        blocks = create_block_mask(allowed, None, None, len(kept), len(kept), device="cpu", BLOCK_SIZE=size)
+        compiled = torch.compile(flex_attention, dynamic=False)
+        heads = Q[None], K[None], V[None]
+        compiled(*heads, block_mask=blocks, scale=0.125)
+        return lambda: compiled(*heads, block_mask=blocks, scale=0.125)[0]
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch's compiler says of itself
+            made: Call = case.prepare(f"FlexAttention {size} compiles", build)
+    except (RuntimeError, NotImplementedError):
+        return None
+    return made
+
+
+def _asked(case: Case, flex_ratio: float | None, sdpa_ratio: float | None) -> Case:
+    """The case with these ratios asked: against the fastest FlexAttention and against the mask."""
+    names = [contender.name for contender in case.contenders if contender.baseline]
+    flex = tuple(name for name in names if name.startswith("Flex"))
+    case.targets = [Target("sparsify", ("SDPA with mask",), sdpa_ratio, "SDPA with mask")]
+    if flex:
+        case.targets.append(Target("sparsify", flex, flex_ratio, "FlexAttention"))
+    return case

@@ -1,0 +1,34 @@
+"""`python -m experiments.fusion [--rows attention ...] [--out bench.json] [--quick]`: measures, prints, writes.
+
+In: names of rows, or beginnings of names. Out: one table on standard output and, with `--out`, JSON.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from experiments.foundation import command
+from experiments.fusion.attention import blocked, one_head, sliding
+
+# Per tokens and block the ratios asked against compiled FlexAttention and against the mask.
+BLOCKED: Final[Mapping[tuple[int, int], tuple[float | None, float | None]]] = {
+    (1024, 16): (2.4, 9.0),
+    (2048, 32): (1.8, 9.0),
+    (4096, 64): (1.3, 7.0),
+    (4096, 16): (2.2, 30.0),
+    (1024, 64): (None, 2.0),
+}
+CASES: Final[Mapping[str, command.Make]] = {
+    f"attention-{tokens}-{block}": partial(
+        blocked, tokens, block, flex_ratio=flex_ratio, sdpa_ratio=sdpa_ratio
+    )
+    for (tokens, block), (flex_ratio, sdpa_ratio) in BLOCKED.items()
+} | {
+    "attention-window-4096-64": partial(sliding, 4096, 64, sdpa_ratio=10.0),
+    "attention-one-head-1024-16": partial(one_head, 1024, 16),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; 0, or 2 when no row has such a name."""
+    return command.main(argv, command.run_case(CASES), tuple(CASES), "fusion")

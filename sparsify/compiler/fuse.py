@@ -1,0 +1,110 @@
+"""Programs whose statements become one kernel: row-wise chains, where the cost model expects that to be faster.
+
+In:  `S = Q K where M is stored; m max= S; P = exp(S - m); d += P; Y += P V / d`, the sizes of the operands.
+Out: `Fusion(chain, fused_us=2700, apart_us=21_000)`: one kernel.
+
+A fused chain moves operands and results alone, and both of its products run in register tiles.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from sparsify.compiler.cpp import target
+from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.notation.concretize import concretize
+from sparsify.compiler.notation.lane import lane_bytes, lanes
+from sparsify.compiler.schedule.chain_cost import chain_us
+from sparsify.compiler.schedule.cost import known_extents, statement_us, tensor_bytes
+from sparsify.compiler.schedule.machine import scaled
+from sparsify.compiler.schedule.product_cost import kernel_us
+from sparsify.compiler.schedule.row_chain import RowChain, row_chain
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.compiler.schedule.strips import chain_schedules
+from sparsify.errors import UnsupportedProgramError
+from sparsify.options import current
+from sparsify.runtime.threads import count
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """A chain as one kernel and as a kernel for each statement.
+
+    Attributes:
+        chain: what is computed.
+        results: of the statements, in order.
+        fused_us, apart_us: the expected times of a call; `None` where sizes are not known.
+        moved: bytes that the temporaries take, which one kernel does not move.
+    """
+
+    chain: RowChain
+    results: tuple[str, ...]
+    fused_us: float | None = None
+    apart_us: float | None = None
+    moved: int = 0
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether one kernel is expected to be faster; it is where nothing is known."""
+        return self.fused_us is None or self.apart_us is None or self.fused_us <= self.apart_us
+
+    def __str__(self) -> str:
+        names = ", ".join(self.results)
+        if self.fused_us is None or self.apart_us is None:
+            return f"{names}: one kernel, row by row, since sizes are not known"
+        times = f"one kernel {self.fused_us:,.0f} us, a kernel each {self.apart_us:,.0f} us"
+        held = f"{self.moved:,} bytes of temporaries stay with their rows"
+        return f"{names}: {times}; " + (held if self.is_faster else "cut, since one kernel loses")
+
+
+def fusion(program: Program, sizes: Sizes) -> Fusion | None:
+    """The chain that all statements of `program` are, with what it costs; `None` when they are none.
+
+    Args:
+        program: with every operand as it is stored.
+        sizes: of the operands.
+    """
+    if len(program.statements) < 2:
+        return None
+    inferred = infer_format(program)
+    if all(inferred.declaration(s.target.tensor).format.is_dense for s in inferred.statements):
+        return None
+    try:
+        plain = concretize(inferred)
+    except UnsupportedProgramError:
+        return None
+    chain = row_chain(plain)
+    if chain is None:
+        return None
+    width = lanes(plain, target.vector_bytes(current()))
+    if next(chain_schedules(chain, width, lane_bytes(plain), sizes), None) is None:
+        return None
+    results = tuple(statement.target.tensor for statement in inferred.statements)
+    extents = known_extents(inferred, sizes.extents)
+    names = {name for declared in inferred.declarations for name in declared.extents}
+    if chain.mask.name not in sizes.stored or not names <= extents.keys():
+        return Fusion(chain, results)
+    return _priced(inferred, chain, results, extents, sizes.stored)
+
+
+def _priced(
+    program: Program,
+    chain: RowChain,
+    results: tuple[str, ...],
+    extents: Mapping[str, int],
+    stored: Mapping[str, int],
+) -> Fusion:
+    """The chain with the times of one kernel and of a kernel for each statement."""
+    # As it is assumed: what becomes one kernel must not depend on a busy minute.
+    machine = scaled(count(current()), target.vector_bytes(current()))
+    around = prod(extents[name] for name in chain.leading)
+    sparse = [d for d in program.declarations if not d.format.is_dense and d.name not in program.inputs]
+    counts = {**stored, **{declared.name: around * stored[chain.mask.name] for declared in sparse}}
+    given = [d for d in program.declarations if d.name in (*program.inputs, *program.outputs)]
+    inside = [d for d in program.declarations if d.name not in (*program.inputs, *program.outputs)]
+    busy = chain_us(program, chain, extents, counts, machine)
+    moved = sum(tensor_bytes(declared, extents, counts) for declared in given)
+    apart = sum(statement_us(program, s, extents, counts, machine) for s in program.statements)
+    held = sum(tensor_bytes(declared, extents, counts) for declared in inside)
+    return Fusion(chain, results, kernel_us(busy, moved, machine), apart, held)

@@ -1,0 +1,127 @@
+"""Schedules for row-wise chains over single entries: a row at a time, its entries by position in scratch.
+
+In:  `S = scores of Q and K where M is stored; m max= S; P = exp(S - m); d += P; Y += P V / d`, M compressed by row.
+Out: `pos j p M; split p po pi 8; split k ko ki 8; ..; order S: i, po, pi; precompute w at po in register; ..;
+     precompute S at i in thread; ..; parallel i dynamic M`
+
+Eight scores at a time share the row of Q, and their sums are reduced together; eight entries fill a vector.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule.row_chain import Nest, RowChain
+from sparsify.compiler.schedule.sizes import Sizes
+
+# Of a row of a result, what has sums in registers at a time.
+ROW_VECTORS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EntryRows:
+    """The chain and what decides the loops over its entries.
+
+    Attributes:
+        chain: what is computed.
+        lanes: of a vector.
+        sizes: of the operands.
+    """
+
+    chain: RowChain
+    lanes: int
+    sizes: Sizes
+
+    def schedules(self) -> Iterator[d.Schedule]:
+        """The one for single entries; nothing for blocks or scalar code, or where keys lie along the lanes."""
+        turned = [nest.turned for nest in self.chain.nests if nest.kind == "scores"]
+        if not self.chain.within_row and self.lanes > 1 and None not in turned:
+            yield self.schedule()
+
+    def schedule(self) -> d.Schedule:
+        """Entries in groups of a vector, each nest in its order, what they share in scratch."""
+        chain, name = self.chain, self.chain.fresh
+        position = name("p")
+        group, member = name(f"{position}o"), name(f"{position}i")
+        steps: list[d.Directive] = [
+            d.Pos(chain.listed, position, chain.mask.name),
+            d.Split(position, group, member, self.lanes),
+        ]
+        tail = tuple(self.lanes * count for count in (4, 2, 1))
+        splits = {free: (name(f"{free}o"), name(f"{free}i")) for free in chain.lanes()}
+        for free, (outer, inner) in splits.items():
+            steps.append(d.Split(free, outer, inner, ROW_VECTORS * self.lanes, tail))
+        sums = {
+            nest.inner: (name(f"{nest.inner}o"), name(f"{nest.inner}i")) for nest in chain.nests if nest.inner
+        }
+        for free, (outer, inner) in sums.items():
+            steps.append(d.Split(free, outer, inner, self.lanes))
+        around = (*chain.around(self.sizes), chain.outer)
+        entries = (*around, group, member)
+        for nest in chain.nests:
+            steps += _ordered(nest, around, entries, {**splits, **sums}, chain)
+        steps += [d.Precompute(held, "thread", at=chain.outer) for held in chain.held]
+        for nest in chain.nests:
+            steps += _kinds(nest, member, {**splits, **sums}, chain)
+        if chain.shares_rows(self.sizes):
+            steps.append(d.Parallel(chain.outer, "dynamic", chain.mask.name))
+        else:
+            steps.append(d.Parallel(around[0], "dynamic"))
+        return d.Schedule(tuple(steps))
+
+
+def _ordered(
+    nest: Nest,
+    around: tuple[str, ...],
+    entries: tuple[str, ...],
+    splits: dict[str, tuple[str, str]],
+    chain: RowChain,
+) -> list[d.Directive]:
+    """The loops of a nest in their order, and what its sums are collected in."""
+    group, member = entries[-2:]
+    outer, inner = splits.get(nest.lane or nest.inner, ("", ""))
+    match nest.kind:
+        case "scores":
+            return [
+                d.Order(entries, nest.result),
+                d.Precompute(nest.summed, "register", at=group),
+                d.Order((outer, member, inner), nest.summed),
+                d.Precompute(chain.fresh(f"lanes_{nest.summed}"), "register", source=nest.summed, over=inner),
+            ]
+        case "entries":
+            return [d.Order(entries, nest.result)]
+        case "reduction":
+            lanes = chain.fresh(f"lanes_{nest.result}")
+            return [
+                d.Order(entries, nest.result),
+                d.Precompute(lanes, "register", source=nest.result, over=member),
+            ]
+        case "product":
+            source = "" if nest.result in chain.collected else nest.result
+            name = chain.fresh(f"sum_{nest.result}") if source else nest.result
+            order = d.Order((*around, outer, group, member, inner), nest.result)
+            collected = d.Precompute(name, "register", at=outer, source=source)
+            # What is computed of a sum is in the same loops before they are joined.
+            rows = [
+                d.Order((*around, outer, inner), n.result) for n in chain.nests if n.kind == "rows" and n.lane
+            ]
+            return [order, *rows, collected]
+    return [] if inner else [d.Order(around, nest.result)]
+
+
+def _kinds(nest: Nest, member: str, splits: dict[str, tuple[str, str]], chain: RowChain) -> list[d.Directive]:
+    """What is written out and what runs in lanes."""
+    _, inner = splits.get(nest.lane or nest.inner, ("", ""))
+    match nest.kind:
+        case "scores":
+            lanes = chain.fresh(f"lanes_{nest.summed}")
+            written = [d.Unroll(member, name) for name in (lanes, nest.summed, nest.result)]
+            return [*written, *(d.Vector(inner, name) for name in (lanes, nest.summed))]
+        case "entries":
+            return [d.Vector(member, nest.result)]
+        case "reduction":
+            return [d.Vector(member, chain.fresh(f"lanes_{nest.result}")), d.Vector(member, nest.result)]
+        case "product" if nest.result not in chain.collected:
+            return [d.Vector(inner, chain.fresh(f"sum_{nest.result}")), d.Vector(inner, nest.result)]
+    return [d.Vector(inner, nest.result)] if inner else []

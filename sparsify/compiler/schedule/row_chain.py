@@ -1,0 +1,229 @@
+"""Row-wise chains: statements over the rows of one pattern, of which each needs only what the same row has.
+
+In:  the nests of `S[h,i,j] = M's pattern: Q K; m[h,i] max= S; P = exp(S - m); d[h,i] += P; Y[h,i,l] += P V / d`.
+Out: `RowChain(leading=("h",), row="i", column="j", ..)`, its nests with what each is: scores, a reduction, entries,
+     a reduction, a product, rows.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Final, Literal
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
+from sparsify.compiler.node import find
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.notation.nodes import Let, Notation, Sequence, Split, Statement, Temporary
+from sparsify.compiler.schedule.chains import Body, loop_chain, loop_names
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.storage.levels import Compressed
+
+# What nests compute: an entry each from a sum of its own, an entry each, a number a row, a vector a row from
+# entries, a vector or a number a row from others.
+Kind = Literal["scores", "entries", "reduction", "product", "rows"]
+
+
+# Iterations of the loops around the rows, from which on threads share those instead of rows.
+SHARED: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """One nest of a chain.
+
+    Attributes:
+        kind: what it computes.
+        result: the tensor or temporary that it assigns.
+        lane: the index variable along a row of a product or of its result, "" without.
+        summed: of scores, the temporary of the sum.
+        inner: of scores, the index variable of the sum.
+        turned: of scores, the dense operand that a key picks a row of; `None` where keys lie along the lanes.
+    """
+
+    kind: Kind
+    result: str
+    lane: str = ""
+    summed: str = ""
+    inner: str = ""
+    turned: Access | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The loops over the rows of a pattern and over what is stored of them.
+
+    Attributes:
+        leading: the index variables before the row: batch, heads.
+        row, column: those of the pattern.
+        outer, listed: the loops over rows, or blocks of them, and over what is stored of each.
+        within_row, within_column: the loops inside a block, "" without blocks.
+        height, width: of a block, 1 without.
+        mask: the operand that stores the pattern.
+    """
+
+    leading: tuple[str, ...]
+    row: str
+    column: str
+    outer: str
+    listed: str
+    within_row: str
+    within_column: str
+    height: int
+    width: int
+    mask: Declaration
+
+    @property
+    def of_rows(self) -> set[str]:
+        """The loops around what is stored of a row."""
+        return {*self.leading, self.outer, self.within_row} - {""}
+
+    @property
+    def of_entries(self) -> set[str]:
+        """The loops around an entry."""
+        return self.of_rows | ({self.listed, self.within_column} - {""})
+
+
+@dataclass(frozen=True, slots=True)
+class RowChain(Rows):
+    """A chain over the rows of one pattern.
+
+    Attributes:
+        nests: in order.
+        held: the temporaries of a row that the nests share, sums of products aside.
+        collected: the sums of products.
+        taken: names that new loops and temporaries must not have.
+    """
+
+    nests: tuple[Nest, ...]
+    held: tuple[str, ...]
+    collected: tuple[str, ...]
+    taken: frozenset[str]
+
+    def fresh(self, text: str) -> str:
+        """A name that nothing has."""
+        while text in self.taken:
+            text += "_"
+        return text
+
+    def shares_rows(self, sizes: Sizes) -> bool:
+        """Whether threads share rows: there are few iterations around them."""
+        extents = [sizes.extents.get(name) for name in self.leading]
+        return all(extent is not None and extent < SHARED for extent in extents)
+
+    def around(self, sizes: Sizes) -> tuple[str, ...]:
+        """The loops around the rows; the longest comes first where threads share it."""
+        if self.shares_rows(sizes):
+            return self.leading
+        names = self.leading
+        first = max(names, key=lambda name: (sizes.extents.get(name, 0), names.index(name)))
+        return (first, *(name for name in names if name != first))
+
+    def lanes(self) -> tuple[str, ...]:
+        """The index variables along rows of products."""
+        return tuple(dict.fromkeys(nest.lane for nest in self.nests if nest.lane))
+
+
+def row_chain(program: Notation) -> RowChain | None:
+    """The chain that a program of several statements is, `None` when it is anything else."""
+    body = program.body
+    if not isinstance(body, Let) or not isinstance(body.body, Sequence):
+        return None
+    kept = [temporary for temporary in body.temporaries if temporary.pattern_of is not None]
+    if not kept or len({(t.pattern_of, t.pattern_indices, t.indices) for t in kept}) != 1:
+        return None
+    rows = _rows(program, kept[0])
+    if rows is None:
+        return None
+    taken = frozenset(loop_names(program)) | {d.name for d in program.declarations}
+    taken |= {t.name for let in find(body, Let) for t in let.temporaries}
+    nests = [_nest(statement, rows, kept[0]) for statement in body.body.statements]
+    found = tuple(nest for nest in nests if nest is not None)
+    if len(found) < len(nests) or len(found) < 2 or not any(nest.kind == "product" for nest in found):
+        return None
+    collected = {nest.result for nest in found if nest.kind == "product"}
+    held = tuple(t.name for t in body.temporaries if t.name not in collected)
+    sums = tuple(t.name for t in body.temporaries if t.name in collected)
+    given = {field.name: getattr(rows, field.name) for field in fields(Rows)}
+    return RowChain(**given, nests=found, held=held, collected=sums, taken=taken)
+
+
+def _rows(program: Notation, kept: Temporary) -> Rows | None:
+    """The loops over the pattern of a temporary: rows, what is stored of each, blocks of both."""
+    mask = next((d for d in program.declarations if d.name == kept.pattern_of), None)
+    if mask is None or mask.name not in program.inputs:
+        return None
+    levels = mask.format.levels
+    lists = [number for number, stored in enumerate(levels) if not stored.level.is_full]
+    if len(lists) != 1 or not isinstance(levels[lists[0]].level, Compressed) or lists[0] == 0:
+        return None
+    modes = [stored.expression.mode for stored in levels]
+    kinds = [stored.expression.kind for stored in levels[lists[0] - 1 :]]
+    row, column = (kept.pattern_indices[modes[lists[0] + step]] for step in (-1, 0))
+    leading = tuple(name for name in kept.indices if name not in (row, column))
+    if kinds == ["whole", "whole"]:
+        return Rows(leading, row, column, row, column, "", "", 1, 1, mask)
+    after = modes[lists[0] + 1 :]
+    if kinds != ["block", "block", "within", "within"] or after != modes[lists[0] - 1 : lists[0] + 1]:
+        return None
+    splits = {relation.index: relation for relation in program.relations if isinstance(relation, Split)}
+    rows, columns = splits[row], splits[column]
+    inside = (rows.inner, columns.inner, rows.size, columns.size)
+    return Rows(leading, row, column, rows.outer, columns.outer, *inside, mask)
+
+
+def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
+    """What a nest computes; `None` for what no chain has."""
+    chain, inner = loop_chain(statement)
+    loops = {loop.index for loop in chain}
+    if isinstance(inner, Let):
+        return _scores(inner, rows.column, kept) if loops == rows.of_entries else None
+    if not isinstance(inner, Assign):
+        return None
+    target = inner.target
+    names = set(index_names(target))
+    if len(target.indices) != len(names) or not {*rows.leading, rows.row} <= names:
+        return None
+    if loops == rows.of_entries and index_names(target) == kept.indices and inner.monoid is None:
+        return Nest("entries", target.tensor)
+    if loops == rows.of_entries and names == {*rows.leading, rows.row} and inner.monoid is not None:
+        return Nest("reduction", target.tensor)
+    more = loops - rows.of_entries
+    lane = next(iter(more), "")
+    if len(more) > 1 or (lane and index_names(target)[-1] != lane):
+        return None
+    if loops >= rows.of_entries and inner.monoid is not None and _is_along(inner, lane):
+        return Nest("product", target.tensor, lane)
+    return (
+        Nest("rows", target.tensor, lane) if loops - more == rows.of_rows and inner.monoid is None else None
+    )
+
+
+def _is_along(assign: Assign, lane: str) -> bool:
+    """Whether every operand that has the variable has it last."""
+    reads = [access for access in find(assign.value, Access) if lane in _names(access)]
+    return all(access.indices and access.indices[-1] == Index(lane) for access in reads)
+
+
+def _scores(let: Let, column: str, kept: Temporary) -> Nest | None:
+    """A sum for each entry, over the product of what its row has and what its column has."""
+    statements = let.body.statements if isinstance(let.body, Sequence) else ()
+    if len(statements) != 2 or len(let.temporaries) != 1 or let.temporaries[0].indices:
+        return None
+    chain, summed = loop_chain(statements[0])
+    written = statements[1]
+    if len(chain) != 1 or not isinstance(summed, Assign) or not isinstance(written, Assign | Statement):
+        return None
+    if not isinstance(written, Assign) or index_names(written.target) != kept.indices or written.monoid:
+        return None
+    inner = chain[0].index
+    reads = [access for access in find(summed.value, Access) if inner in _names(access)]
+    keys = [access for access in reads if column in _names(access)]
+    if summed.monoid is None or len(keys) != 1 or keys[0].indices[-1] not in (Index(inner), Index(column)):
+        return None
+    turned = keys[0] if keys[0].indices[-1] == Index(inner) else None
+    if turned is not None and not all(isinstance(index, Index) for index in turned.indices):
+        return None
+    return Nest("scores", written.target.tensor, "", let.temporaries[0].name, inner, turned)
+
+
+def _names(access: Access) -> set[str]:
+    """The index variables of an access."""
+    return {part.name for part in find(access, Index)}

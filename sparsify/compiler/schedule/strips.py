@@ -1,0 +1,208 @@
+"""Schedules for row-wise chains over blocks: strips of rows in scratch, register tiles, transposed keys.
+
+In:  `S = scores of Q and K where M is stored; m max= S; P = exp(S - m); d += P; Y += P V / d`, M in blocks of 16 x 16.
+Out: `split ii it is 4; split ji jt js 16; split l lo li 16; order S: h, io, jo, jt, it, is, js; precompute w at it in
+     register; ..; precompute S at io in thread; ..; pack turned_K = K[jo, jt, k, js] at h in thread; ..`
+
+A strip holds the entries of its rows by position: what a row stores, never the whole row. Both products of a chain
+are products of dense tiles: rows of a tile times vectors of columns are sums in registers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule.entry_rows import EntryRows
+from sparsify.compiler.schedule.row_chain import Nest, RowChain
+from sparsify.compiler.schedule.sizes import Sizes
+
+# Vectors of columns in a register tile: each is loaded once for all rows of the tile.
+VECTORS: Final = 2
+# Rows of one at most: each keeps an address.
+ROWS: Final = 8
+# Vector registers by the bytes of one.
+REGISTERS: Final = 16
+WIDE_REGISTERS: Final = 32
+WIDE_BYTES: Final = 64
+# Sums side by side that hide the latency of an fma on two units.
+CHAINS: Final = 8
+# Rows that a strip holds at most: their entries stay in the near caches.
+STRIP_ROWS: Final = 16
+
+
+def tile_rows(height: int, vectors: int, registers: int) -> int:
+    """Rows of a register tile: `rows * vectors` sums, the vectors, and a number of a row in every lane.
+
+    A divisor of the height where one has enough sums; else the most.
+
+    >>> tile_rows(16, 2, 16), tile_rows(12, 2, 16), tile_rows(7, 2, 16), tile_rows(16, 1, 16), tile_rows(16, 2, 32)
+    (4, 6, 6, 8, 8)
+    """
+    most = max(1, min(height, ROWS, (registers - vectors - 1) // vectors))
+    fitting = [rows for rows in range(1, most + 1) if height % rows == 0]
+    return fitting[-1] if fitting[-1] * vectors >= min(CHAINS, most * vectors) else most
+
+
+def chain_schedules(chain: RowChain, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
+    """The schedules of a row-wise chain as one kernel, the best first; nothing where none is known to be fast."""
+    yield from Strips(chain, lanes, item_bytes, sizes).schedules()
+    yield from EntryRows(chain, lanes, sizes).schedules()
+
+
+@dataclass(frozen=True, slots=True)
+class Strips:
+    """The names of the loops and what decides the tiles.
+
+    Attributes:
+        chain: what is computed.
+        lanes: of a vector.
+        item_bytes: of an entry.
+        sizes: of the operands.
+    """
+
+    chain: RowChain
+    lanes: int
+    item_bytes: int
+    sizes: Sizes
+
+    def schedules(self) -> Iterator[d.Schedule]:
+        """The best one first; nothing where blocks are narrower than a vector."""
+        if self.chain.within_row and self.lanes > 1 and self.chain.width >= self.lanes:
+            yield self.schedule()
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of columns in a register tile."""
+        return min(VECTORS, self.chain.width // self.lanes)
+
+    def schedule(self) -> d.Schedule:
+        """Strips of rows, each nest in its order, what they share in scratch, keys transposed."""
+        chain = self.chain
+        registers = WIDE_REGISTERS if self.lanes * self.item_bytes >= WIDE_BYTES else REGISTERS
+        rows, columns = tile_rows(chain.height, self.vectors, registers), self.vectors * self.lanes
+        name = chain.fresh
+        tile, member = name(f"{chain.row}t"), name(f"{chain.row}s")
+        part, lane = name(f"{chain.column}t"), name(f"{chain.column}s")
+        strip, inside = chain.outer, chain.within_row
+        steps: list[d.Directive] = []
+        if chain.height > STRIP_ROWS and chain.height % STRIP_ROWS == 0:
+            strip, inside = name(f"{chain.row}r"), name(f"{chain.row}x")
+            steps.append(d.Split(chain.within_row, strip, inside, STRIP_ROWS))
+        tail = (left,) if (left := min(chain.height, STRIP_ROWS) % rows) else ()
+        steps.append(d.Split(inside, tile, member, max(rows, 2), tail))
+        steps.append(d.Split(chain.within_column, part, lane, columns))
+        splits = {free: (name(f"{free}o"), name(f"{free}i")) for free in chain.lanes()}
+        for free, (outer, inner) in splits.items():
+            steps.append(d.Split(free, outer, inner, columns))
+        loops = _Loops(
+            (*chain.around(self.sizes), *dict.fromkeys((chain.outer, strip))),
+            chain.listed,
+            part,
+            lane,
+            tile,
+            member,
+            splits,
+        )
+        for nest in chain.nests:
+            steps += _ordered(nest, loops, chain)
+        for nest in chain.nests:
+            steps += _collected(nest, loops, chain)
+        steps += [d.Precompute(held, "thread", at=strip) for held in chain.held]
+        for nest in chain.nests:
+            steps += self._turned(nest, loops)
+        for nest in chain.nests:
+            steps += _kinds(nest, loops, chain)
+        shared = chain.outer if chain.shares_rows(self.sizes) else chain.around(self.sizes)[0]
+        steps.append(d.Parallel(shared, "dynamic"))
+        return d.Schedule(tuple(steps))
+
+    def _turned(self, nest: Nest, loops: "_Loops") -> list[d.Directive]:
+        """The keys of scores, transposed tile by tile where they begin to be the same."""
+        chain = self.chain
+        if nest.turned is None:
+            return []
+        copy = chain.fresh(f"turned_{nest.turned.tensor}")
+        found = index_names(nest.turned)
+        at = next((name for name in reversed(chain.around(self.sizes)) if name in found), "")
+        indices = (loops.listed, loops.part, nest.inner, loops.lane)
+        scope = "thread" if at else "memory"
+        return [
+            d.Pack(copy, nest.turned.tensor, indices, at, scope),
+            d.Transpose(nest.inner, loops.lane, copy),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loops:
+    """The loops of a strip: around it, over the tiles of what is stored, over tiles of rows, over tiles of results."""
+
+    around: tuple[str, ...]
+    listed: str
+    part: str
+    lane: str
+    tile: str
+    member: str
+    free: dict[str, tuple[str, str]]
+
+
+def _ordered(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
+    """The loops of a nest in their order."""
+    around, listed, part, lane = loops.around, loops.listed, loops.part, loops.lane
+    tile, member = loops.tile, loops.member
+    outer, inner = loops.free.get(nest.lane, ("", ""))
+    match nest.kind:
+        case "scores":
+            return [
+                d.Order((*around, listed, part, tile, member, lane), nest.result),
+                d.Precompute(nest.summed, "register", at=tile),
+                d.Order((nest.inner, member, lane), nest.summed),
+            ]
+        case "entries":
+            return [d.Order((*around, tile, listed, part, member, lane), nest.result)]
+        case "reduction":
+            lanes = chain.fresh(f"lanes_{nest.result}")
+            return [
+                d.Order((*around, tile, member, listed, part, lane), nest.result),
+                d.Precompute(lanes, "register", source=nest.result, over=lane),
+            ]
+        case "product":
+            return [d.Order((*around, outer, tile, listed, part, lane, member, inner), nest.result)]
+    return [
+        d.Order(
+            (*around, *([outer] if outer else []), tile, member, *([inner] if inner else [])), nest.result
+        )
+    ]
+
+
+def _collected(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
+    """The sums of a product in registers."""
+    if nest.kind != "product":
+        return []
+    if nest.result in chain.collected:
+        return [d.Precompute(nest.result, "register", at=loops.tile)]
+    return [d.Precompute(_sums(nest, chain), "register", at=loops.tile, source=nest.result)]
+
+
+def _sums(nest: Nest, chain: RowChain) -> str:
+    """The temporary in registers that collects a product."""
+    return nest.result if nest.result in chain.collected else chain.fresh(f"sum_{nest.result}")
+
+
+def _kinds(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
+    """What is written out and what runs in lanes."""
+    member, lane = loops.member, loops.lane
+    _, inner = loops.free.get(nest.lane, ("", ""))
+    match nest.kind:
+        case "scores":
+            names = (nest.summed, nest.result)
+            return [kind for name in names for kind in (d.Unroll(member, name), d.Vector(lane, name))]
+        case "entries":
+            return [d.Vector(lane, nest.result)]
+        case "reduction":
+            return [d.Vector(lane, chain.fresh(f"lanes_{nest.result}")), d.Vector(lane, nest.result)]
+    names = dict.fromkeys((_sums(nest, chain), nest.result)) if nest.kind == "product" else (nest.result,)
+    return (
+        [kind for name in names for kind in (d.Unroll(member, name), d.Vector(inner, name))] if inner else []
+    )

@@ -1,0 +1,138 @@
+"""Row-wise chains: attention of all forms becomes one kernel by itself, equal to dense attention in float64."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify import options
+from sparsify.compiler import fuse
+from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.fuse import fusion
+from sparsify.compiler.pipeline import compile_stages
+from sparsify.compiler.plan import steps
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.storage.format import Format
+
+ROWS = """
+m[H,i] max= S[H,i,j]
+P[H,i,j] = exp(S[H,i,j] - where(m[H,i] == -inf, 0, m[H,i]))
+d[H,i] += P[H,i,j]
+Y[H,i,l] += P[H,i,j] * V[H,j,l] / where(d[H,i] == 0, 1, d[H,i])
+"""
+SIZE = 40
+# Weighted means of normal numbers in float32.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+QUICK = {"compiler_flags": ("-O1",), "serial_threshold": 0}
+BLOCKS_OF_HEADS = "i: dense, j/16: dense, k/16: compressed, j%16: dense, k%16: dense"
+
+
+def attention(scores: str, leading: str = "h,", mask: str = "M[i,j]") -> str:
+    """The program with these scores and index variables before the rows."""
+    return (f"S[H,i,j] = where(stored({mask}), {scores}, -inf)" + ROWS).replace("H,", leading)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def pattern(block: int, *leading: int, size: int = SIZE) -> torch.Tensor:
+    """Some blocks of ones; the second row of blocks is empty."""
+    count = -(-size // block)
+    drawn = torch.rand(*leading, count, count, generator=torch.Generator().manual_seed(block)) < 0.3
+    drawn[..., 1, :] = False
+    drawn[..., 0, -1] = True
+    return drawn.float().repeat_interleave(block, -2).repeat_interleave(block, -1)[..., :size, :size]
+
+
+def check(text: str, form: str, allowed: torch.Tensor, scores: torch.Tensor, mask=None, **inputs) -> None:
+    """One kernel by itself, against softmax in float64."""
+    M = sparsify.tensor(allowed if mask is None else mask, form)
+    index = tuple(("int32", "int32") if s.level.arrays else ("", "") for s in M.format.levels)
+    given = {name: Operand(Format(", ".join(["dense"] * x.dim())), "float32") for name, x in inputs.items()}
+    operands = {"M": Operand(M.format, "float32", index_dtypes=index), **given}
+    (step,) = steps(declare(parse(text), operands, ("Y",)))
+    assert not compile_stages(step, None, 32).refused
+    with options.override(**QUICK):
+        Y = sparsify.evaluate(text, "Y", M=M, **inputs)
+    weights = torch.softmax(scores.double().masked_fill(allowed == 0, -torch.inf), -1)
+    torch.testing.assert_close(Y, (torch.nan_to_num(weights) @ inputs["V"].double()).float(), **CLOSE)
+
+
+@pytest.mark.parametrize(("form", "block"), [("bcsr(16,16)", 16), ("csr", 1)])
+def test_bias_of_pairs_and_of_stored_entries(form, block):
+    Q, K, V, B = normal(2, SIZE, 7), normal(3, SIZE, 7)[:2], normal(2, SIZE, 11), normal(2, SIZE, SIZE)
+    allowed = pattern(block) if block == 1 else pattern(block, size=48)[:SIZE, :SIZE]
+    bias = torch.where(allowed != 0, normal(SIZE, SIZE), 0)
+    text = attention("0.25 * sum(k, Q[h,i,k] * K[h,j,k]) + B[h,i,j] + M[i,j]")
+    check(text, form, allowed, 0.25 * Q @ K.mT + B + bias, bias, Q=Q, K=K, V=V, B=B)
+
+
+@pytest.mark.parametrize(("form", "block"), [("bcsr(16,16)", 16), ("csr", 1)])
+def test_batches_with_padded_keys(form, block):
+    Q, K, V = normal(2, 2, SIZE, 8), normal(2, 3, SIZE, 8)[:, :2], normal(2, 2, SIZE, 8)
+    padding = torch.zeros(2, SIZE)
+    padding[0, 5:] = padding[1] = -torch.inf  # of the second nothing is left
+    text = attention("0.25 * sum(k, Q[b,h,i,k] * K[b,h,j,k]) + p[b,j]", "b,h,")
+    scores = 0.25 * Q @ K.mT + padding[:, None, None]
+    check(text, form, pattern(block), scores, Q=Q, K=K, V=V, p=padding)
+
+
+@pytest.mark.parametrize(("form", "block"), [(BLOCKS_OF_HEADS, 16), ("dense, dense, compressed", 1)])
+def test_patterns_of_heads(form, block):
+    Q, K, V = normal(2, SIZE, 7), normal(3, SIZE, 7)[:2], normal(2, SIZE, 9)
+    text = attention("0.25 * sum(k, Q[h,i,k] * K[h,j,k])", mask="M[h,i,j]")
+    check(text, form, pattern(block, 2), 0.25 * Q @ K.mT, Q=Q, K=K, V=V)
+
+
+def test_large_blocks_and_numbers_that_are_none():
+    size = 130
+    Q, K, V = normal(1, size, 7), normal(2, size, 7)[:1], normal(1, size, 9)
+    allowed = pattern(64, size=size)
+    Q[0, 3, 2] = torch.nan
+    M = sparsify.tensor(allowed, "bcsr(64,64)")
+    with options.override(**QUICK):
+        Y = sparsify.evaluate(attention("sum(k, Q[h,i,k] * K[h,j,k])"), "Y", M=M, Q=Q, K=K, V=V)
+    assert Y[0, 3].isnan().all()
+    rest = [row for row in range(size) if row != 3]
+    weights = torch.softmax((Q @ K.mT).double().masked_fill(allowed == 0, -torch.inf), -1)
+    expected = (torch.nan_to_num(weights) @ V.double()).float()
+    torch.testing.assert_close(Y[0, rest], expected[0, rest], **CLOSE)
+
+
+def declared(form: str):
+    index = tuple(("int32", "int32") if "compressed" in str(s) else ("", "") for s in Format(form).levels)
+    dense = Operand(Format("dense, dense, dense"), "float32")
+    mask = Operand(Format(form), "float32", index_dtypes=index)
+    text = attention("sum(k, Q[h,i,k] * K[h,j,k])")
+    return declare(parse(text), {"M": mask, "Q": dense, "K": dense, "V": dense}, ("Y",))
+
+
+def test_the_cost_of_one_kernel_and_of_several(monkeypatch):
+    known = Sizes({"h": 12, "i": 1024, "j": 1024, "k": 64, "l": 64}, {"M": 150_000})
+    found = fusion(declared("bcsr(16,16)"), known)
+    assert found is not None and found.is_faster and found.fused_us < found.apart_us
+    assert str(found).startswith("S, m, P, d, Y: one kernel ")
+    assert "since sizes are not known" in str(fusion(declared("bcsr(16,16)"), Sizes()))
+    # Where one kernel loses, each statement of one head has its own.
+    monkeypatch.setattr(fuse, "chain_us", lambda *given: 1e9)
+    lost = fusion(declared("bcsr(16,16)"), known)
+    assert not lost.is_faster and "cut, since one kernel loses" in str(lost)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "S[i,j] = M[i,j] * 2\nY[i] += S[i,j]",  # nothing is multiplied with rows
+        "S[i,j] = M[i,j] * x[j]\nt[j] += S[i,j]\nY[i,l] += S[i,j] * V[j,l] * t[j]",  # sums of columns
+    ],
+)
+def test_other_programs_are_no_chains(text):
+    index = (("", ""), ("int32", "int32"))
+    given = {
+        "M": Operand(Format("csr"), "float32", index_dtypes=index),
+        "V": Operand(Format("dense, dense"), "float32"),
+        "x": Operand(Format("dense"), "float32"),
+    }
+    names = {name: operand for name, operand in given.items() if name in text.replace("max", "")}
+    assert fusion(declare(parse(text), names, ("Y",)), Sizes()) is None
