@@ -202,7 +202,9 @@ def _kinds(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
             return [d.Vector(lane, nest.result)]
         case "reduction":
             return [d.Vector(lane, chain.fresh(f"lanes_{nest.result}")), d.Vector(lane, nest.result)]
-    names = dict.fromkeys((_sums(nest, chain), nest.result)) if nest.kind == "product" else (nest.result,)
+    written = [_sums(nest, chain), nest.result] if nest.kind == "product" else [nest.result]
     return (
-        [kind for name in names for kind in (d.Unroll(member, name), d.Vector(inner, name))] if inner else []
+        [kind for name in dict.fromkeys(written) for kind in (d.Unroll(member, name), d.Vector(inner, name))]
+        if inner
+        else []
     )
