@@ -5,10 +5,13 @@ In: names of rows, or beginnings of names. Out: one table on standard output and
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from experiments.foundation import command
 from experiments.fusion.attention import blocked, one_head, sliding
+from sparsify.bench.harness import Clock
+from sparsify.bench.place import Place
+from sparsify.bench.table import CLOCKS, measured
 
 # Per tokens and block the ratios asked against compiled FlexAttention and against the mask.
 BLOCKED: Final[Mapping[tuple[int, int], tuple[float | None, float | None]]] = {
@@ -31,4 +34,9 @@ CASES: Final[Mapping[str, command.Make]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; 0, or 2 when no row has such a name."""
-    return command.main(argv, command.run_case(CASES), tuple(CASES), "fusion")
+    return command.main(argv, run_row, tuple(CASES), "fusion")
+
+
+def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:
+    """What was measured for one row, as plain data."""
+    return measured(CASES[name](place), quick, clock)
