@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sparsify.compiler.einsum.flatten import Flat
 from sparsify.compiler.einsum.infer_format import infer_format
-from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index, Program
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_indices, replace
+from sparsify.compiler.einsum.simplify import simplify
 from sparsify.compiler.node import find
 
 
@@ -29,7 +30,7 @@ def assemble(
     """
     body = _recompute(needed(list(statements), outputs), recomputed, dict(forward.extents))
     assigned = {statement.target.tensor for statement in body}
-    known = {d.name: d for d in forward.declarations} | dict(declarations)
+    known = {d.name: d for d in forward.declarations if d.name not in recomputed} | dict(declarations)
     inputs = dict.fromkeys(name for s in body for name in _reads(s) if name not in assigned)
     for name in (*inputs, *(n for n in assigned if n in known)):
         root = known[name].pattern_of
@@ -50,6 +51,29 @@ def needed(statements: Sequence[Assign], outputs: Sequence[str]) -> list[Assign]
             kept.append(statement)
             names.update(_reads(statement))
     return kept[::-1]
+
+
+def joined(statements: Sequence[Assign], outputs: Sequence[str]) -> list[Assign]:
+    """`statements` with temporaries that another statement reads once, entry by entry, written where they are read."""
+    found = needed(statements, outputs)
+    for target in [statement.target for statement in found]:
+        statement = next(s for s in found if s.target == target)
+        readers = [n for n, s in enumerate(found) if target in find(s.value, Access)]
+        if target.tensor in outputs or len(readers) != 1 or isinstance(statement.value, Reduce):
+            continue
+        reader = found[readers[0]]
+        reads = [n for n in find(reader.value, Access) if n.tensor == target.tensor]
+        if len(reads) == 1 and set(reader.target.indices) == set(target.indices) and not _binds(reader, target):
+            value = simplify(replace(reader.value, target, statement.value))
+            found[readers[0]] = Assign(reader.target, reader.monoid, value)
+            found.remove(statement)
+    return found
+
+
+def _binds(statement: Assign, access: Access) -> bool:
+    """Whether a sum of a statement runs over an index variable of an access."""
+    bound = {name for reduction in find(statement.value, Reduce) for name in reduction.indices}
+    return any(isinstance(index, Index) and index.name in bound for index in access.indices)
 
 
 def _recompute(

@@ -11,13 +11,13 @@ the sum over its accesses. The gradient of a sparse tensor is read at its stored
 Source: Griewank and Walther, Evaluating derivatives, 2008, chapter 3 (reverse mode).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from functools import reduce
 
 from sparsify.compiler.dtypes import Kind
-from sparsify.compiler.einsum.adjoint_program import assemble
+from sparsify.compiler.einsum.adjoint_program import assemble, joined
 from sparsify.compiler.einsum.adjoint_rules import (
     ONE,
     ZERO,
@@ -31,6 +31,7 @@ from sparsify.compiler.einsum.adjoint_rules import (
     vanishes,
 )
 from sparsify.compiler.einsum.affine import affine
+from sparsify.compiler.einsum.factor import factor
 from sparsify.compiler.einsum.flatten import Flat, flatten
 from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of, reduced
 from sparsify.compiler.einsum.monoids import MONOIDS
@@ -46,23 +47,28 @@ from sparsify.compiler.einsum.nodes import (
     Reduce,
     Stored,
 )
-from sparsify.compiler.einsum.patterns import is_confined, pattern_root
+from sparsify.compiler.einsum.patterns import is_confined, pattern_access, pattern_root
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_indices, replace
+from sparsify.compiler.einsum.shift import shifts
 from sparsify.compiler.einsum.simplify import simplify
 from sparsify.compiler.node import find
 from sparsify.errors import EinsumError
 
 
-def adjoint(program: Program, wrt: Sequence[str], grads: Mapping[str, str]) -> Program:
+def adjoint(
+    program: Program, wrt: Sequence[str], grads: Mapping[str, str], again: Collection[str] = ()
+) -> Program:
     """The program that computes the gradients of the inputs `wrt` from the gradients of the outputs.
 
     Its outputs are the gradients in the order of `wrt`. Its inputs are those of `program`, the results of
     `program` and the gradients that it reads. It is a program as any other, so that its own adjoint gives
-    second derivatives.
+    second derivatives. What a sum does not run over is taken out of it first: `sum(j, P[i,j] * V[j,l] / d[i])` has
+    the gradient of `d` by its result, `-g[i,l] * Y[i,l] / d[i]`, without the products once more.
 
     Args:
         program: with the formats of its results inferred.
         grads: for each output that has a gradient the name of the tensor that holds it.
+        again: temporaries that are computed again where they are read; the others are inputs of the adjoint.
 
     Raises:
         EinsumError: an unknown name, or a product accumulated over several statements.
@@ -73,11 +79,13 @@ def adjoint(program: Program, wrt: Sequence[str], grads: Mapping[str, str]) -> P
     for name in grads:
         if name not in program.outputs:
             raise EinsumError(f"{name} is not an output; give gradients of {', '.join(program.outputs)}")
-    reverse = _Reverse(program, tuple(wrt), grads)
+    program = factor(program)
+    reverse = _Reverse(program, tuple(wrt), grads, again)
     reverse.run()
     outputs = tuple(reverse.emit_gradient(name) for name in wrt)
     program = replace_fields(program, extents=reverse.extents())
-    return assemble(program, reverse.statements, reverse.declarations, reverse.recomputed, outputs)
+    statements = joined(reverse.statements, outputs) if again else reverse.statements
+    return assemble(program, statements, reverse.declarations, reverse.recomputed, outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +100,15 @@ class Part:
 class _Reverse:
     """The statements of an adjoint, collected from the last statement of the program to the first."""
 
-    def __init__(self, program: Program, wrt: tuple[str, ...], grads: Mapping[str, str]) -> None:
+    def __init__(
+        self, program: Program, wrt: tuple[str, ...], grads: Mapping[str, str], again: Collection[str]
+    ) -> None:
         self.program = program
         self.flats, hoisted = flatten(program, grads.values())
-        self.recomputed = {flat.target.tensor: flat for flat in self.flats if flat.target.tensor in hoisted}
-        self.active = _reached(self.flats, wrt)
+        self.again = frozenset(again)
+        names = hoisted | self.again
+        self.recomputed = {flat.target.tensor: flat for flat in self.flats if flat.target.tensor in names}
+        self.active = _reached(self.flats, wrt) - shifts(self.flats, grads)
         self.kinds = self._known_kinds(grads)
         self.parts: dict[str, list[Part]] = {}
         self.statements: list[Assign] = []
@@ -293,6 +305,10 @@ class _Reverse:
         """The sum of all contributions to the gradient of a tensor, at the given index variables."""
         root = None if name in self.recomputed else pattern_root(self.program, name)
         parts = [self._rename_part(part, indices) for part in self.parts[name]]
+        if name in self.again:
+            total = reduce(lambda left, right: Call("add", (left, right)), parts)
+            stored = pattern_access(self.program, _access(name, indices))
+            return total if stored.tensor == name else chosen(Stored(stored), total)
         if root is not None and sum(map(self._is_product, parts)) > 1:
             parts = [self._confined_alone(name, root, part, indices) for part in parts]
         total = reduce(lambda left, right: Call("add", (left, right)), parts)

@@ -13,8 +13,8 @@ import numpy as np
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Call, Const, Reduce
-from sparsify.compiler.node import Node
+from sparsify.compiler.einsum.nodes import Call, Const, Expr, Index, Reduce
+from sparsify.compiler.node import Node, find, map_children
 from sparsify.compiler.rewrite import fixpoint
 
 N = TypeVar("N", bound=Node)
@@ -107,6 +107,29 @@ def choose(node: Node) -> Node | None:
     return None
 
 
+def choose_once(node: Node) -> Node | None:
+    """`where(c, f(where(c, x, y)), z) -> where(c, f(x), z)`, and so for the other branch."""
+    match node:
+        case Call("where", (condition, yes, no)) if not isinstance(condition, Const):
+            names = {index.name for index in find(condition, Index)}
+            taken = _decided(yes, condition, 1, names), _decided(no, condition, 2, names)
+            return None if taken == (yes, no) else Call("where", (condition, *taken))
+    return None
+
+
+def _decided(expr: Expr, condition: Expr, branch: int, names: set[str]) -> Expr:
+    """`expr` where the condition over these index variables is known, by the branch of `where` that it takes."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Reduce) and names & set(node.indices):
+            return node
+        if isinstance(node, Call) and node.function == "where" and node.args[0] == condition:
+            return visit(node.args[branch])
+        return map_children(node, visit)
+
+    return cast(Expr, visit(expr))
+
+
 def square_power(node: Node) -> Node | None:
     """`x ** 2 -> square(x)`."""
     match node:
@@ -131,6 +154,7 @@ RULES = (
     drop_sign,
     repeat_once,
     choose,
+    choose_once,
     square_power,
     merge_reductions,
 )
