@@ -22,9 +22,10 @@ class Kept:
     Attributes:
         kernel: that was called.
         wrt: names of the operands that need gradients.
-        names: of operands and results that are kept.
-        places: theirs among the operands and results.
+        names: of operands, results and temporaries that are kept.
+        places: theirs among the operands, results and temporaries.
         is_sure: whether backward gets all gradients of results, and none that is `None`.
+        forward: the kernel that gives the temporaries after the results; the same kernel without any.
     """
 
     kernel: Any
@@ -32,6 +33,13 @@ class Kept:
     names: tuple[str, ...]
     places: tuple[int, ...]
     is_sure: bool
+    forward: Any
+
+    @property
+    def temporaries(self) -> set[str]:
+        """Those that are kept."""
+        program = self.kernel.program
+        return set(self.names) - {*program.inputs, *program.outputs}
 
 
 class Differentiable(torch.autograd.Function):
@@ -39,10 +47,13 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, kernel: Any, *operands: Tensor) -> Any:
-        results = kernel.results(operands)
         needs = ctx.needs_input_grad
         ctx.kept = kept = kernel.kept.get(needs) or kernel.kept.setdefault(needs, keep(kernel, needs[1:]))
-        every = (*operands, *results) if type(results) is tuple else (*operands, results)
+        found = results = kept.forward.results(operands)
+        if kept.forward is not kernel:
+            count = len(kernel.program.outputs)
+            results = found[:count] if count > 1 else found[0]
+        every = (*operands, *found) if type(found) is tuple else (*operands, found)
         saved = []
         for place in kept.places:
             tensor = every[place]
@@ -62,6 +73,9 @@ class Differentiable(torch.autograd.Function):
             if not is_values:
                 values[next(names)] = tensor
             is_values = not is_values and isinstance(tensor, SparseTensor)
+        if torch.is_grad_enabled():  # second derivatives pass through temporaries: they are computed again
+            for name in kept.temporaries:
+                del values[name]
         by_name = pull_back(kept.kernel, values, gradients, kept.wrt)
         return None, *[by_name.get(name) for name in kept.kernel.program.inputs]
 
@@ -75,7 +89,11 @@ def keep(kernel: Any, needs: Sequence[bool]) -> Kept:
         read = set(kernel.adjoint(wrt).program.inputs) - {f"g_{name}" for name in program.outputs}
     except SparsifyError:  # raised once more when the gradients are asked for
         read = set(every)
-    if not read <= set(every):
+    forward, more = kernel, tuple(sorted(read - set(every)))
+    if more and set(more) <= set(kernel.keeping.kept):
+        forward, every = kernel.also(more), (*every, *more)
+        read |= set(program.inputs)  # for second derivatives
+    elif more:
         # Temporaries of the plan are computed again: keeping them would hold memory between the passes.
         read = set(every)
     # torch makes zeros for one dense result whose gradient is missing; for others they are made from the results.
@@ -83,7 +101,7 @@ def keep(kernel: Any, needs: Sequence[bool]) -> Kept:
     if not is_sure:
         read.update(program.outputs)
     names = tuple([name for name in every if name in read])
-    return Kept(kernel, wrt, names, tuple([every.index(name) for name in names]), is_sure)
+    return Kept(kernel, wrt, names, tuple([every.index(name) for name in names]), is_sure, forward)
 
 
 # Without the steps of `Differentiable.apply` that look for tensors of functorch's transforms: they take as long as all

@@ -63,6 +63,8 @@ def explain_kernel(kernel: Kernel, **facts: Any) -> tuple[Section, ...]:
         for step in kernel.steps
     ]
     compared = () if kernel.schedule is not None else alternatives(kernel.program, kernel.sizes)
+    if kernel.keeping.again:
+        compared = (*compared, str(kernel.keeping))
     return explain_plan(kernel.program, plan, compared=compared, **facts)
 
 

@@ -5,7 +5,7 @@ In: `compile_program(program)` and operands in the order of `program.inputs`. Ou
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from operator import itemgetter
 from typing import Any
 
@@ -19,6 +19,7 @@ from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.generated import GeneratedStep
+from sparsify.compiler.keep import Keeping, keeping, with_results
 from sparsify.compiler.plan import Convert, DenseProduct, Step, starts_otherwise, steps
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.directives import Schedule
@@ -187,9 +188,19 @@ class Kernel:
         """
         if wrt not in self._adjoints:
             gradients = {name: f"g_{name}" for name in self.program.outputs}
-            program = adjoint(self.program, wrt, gradients)
+            program = adjoint(self.program, wrt, gradients, self.keeping.again)
             self._adjoints[wrt] = _plan(program, None, current(), self.sizes)
         return self._adjoints[wrt]
+
+    @cached_property
+    def keeping(self) -> Keeping:
+        """What of the temporaries is kept for the gradients, and what they compute again."""
+        return keeping(self.program, self.sizes)
+
+    def also(self, names: tuple[str, ...]) -> "Kernel":
+        """The kernel whose results are those of this one and then these temporaries."""
+        program = with_results(self.program, names, copied=len(self.steps) == 1)
+        return _plan(program, self.schedule, current(), self.sizes)
 
     def temporaries(self, names: tuple[str, ...]) -> "Kernel":
         """The kernel that computes these temporaries of the program alone, from the same operands."""

@@ -63,7 +63,11 @@ def joined(statements: Sequence[Assign], outputs: Sequence[str]) -> list[Assign]
             continue
         reader = found[readers[0]]
         reads = [n for n in find(reader.value, Access) if n.tensor == target.tensor]
-        if len(reads) == 1 and set(reader.target.indices) == set(target.indices) and not _binds(reader, target):
+        if (
+            len(reads) == 1
+            and set(reader.target.indices) == set(target.indices)
+            and not _binds(reader, target)
+        ):
             value = simplify(replace(reader.value, target, statement.value))
             found[readers[0]] = Assign(reader.target, reader.monoid, value)
             found.remove(statement)

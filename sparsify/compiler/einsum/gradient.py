@@ -105,10 +105,12 @@ class _Reverse:
     ) -> None:
         self.program = program
         self.flats, hoisted = flatten(program, grads.values())
-        self.again = frozenset(again)
+        self.active = _reached(self.flats, wrt) - shifts(self.flats, grads)
+        # An extremum is compared with entries, which may differ by a rounding when they are computed again.
+        compared = any(f.monoid in ("min", "max") and f.target.tensor in self.active for f in self.flats)
+        self.again = frozenset(() if compared else again)
         names = hoisted | self.again
         self.recomputed = {flat.target.tensor: flat for flat in self.flats if flat.target.tensor in names}
-        self.active = _reached(self.flats, wrt) - shifts(self.flats, grads)
         self.kinds = self._known_kinds(grads)
         self.parts: dict[str, list[Part]] = {}
         self.statements: list[Assign] = []

@@ -41,16 +41,17 @@ class Provenance:
 
 def extent_names(program: notation.Notation) -> dict[str, str]:
     """For each index variable the declared extent that it has: that of a mode which it reads or writes."""
-    modes = {declared.name: declared.extents for declared in program.declarations}
+    # A temporary has the extents of the index variables that it was declared with: fewer than its tensor's modes,
+    # or others, inside of loops.
+    lets = find(program.body, notation.Let)
+    temporaries = {t.name: t.indices for let in lets for t in let.temporaries}
+    modes = {d.name: d.extents for d in program.declarations if d.name not in temporaries}
     names: dict[str, str] = {}
     accesses = find(program.body, Access)
     for access in accesses:
         for index, extent in zip(access.indices, modes.get(access.tensor, ()), strict=False):
             if isinstance(index, Index):
                 names.setdefault(index.name, extent)
-    # A temporary has the extents of the index variables that it was declared with.
-    lets = find(program.body, notation.Let)
-    temporaries = {t.name: t.indices for let in lets for t in let.temporaries}
     for access in accesses:
         for index, own in zip(access.indices, temporaries.get(access.tensor, ()), strict=False):
             if isinstance(index, Index) and own in names:

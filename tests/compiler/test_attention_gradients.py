@@ -1,0 +1,101 @@
+"""Gradients of sparse attention by generated kernels, against those of dense attention in float64."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify import options
+from sparsify.compiler.evaluate import evaluate_kernel
+
+PROGRAM = """
+S[b,h,i,j] = where(stored(M[i,j]), 0.25 * sum(k, Q[b,h,i,k] * K[b,h,j,k]) + B[b,j], -inf)
+m[b,h,i] max= S[b,h,i,j]
+P[b,h,i,j] = exp(S[b,h,i,j] - where(m[b,h,i] == -inf, 0, m[b,h,i]))
+d[b,h,i] += P[b,h,i,j]
+Y[b,h,i,l] += P[b,h,i,j] * V[b,h,j,l] / where(d[b,h,i] == 0, 1, d[b,h,i])
+"""
+TEXTS = {
+    "batch and heads": PROGRAM,
+    "heads": PROGRAM.replace("b,h,", "h,").replace(" + B[b,j]", ""),
+    "one head": PROGRAM.replace("b,h,", "").replace("B[b,j]", "B[j]"),
+}
+# Built quickly: asked for right results only.
+QUICK = {"compiler_flags": ("-O1",), "serial_threshold": 0}
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # sums of products in float32
+
+
+def operands(text: str, size: int, form: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """Operands with ties, a row and rows of blocks without entries, and a row whose scores are all -inf."""
+    generator = torch.Generator().manual_seed(size)
+    shape = (2, 3, size) if "b,h," in text else (3, size) if "h," in text else (size,)
+    allowed = torch.rand(size, size, generator=generator) < 0.3
+    allowed[5:21] = False
+    allowed[size - 1], allowed[size - 1, 2] = False, True
+    found = {
+        name: torch.randint(-3, 4, (*shape, width), generator=generator).to(dtype) / 2
+        for name, width in (("Q", 5), ("K", 5), ("V", 9))
+    }
+    if "B[" in text:
+        found["B"] = torch.zeros((2, size) if "b,h," in text else (size,), dtype=dtype)
+        found["B"][..., 2] = -torch.inf
+    return {**found, "M": sparsify.tensor(allowed.to(dtype), form)}
+
+
+def dense(given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Dense attention; rows without scores give 0."""
+    stored = given["M"].to_dense() * 0
+    rows, columns = given["M"].coordinates()
+    inside = (rows < len(stored)) & (columns < len(stored))
+    stored[rows[inside], columns[inside]] = 1
+    scores = 0.25 * given["Q"] @ given["K"].mT
+    if "B" in given:
+        bias = given["B"]
+        scores = scores + (bias[:, None, None] if bias.dim() > 1 else bias)
+    scores = scores.masked_fill(stored == 0, -torch.inf)
+    most = scores.detach().amax(-1, keepdim=True)
+    weights = torch.exp(scores - torch.where(most == -torch.inf, 0, most))
+    total = weights.sum(-1, keepdim=True)
+    return weights @ given["V"] / torch.where(total == 0, 1, total)
+
+
+def check(text: str, size: int, form: str, tolerance: dict = CLOSE, **settings: object) -> None:
+    given = operands(text, size, form)
+    wrt = [name for name in given if name != "M"]
+    ours = {name: value.requires_grad_() if name in wrt else value for name, value in given.items()}
+    theirs = {n: v.detach().double().requires_grad_() if n in wrt else v for n, v in given.items()}
+    with options.override(**QUICK, **settings):
+        found = sparsify.evaluate(text, "Y", **ours)
+        expected = dense(theirs)
+        torch.testing.assert_close(found.double(), expected, **tolerance)
+        seed = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+        gradients = torch.autograd.grad(found, [ours[name] for name in wrt], seed)
+    wanted = torch.autograd.grad(expected, [theirs[name] for name in wrt], seed.double())
+    for name, gradient, other in zip(wrt, gradients, wanted, strict=True):
+        assert gradient.isfinite().all(), name
+        torch.testing.assert_close(gradient.double(), other, **tolerance, msg=lambda m, n=name: f"d_{n}: {m}")
+
+
+@pytest.mark.parametrize("form", ["csr", "bcsr(8,8)"])
+@pytest.mark.parametrize("name", TEXTS)
+def test_gradients(name, form):
+    for size in (40, 27):
+        check(TEXTS[name], size, form)
+
+
+def test_rows_are_kept_and_entries_computed_again():
+    given = operands(TEXTS["heads"], 40, "bcsr(8,8)")
+    kernel = evaluate_kernel(TEXTS["heads"], "Y", **given)
+    assert kernel.keeping.kept == ("m", "d")
+    assert kernel.keeping.again == ("S", "P")
+    statements = [str(statement) for statement in kernel.adjoint(("Q", "K", "V")).program.statements]
+    assert statements == [
+        "P[h,i,j] = exp(where(stored(M[i,j]), 0.25 * sum(k, Q[h,i,k] * K[h,j,k]), -inf) "
+        "- where(m[h,i] == -inf, 0, m[h,i]))",
+        "d_w1[h,i,l] = g_Y[h,i,l] / where(d[h,i] == 0, 1, d[h,i])",
+        "d_d[h,i] = sum(l, where(d[h,i] == 0, 0, -(g_Y[h,i,l] * Y[h,i,l] / d[h,i])))",
+        "d_w[h,i,j] = where(stored(M[i,j]), (sum(l, d_w1[h,i,l] * V[h,j,l]) + d_d[h,i]) * P[h,i,j] * 0.25, 0)",
+        "d_Q[h,i,k] = sum(j, d_w[h,i,j] * K[h,j,k])",
+        "d_K[h,j,k] = sum(i, d_w[h,i,j] * Q[h,i,k])",
+        "d_V[h,j,l] = sum(i, d_w1[h,i,l] * P[h,i,j])",
+    ]
+    assert len(kernel.adjoint(("Q", "K", "V")).steps) == 1
