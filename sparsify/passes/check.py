@@ -4,7 +4,7 @@ In: a draft after `emit`. Out: the same draft, or an `AssertionError`; `compare`
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -13,8 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sparsify.errors import VerificationError
 from sparsify.passes.base import Draft
 from sparsify.passes.call_region import call_region
+from sparsify.passes.lift.fragment import HALVES
 from sparsify.passes.region_call import RegionCall
 from sparsify.recipe import Verify
+
+# Of results in 16 bits, which torch rounds after every operator: so many steps of the largest value, at least.
+HALF_STEPS: Final = 4
 
 
 def check(draft: Draft) -> Draft:
@@ -114,10 +118,11 @@ def require_close(name: str, want: torch.Tensor, have: torch.Tensor, limits: Ver
     largest = float(torch.nan_to_num(difference, nan=0.0).max())
     scale = float(want.detach().abs().double().nan_to_num(posinf=0.0).max())
     same_nan = bool((want.isnan() == have.isnan()).all()) if want.is_floating_point() else True
-    if not same_nan or largest > limits.atol + limits.rtol * scale:
+    rtol = max(limits.rtol, HALF_STEPS * torch.finfo(want.dtype).eps) if want.dtype in HALVES else limits.rtol
+    if not same_nan or largest > limits.atol + rtol * scale:
         raise VerificationError(
             f"{name} differs from the dense model's by {largest:.3g} (largest value {scale:.3g})",
-            f"rtol {limits.rtol:g} and atol {limits.atol:g} allow {limits.atol + limits.rtol * scale:.3g}",
+            f"rtol {rtol:g} and atol {limits.atol:g} allow {limits.atol + rtol * scale:.3g}",
         )
     return largest
 

@@ -203,6 +203,40 @@ def test_kernels_that_fail_later(applied):
             region.failure = None
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(torch.bfloat16, "same"), (torch.float16, "bfloat16")], ids=["bfloat16", "float16"]
+)
+def test_models_in_16_bits(kind, dtype):
+    model = Layers().eval().to(kind)
+    sparse = sparsify.apply(model, recipe(dtype), example(dtype=kind))
+    narrow = kind if dtype == "same" else getattr(torch, dtype)
+    assert held(sparse) == {f"{way}.weight": narrow for way in WAYS}
+    rounded = copy.deepcopy(model)
+    rounded.load_state_dict(sparse.state_dict())
+    rounded.double()
+    with torch.no_grad():
+        for rows in (16, 1):
+            x = example(rows, kind)
+            y = sparse(x)
+            assert y.dtype == kind
+            # Sums are float32 and rounded once: half a step of the result, which torch's own sums may be away from.
+            step = torch.finfo(kind).eps
+            torch.testing.assert_close(y.double(), rounded(x.double()), rtol=0.501 * step, atol=1e-5)
+    inputs = [example(dtype=kind).requires_grad_() for _ in range(2)]
+    for run, x in zip((sparse, sparse.original), inputs, strict=True):
+        run(x).float().square().sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=0.05, atol=0.05)
+
+
+def test_models_in_16_bits_train_densely():
+    model = Layers().eval().bfloat16()
+    sparse = sparsify.apply(model, recipe("same"), example(dtype=torch.bfloat16), trainable=True)
+    assert sparse.report.regions == []
+    assert {entry.reason for entry in sparse.report.dense} == {
+        "torch.bfloat16 is supported for products with weights that get no gradients"
+    }
+
+
 class Turned(nn.Module):
     """A weight that is multiplied from the right, or its transpose."""
 

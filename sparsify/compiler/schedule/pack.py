@@ -24,6 +24,8 @@ HEIGHTS: Final = (4, 1)
 # A bit for each column, for which one row of X is read in vectors.
 PANEL_BITS: Final = 64
 BITS: Final = Format(f"i: dense, j/{PANEL_BITS}: dense, j%{PANEL_BITS}: bitmap")
+# Bytes in which entries are multiplied at least: those of 16 bits as float32.
+LANE_BYTES: Final = 4
 # Bytes of a coordinate, and how many coordinates they tell apart.
 SHORT: Final = ((1, 1 << 7), (2, 1 << 15), (4, 1 << 31))
 # Bytes of a compact format at most, as a multiple of those of the values and of two more for each.
@@ -95,6 +97,7 @@ def _packings(
     """The formats that are compared."""
     outputs, columns = mask.shape
     dense = dense_us(rows, outputs, columns, machine, item_bytes)
+    lane_bytes = max(item_bytes, LANE_BYTES)
     for height in HEIGHTS:
         if outputs % height:
             continue
@@ -104,14 +107,14 @@ def _packings(
             lists = outputs // height * -(-columns // width)
             size = blocks * (height * value_bytes + short) + 4 * (lists + 1)
             weight = Packed(blocks, lists, height, min(width, columns), outputs, columns, size)
-            us = packed_us(weight, rows, machine, item_bytes)
+            us = packed_us(weight, rows, machine, lane_bytes)
             format = _format(width, height, columns, short)
             entries = outputs * columns
             yield Packing(format, blocks * height, entries, size, entries * item_bytes, us, dense)
-    if rows == 1 and (vectors := bit_vectors(outputs, columns, machine, item_bytes)):
+    if rows == 1 and (vectors := bit_vectors(outputs, columns, machine, lane_bytes)):
         stored, panels = int(mask.sum()), outputs * -(-columns // PANEL_BITS)
         size = stored * value_bytes + panels * (PANEL_BITS // 8 + 4) + 4
-        us = bits_us(vectors, size, outputs, columns, machine, item_bytes)
+        us = bits_us(vectors, size, outputs, columns, machine, lane_bytes)
         yield Packing(BITS, stored, outputs * columns, size, outputs * columns * item_bytes, us, dense)
 
 

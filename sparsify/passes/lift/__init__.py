@@ -8,7 +8,7 @@ from torch import fx
 
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.lift import gather_scatter
-from sparsify.passes.lift.fragment import DTYPES, PRODUCTS, Fragment, Lifter
+from sparsify.passes.lift.fragment import DTYPES, HALVES, PRODUCTS, Fragment, Lifter
 from sparsify.passes.lift.matrix import Matrix, declared_sparse
 from sparsify.passes.operators import module_type, operator_name, sources, tensor_value
 
@@ -17,7 +17,7 @@ __all__ = ["Fragment", "lift"]
 
 def lift(draft: Draft) -> Draft:
     """The draft with a fragment on every node that can be part of an einsum program."""
-    lifter = Lifter()
+    lifter = Lifter(draft.is_trainable)
     for node in list(draft.graph.nodes):
         adjacency = adjacency_mark(node)
         fragment = lifter.fragment(node, adjacency)
@@ -59,6 +59,8 @@ def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) ->
     if matrix is not None and matrix.scales is not None and sums_rows(node, operand, matrix):
         return f"{name} sums over the rows of {operand}, which have a scale each: int8 is for rows of outputs"
     if operand is not None and not is_transposition(node):
+        if value.dtype in HALVES:
+            return f"{value.dtype} is supported for products with weights that get no gradients"
         known = value.dtype in DTYPES
         return (
             f"{name} has no sparse form for {operand.name}"

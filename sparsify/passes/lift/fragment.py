@@ -19,6 +19,8 @@ from sparsify.passes.lift.matrix import Matrix, declared_sparse, of_message_pass
 from sparsify.passes.operators import argument, operator_name, tensor_value
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+# Of products with weights that get no gradients: sums of float32, rounded once.
+HALVES = (torch.bfloat16, torch.float16)
 UNARY = {
     "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh", "exp": "exp", "neg": "neg", "abs": "abs", "sqrt":
     "sqrt", "silu": "silu", "square": "square", "sin": "sin", "cos": "cos", "erf": "erf",
@@ -51,12 +53,23 @@ class Fragment:
         """The sparse operands."""
         return [operand for operand in self.operands.values() if isinstance(operand, Matrix)]
 
+    @property
+    def is_of_weight(self) -> bool:
+        """Whether the sparse operand is a parameter."""
+        dense = [matrix.dense for matrix in self.matrices]
+        return len(dense) == 1 and dense[0] is not None and dense[0].op == "get_attr"
+
 
 class Lifter:
-    """Makes fragments; index variables are numbered over the whole graph."""
+    """Makes fragments; index variables are numbered over the whole graph.
 
-    def __init__(self) -> None:
+    Args:
+        is_trainable: whether weights get gradients.
+    """
+
+    def __init__(self, is_trainable: bool = False) -> None:
         self.numbers = count()
+        self.dtypes = tuple(DTYPES) if is_trainable else (*DTYPES, *HALVES)
 
     def fresh(self, rank: int) -> tuple[str, ...]:
         """`rank` new index variables."""
@@ -65,15 +78,18 @@ class Lifter:
     def fragment(self, node: fx.Node, adjacency: Mark | None) -> Fragment | None:
         """The fragment of `node`, None when it has none; `adjacency` is the mark of message passing."""
         value = tensor_value(node)
-        if node.op not in ("call_function", "call_method") or value is None or value.dtype not in DTYPES:
+        if node.op not in ("call_function", "call_method") or value is None or value.dtype not in self.dtypes:
             return None
         if adjacency is not None:
-            match = gather_scatter.recognise(node)
+            match = gather_scatter.recognise(node) if value.dtype in DTYPES else None
             return self.message(match, adjacency) if match is not None else None
         name = operator_name(node)
-        if name in PRODUCTS:
-            return PRODUCTS[name](self, node)
-        return self.pointwise(node)
+        if name not in PRODUCTS:
+            return self.pointwise(node)
+        product = PRODUCTS[name](self, node)
+        if product is not None and value.dtype in HALVES and not product.is_of_weight:
+            return None
+        return product
 
     def message(self, match: gather_scatter.GatherScatter, mark: Mark) -> Fragment | None:
         """`y[i,k] = scale * sum(j, A[i,j] * x[j,k])`."""
