@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sparsify.compiler.einsum.nodes import Assign
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ZERO, compare, constant, integer, minus, smaller, times
 from sparsify.compiler.loops.lower import iterate as ranges
@@ -22,18 +21,12 @@ if TYPE_CHECKING:
 Lowered = list[loops.Stmt]
 
 
-def enter(
-    low: Lowering, index: str, value: Coordinate, body: notation.Statement | Assign, env: Environment
-) -> tuple[Lowered, Environment]:
-    """`index` is at a stored coordinate; for the number of a block, its tile begins there, cut at the edge."""
-    split = low.split_by_outer.get(index)
-    if split is None:
-        return ranges.bind(low, index, value, body, env)
+def at_block(low: Lowering, split: notation.Split, value: Coordinate, env: Environment) -> Environment:
+    """The environment in block `value` of a split: its tile begins there, cut at the edge."""
     env, left = _enter_block(low, split, value, env)
-    cut = smaller(integer(split.size), left)
     if _divides(low, split):
-        return [], env.with_range(split.inner, Range(ZERO, integer(split.size), split.size, True))
-    return [], env.with_range(split.inner, Range(ZERO, cut, split.size))
+        return env.with_range(split.inner, Range(ZERO, integer(split.size), split.size, True))
+    return env.with_range(split.inner, Range(ZERO, smaller(integer(split.size), left), split.size))
 
 
 def _enter_block(
@@ -91,7 +84,7 @@ def body_at(
 
     split = low.split_by_outer.get(loop.index)
     if split is None or split in low.blocks or not ranges.is_written_out(low, loop, split.inner):
-        return inside(*enter(low, loop.index, scalar(value), loop.body, env))
+        return inside(*ranges.bind(low, loop.index, scalar(value), loop.body, env))
     env, left = _enter_block(low, split, scalar(value), env)
     size = integer(split.size)
     whole = inside([], env.with_range(split.inner, Range(ZERO, size, split.size, True)))

@@ -26,7 +26,7 @@ from sparsify.compiler.loops.arithmetic import (
     smaller,
     times,
 )
-from sparsify.compiler.loops.lower import marked, parallel, positions, sparse, transpose, workspace
+from sparsify.compiler.loops.lower import enter, marked, parallel, positions, sparse, transpose, workspace
 from sparsify.compiler.loops.lower.environment import (
     Coordinate,
     Environment,
@@ -90,7 +90,9 @@ def range_of(low: Lowering, index: str, body: notation.Statement | Assign, env: 
 def bind(
     low: Lowering, index: str, value: Coordinate, body: notation.Statement | Assign, env: Environment
 ) -> tuple[Lowered, Environment]:
-    """`index` is at `value`: so are the index variables that are recovered from it."""
+    """`index` is at `value`: so are the index variables that are recovered from it, and the block that it numbers."""
+    if (numbered := low.split_by_outer.get(index)) is not None:
+        env = enter.at_block(low, numbered, value, env)
     env = env.with_coordinate(index, value)
     split = low.split_by_inner.get(index)
     # Outside the loop over tiles, a temporary of the tile's extent is still indexed by the inner variable.

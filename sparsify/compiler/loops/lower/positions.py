@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ZERO
+from sparsify.compiler.loops.lower import iterate as ranges
 from sparsify.compiler.loops.lower import prefetch, sparse
-from sparsify.compiler.loops.lower.enter import enter, padded_split
+from sparsify.compiler.loops.lower.enter import padded_split
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Place, Range, scalar
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.lower.levels import advance, coordinate_at, is_located, level_variable, place_of
@@ -86,10 +87,10 @@ def bind_position(
     if value.is_uniform or env.lane is None:
         var = loops.Var(low.fresh(relation.index), loops.INT)
         declared: Lowered = [loops.Declare(var, found.start)]
-        more, env = enter(low, relation.index, scalar(var), body, env)
+        more, env = ranges.bind(low, relation.index, scalar(var), body, env)
         fetched = prefetch.prefetches(low, access, place.levels, value.start, relation.index, body, env)
         return [*declared, *fetched, *more], env
     lanes = env.lane.lanes
     name = loops.Var(low.fresh(relation.index), loops.Type("int64", lanes))
-    more, env = enter(low, relation.index, Coordinate(ZERO, ZERO, name), body, env)
+    more, env = ranges.bind(low, relation.index, Coordinate(ZERO, ZERO, name), body, env)
     return [loops.Declare(name, found.as_vector(lanes)), *more], env
