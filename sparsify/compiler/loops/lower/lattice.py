@@ -230,5 +230,7 @@ def _prune_call(call: Call, gone: list[bool]) -> tuple[Expr, bool]:
         case Call("where", (_, Const(value=x), Const(value=y))) if x == y and gone[1] | gone[2]:
             return Const(x), True
         case Call("where", (Const(value=condition), x, y)):
-            return (x, gone[1]) if condition else (y, gone[2])
+            chosen, is_gone = (x, gone[1]) if condition else (y, gone[2])
+            # A number that what is unstored chooses stands for it.
+            return chosen, is_gone or (gone[0] and isinstance(chosen, Const))
     return call, False

@@ -78,6 +78,9 @@ def test_absent_operands_leave_the_others():
         ("y[i] = A[i] - B[i]", "A", "0.0 - B[i]"),
         ("y[i] = where(stored(A[i]), x[i], C[i])", "A", "C[i]"),
         ("y[i] = 0.0 * x[i]", "", "0.0 * x[i]"),
+        ("y[i] = x[i] * where(stored(A[i]), z[i], 0.0)", "A", "0.0"),
+        ("y[i] = x[i] * where(z[i], A[i], 0.0)", "A", "0.0"),
+        ("y[i] = x[i] * where(z[i], B[i], 0.0)", "A", "x[i] * where(z[i], B[i], 0.0)"),
     ],
 )
 def test_prune(text, absent, expected):
