@@ -20,17 +20,13 @@ from sparsify.compiler.arguments import DenseInput, SparseInput
 from sparsify.compiler.cpp import bridge
 from sparsify.compiler.cpp.build import BRIDGE, command, find_compiler
 from sparsify.compiler.cpp.cache import Library
-from sparsify.compiler.dtypes import NUMBER
-from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of
 from sparsify.compiler.einsum.interpret import interpret as interpret_program
-from sparsify.compiler.einsum.nodes import Access, Call, Declaration, Program, Reduce
-from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.loops.held import array_dtype
 from sparsify.compiler.loops.interpret import interpret as interpret_loops
 from sparsify.compiler.loops.lower.assemble import is_assembled
-from sparsify.compiler.node import walk
 from sparsify.compiler.notation.interpret import interpret as interpret_notation
 from sparsify.compiler.pipeline import Stages, compile_stages
 from sparsify.compiler.plan import Convert, DenseProduct, Step, steps
@@ -43,6 +39,7 @@ from sparsify.storage import validate
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
+from .closeness import assert_close, has_comparisons, has_logic, has_temporaries
 from .data import SPECIAL, Case, array_of, dense_of
 from .dense import compute
 
@@ -180,38 +177,6 @@ def compare_result(
         validate.pattern(found.pattern)
         missing = mask & ~stored & (wanted != float(found.fill))
         assert not missing.any(), f"{where}: {name} lacks entries {np.argwhere(missing)[:3].tolist()}"
-
-
-def assert_close(where: str, case: Case, name: str, found: Values, wanted: Values) -> None:
-    """Equal up to the rounding of float32 or float64; NaN and infinities in the same places."""
-    assert found.shape == wanted.shape, f"{where}: {found.shape} instead of {wanted.shape}"
-    if name in case.undecided:
-        return
-    if name in case.doubtful:
-        is_open = np.isnan(found) if wanted.dtype != bool else True  # NaN may be a truth or none
-        found = np.where(case.doubtful[name] & is_open, wanted, found)
-    if case.data.values == SPECIAL.values and may_be_factored(case.program):
-        both = ~np.isfinite(found) & ~np.isfinite(wanted)
-        # Of one infinity and of NaN a function may be finite: tanh(-inf) = -1.
-        either = has_temporaries(case.program) & (np.isnan(found) | np.isnan(wanted))
-        found = np.where(both | either, wanted, found)
-    dtypes = computed_dtypes(case.program)
-    finite = np.abs(wanted[np.isfinite(wanted)])
-    scale = float(finite.max(initial=1.0))
-    error = 1e-11 if dtypes <= {"float64", "complex128"} else 2e-5
-    error = {"bfloat16": 3e-2, "float16": 4e-3}.get(min(dtypes & {"bfloat16", "float16"}, default=""), error)
-    try:
-        np.testing.assert_allclose(found, wanted, rtol=error, atol=error * scale)
-    except AssertionError as problem:
-        raise AssertionError(f"{where}{problem}") from None
-
-
-def computed_dtypes(program: Program) -> set[str]:
-    """The dtypes of tensors and of what is computed in between: `exp` of truth values is float32, as in torch."""
-    kinds = {declared.name: declared_kind(declared) for declared in program.declarations}
-    calls = [n for s in program.statements for n in walk(s.value) if isinstance(n, Call)]
-    found = {kind.dtype for call in calls if (kind := kind_of(call, kinds)).strength > NUMBER}
-    return found - {"bool"} | {kind.dtype for kind in kinds.values()}
 
 
 def _compare_notation(
@@ -412,9 +377,13 @@ def _compare_dense(case: Case, results: Mapping[str, tuple[Values, NDArray[np.bo
     if any(declared.dtype.startswith("complex") for declared in declarations):
         return
     infinite = any(np.isinf(declared.fill) for declared in declarations)
-    is_float = all(declared.dtype.startswith("float") for declared in declarations)
+    is_float = all(d.dtype.startswith("float") for d in declarations) and not has_logic(case.program)
     computed = compute(case.program, case.values, masks)
-    if infinite and _compares(case.program) and any(np.isnan(found).any() for found in computed.values()):
+    if (
+        infinite
+        and has_comparisons(case.program)
+        and any(np.isnan(found).any() for found in computed.values())
+    ):
         case.undecided |= computed.keys()
     for name, found in computed.items():
         wanted = results[name][0]
@@ -422,25 +391,3 @@ def _compare_dense(case: Case, results: Mapping[str, tuple[Values, NDArray[np.bo
         if infinite or not is_float or (case.data.values == SPECIAL.values and "sign(" in str(case.program)):
             continue  # a NaN may have been compared since; plain arithmetic knows no truth values and integers
         assert_close(f"dense: {name}", case, name, np.where(np.isnan(found), wanted, found), wanted)
-
-
-def _compares(program: Program) -> bool:
-    """Whether values decide what is computed: NaN beside a fill that annihilates it, `max(nan, inf)`, may be either."""
-    comparisons = {"eq", "ne", "lt", "le", "gt", "ge"}
-    return any(isinstance(n, Call) and n.function in comparisons for n in walk(program))
-
-
-def has_temporaries(program: Program) -> bool:
-    """Whether functions are applied to sums: a sum of unstored entries alone may be written as if it were stored."""
-    calls = [n for s in program.statements for n in walk(s.value) if isinstance(n, Call)]
-    return any(isinstance(n, Reduce) for call in calls for n in walk(call))
-
-
-def may_be_factored(program: Program) -> bool:
-    """Whether some factors of a product may be summed before others: infinity times a sum is no sum of infinities."""
-
-    def is_split(node: Reduce) -> bool:
-        reads = [n for n in walk(node) if isinstance(n, Access)]
-        return len(reads) > 2 or any(not set(node.indices) <= set(free_indices(read)) for read in reads)
-
-    return any(is_split(node) for node in walk(program) if isinstance(node, Reduce))

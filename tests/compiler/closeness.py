@@ -1,0 +1,94 @@
+"""How close two results of a program must be, and what in the program decides that.
+
+In: a case, the name of a result, two arrays. Out: nothing, or an `AssertionError` that shows where they differ.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparsify.compiler.dtypes import NUMBER
+from sparsify.compiler.einsum.infer_dtype import OF_BOOL, declared_kind, kind_of
+from sparsify.compiler.einsum.nodes import Access, Call, Program, Reduce
+from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.node import walk
+
+from .data import SPECIAL, Case
+
+Values = NDArray[np.float64]
+
+
+def assert_close(where: str, case: Case, name: str, found: Values, wanted: Values) -> None:
+    """Equal up to the rounding of float32 or float64; NaN and infinities in the same places."""
+    assert found.shape == wanted.shape, f"{where}: {found.shape} instead of {wanted.shape}"
+    if name in case.undecided:
+        return
+    if name in case.doubtful:
+        is_open = np.isnan(found) if wanted.dtype != bool else True  # NaN may be a truth or none
+        found = np.where(case.doubtful[name] & is_open, wanted, found)
+    if case.data.values == SPECIAL.values and may_be_factored(case.program):
+        both = ~np.isfinite(found) & ~np.isfinite(wanted)
+        # Of one infinity and of NaN a function may be finite: tanh(-inf) = -1.
+        either = has_temporaries(case.program) & (np.isnan(found) | np.isnan(wanted))
+        found = np.where(both | either, wanted, found)
+    dtype = next((declared.dtype for declared in case.program.declarations if declared.name == name), "")
+    found, wanted = in_range(found, dtype), in_range(wanted, dtype)
+    dtypes = computed_dtypes(case.program)
+    finite = np.abs(wanted[np.isfinite(wanted)])
+    scale = float(finite.max(initial=1.0))
+    error = 1e-11 if dtypes <= {"float64", "complex128"} else 2e-5
+    error = {"bfloat16": 3e-2, "float16": 4e-3}.get(min(dtypes & {"bfloat16", "float16"}, default=""), error)
+    try:
+        np.testing.assert_allclose(found, wanted, rtol=error, atol=error * scale)
+    except AssertionError as problem:
+        raise AssertionError(f"{where}{problem}") from None
+
+
+def in_range(values: Values, dtype: str) -> Values:
+    """Values with infinity where they are beyond a floating dtype, which the reference does not round to."""
+    if not dtype.startswith(("float", "bfloat")):
+        return values
+    return np.where(
+        np.abs(values) > torch.finfo(getattr(torch, dtype)).max, np.copysign(np.inf, values), values
+    )
+
+
+def computed_dtypes(program: Program) -> set[str]:
+    """The dtypes of tensors and of what is computed in between: `exp` of truth values is float32, as in torch."""
+    kinds = {declared.name: declared_kind(declared) for declared in program.declarations}
+    calls = [n for s in program.statements for n in walk(s.value) if isinstance(n, Call)]
+    found = {kind.dtype for call in calls if (kind := kind_of(call, kinds)).strength > NUMBER}
+    return found - {"bool"} | {kind.dtype for kind in kinds.values()}
+
+
+def has_comparisons(program: Program) -> bool:
+    """Whether values decide what is computed: NaN beside a fill that annihilates it, `max(nan, inf)`, may be either."""
+    comparisons = {"eq", "ne", "lt", "le", "gt", "ge"}
+    return any(isinstance(n, Call) and n.function in comparisons for n in walk(program))
+
+
+def has_logic(program: Program) -> bool:
+    """Whether truth values are added, multiplied or compared, which plain arithmetic takes for numbers."""
+    kinds = {declared.name: declared_kind(declared) for declared in program.declarations}
+    nodes = [n for s in program.statements for n in walk(s.value) if isinstance(n, Call | Reduce)]
+    return any(
+        kind_of(n, kinds).dtype == "bool"
+        for n in nodes
+        if (n.monoid not in ("or", "and") if isinstance(n, Reduce) else n.function in OF_BOOL)
+    )
+
+
+def has_temporaries(program: Program) -> bool:
+    """Whether functions are applied to sums: a sum of unstored entries alone may be written as if it were stored."""
+    calls = [n for s in program.statements for n in walk(s.value) if isinstance(n, Call)]
+    return any(isinstance(n, Reduce) for call in calls for n in walk(call))
+
+
+def may_be_factored(program: Program) -> bool:
+    """Whether some factors of a product may be summed before others: infinity times a sum is no sum of infinities."""
+
+    def is_split(node: Reduce) -> bool:
+        reads = [n for n in walk(node) if isinstance(n, Access)]
+        return len(reads) > 2 or any(not set(node.indices) <= set(free_indices(read)) for read in reads)
+
+    return any(is_split(node) for node in walk(program) if isinstance(node, Reduce))
