@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sparsify.passes.sparse_module import SparseModule
     from sparsify.recipe import Recipe
     from sparsify.report import Report
+    from sparsify.sparsification import patterns
     from sparsify.storage.format import Format
     from sparsify.storage.levels import Level, register_level
     from sparsify.storage.pattern import Pattern
@@ -45,6 +46,7 @@ __all__ = [
     "SparsifyError",
     "register_function",
     "register_monoid",
+    "patterns",
 ]
 
 _MODULES = {
@@ -68,6 +70,7 @@ _MODULES = {
     "SparsifyError": "sparsify.errors",
     "register_function": "sparsify.compiler.einsum.register",
     "register_monoid": "sparsify.compiler.einsum.register",
+    "patterns": "sparsify.sparsification.patterns",
 }
 
 if "torch" in sys.modules:
@@ -79,7 +82,8 @@ def __getattr__(name: str) -> Any:
     """The public name, from the module that has it."""
     if name not in _MODULES:
         raise AttributeError(f"module 'sparsify' has no attribute {name!r}")
-    found = getattr(import_module(_MODULES[name]), name)
+    module = import_module(_MODULES[name])
+    found = module if module.__name__.endswith(f".{name}") else getattr(module, name)
     globals()[name] = found
     return found
 

@@ -11,6 +11,7 @@ from sparsify.passes.flatten import flatten
 from sparsify.passes.fuse import fuse
 from sparsify.passes.lift import lift
 from sparsify.passes.mark import mark
+from sparsify.passes.masked import masked
 from sparsify.passes.pack import pack
 from sparsify.passes.printer import fragments_text, regions_text, whole_graph
 from sparsify.passes.propagate import propagate
@@ -22,6 +23,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "marked", mark, whole_graph
     ),  # needs the canonical graph of `capture`: rules see one name per operator
+    Pass("masked", masked, whole_graph),  # needs the marks; the graph to compare with has its patterns
     Pass("propagated", propagate, whole_graph),  # from the marks of inputs and parameters
     Pass("flattened", flatten, whole_graph),  # needs the marks of weights; lifts see matrices alone
     Pass("reordered", reorder, whole_graph),  # needs the marks; lifts see the nodes in their new order

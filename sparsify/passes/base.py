@@ -19,6 +19,7 @@ from sparsify.options import Options
 from sparsify.passes.capture import Captured, Dynamic
 from sparsify.recipe import Recipe
 from sparsify.report import Report
+from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.storage.format import Format
 
 
@@ -34,11 +35,13 @@ class Mark:
     derived: bool = False
     reorder: str = "none"
     dtype: str = "same"
+    mask: MaskSpec | None = None
 
     def __str__(self) -> str:
         how = ", static" if self.static else ""
         how += f", in {self.reorder} order" if self.reorder != "none" else ""
         how += f", as {self.dtype}" if self.dtype != "same" else ""
+        how += f", {self.mask}" if self.mask is not None else ""
         return f"{self.role}, {self.format}{how} ({self.where})"
 
 
@@ -61,6 +64,11 @@ class Asked:
     verify: bool = True
     trainable: bool | None = None
     inplace: bool = False
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether rules put patterns into the model's attention, so that the source model computes something else."""
+        return any(rule.origin == "mask" for rule in self.recipe.rules)
 
 
 class Notices:
@@ -91,6 +99,7 @@ class Draft:
         regions: what `lift` found and `fuse` joined, for `emit`.
         notices: where warnings go.
         formats: of weights that are packed already, by name and whether the transpose is read.
+        masked: the graph with the patterns of rules in its attention, as the dense model has them not.
     """
 
     captured: Captured
@@ -102,6 +111,7 @@ class Draft:
     regions: list[Any] = field(default_factory=list)
     notices: Notices = field(default_factory=lambda: Notices("model"))
     formats: dict[tuple[str, bool], Format] = field(default_factory=dict)
+    masked: fx.Graph | None = None
 
     @property
     def graph(self) -> fx.Graph:

@@ -22,14 +22,14 @@ from sparsify.passes.backends import SPOKEN, by_library
 from sparsify.passes.base import Draft
 from sparsify.passes.call_region import call_region
 from sparsify.passes.estimate import estimated_us, example_sizes, expected_sizes
-from sparsify.passes.lift.matrix import Matrix, row_scales
+from sparsify.passes.lift.matrix import Matrix, PatternOperand, row_scales
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
 from sparsify.passes.printer import extent_names
 from sparsify.passes.region import Region
 from sparsify.passes.region_call import Operand, RegionCall, SizeAt
 from sparsify.passes.schedules import tune_schedules
-from sparsify.passes.structure import MatrixOutput, Structure
+from sparsify.passes.structure import MatrixOutput, PatternOutput, Structure
 from sparsify.report import ConversionEntry, RegionEntry
 
 
@@ -39,7 +39,7 @@ class Plan:
 
     leaves: list[fx.Node]
     outputs: list[fx.Node | int] = field(default_factory=list)
-    results: list[int | MatrixOutput] = field(default_factory=list)
+    results: list[int | MatrixOutput | PatternOutput] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     structure: Structure | None = None
 
@@ -49,7 +49,7 @@ class Plan:
             self.outputs.append(node)
         return self.outputs.index(node)
 
-    def result(self, spec: int | MatrixOutput, name: str) -> int:
+    def result(self, spec: int | MatrixOutput | PatternOutput, name: str) -> int:
         """The position of a result, which equal operands share."""
         if spec not in self.results:
             self.results.append(spec)
@@ -139,6 +139,9 @@ def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) ->
         if isinstance(operand, Matrix):
             bindings.append(bind_matrix(draft, operand, short, plans))
             continue
+        if isinstance(operand, PatternOperand):
+            bindings.append(bind_pattern(operand, short, plans))
+            continue
         is_scales = operand.target is row_scales
         leaves = list(operand.all_input_nodes) if is_scales else once_leaves(operand, plans)
         if leaves is None:
@@ -194,6 +197,14 @@ def dtype_of(node: fx.Node) -> torch.dtype:
     value = tensor_value(node)
     assert value is not None, f"{node} is a tensor"
     return value.dtype
+
+
+def bind_pattern(pattern: PatternOperand, name: str, plans: dict[frozenset[fx.Node], Plan]) -> Binding:
+    """The binding of a mask: it follows from the lengths."""
+    leaves = list(dict.fromkeys(pattern.size_nodes))
+    plan = plans.setdefault(frozenset(leaves), Plan(leaves))
+    rows, columns = (plan.output(extent) for extent in pattern.extents)
+    return Binding(name, plan=plan, result=plan.result(PatternOutput(pattern.spec, rows, columns), name))
 
 
 def leaves_of(nodes: Iterable[fx.Node]) -> list[fx.Node]:
@@ -259,7 +270,8 @@ def cut_out(draft: Draft, plan: Plan) -> None:
     """Builds the structure of a plan from the part of the graph between its leaves and its outputs."""
     module = extract(draft, plan.leaves, plan.outputs)
     matrices = [spec for spec in plan.results if isinstance(spec, MatrixOutput)]
-    target = str(matrices[0].format) if matrices else "row-major"
+    masks = [str(spec.spec) for spec in plan.results if isinstance(spec, PatternOutput)]
+    target = str(matrices[0].format) if matrices else ", ".join(masks) or "row-major"
     entry = ConversionEntry(", ".join(plan.names), ", ".join(leaf.name for leaf in plan.leaves), target)
     draft.report.conversions.append(entry)
     plan.structure = Structure(module, plan.results, entry)

@@ -39,7 +39,9 @@ def fuse(draft: Draft) -> Draft:
         found.append(region)
     for region in found:
         regions.finish(region)
-    draft.regions = found
+    found += [node.meta.pop("region") for node in draft.graph.nodes if "region" in node.meta]
+    place = {node: number for number, node in enumerate(draft.graph.nodes)}
+    draft.regions = sorted(found, key=lambda region: place[region.output])
     report_dense(draft, {node for region in found for node in region.covered})
     return draft
 

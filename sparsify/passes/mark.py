@@ -8,20 +8,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from inspect import signature
 
 import torch
 from torch import fx
 
-from sparsify.errors import RecipeError
+from sparsify.errors import RecipeError, SparsifyError
 from sparsify.passes import operators
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.lift import gather_scatter
 from sparsify.recipe import FormatSpec, Recipe, Rule
 from sparsify.recipe.source import nearest
 from sparsify.report import RuleEntry
+from sparsify.sparsification import patterns
+from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.storage.recipe_format import recipe_format
 
 KINDS = ("param", "input", "node", "scope", "op")
+ATTENTION = "scaled_dot_product_attention"
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,8 @@ def require_supported(recipe: Recipe) -> None:
     """Raises where the recipe asks for something that this version cannot do."""
     if recipe.stages:
         raise rule_error(recipe, recipe.rules[0] if recipe.rules else None, "stages are not supported yet")
-    if recipe.verify.against != "dense":
-        raise rule_error(recipe, None, f"`verify: against: {recipe.verify.against}` is not supported yet")
+    if recipe.verify.against == "masked_dense":
+        raise rule_error(recipe, None, "`verify: against: masked_dense` is not supported yet")
     if recipe.compile.backends is not None and "own" not in recipe.compile.backends:
         raise rule_error(recipe, None, "`compile: backends` without `own` leaves no kernels; add `own`")
     for rule in recipe.rules:
@@ -70,13 +74,13 @@ def require_supported(recipe: Recipe) -> None:
             raise rule_error(
                 recipe, rule, "`block` is not supported yet; write the blocks into the levels, `i/16`"
             )
-        if rule.origin not in ("given", "prune"):
+        if rule.origin == "computed":
             raise rule_error(
                 recipe,
                 rule,
-                f"`source: {rule.origin}` is not supported yet by this version; `given`, `prune` are",
+                "`source: computed` is not supported yet by this version; `given`, `prune`, `mask` are",
             )
-        for key in ("ref", "mask", "schedule", "inline", "temporary", "external", "grad"):
+        for key in ("ref", "schedule", "inline", "temporary", "external", "grad"):
             if getattr(rule, key) is not None:
                 raise rule_error(recipe, rule, f"`{key}` is not supported yet by this version")
 
@@ -128,6 +132,8 @@ def select(draft: Draft, rule: Rule, label: str, candidates: list[Candidate]) ->
     types = {operators.module_type(node) for node in draft.graph.nodes} - {""}
     chosen = [c for c in candidates if any(matches(target, c, types) for target in rule.targets)]
     chosen = [c for c in chosen if not any(matches(target, c, types) for target in rule.ignore)]
+    if rule.origin == "mask":
+        chosen = [c for c in chosen if operators.operator_name(c.node) == ATTENTION]
     if rule.types:
         chosen = [c for c in chosen if type_of(draft, c) in rule.types]
     unique = list({c.node: c for c in reversed(chosen)}.values())[::-1]
@@ -238,14 +244,17 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
     if earlier is not None:
         raise rule_error(recipe, rule, f"{candidate} is selected by {earlier.rule} already ({earlier.where})")
     text = format_text(recipe, rule)
+    mask = mask_spec(recipe, rule) if rule.mask is not None else None
+    role = rule.role or ("attention_mask" if mask is not None else inferred_role(candidate))
     candidate.node.meta["sparse"] = Mark(
         label,
         place,
-        rule.role or inferred_role(candidate),
+        role,
         text,
         rule.static,
         reorder=rule.reorder,
         dtype=rule.dtype,
+        mask=mask,
     )
 
 
@@ -263,6 +272,22 @@ def require_rounded(draft: Draft, rule: Rule, candidate: Candidate) -> None:
             f"{asked} stores {candidate} rounded, and steps of training are smaller than that; train with "
             "`dtype: same`, and apply this rule to the model in evaluation mode or with trainable=False",
         )
+
+
+def mask_spec(recipe: Recipe, rule: Rule) -> MaskSpec:
+    """The pattern of a rule, its numbers checked for a few tokens; draws follow the recipe's seed."""
+    assert rule.mask is not None, "rules that mask say how"
+    numbers = dict(rule.mask.model_extra or {})
+    try:
+        known = patterns.arguments(rule.mask.kind, numbers)
+        if "seed" in signature(patterns.KINDS[rule.mask.kind]).parameters:
+            known.setdefault("seed", recipe.seed or 0)
+        spec = MaskSpec.of(rule.mask.kind, known)
+        if rule.mask.kind != "from_file":
+            spec.mask(1, 1)
+    except (SparsifyError, TypeError) as error:
+        raise rule_error(recipe, rule, f"mask: {error}") from error
+    return spec
 
 
 def format_text(recipe: Recipe, rule: Rule) -> str:

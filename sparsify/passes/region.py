@@ -15,7 +15,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, In
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, find, map_children, walk
 from sparsify.passes.lift.fragment import Fragment
-from sparsify.passes.lift.matrix import Matrix, row_scales
+from sparsify.passes.lift.matrix import Matrix, PatternOperand, row_scales
 from sparsify.passes.operators import parameter_behind, tensor_value
 from sparsify.storage.format import Format
 
@@ -35,7 +35,7 @@ class Region:
     """
 
     statements: list[tuple[fx.Node, tuple[str, ...], Expr]]
-    operands: dict[str, fx.Node | Matrix]
+    operands: dict[str, fx.Node | Matrix | PatternOperand]
     covered: list[fx.Node]
     notes: list[str] = field(default_factory=list)
     program: Program | None = None
@@ -55,6 +55,8 @@ class Region:
             if isinstance(operand, Matrix):
                 extents = [extent for extent in operand.extents or () if isinstance(extent, fx.Node)]
                 found += [operand.rows, operand.columns, operand.values, operand.dense, *extents]
+            elif isinstance(operand, PatternOperand):
+                found += operand.size_nodes
             else:
                 found.append(operand)
         return [node for node in dict.fromkeys(found) if node is not None]

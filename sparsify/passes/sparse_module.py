@@ -169,7 +169,7 @@ class SparseModule(fx.GraphModule):
                 return self.finish(variant, [t for t in tensors if isinstance(t, torch.Tensor)])
             found = found or variant is None
         if found:
-            return self._source(*args, **kwargs)
+            return self.original(*args, **kwargs)
         from sparsify.passes.not_captured import run_now  # loads Dynamo, which is there when it traces
 
         return run_now(self, args, kwargs)
@@ -239,7 +239,7 @@ class SparseModule(fx.GraphModule):
             if not hasattr(self, name):
                 self.register_buffer(name, constant, persistent=False)
         regions = [node.meta["region"] for node in draft.graph.nodes if "region" in node.meta]
-        variant = Variant(captured, report, regions, return_plainly(captured))
+        variant = Variant(captured, report, regions, return_plainly(captured), masked=draft.masked)
         self.compile_graph(variant)
         if report.warnings:
             self._notices.warn("; ".join(dict.fromkeys(report.warnings)))
@@ -261,6 +261,8 @@ class SparseModule(fx.GraphModule):
 
         def dense() -> Any:
             with in_modes(self._source, self), self._weights.dense(), peak:
+                if variant.masked is not None:
+                    return variant.masked_result(self._source, tensors)
                 return self._source(*args, **kwargs)
 
         with torch.no_grad(), base.kept_buffers(self._source), torch.random.fork_rng(devices=[]):
@@ -292,9 +294,24 @@ class SparseModule(fx.GraphModule):
         return self.report
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
-        """The source model's own result."""
+        """The source model's own result, under the patterns that rules put into its attention.
+
+        Raises:
+            CaptureError: there are patterns, and no graph to put them into.
+        """
+        if not self._asked.has_masks:
+            with in_modes(self._source, self), self._weights.dense():
+                return self._source(*args, **kwargs)
+        call = calls.flatten(self._signature, args, kwargs)
+        tensors = call.tensors(self._matrices)
+        variant = self.variant_for(call, tensors)
+        if variant is None:
+            why = "; ".join(self.report.warnings) or "no captured graph fits the call"
+            raise CaptureError(
+                f"{type(self._source).__name__} cannot run with the masks of its recipe: {why}"
+            )
         with in_modes(self._source, self), self._weights.dense():
-            return self._source(*args, **kwargs)
+            return variant.masked_result(self._source, tensors)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Parameters and buffers; packed weights are dense, with `keep_vars` those of whole numbers alone."""

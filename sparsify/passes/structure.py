@@ -18,6 +18,7 @@ import torch
 
 from sparsify.errors import InvalidTensorError, UnsupportedProgramError
 from sparsify.report import ConversionEntry
+from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import narrowed, widened
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
@@ -87,6 +88,24 @@ class MatrixOutput:
         return form is self.format or form == (
             self.format.permuted((1, 0)) if self.transposed else self.format
         )
+
+
+@dataclass(frozen=True)
+class PatternOutput:
+    """A mask among the outputs of a structure module: it follows from lengths.
+
+    Attributes:
+        spec: the pattern.
+        rows, columns: positions of the lengths among the outputs.
+    """
+
+    spec: MaskSpec
+    rows: int
+    columns: int
+
+    def made(self, raw: Sequence[Any]) -> SparseTensor:
+        """The mask for these lengths."""
+        return self.spec.mask(int(raw[self.rows]), int(raw[self.columns]))
 
 
 @dataclass(frozen=True)
@@ -175,7 +194,7 @@ class Structure:
     def __init__(
         self,
         module: Callable[..., Sequence[Any]],
-        outputs: Sequence[int | MatrixOutput],
+        outputs: Sequence[int | MatrixOutput | PatternOutput],
         entry: ConversionEntry,
     ) -> None:
         self.module, self.outputs, self.entry = module, tuple(outputs), entry
@@ -268,10 +287,14 @@ class Structure:
         shape = (int(raw[spec.extents[0]]), int(raw[spec.extents[1]]))
         return align_edges(raw[spec.rows], raw[spec.columns], shape, spec.format)
 
-    def result(self, spec: int | MatrixOutput, raw: Sequence[Any], aligned: Aligned | None) -> Any:
+    def result(
+        self, spec: int | MatrixOutput | PatternOutput, raw: Sequence[Any], aligned: Aligned | None
+    ) -> Any:
         """One result: a tensor, a sparse tensor, or `Aligned` when the values come later."""
         if isinstance(spec, int):
             return raw[spec]
+        if isinstance(spec, PatternOutput):
+            return spec.made(raw)
         assert aligned is not None, "a matrix is aligned"
         if spec.values == -1:
             return aligned
@@ -288,7 +311,7 @@ class Structure:
         return SparseTensor(aligned.pattern, aligned.values(edges))
 
 
-def weight_of(outputs: Sequence[int | MatrixOutput]) -> MatrixOutput | None:
+def weight_of(outputs: Sequence[int | MatrixOutput | PatternOutput]) -> MatrixOutput | None:
     """What a structure makes of a frozen weight, where that is all that it makes."""
     specs = [spec for spec in outputs if isinstance(spec, MatrixOutput)]
     if not specs or not specs[0].is_frozen or any(spec != specs[0] for spec in specs):

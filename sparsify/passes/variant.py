@@ -3,11 +3,12 @@
 In: a captured graph after all passes. Out: `variant.fits(shapes)`, and `variant.run` once it is compiled.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from sparsify.passes.capture import Captured
@@ -24,6 +25,7 @@ class Variant:
         is_plain: whether the graph returns the model's output itself; else the leaves of its output class.
         run: the compiled graph, of the module and its inputs.
         eager: the same of the inputs, for tensors that have memory.
+        masked: the graph of the model with the patterns of rules in its attention, None where there are none.
     """
 
     captured: Captured
@@ -33,6 +35,16 @@ class Variant:
     run: Callable[..., Any] | None = None
     eager: Callable[..., Any] | None = None
     fitting: set[Any] = field(default_factory=set)
+    masked: fx.Graph | None = None
+
+    def masked_result(self, source: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the dense model computes with the patterns of rules in its attention."""
+        assert self.masked is not None, "only rules with patterns ask for this"
+        names = {str(node.target) for node in self.masked.find_nodes(op="get_attr")}
+        known = self.captured.constants
+        parameters = {name: known[name] if name in known else tensor_of(source, name) for name in names}
+        result = fx.GraphModule(parameters, self.masked)(*tensors)
+        return pytree.tree_unflatten(result, self.captured.output)
 
     def fits(self, shapes: tuple[Any, ...]) -> bool:
         """Whether tensors of these shapes fit the captured extents."""
@@ -67,6 +79,13 @@ class Variant:
         for entry in self.report.regions:
             if times := sorted(taken.get(entry.name, [])):
                 entry.measured_us = times[len(times) // 2]
+
+
+def tensor_of(module: nn.Module, name: str) -> torch.Tensor:
+    """The parameter or buffer with a qualified name."""
+    owner, _, own = name.rpartition(".")
+    found: torch.Tensor = getattr(module.get_submodule(owner), own)
+    return found
 
 
 def return_plainly(captured: Captured) -> bool:

@@ -8,6 +8,7 @@ from torch import fx
 
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.lift import gather_scatter
+from sparsify.passes.lift.attention import attention_region
 from sparsify.passes.lift.fragment import DTYPES, HALVES, PRODUCTS, Fragment, Lifter
 from sparsify.passes.lift.matrix import Matrix, declared_sparse
 from sparsify.passes.operators import module_type, operator_name, sources, tensor_value
@@ -19,6 +20,10 @@ def lift(draft: Draft) -> Draft:
     """The draft with a fragment on every node that can be part of an einsum program."""
     lifter = Lifter(draft.is_trainable)
     for node in list(draft.graph.nodes):
+        if "attention" in node.meta:
+            found = attention_region(node)
+            node.meta["dense_reason" if isinstance(found, str) else "region"] = found
+            continue
         adjacency = adjacency_mark(node)
         fragment = lifter.fragment(node, adjacency)
         if fragment is not None:

@@ -16,6 +16,7 @@ from sparsify.passes.base import Mark
 from sparsify.passes.canonicalize import size_node
 from sparsify.passes.lift.gather_scatter import GatherScatter
 from sparsify.passes.operators import operator_name, tensor_value
+from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import scale_dtype, scales
 from sparsify.storage.format import Format
 
@@ -69,6 +70,28 @@ class Matrix:
     def source(self) -> str:
         """The name of the dense tensor that it is made of."""
         return "" if self.dense is None else str(self.dense.target)
+
+
+@dataclass(frozen=True)
+class PatternOperand:
+    """A mask that follows from lengths alone.
+
+    Attributes:
+        name: among the operands of its region.
+        spec: the pattern.
+        extents: how many queries and keys, as numbers or size nodes.
+        format: of the masks that it gives.
+    """
+
+    name: str
+    spec: MaskSpec
+    extents: tuple[Any, Any]
+    format: Format
+
+    @property
+    def size_nodes(self) -> list[fx.Node]:
+        """The extents that only a call knows."""
+        return [extent for extent in self.extents if isinstance(extent, fx.Node)]
 
 
 def of_message_passing(match: GatherScatter, mark: Mark) -> Matrix | None:

@@ -1,0 +1,147 @@
+"""Attention under a pattern as one einsum program: scores where the pattern is, their softmax, the weighted sum.
+
+In: `%y = scaled_dot_product_attention(%q, %k, %v, attn_mask=%m)`, `%m` of a pattern.
+Out: a region of five statements over `Q`, `K`, `V`, the pattern `M` and the model's own mask `B`.
+
+Queries without any key give 0, as torch's attention does.
+"""
+
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.nodes import Const
+from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.passes.lift.matrix import PatternOperand
+from sparsify.passes.masked import MaskedAttention
+from sparsify.passes.operators import argument, operator_name, tensor_value
+from sparsify.passes.region import Region
+from sparsify.sparsification.mask_spec import MaskSpec
+from sparsify.storage.format import Format
+
+DTYPES: Final = {
+    torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16",
+}  # fmt: skip
+# Index variables of batch and heads, the innermost last.
+OUTER: Final = ("a", "b", "h")
+
+
+def attention_region(node: fx.Node) -> Region | str:
+    """The region of an attention node that has a pattern, or why there is none."""
+    match: MaskedAttention = node.meta["attention"]
+    query, key, value = (argument(node, place, name) for place, name in enumerate(("query", "key", "value")))
+    why = reason_against(node, query, key, value)
+    if why:
+        return why
+    result = tensor_value(node)
+    assert result is not None, "attention is of tensors"
+    outer = OUTER[-(result.dim() - 2) :] if result.dim() > 2 else ()
+    mask = PatternOperand(f"M_{node.name}", match.spec, match.extents, match.spec.mask(1, 1).format)
+    names = {query.name: "Q", key.name: "K", value.name: "V", mask.name: "M"}
+    if len({query, key, value}) < 3:
+        return "queries, keys and values that are one tensor have no kernel yet"
+    operands: dict[str, Any] = {query.name: query, key.name: key, value.name: value, mask.name: mask}
+    dtype = DTYPES[result.dtype]
+    rank = len(outer) + 2
+    dense = Operand(Format("dense", rank=rank), dtype)
+    declared = dict.fromkeys("QKV", dense)
+    declared["M"] = Operand(mask.format, "bool", False, result_index_dtypes(mask.format))
+    own = ""
+    if match.own is not None:
+        own_mask, indices = without_broadcast(match.own, node, (*outer, "i", "j"))
+        names[own_mask.name], operands[own_mask.name] = "B", own_mask
+        kind = tensor_value(own_mask)
+        assert kind is not None, "a mask is a tensor"
+        own_dtype = "bool" if kind.dtype == torch.bool else DTYPES[kind.dtype]
+        declared["B"] = Operand(Format("dense", rank=len(indices)), own_dtype)
+        own = f"B[{','.join(indices)}]"
+    text = program_text(outer, scale_of(node), match.spec, own, declared.get("B"))
+    widths = {"k": query.meta["val"].shape[-1], "l": value.meta["val"].shape[-1]}
+    sizes = {index: int(str(width)) for index, width in widths.items() if str(width).isdigit()}
+    program = declare(parse(text), declared, ("Y",), sizes=sizes)
+    statement = (node, (*outer, "i", "l"), Const(0))
+    covered = [*match.made, node]
+    names[node.name] = "Y"
+    note = f"attention under {match.spec}"
+    return Region([statement], operands, covered, [note], program, names)
+
+
+def reason_against(node: fx.Node, query: fx.Node, key: fx.Node, value: fx.Node) -> str:
+    """Why an attention node has no program, "" when it has one."""
+    tensors = [tensor_value(operand) for operand in (query, key, value)]
+    result = tensor_value(node)
+    if result is None or any(tensor is None for tensor in tensors):
+        return "its operands are not all tensors"
+    if result.dtype not in DTYPES or any(tensor.dtype != result.dtype for tensor in tensors):  # type: ignore[union-attr]
+        return f"attention in {result.dtype} is not supported"
+    shapes = {tuple(map(str, tensor.shape[:-2])) for tensor in tensors}  # type: ignore[union-attr]
+    if len(shapes) > 1:
+        return f"batch or heads of queries, keys and values differ: {sorted(shapes)}"
+    if result.dim() - 2 > len(OUTER):
+        return f"attention with {result.dim()} modes is not supported"
+    if argument(node, 4, "dropout_p", 0.0) != 0:
+        return "dropout inside of attention is not supported yet"
+    return ""
+
+
+def scale_of(node: fx.Node) -> float | None:
+    """What scores are multiplied with; None where only a call knows how long vectors are."""
+    given = node.kwargs.get("scale")
+    if given is not None:
+        return float(given)
+    query = tensor_value(argument(node, 0, "query"))
+    assert query is not None, "attention is of tensors"
+    return float(int(query.shape[-1]) ** -0.5)
+
+
+def program_text(
+    outer: tuple[str, ...], scale: float | None, spec: MaskSpec, own: str, declared: Operand | None
+) -> str:
+    """The statements of attention in index notation.
+
+    Args:
+        outer: index variables of batch and heads.
+        scale: of the scores.
+        spec: the pattern.
+        own: the access to the model's own mask, "" without one.
+        declared: how that is stored: truth values keep, numbers are added.
+    """
+    at = "".join(f"{name}," for name in outer)
+    score = f"{scale!r} * sum(k, Q[{at}i,k] * K[{at}j,k])"
+    head = "h," if dict(spec.arguments).get("heads") is not None else ""
+    mask = f"M[{head}i,j]"
+    if own and declared is not None and declared.dtype == "bool":
+        score = f"where({own}, {score}, -inf)"
+    elif own:
+        score = f"{score} + {own}"
+    if not spec.is_whole:
+        score = f"where({mask}, {score}, -inf)"
+    return f"""
+        S[{at}i,j] = where(stored({mask}), {score}, -inf)
+        m[{at}i] max= S[{at}i,j]
+        P[{at}i,j] = exp(S[{at}i,j] - where(m[{at}i] == -inf, 0, m[{at}i]))
+        d[{at}i] += P[{at}i,j]
+        Y[{at}i,l] += P[{at}i,j] * V[{at}j,l] / where(d[{at}i] == 0, 1, d[{at}i])"""
+
+
+def without_broadcast(
+    mask: fx.Node, user: fx.Node, indices: tuple[str, ...]
+) -> tuple[fx.Node, tuple[str, ...]]:
+    """The mask without the modes along which it is the same, and the index variables of the others."""
+    while operator_name(mask) == "expand" and isinstance(mask.args[0], fx.Node):
+        mask = mask.args[0]
+    value = tensor_value(mask)
+    assert value is not None, "a mask is a tensor"
+    kept = list(indices[len(indices) - value.dim() :])
+    for mode in reversed(range(value.dim())):
+        if str(value.shape[mode]) == "1":
+            with mask.graph.inserting_before(user):
+                chosen = mask.graph.call_function(torch.ops.aten.select.int, (mask, mode, 0))
+            value = value.select(mode, 0)
+            chosen.meta["val"] = value
+            mask = chosen
+            del kept[mode]
+    return mask, tuple(kept)

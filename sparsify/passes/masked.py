@@ -1,0 +1,100 @@
+"""Attention under the pattern of a rule: what the pattern leaves out is masked, densely at first.
+
+In: `%y = scaled_dot_product_attention(%q, %k, %v)`, marked `bigbird(block=64)`.
+Out: `%m = attention_mask(bigbird, (block, 64), %n, %n); %y = scaled_dot_product_attention(%q, %k, %v, attn_mask=%m)`,
+which is what the kernel is compared with, and what runs where none can be built.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from sparsify.passes.base import Draft, Mark
+from sparsify.passes.canonicalize import size_node
+from sparsify.passes.operators import argument, tensor_value
+from sparsify.sparsification.mask_spec import MaskSpec
+
+
+@dataclass(frozen=True)
+class MaskedAttention:
+    """What the mask of an attention node is made of.
+
+    Attributes:
+        spec: the pattern of the rule.
+        extents: how many queries and keys, as numbers or size nodes.
+        own: the mask that the model has itself, None without one.
+        made: the nodes that were put in.
+    """
+
+    spec: MaskSpec
+    extents: tuple[Any, Any]
+    own: fx.Node | None
+    made: tuple[fx.Node, ...]
+
+
+def masked(draft: Draft) -> Draft:
+    """The draft with the patterns of rules in its attention nodes, and as the graph to compare with."""
+    has_masks = False
+    for node in list(draft.graph.nodes):
+        mark = node.meta.get("sparse")
+        if isinstance(mark, Mark) and mark.mask is not None:
+            put_in(node, mark.mask)
+            has_masks = True
+    if has_masks:
+        draft.masked = fx.Graph()
+        draft.masked.output(draft.masked.graph_copy(draft.graph, {}))
+    return draft
+
+
+def put_in(node: fx.Node, spec: MaskSpec) -> None:
+    """Gives an attention node the mask of a pattern, beside its own."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    if given.get("is_causal"):
+        spec = spec.causal()
+    query, key, own = given["query"], given["key"], given.get("attn_mask")
+    extents = tuple(_extent(operand, node) for operand in (query, key))
+    made = [_call(node, attention_mask, (spec.kind, spec.arguments, *extents))]
+    if own is not None:
+        value = tensor_value(own)
+        assert value is not None, "a mask is a tensor"
+        if value.dtype == torch.bool:
+            made.append(_call(node, torch.ops.aten.logical_and.default, (own, made[0])))
+        else:
+            made.append(_call(node, torch.ops.aten.logical_not.default, (made[0],)))
+            made.append(_call(node, torch.ops.aten.masked_fill.Scalar, (own, made[1], -torch.inf)))
+    rest = {name: value for name, value in given.items() if name not in (*names[:4], "is_causal")}
+    node.args, node.kwargs = (query, key, given["value"]), {"attn_mask": made[-1], **rest}
+    node.meta["attention"] = MaskedAttention(spec, extents, own, tuple(made))  # type: ignore[arg-type]
+
+
+def _extent(operand: fx.Node, user: fx.Node) -> Any:
+    """How many tokens an operand has, as a number or a size node."""
+    value = tensor_value(operand)
+    assert value is not None, "attention is of tensors"
+    extent = value.shape[-2]
+    return int(str(extent)) if str(extent).isdigit() else size_node(operand, value.dim() - 2, extent, user)
+
+
+def _call(user: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+    """A new node before `user`, with what it computes."""
+    with user.graph.inserting_before(user):
+        node = user.graph.call_function(target, args)
+    values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
+    if target is attention_mask:
+        query = tensor_value(argument(user, 0, "query"))
+        assert query is not None, "attention is of tensors"
+        heads = dict(args[1]).get("heads")
+        shape = values[2:] if heads is None else [heads, *values[2:]]
+        node.meta["val"] = query.new_empty(shape, dtype=torch.bool)
+    else:
+        node.meta["val"] = target(*values)
+    node.meta.update({key: user.meta[key] for key in ("nn_module_stack",) if key in user.meta})
+    return node
+
+
+def attention_mask(kind: str, arguments: tuple[tuple[str, Any], ...], rows: int, columns: int) -> Tensor:
+    """The dense mask of a pattern, [rows, columns] or [heads, rows, columns], truth values."""
+    return MaskSpec(kind, tuple((name, value) for name, value in arguments)).mask(rows, columns).to_dense()

@@ -1,0 +1,63 @@
+"""Patterns without their lengths, as recipes and graphs have them.
+
+In: `MaskSpec.of("bigbird", {"block": 64})`. Out: `spec.mask(1024, 1024)`, remembered.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from sparsify.sparsification import patterns
+from sparsify.storage.tensor import SparseTensor
+
+# Masks of so many kinds and lengths are kept.
+REMEMBERED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MaskSpec:
+    """A pattern without its lengths.
+
+    Attributes:
+        kind: a kind of recipes, `bigbird`.
+        arguments: its keyword arguments, sorted by name.
+    """
+
+    kind: str
+    arguments: tuple[tuple[str, Any], ...]
+
+    def __str__(self) -> str:
+        shown = [f"{name.rstrip('_')}={value}" for name, value in self.arguments]
+        return f"{self.kind}({', '.join(shown)})"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each block that is stored is kept as a whole, so that no truth values have to be read."""
+        given = dict(self.arguments)
+        return self.kind == "bigbird" and not given.get("causal", False)
+
+    @staticmethod
+    def of(kind: str, arguments: Mapping[str, Any]) -> "MaskSpec":
+        """The pattern with these keyword arguments."""
+        hashable = {name: tuple(v) if isinstance(v, list) else v for name, v in arguments.items()}
+        return MaskSpec(kind, tuple(sorted(hashable.items())))
+
+    def causal(self) -> "MaskSpec":
+        """The same for keys that are not behind the query."""
+        if self.kind == "causal":
+            return self
+        return MaskSpec.of(self.kind, {**dict(self.arguments), "causal": True})
+
+    def mask(self, rows: int, columns: int) -> SparseTensor:
+        """The pattern for so many queries and keys; equal ones are one object."""
+        return _mask(self, rows, columns)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _mask(spec: MaskSpec, rows: int, columns: int) -> SparseTensor:
+    """The pattern, from memory where it was made before."""
+    with torch.inference_mode(False):  # what is remembered may be asked for in any mode later
+        return patterns.KINDS[spec.kind](rows, columns, **dict(spec.arguments))

@@ -1,0 +1,134 @@
+"""The parts that attention patterns are made of: a band, tokens that all attend to, blocks of a grid.
+
+In: queries `i` and keys `j`, tensors that broadcast. Out: for each pair whether the part keeps it, and for a cell of
+pairs whether it may keep any; a pattern is looked at pair by pair only in cells that may hold something.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Rectangles of pairs: queries `first_row <= i < end_row`, keys `first_column <= j < end_column`."""
+
+    first_row: Tensor
+    end_row: Tensor
+    first_column: Tensor
+    end_column: Tensor
+
+
+class Part(Protocol):
+    """Some pairs of a query and a key."""
+
+    def keeps(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether query `i` attends to key `j`."""
+
+    def may_keep(self, cells: Cells) -> Tensor:
+        """Whether a cell may hold a pair that is kept; false only where none is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """`low <= j - i <= high`, and `j - i` a multiple of `step`."""
+
+    low: int
+    high: int
+    step: int = 1
+
+    def keeps(self, i: Tensor, j: Tensor) -> Tensor:
+        """By the distance to the diagonal."""
+        distance = j - i
+        inside = (distance >= self.low) & (distance <= self.high)
+        return inside if self.step == 1 else inside & (distance % self.step == 0)
+
+    def may_keep(self, cells: Cells) -> Tensor:
+        """By the distances of the cell's corners."""
+        nearest_above = cells.end_column - 1 - cells.first_row
+        nearest_below = cells.first_column - (cells.end_row - 1)
+        return (nearest_above >= self.low) & (nearest_below <= self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class SameSegment:
+    """`i / size == j / size`: the segments of a text attend to themselves."""
+
+    size: int
+
+    def keeps(self, i: Tensor, j: Tensor) -> Tensor:
+        """By the segments."""
+        return i // self.size == j // self.size
+
+    def may_keep(self, cells: Cells) -> Tensor:
+        """By the first and the last segment of the cell."""
+        first_row, last_row = cells.first_row // self.size, (cells.end_row - 1) // self.size
+        first_column, last_column = cells.first_column // self.size, (cells.end_column - 1) // self.size
+        return (first_row <= last_column) & (first_column <= last_row)
+
+
+@dataclass(frozen=True, slots=True)
+class LastOfSegment:
+    """`j % size >= size - count`: the last keys of each segment, to which all attend."""
+
+    size: int
+    count: int
+
+    def keeps(self, i: Tensor, j: Tensor) -> Tensor:
+        """By the place of the key in its segment."""
+        return (j % self.size >= self.size - self.count).expand(torch.broadcast_shapes(i.shape, j.shape))
+
+    def may_keep(self, cells: Cells) -> Tensor:
+        """By the place of the cell's last key, or whether a segment ends inside."""
+        last = cells.end_column - 1
+        ends_inside = last // self.size > cells.first_column // self.size
+        return (last % self.size >= self.size - self.count) | ends_inside
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens that attend to all and to which all attend: `rows[i] or columns[j]`."""
+
+    rows: Tensor
+    columns: Tensor
+
+    def keeps(self, i: Tensor, j: Tensor) -> Tensor:
+        """By either."""
+        return self.rows[i] | self.columns[j]
+
+    def may_keep(self, cells: Cells) -> Tensor:
+        """By how many are in the cell."""
+        return _any_in(self.rows, cells.first_row, cells.end_row) | _any_in(
+            self.columns, cells.first_column, cells.end_column
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """`kept[i / size, j / size]`: whole blocks."""
+
+    kept: Tensor
+    size: int
+
+    def keeps(self, i: Tensor, j: Tensor) -> Tensor:
+        """By the block."""
+        return self.kept[i // self.size, j // self.size]
+
+    def may_keep(self, cells: Cells) -> Tensor:
+        """By how many blocks that the cell touches are kept."""
+        rows, columns = self.kept.shape
+        count = torch.zeros(rows + 1, columns + 1, dtype=torch.int64)
+        count[1:, 1:] = self.kept.long().cumsum(0).cumsum(1)
+        first, end = cells.first_row // self.size, (cells.end_row - 1) // self.size + 1
+        left, right = cells.first_column // self.size, (cells.end_column - 1) // self.size + 1
+        found = count[end, right] - count[first, right] - count[end, left] + count[first, left]
+        return found > 0
+
+
+def _any_in(chosen: Tensor, first: Tensor, end: Tensor) -> Tensor:
+    """Whether any of `chosen[first:end]` is true."""
+    count = torch.zeros(len(chosen) + 1, dtype=torch.int64)
+    count[1:] = chosen.long().cumsum(0)
+    return count[end] > count[first]
