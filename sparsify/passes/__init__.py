@@ -4,6 +4,7 @@ In: the captured graph of a GCN and `gcn.yaml`. Out: a graph of two calls, `call
 `call_region(2, ...)`.
 """
 
+from sparsify.passes.attention import attention
 from sparsify.passes.base import Pass
 from sparsify.passes.check import check
 from sparsify.passes.emit import emit
@@ -20,6 +21,7 @@ from sparsify.passes.reorder import reorder
 __all__ = ["PASSES"]
 
 PASSES: tuple[Pass, ...] = (
+    Pass("attention", attention, whole_graph),  # first: rules name attention as one operator
     Pass(
         "marked", mark, whole_graph
     ),  # needs the canonical graph of `capture`: rules see one name per operator

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from sparsify.errors import CaptureError
 from sparsify.passes import calls, sparse_inputs
 from sparsify.passes.canonicalize import canonicalize
+from sparsify.passes.inline import inline_blocks
 
 Dynamic = Mapping[str, Any] | Sequence[Any] | None
 PREFIX = "model."
@@ -208,6 +209,7 @@ def inner_graph(
         )
     graph = fx.Graph()
     graph.output(graph.graph_copy(program.graph, {}))  # owned by no module yet: attributes are not looked up
+    inline_blocks(graph, program.graph_module)
     constants: dict[str, torch.Tensor] = {}
     inputs = iter(names)
     placeholders = graph.find_nodes(op="placeholder")

@@ -13,7 +13,7 @@ from sparsify.compiler import calibrate
 from sparsify.compiler.schedule.cost import estimate_us
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.passes.base import Draft
-from sparsify.passes.lift.matrix import Matrix
+from sparsify.passes.lift.matrix import Matrix, PatternOperand
 from sparsify.passes.operators import operator_name, sources, tensor_value
 from sparsify.passes.region import Region, finish
 from sparsify.passes.region_call import RegionCall
@@ -56,8 +56,10 @@ def expected_sizes(draft: Draft, region: Region) -> Sizes:
     return Sizes({**extents, **dict(region.program.extents)}, stored)
 
 
-def extents_of(operand: fx.Node | Matrix) -> tuple[Any, ...]:
+def extents_of(operand: fx.Node | Matrix | PatternOperand) -> tuple[Any, ...]:
     """The extents of an operand, as numbers, symbols or nodes that compute them."""
+    if isinstance(operand, PatternOperand):
+        return operand.shape
     if isinstance(operand, Matrix) and operand.extents is not None:
         return operand.extents
     dense = operand.dense if isinstance(operand, Matrix) else operand

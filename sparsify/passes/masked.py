@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.canonicalize import size_node
-from sparsify.passes.operators import argument, tensor_value
+from sparsify.passes.operators import argument, operator_name, tensor_value
 from sparsify.sparsification.mask_spec import MaskSpec
 
 
@@ -24,13 +24,15 @@ class MaskedAttention:
     Attributes:
         spec: the pattern of the rule.
         extents: how many queries and keys, as numbers or size nodes.
-        own: the mask that the model has itself, None without one.
+        own: the mask that the model has itself, without the modes along which it is the same; None without one.
+        modes: of the scores, counted from the last one, -1, that `own` has.
         made: the nodes that were put in.
     """
 
     spec: MaskSpec
     extents: tuple[Any, Any]
     own: fx.Node | None
+    modes: tuple[int, ...]
     made: tuple[fx.Node, ...]
 
 
@@ -51,23 +53,51 @@ def masked(draft: Draft) -> Draft:
 def put_in(node: fx.Node, spec: MaskSpec) -> None:
     """Gives an attention node the mask of a pattern, beside its own."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
     if given.get("is_causal"):
         spec = spec.causal()
-    query, key, own = given["query"], given["key"], given.get("attn_mask")
-    extents = tuple(_extent(operand, node) for operand in (query, key))
+    query, key = given["query"], given["key"]
+    extents = (_extent(query, node), _extent(key, node))
     made = [_call(node, attention_mask, (spec.kind, spec.arguments, *extents))]
-    if own is not None:
-        value = tensor_value(own)
-        assert value is not None, "a mask is a tensor"
-        if value.dtype == torch.bool:
-            made.append(_call(node, torch.ops.aten.logical_and.default, (own, made[0])))
-        else:
-            made.append(_call(node, torch.ops.aten.logical_not.default, (made[0],)))
-            made.append(_call(node, torch.ops.aten.masked_fill.Scalar, (own, made[1], -torch.inf)))
+    own: fx.Node | None = None
+    modes: tuple[int, ...] = ()
+    if isinstance(given.get("attn_mask"), fx.Node):
+        own, modes = _without_broadcast(given["attn_mask"], node)
+        made += _combined(made[0], own, modes, node)
     rest = {name: value for name, value in given.items() if name not in (*names[:4], "is_causal")}
     node.args, node.kwargs = (query, key, given["value"]), {"attn_mask": made[-1], **rest}
-    node.meta["attention"] = MaskedAttention(spec, extents, own, tuple(made))  # type: ignore[arg-type]
+    node.meta["attention"] = MaskedAttention(spec, extents, own, modes, tuple(made))
+
+
+def _without_broadcast(mask: fx.Node, user: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
+    """A mask without the modes along which it is the same, and the modes of the scores that it has."""
+    while operator_name(mask) == "expand" and isinstance(mask.args[0], fx.Node):
+        mask = mask.args[0]
+    value = tensor_value(mask)
+    assert value is not None, "a mask is a tensor"
+    modes = list(range(-value.dim(), 0))
+    for mode in reversed(range(value.dim())):
+        if str(value.shape[mode]) == "1":
+            mask = _call(user, torch.ops.aten.select.int, (mask, mode, 0))
+            del modes[mode]
+    return mask, tuple(modes)
+
+
+def _combined(pattern: fx.Node, own: fx.Node, modes: tuple[int, ...], user: fx.Node) -> list[fx.Node]:
+    """The nodes that make one mask of a pattern and the model's own, the last one that mask."""
+    made: list[fx.Node] = []
+    whole = own
+    for mode in range(-1, min(modes, default=0) - 1, -1):
+        if mode not in modes:
+            # Counted from the end among the modes that are there by then.
+            whole = _call(user, torch.ops.aten.unsqueeze.default, (whole, mode))
+            made.append(whole)
+    value = tensor_value(own)
+    assert value is not None, "a mask is a tensor"
+    if value.dtype == torch.bool:
+        return [*made, _call(user, torch.ops.aten.logical_and.default, (whole, pattern))]
+    hidden = _call(user, torch.ops.aten.logical_not.default, (pattern,))
+    return [*made, hidden, _call(user, torch.ops.aten.masked_fill.Scalar, (whole, hidden, -torch.inf))]
 
 
 def _extent(operand: fx.Node, user: fx.Node) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from sparsify.compiler.einsum.printer import declaration_parts
-from sparsify.passes.lift.matrix import Matrix
+from sparsify.passes.lift.matrix import Matrix, PatternOperand
 from sparsify.passes.operators import operator_name
 from sparsify.passes.printer import aligned, graph_text, in_order, value_text
 
@@ -63,8 +63,10 @@ def origin(
     return Origin(graph_text(in_order(graph, region.covered), sizes), aligned(marks), sources)
 
 
-def source(operand: fx.Node | Matrix, leaves: Sequence[fx.Node] | None) -> str:
+def source(operand: fx.Node | Matrix | PatternOperand, leaves: Sequence[fx.Node] | None) -> str:
     """The tensor behind an operand, in words."""
+    if isinstance(operand, PatternOperand):
+        return f"{operand.spec}, made once for each length"
     if isinstance(operand, Matrix) and operand.dense is not None:
         return f"{plain(operand.dense)}{', transposed' if operand.transposed else ''}, converted once"
     if leaves is None:

@@ -184,12 +184,13 @@ def mode_name(index: Expr) -> str:
     return index.name
 
 
-def declare(name: str, extents: tuple[str, ...], operand: fx.Node | Matrix) -> Declaration:
+def declare(name: str, extents: tuple[str, ...], operand: fx.Node | Matrix | PatternOperand) -> Declaration:
     """How an operand or a result is stored."""
     if isinstance(operand, Matrix):
         form = operand.format
         indices = result_index_dtypes(form)
         return Declaration(name, extents, form, name_of(operand.dtype), index_dtypes=indices)
+    assert isinstance(operand, fx.Node), "regions with patterns come with their program"
     value = tensor_value(operand)
     assert value is not None, f"{operand} is a tensor"
     return Declaration(name, extents, Format("dense", rank=len(extents)), name_of(value.dtype))
@@ -211,7 +212,7 @@ def tensor_names(region: Region) -> dict[str, str]:
         if isinstance(operand, Matrix):
             is_data = operand.mark.role in ("activation", "weight")
             give(name, ("W" if operand.mark.role == "weight" else "X") if is_data else "A")
-        else:
+        elif isinstance(operand, fx.Node):
             value = tensor_value(operand)
             rank = value.dim() if value is not None else 0
             vector = "s" if operand.target is row_scales else "b"

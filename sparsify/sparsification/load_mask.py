@@ -48,5 +48,8 @@ def _read(file: Path) -> Any:
         case ".pt":
             import torch
 
-            return torch.load(file, weights_only=True)
+            found = torch.load(file, weights_only=True)
+            if not isinstance(found, torch.Tensor):
+                raise TypeError(f"{type(found).__name__}, not a tensor")
+            return found
     return None

@@ -17,7 +17,7 @@ from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.lift.matrix import PatternOperand
 from sparsify.passes.masked import MaskedAttention
-from sparsify.passes.operators import argument, operator_name, tensor_value
+from sparsify.passes.operators import argument, tensor_value
 from sparsify.passes.region import Region
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.storage.format import Format
@@ -51,9 +51,9 @@ def attention_region(node: fx.Node) -> Region | str:
     declared["M"] = Operand(mask.format, "bool", False, result_index_dtypes(mask.format))
     own = ""
     if match.own is not None:
-        own_mask, indices = without_broadcast(match.own, node, (*outer, "i", "j"))
-        names[own_mask.name], operands[own_mask.name] = "B", own_mask
-        kind = tensor_value(own_mask)
+        indices = [(*outer, "i", "j")[mode] for mode in match.modes]
+        names[match.own.name], operands[match.own.name] = "B", match.own
+        kind = tensor_value(match.own)
         assert kind is not None, "a mask is a tensor"
         own_dtype = "bool" if kind.dtype == torch.bool else DTYPES[kind.dtype]
         declared["B"] = Operand(Format("dense", rank=len(indices)), own_dtype)
@@ -89,7 +89,7 @@ def reason_against(node: fx.Node, query: fx.Node, key: fx.Node, value: fx.Node) 
 
 def scale_of(node: fx.Node) -> float | None:
     """What scores are multiplied with; None where only a call knows how long vectors are."""
-    given = node.kwargs.get("scale")
+    given: Any = node.kwargs.get("scale")
     if given is not None:
         return float(given)
     query = tensor_value(argument(node, 0, "query"))
@@ -125,23 +125,3 @@ def program_text(
         P[{at}i,j] = exp(S[{at}i,j] - where(m[{at}i] == -inf, 0, m[{at}i]))
         d[{at}i] += P[{at}i,j]
         Y[{at}i,l] += P[{at}i,j] * V[{at}j,l] / where(d[{at}i] == 0, 1, d[{at}i])"""
-
-
-def without_broadcast(
-    mask: fx.Node, user: fx.Node, indices: tuple[str, ...]
-) -> tuple[fx.Node, tuple[str, ...]]:
-    """The mask without the modes along which it is the same, and the index variables of the others."""
-    while operator_name(mask) == "expand" and isinstance(mask.args[0], fx.Node):
-        mask = mask.args[0]
-    value = tensor_value(mask)
-    assert value is not None, "a mask is a tensor"
-    kept = list(indices[len(indices) - value.dim() :])
-    for mode in reversed(range(value.dim())):
-        if str(value.shape[mode]) == "1":
-            with mask.graph.inserting_before(user):
-                chosen = mask.graph.call_function(torch.ops.aten.select.int, (mask, mode, 0))
-            value = value.select(mode, 0)
-            chosen.meta["val"] = value
-            mask = chosen
-            del kept[mode]
-    return mask, tuple(kept)

@@ -89,6 +89,12 @@ class PatternOperand:
     format: Format
 
     @property
+    def shape(self) -> tuple[Any, ...]:
+        """The extents of all modes, heads included."""
+        heads = dict(self.spec.arguments).get("heads")
+        return self.extents if heads is None else (heads, *self.extents)
+
+    @property
     def size_nodes(self) -> list[fx.Node]:
         """The extents that only a call knows."""
         return [extent for extent in self.extents if isinstance(extent, fx.Node)]
