@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparsify.cli.printing import Json, print_json, print_rows
+from sparsify.cli.run import Layers, Seq, SparseAttn
 from sparsify.errors import SparsifyError
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ def explain(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Of all operands: float32 (default) or float64.")] = None,
     schedule: Annotated[str | None, typer.Option(help="Instead of the chosen one.")] = None,
+    sparse_attn: SparseAttn = None,
+    layers: Layers = None,
+    seq: Seq = None,
+    picture: Annotated[bool, typer.Option("--picture", help="Draw the patterns of attention.")] = False,
     ops: Annotated[bool, typer.Option("--ops", help="List the operators that rules may name.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -49,15 +54,22 @@ def explain(
     The model's weights are not trained, and nothing is measured.
     """
     of_model = {"recipe": recipe, "dataset": dataset, "data_root": data_root, "seed": seed}
+    of_model |= {"sparse_attn": sparse_attn, "layers": layers, "seq": seq}
     of_expression = {"sizes": sizes, "density": density, "dtype": dtype, "schedule": schedule}
     if is_expression(subject):
-        refuse({**of_model, "region": region, "ops": ops or None}, "a model", subject)
+        only = {"region": region, "ops": ops or None, "picture": picture or None}
+        refuse({**of_model, **only}, "a model", subject)
         show(expression(subject, rest or [], of_expression, stage or []), as_json)
         return
     refuse(of_expression, "an expression", subject)
     request = resolved(subject, rest or [], of_model)
     if ops:
         show_operators(request, as_json)
+        return
+    if picture:
+        from sparsify.runner.picture import pictures
+
+        show(pictures(request), as_json)
         return
     from sparsify.runner.explain import explain_model_request
 
@@ -122,10 +134,10 @@ def extents(pairs: dict[str, str]) -> dict[str, int]:
     return {name: int(text) for name, text in pairs.items()}
 
 
-def show(found: "Shown", as_json: bool) -> None:
-    """Prints an explanation."""
+def show(found: "Shown | str", as_json: bool) -> None:
+    """Prints an explanation, or a text."""
     if as_json:
-        print_json(found.to_dict())
+        print_json({"text": found} if isinstance(found, str) else found.to_dict())
     else:
         typer.echo(str(found))
 

@@ -25,12 +25,20 @@ SparseWeights = Annotated[
     str | None,
     typer.Option(metavar="0.9|2:4", help="Prune linear layers: a share of zeros, or n kept of m neighbours."),
 ]
+SparseAttn = Annotated[
+    str | None,
+    typer.Option(
+        metavar="bigbird|longformer|window|...",
+        help="The pattern of attention; its numbers as KEY=VALUE: block=32 window=3.",
+    ),
+]
+Layers = Annotated[str | None, typer.Option(metavar="0,2-5", help="Only these get the pattern of attention.")]
 Dataset = Annotated[
     str | None,
     typer.Option(help="Of graph models: synthetic (default), cora, citeseer, pubmed or ogbn-arxiv."),
 ]
 Batch = Annotated[int | None, typer.Option(help="Rows, texts or images of one pass of mlp, bert, vit.")]
-Seq = Annotated[int | None, typer.Option(help="Tokens of each text: 128 (default).")]
+Seq = Annotated[int | None, typer.Option("--seq", "--seq-len", help="Tokens of each text: 128 (default).")]
 
 
 def run(
@@ -38,6 +46,8 @@ def run(
     pairs: Pairs = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe: built-in name or file.")] = None,
     sparse_weights: SparseWeights = None,
+    sparse_attn: SparseAttn = None,
+    layers: Layers = None,
     batch: Batch = None,
     seq: Seq = None,
     dataset: Dataset = None,
@@ -63,6 +73,8 @@ def run(
         overrides=split_pairs(pairs or []),
         seed=seed,
         sparse_weights=sparse_weights,
+        sparse_attn=sparse_attn,
+        layers=layers,
         batch=batch,
         seq=seq,
     )

@@ -133,7 +133,11 @@ def select(draft: Draft, rule: Rule, label: str, candidates: list[Candidate]) ->
     chosen = [c for c in candidates if any(matches(target, c, types) for target in rule.targets)]
     chosen = [c for c in chosen if not any(matches(target, c, types) for target in rule.ignore)]
     if rule.origin == "mask":
+        others = chosen
         chosen = [c for c in chosen if operators.operator_name(c.node) == ATTENTION]
+        if others and not chosen and not rule.optional:
+            reason = f"`mask` is for attention, op:{ATTENTION}, and {others[0]} is none"
+            raise rule_error(draft.recipe, rule, reason)
     if rule.types:
         chosen = [c for c in chosen if type_of(draft, c) in rule.types]
     unique = list({c.node: c for c in reversed(chosen)}.values())[::-1]

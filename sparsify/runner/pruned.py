@@ -3,6 +3,7 @@
 In: the request of `bert`. Out: a `PrunedResult`: the model with its pruned weights in torch against that in kernels.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 from sparsify.passes.check import pairs
+from sparsify.passes.lift.attention import UNDER
 from sparsify.passes.prune import prune
+from sparsify.report import Report
 from sparsify.runner import measure
 from sparsify.runner.machine import machine
 from sparsify.runner.pruned_result import PrunedResult
@@ -27,11 +30,15 @@ def run_pruned(request: Request, seconds: float) -> PrunedResult:
     dense = prune(asked.model, request.recipe).eval()
     call = one_pass(dense, asked)
     expected, dense_first = measure.once(call)
+    has_masks = any(rule.mask is not None for rule in request.recipe.rules)
     sparse, apply_ms = measure.once(
         lambda: apply(asked.model, request.recipe, asked.example, trainable=False, verify=False)
     )
     sparse_call = one_pass(sparse, asked)
     found, sparse_first = measure.once(sparse_call)
+    if has_masks:  # the dense model attends to everything: another result
+        with torch.no_grad():
+            expected = sparse.original(*asked.example)
     error, agrees = difference(expected, found, request.recipe.verify.rtol, request.recipe.verify.atol)
     timings = measure.interleave(call, sparse_call, seconds=seconds)
     timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
@@ -43,6 +50,7 @@ def run_pruned(request: Request, seconds: float) -> PrunedResult:
         recipe=request.recipe.name,
         data={"name": request.dataset, "inputs": asked.text},
         weights=weights(asked.model, dense, request),
+        masks=masks(sparse.report),
         seed=request.seed,
         dense=Contender(None, timings[0], measure.peak_bytes(call)),
         sparse=Contender(None, timings[1], measure.peak_bytes(sparse_call)),
@@ -74,6 +82,12 @@ def difference(expected: Any, found: Any, rtol: float, atol: float) -> tuple[flo
         error = max(error, float((want - have).abs().max()) if want.numel() else 0.0)
         agrees = agrees and torch.allclose(have, want, rtol=rtol, atol=atol)
     return error, agrees
+
+
+def masks(report: Report) -> list[str]:
+    """The patterns of attention, each with how many calls of attention have it."""
+    notes = [note for region in report.regions for note in region.notes if note.startswith(UNDER)]
+    return [f"{count} x {note.removeprefix(UNDER)}" for note, count in Counter(notes).items()]
 
 
 def weights(source: nn.Module, pruned: nn.Module, request: Request) -> dict[str, Any]:

@@ -4,7 +4,7 @@ In: what `run_pruned` measured. Out: `print(result)`, `result.to_dict()`, `resul
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sparsify.runner.result import Result, mebibytes
@@ -18,9 +18,11 @@ class PrunedResult(Result):
 
     Attributes:
         weights: the checkpoint, how many were pruned, their share of zeros, bytes of the model.
+        masks: the patterns of attention; the dense model of the times has none.
     """
 
     weights: dict[str, Any]
+    masks: list[str] = field(default_factory=list)
 
     @property
     def bytes(self) -> tuple[int, int]:
@@ -31,7 +33,12 @@ class PrunedResult(Result):
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, with the weights and their bytes."""
         before, after = self.bytes
-        known = {"weights": self.weights, "packed_bytes_before": before, "packed_bytes_after": after}
+        known = {
+            "weights": self.weights,
+            "masks": self.masks,
+            "packed_bytes_before": before,
+            "packed_bytes_after": after,
+        }
         return {**Result.to_dict(self), **known}
 
     def about(self) -> list[list[str]]:
@@ -39,11 +46,13 @@ class PrunedResult(Result):
         w = self.weights
         origin = w["checkpoint"] or f"random, seed {self.seed}"
         pruned = f"{w['zeros']:.1%} zeros in {w['pruned']} pruned ones" if w["pruned"] else "none pruned"
+        attention = [["attention", "to all", "under a pattern", ", ".join(self.masks)]] if self.masks else []
         before, after = self.bytes
         rest = w["model_bytes"] - before
         return [
             ["input", "", "", f"{self.data['inputs']}, {self.data['name']}"],
             ["weights", "", "", f"{origin}; {pruned}"],
+            *attention,
             ["bytes of packed weights", mebibytes(before), mebibytes(after), f"{mebibytes(rest)} are others"],
         ]
 

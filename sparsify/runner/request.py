@@ -14,6 +14,7 @@ from sparsify.errors import SparsifyError
 from sparsify.models import registry
 from sparsify.recipe import Recipe
 from sparsify.recipe.source import nearest, parse_scalar
+from sparsify.runner.attention import kind_of, with_sparse_attention
 from sparsify.runner.weights import with_sparse_weights
 
 TRAINING = {"epochs": 200, "lr": 0.01, "weight_decay": 5e-4, "patience": 100, "validate_every": 1}
@@ -54,12 +55,15 @@ def resolve(
     overrides: Mapping[str, Any] | None = None,
     seed: int | None = None,
     sparse_weights: str | None = None,
+    sparse_attn: str | None = None,
+    layers: str | None = None,
     batch: int | None = None,
     seq: int | None = None,
 ) -> Request:
     """The request with its defaults filled in.
 
-    A key of `overrides` is an argument of the recipe, of the model or of the training, looked for in that order.
+    A key of `overrides` is an argument of the recipe, of the model, of the training or of the pattern of attention,
+    looked for in that order.
     The data set is the one given, else that of a recipe which was given, else the model's first.
 
     Raises:
@@ -75,14 +79,18 @@ def resolve(
     of_recipe = {key: keys.pop(key) for key in list(keys) if key in loaded.args}
     if of_recipe:
         loaded = recipes.load(entry.recipe if recipe is None else recipe, **of_recipe)
+    if sparse_attn is not None and sparse_weights is None and recipe is None:
+        loaded = loaded.model_copy(update={"sparsify": ()})  # attention alone
     if sparse_weights is not None:
         loaded = with_sparse_weights(loaded, sparse_weights)
     require_sizes(entry, batch, seq)
     known = entry.arguments()
     arguments = known | model_arguments(loaded, entry, known)
+    arguments |= positions_for(seq, arguments, keys)
     arguments |= {key: keys.pop(key) for key in list(keys) if key in known}
     trainable = TRAINING if entry.is_graph else {}
     training = {key: keys.pop(key) for key in list(keys) if key in trainable}
+    loaded = with_pattern(loaded, sparse_attn, layers, keys)
     require_none(keys, [*loaded.args, *known, *trainable])
     require_types(arguments, known)
     require_types(training, TRAINING)
@@ -93,6 +101,26 @@ def resolve(
         raise SparsifyError(f"the seed {chosen_seed}", f"a whole number from 0 to {2**32 - 1}")
     root = None if data_root is None else Path(data_root).expanduser()
     return Request(entry, loaded, named, root, arguments, training, chosen_seed, batch, seq)
+
+
+def with_pattern(recipe: Recipe, sparse_attn: str | None, layers: str | None, keys: dict[str, Any]) -> Recipe:
+    """The recipe with a pattern in attention, if one is asked for; it takes what is left of `keys`."""
+    if sparse_attn is not None:
+        numbers = {key: keys.pop(key) for key in list(keys)}
+        return with_sparse_attention(recipe, kind_of(sparse_attn), numbers, layers)
+    if layers is not None:
+        raise SparsifyError(
+            f"--layers {layers} is for --sparse-attn", "give a pattern, as in --sparse-attn bigbird"
+        )
+    return recipe
+
+
+def positions_for(seq: int | None, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, int]:
+    """As many positions as there are tokens, for a model with random weights that would have fewer."""
+    has_positions = "positions" in arguments and "positions" not in given
+    if seq is None or not has_positions or given.get("checkpoint", arguments.get("checkpoint")):
+        return {}
+    return {"positions": max(seq, arguments["positions"])}
 
 
 def chosen_data(entry: registry.Entry, recipe: Recipe | None, dataset: str | None) -> str:

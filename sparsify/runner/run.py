@@ -36,6 +36,8 @@ def run(
     overrides: Mapping[str, Any] | None = None,
     seed: int | None = None,
     sparse_weights: str | None = None,
+    sparse_attn: str | None = None,
+    layers: str | None = None,
     batch: int | None = None,
     seq: int | None = None,
     retrain: bool = False,
@@ -53,6 +55,8 @@ def run(
         overrides: arguments of the recipe, the model or the training.
         seed: of the data, the weights and the training.
         sparse_weights: how linear layers are pruned, as `0.9` or `2:4`; as the recipe says when not given.
+        sparse_attn: the pattern of attention, as `bigbird` or `window`; without `sparse_weights` nothing is pruned.
+        layers: those with the pattern, `0,2-5`; all when not given.
         batch, seq: rows and tokens of the input of a model that runs on no graph.
         retrain: train although there are weights in the cache.
         seconds: how long to time both models, at least five turns.
@@ -70,6 +74,8 @@ def run(
         overrides=overrides,
         seed=seed,
         sparse_weights=sparse_weights,
+        sparse_attn=sparse_attn,
+        layers=layers,
         batch=batch,
         seq=seq,
     )

@@ -25,6 +25,8 @@ from sparsify.storage.format import Format
 DTYPES: Final = {
     torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16",
 }  # fmt: skip
+# How the note of a region begins.
+UNDER: Final = "attention under "
 # Index variables of batch and heads, the innermost last.
 OUTER: Final = ("a", "b", "h")
 
@@ -65,7 +67,7 @@ def attention_region(node: fx.Node) -> Region | str:
     statement = (node, (*outer, "i", "l"), Const(0))
     covered = [*match.made, node]
     names[node.name] = "Y"
-    note = f"attention under {match.spec}"
+    note = f"{UNDER}{match.spec}"
     return Region([statement], operands, covered, [note], program, names)
 
 

@@ -1,0 +1,82 @@
+"""`--sparse-attn bigbird`: a recipe whose attention has a pattern.
+
+In: the recipe of BERT, `"bigbird"`, `{"block": 32}`, layers `"0,2-5"`. Out: the same with one more rule,
+`{targets: op:scaled_dot_product_attention, mask: {kind: bigbird, block: 32}}`, for the modules with these numbers.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sparsify.errors import SparsifyError
+from sparsify.recipe import Recipe, Rule
+from sparsify.recipe.source import nearest
+
+SHORT: Final = {"window": "sliding_window", "segments": "block_diagonal"}
+KINDS: Final = (
+    "bigbird",
+    "longformer",
+    "sliding_window",
+    "block_diagonal",
+    "causal",
+    "strided",
+    "fixed",
+    "from_file",
+)
+OPERATOR: Final = "op:scaled_dot_product_attention"
+
+
+def kind_of(text: str) -> str:
+    """The kind of pattern that `--sparse-attn` names.
+
+    Raises:
+        SparsifyError: there is no such kind.
+
+    >>> kind_of("window")
+    'sliding_window'
+    """
+    kind = SHORT.get(text, text.replace("-", "_"))
+    if kind not in KINDS:
+        known = (*KINDS, *SHORT)
+        raise SparsifyError(
+            f"--sparse-attn {text}: no such pattern{nearest(text, known)}", f"one of {', '.join(known)}"
+        )
+    return kind
+
+
+def with_sparse_attention(
+    recipe: Recipe, kind: str, numbers: Mapping[str, Any], layers: str | None = None
+) -> Recipe:
+    """The recipe with a pattern in attention, in the place of those that it has.
+
+    Args:
+        recipe: of the model.
+        kind: of recipes, `bigbird`.
+        numbers: of the kind, `{"block": 32}`.
+        layers: `"0,2-5"` for modules with these numbers in their names; all when not given.
+
+    Raises:
+        SparsifyError: `layers` are no numbers.
+    """
+    rules = [rule for rule in recipe.sparsify if rule.mask is None]
+    mask = {"kind": kind, **numbers}
+    rules.append(Rule.model_validate({"id": "attention", "targets": [target(layers)], "mask": mask}))
+    return recipe.model_copy(update={"sparsify": tuple(rules)})
+
+
+def target(layers: str | None) -> str:
+    """What a rule for the attention of some layers selects: the modules whose first number is one of theirs.
+
+    >>> target("0,2-3")
+    're:scope:[^0-9]*(0|2|3)(\\\\..*)?'
+    """
+    if layers is None:
+        return OPERATOR
+    numbers: set[int] = set()
+    for part in layers.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if found is None or (found[2] and int(found[2]) < int(found[1])):
+            raise SparsifyError(f"--layers {layers}: {part!r} is no layer", "numbers from 0, as in 0,2-5")
+        numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
+    chosen = "|".join(str(number) for number in sorted(numbers))
+    return rf"re:scope:[^0-9]*({chosen})(\..*)?"

@@ -1,0 +1,30 @@
+"""`sparsify explain MODEL --picture`: the patterns of a recipe's attention, drawn.
+
+In: the request of `bert --sparse-attn bigbird --seq-len 1024`. Out: a text for each rule with a pattern.
+"""
+
+from typing import Final
+
+from sparsify.errors import SparsifyError
+from sparsify.passes.mark import mask_spec
+from sparsify.runner.request import Request
+from sparsify.sparsification.picture import picture
+
+TOKENS: Final = 1024
+
+
+def pictures(request: Request) -> str:
+    """The drawings, for as many tokens as the request has.
+
+    Raises:
+        SparsifyError: no rule has a pattern.
+        RecipeError: a pattern that is none.
+    """
+    rules = [rule for rule in request.recipe.rules if rule.mask is not None]
+    if not rules:
+        raise SparsifyError(
+            f"{request.recipe.name} has no pattern to draw", "give one, as in --sparse-attn bigbird --picture"
+        )
+    tokens = request.seq or TOKENS
+    specs = [mask_spec(request.recipe, rule) for rule in rules]
+    return "\n\n".join(f"{spec}: {picture(spec.mask(tokens, tokens))}" for spec in specs)
