@@ -17,7 +17,7 @@ from torch import fx
 
 from sparsify.passes import canonicalize
 from sparsify.passes.base import Draft, Mark
-from sparsify.passes.emit import extract, leaves_of
+from sparsify.passes.bind import extract, leaves_of
 from sparsify.passes.estimate import known_size
 from sparsify.passes.lift import adjacency_mark, gather_scatter
 from sparsify.passes.lift.gather_scatter import GatherScatter, gathered_index

@@ -23,6 +23,7 @@ from sparsify.passes.capture import capture, sparse_parts
 from sparsify.passes.check import compare
 from sparsify.passes.eager import eager
 from sparsify.passes.memory import Memory
+from sparsify.passes.no_graph import fail_without_graph
 from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.quick import Quick
 from sparsify.passes.shell import Modes, fill_shell, in_modes, modes, share_again
@@ -392,12 +393,3 @@ class SparseModule(fx.GraphModule):
                 new.show(twin_of)
         memo[id(self)] = new
         return new
-
-
-def fail_without_graph() -> None:
-    """Raises: `torch.export` runs the graph of a `GraphModule`, and this one has none."""
-    raise CaptureError(
-        "this sparse model has no graph to export",
-        "call it once with these arguments before torch.export; where capturing failed, which its report says, export "
-        "the source model",
-    )

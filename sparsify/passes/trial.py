@@ -15,7 +15,8 @@ from sparsify.compiler.kernel import Kernel, prepare_all
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.passes.base import Draft
-from sparsify.passes.emit import Plan, bind, bind_matrix, cut_out, extract, site_of
+from sparsify.passes.bind import Plan, bind, bind_matrix, cut_out, extract
+from sparsify.passes.emit import site_of
 from sparsify.passes.estimate import example
 from sparsify.passes.region import Region
 from sparsify.report import Report
