@@ -101,6 +101,23 @@ class SparseInput:
         buffers += arrays
         buffers.append(values if values.is_contiguous() else values.contiguous())
 
+    def is_exact(self, pattern: Pattern) -> bool:
+        """Whether a pattern is stored just as the kernel reads it."""
+        declared = self.declared
+        return (
+            not self.is_twin
+            and pattern.format == declared.format
+            and index_dtypes(pattern) == declared.index_dtypes
+        )
+
+    def keep(self, pattern: Pattern) -> bool:
+        """Whether a pattern that the kernel has not read before is stored as it reads it, and keeps its arrays now."""
+        if pattern.recall(self) is not None or not pattern.is_unchanged() or not self.is_exact(pattern):
+            return False
+        valid = pattern.validated()
+        valid.cached(self, lambda: self.arrays(valid))
+        return valid is pattern
+
     def arrays(
         self, pattern: Pattern
     ) -> tuple[tuple[torch.Tensor, ...], tuple[tuple[int, int], ...], Conversion | None]:
@@ -139,6 +156,15 @@ class SparseInput:
                 "operands with int64 positions and coordinates",
             )
         return array.to(dtype)
+
+
+def index_dtypes(pattern: Pattern) -> tuple[tuple[str, str], ...]:
+    """Per level the dtypes of (pos, crd), "" where there is no array: what a declaration says."""
+
+    def name(array: torch.Tensor | None) -> str:
+        return "" if array is None else str(array.dtype).removeprefix("torch.")
+
+    return tuple((name(pos), name(crd)) for pos, crd in zip(pattern.pos, pattern.crd, strict=True))
 
 
 def _same_levels(first: Format, second: Format) -> bool:

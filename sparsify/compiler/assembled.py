@@ -80,15 +80,18 @@ class Assembled:
         if known is not None and len(made) == 1:
             (values,) = made.values()
             return wrap(known[0], values, self._fill)
-        return self.finish(shape, patterns, [made.get(self.first + n) for n in range(len(self._dtypes))])
+        arrays = [made.get(self.first + n) for n in range(len(self._dtypes))]
+        return self.finish(shape, patterns, arrays, known)
 
-    def finish(self, shape: tuple[int, ...], patterns: Sequence[Pattern], arrays: Arrays) -> SparseTensor:
+    def finish(
+        self, shape: tuple[int, ...], patterns: Sequence[Pattern], arrays: Arrays, known: Known | None
+    ) -> SparseTensor:
         """A result of arrays that the kernel has filled, on the pattern that its operands gave before, if any.
 
         Sums fill all arrays in any case; a pattern that is known need not be made again.
         """
-        if (before := self.known(shape, patterns)) is not None and arrays[-1] is not None:
-            return wrap(before[0], cut((arrays[-1],), before[2])[0], self._fill)
+        if known is not None and arrays[-1] is not None:
+            return wrap(known[0], cut((arrays[-1],), known[2])[0], self._fill)
         made = dict(zip(self._names, arrays, strict=True))
         pos = [made.get(name) for name, _ in self._levels]
         crd = [made.get(name) for _, name in self._levels]

@@ -4,7 +4,6 @@ In: `einsum("ij,jk->ik", A, B)`. Out: the result, dense or sparse by the rules o
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from sparsify.compiler import in_graph
+from sparsify.compiler.arguments import index_dtypes
 from sparsify.compiler.ascending import ascending
 from sparsify.compiler.dtypes import BYTES, name_of
 from sparsify.compiler.einsum.declare import Operand, declare
@@ -21,8 +21,9 @@ from sparsify.compiler.einsum.extents import bind_extents
 from sparsify.compiler.einsum.nodes import Access, Assign, Const, Program
 from sparsify.compiler.einsum.parse import read
 from sparsify.compiler.einsum.rename import all_indices, substitute_scalars
-from sparsify.compiler.kernel import Kernel, compile_program, index_dtypes
+from sparsify.compiler.kernel import Kernel, compile_program
 from sparsify.compiler.node import find
+from sparsify.compiler.remembered import recall, remember
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.compiler.shortcut import Learn, Operands, shortcut
@@ -32,12 +33,10 @@ from sparsify.options import Options, current
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
-REMEMBERED = 4096
-
 _descriptions: dict[Operand, Operand] = {}
 # Options are kept with kernels, so that their identity stays theirs.
 _kernels: dict[Any, tuple[Kernel, tuple[int, ...], Options]] = {}
-_einsums: dict[Any, tuple[Callable[[Operands], Any], Options]] = {}
+_shortcuts: dict[Any, tuple[Callable[[Operands], Any], Options]] = {}
 _evaluations: dict[Any, tuple[Kernel, Options]] = {}
 
 
@@ -67,12 +66,16 @@ def einsum(
     if is_dynamo_compiling():
         return in_graph.einsum(subscripts, operands, format, schedule)
     key = (subscripts, format, schedule, id(current()))
-    known = _einsums.get(key)
+    known = _shortcuts.get(key)
     if known is not None:
         return known[0](operands)  # type: ignore[no-any-return]
-    result: torch.Tensor = _einsum(subscripts, format, schedule, operands, None)
-    otherwise = shortcut(partial(_einsum, subscripts, format, schedule))
-    _remember(_einsums, key, (otherwise, current()))
+    return _first_call(key, partial(_einsum, subscripts, format, schedule), operands)  # type: ignore[no-any-return]
+
+
+def _first_call(key: Any, otherwise: Callable[[Operands, Learn], Any], operands: Operands) -> Any:
+    """The result; from now on there is a shortcut to it."""
+    result = otherwise(operands, None)
+    remember(_shortcuts, key, (shortcut(otherwise), current()))
     return result
 
 
@@ -127,6 +130,26 @@ def evaluate(
     return kernel(*used)
 
 
+def evaluate_pair(text: str, A: torch.Tensor, B: torch.Tensor) -> Any:
+    """`evaluate(text, A=A, B=B)` of two tensors; calls like earlier ones are found again in C."""
+    if is_dynamo_compiling():
+        return in_graph.evaluate(text, None, None, None, None, {"A": A, "B": B})
+    key = (text, id(current()))
+    known = _shortcuts.get(key)
+    return _first_call(key, partial(_pair, text), (A, B)) if known is None else known[0]((A, B))
+
+
+def _pair(text: str, operands: Operands, learn: Learn) -> Any:
+    """The result of a statement; the kernel teaches its shortcut."""
+    operands = tuple(map(ascending, operands))
+    kernel = _evaluate_kernel(text, None, None, None, None, dict(zip("AB", operands, strict=True)))
+    order = ["AB".index(name) for name in kernel.program.inputs]
+    result = kernel(*[operands[place] for place in order])
+    if learn is not None:
+        kernel.teach(learn, operands, order)
+    return result
+
+
 def evaluate_kernel(
     text: str,
     outputs: str | Sequence[str] | None = None,
@@ -160,12 +183,12 @@ def _evaluate_kernel(
     key: list[Any] = [text, names, formats, schedule, tuple((sizes or {}).items()), id(options)]
     for name, operand in operands.items():
         key += (name, type(operand), operand) if isinstance(operand, int | float) else (name, *_key(operand))
-    found = _recall(_evaluations, tuple(key))
+    found = recall(_evaluations, tuple(key))
     if found is None:
         program = _program(text, names, format, sizes, operands)
         met = sizes_of(program, [operands[name] for name in program.inputs])
         found = (compile_program(program, schedule, options, met), options)
-        _remember(_evaluations, tuple(key), found)
+        remember(_evaluations, tuple(key), found)
     kernel: Kernel = found[0]
     return kernel
 
@@ -202,14 +225,14 @@ def einsum_kernel(
     key: list[Any] = [subscripts, format, schedule, id(options)]
     for operand in operands:
         key += _key(operand)
-    found = _recall(_kernels, tuple(key))
+    found = recall(_kernels, tuple(key))
     if found is None:
         described = tuple(_describe(operand) for operand in operands)
         shapes = tuple(tuple(operand.shape) for operand in operands)
         program, order = _einsum_program(subscripts, described, shapes, format)
         sizes = sizes_of(program, [operands[n] for n in order])
         found = (compile_program(program, schedule, options, sizes), order, options)
-        _remember(_kernels, tuple(key), found)
+        remember(_kernels, tuple(key), found)
     kernel: Kernel = found[0]
     places: tuple[int, ...] = found[1]
     return kernel, places
@@ -227,22 +250,6 @@ def _key(operand: torch.Tensor) -> tuple[Any, ...]:
     raise EinsumError(
         f"an operand of type {type(operand).__name__}", "torch tensors; sparsify.tensor converts others"
     )
-
-
-def _recall(memory: dict[Any, Any], key: tuple[Any, ...]) -> Any:
-    """The value that was kept, `None` without one."""
-    try:
-        return memory.get(key)
-    except TypeError:  # extents that are symbols of a traced graph, which it guards, have no hash
-        return None
-
-
-def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keeps a value, unless its key holds symbols; a full memory starts anew."""
-    if len(memory) >= REMEMBERED:
-        memory.clear()
-    with suppress(TypeError):
-        memory[key] = value
 
 
 def _einsum_program(

@@ -29,7 +29,6 @@ from sparsify.compiler.variants import Variants
 from sparsify.errors import ShapeError
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
-from sparsify.storage.pattern import Pattern
 
 Operand = torch.Tensor
 Chooser = Callable[[Sequence[Operand]], tuple[Operand, ...]]
@@ -338,15 +337,6 @@ def _planned(
         ),
         schedule,
     )
-
-
-def index_dtypes(pattern: Pattern) -> tuple[tuple[str, str], ...]:
-    """Per level the dtypes of (pos, crd), "" where there is no array: what a declaration says."""
-
-    def name(array: torch.Tensor | None) -> str:
-        return "" if array is None else str(array.dtype).removeprefix("torch.")
-
-    return tuple((name(pos), name(crd)) for pos, crd in zip(pattern.pos, pattern.crd, strict=True))
 
 
 def result_index_dtypes(format_: Format, dtype: str = "int32") -> tuple[tuple[str, str], ...]:

@@ -33,8 +33,11 @@ class KnownPatterns:
         """What was remembered of `step` for operands of these patterns, `None` when nothing was."""
         key = _key(step, operands)
         found = self._known.get(key)
-        if found is None or any(was() is not now for was, now in zip(found[1], operands, strict=True)):
+        if found is None:
             return None
+        for was, now in zip(found[1], operands, strict=True):
+            if was() is not now:
+                return None
         with suppress(KeyError):  # another thread may have forgotten it meanwhile
             self._known.move_to_end(key)
         return found[2]

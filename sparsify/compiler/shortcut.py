@@ -4,7 +4,8 @@ In: `shortcut(otherwise)`, a function of a tuple of operands and of what can lea
 operands that gives the same results, in a microsecond where `otherwise` has taught it the frame of such a call.
 
 A frame holds for operands of the same classes, dtypes, shapes, fills and, in powers of two, numbers of entries, in
-contiguous memory of the CPU, and for patterns that the kernel has read before and that were not written to since.
+contiguous memory of the CPU, and for patterns that the kernel has read before, or that are stored as it reads them, and
+that were not written to since.
 Everything else, and everything that traces, goes the long way each time: no check is left out, they are only made
 in C.
 """
@@ -35,7 +36,8 @@ Learn = Callable[[int], None] | None
 class Known(ctypes.Structure):
     """How an operand was; `key` is what its pattern keeps the kernel's arrays under, null for a dense one.
 
-    `length` counts its values, of which powers of two matter.
+    `keep` has another pattern keep them, null where the operand was not stored as the kernel reads it: patterns that
+    are have the same kernel. `length` counts its values, of which powers of two matter.
     """
 
     _fields_ = (
@@ -45,6 +47,7 @@ class Known(ctypes.Structure):
         ("length", ctypes.c_int64),
         ("key", ctypes.py_object),
         ("fill", ctypes.py_object),
+        ("keep", ctypes.py_object),
     )
 
 
@@ -110,14 +113,14 @@ class Assembly:
         entries_place: among the kernel's sizes, of the number of entries; -1 there makes the kernel find the pattern.
         known: the pattern that operands of these patterns gave before, its arrays and the number of its entries, or
             `None`.
-        finish: the result of the operands' patterns and the arrays, of which some may be missing.
+        finish: the result of the operands' patterns, the arrays, of which some may be missing, and what was known.
         array: makes a large array for a slot and a number of bytes.
     """
 
     dtypes: tuple[torch.dtype, ...]
     entries_place: int
     known: Callable[[tuple[Any, ...]], Any]
-    finish: Callable[[tuple[Any, ...], tuple[Any, ...]], SparseTensor]
+    finish: Callable[[tuple[Any, ...], tuple[Any, ...], Any], SparseTensor]
     array: Callable[[int, int], torch.Tensor]
 
 
@@ -180,6 +183,8 @@ def frame(
         known.length = operand.numel()
         if isinstance(operand, SparseTensor):
             known.key, known.fill, known.length = read, operand._fill, operand._vals.numel()
+            if isinstance(read, SparseInput) and read.is_exact(operand._pattern):
+                known.keep = read.keep
     for slot, (place, read) in zip(made.inputs, inputs, strict=False):
         slot.operand, slot.nnz_place = place, read.place if isinstance(read, SparseInput) else -1
     made.operand_count, made.input_count, made.size_count = len(operands), len(inputs), len(call.sizes)

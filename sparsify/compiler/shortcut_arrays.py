@@ -91,8 +91,8 @@ static PyObject *patterns_of(const Frame &frame, const Operand *operands) {
 
 // The result for operands that are as the frame says; null, perhaps without an exception, when they are not.
 //
-// known(patterns) is None or (pattern, its arrays, how many entries); finish(patterns, arrays) makes a result of a new
-// pattern.
+// known(patterns) is None or (pattern, its arrays, how many entries); finish(patterns, arrays, known) makes a result
+// of arrays that are all new.
 static PyObject *assemble(const Frame &frame, const Operand *operands) {
   int64_t sizes[SIZES];
   void *buffers[BUFFERS] = {};
@@ -144,7 +144,7 @@ static PyObject *assemble(const Frame &frame, const Operand *operands) {
     PyTuple_SetItem(arrays.object, place, array);
   }
   if (!arrays.object) return nullptr;
-  return PyObject_CallFunctionObjArgs(finish.object, patterns.object, arrays.object, nullptr);
+  return PyObject_CallFunctionObjArgs(finish.object, patterns.object, arrays.object, known.object, nullptr);
 }
 }
 """

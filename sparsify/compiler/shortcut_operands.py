@@ -77,6 +77,7 @@ struct Operand {
 struct Known {
   int64_t dtype, dim, shape[MODES], length;
   PyObject *key, *fill;        // of a sparse one: what its pattern keeps the kernel's arrays under; else null
+  PyObject *keep;              // of a sparse one as the kernel reads it: has a pattern keep them; else null
 };
 
 // A buffer of the kernel: an operand, before whose values the arrays of its pattern come.
@@ -192,6 +193,26 @@ static bool read_arrays(PyObject *pattern, PyObject *key, void **buffers, Py_ssi
     sizes[PyLong_AsLongLong(PyTuple_GetItem(width, 0))] = PyLong_AsLongLong(PyTuple_GetItem(width, 1));
   }
   return true;
+}
+
+// Has the patterns of operands that the kernel has not read yet keep what it reads of them, where they are stored as it
+// reads them; whether one does now. The frame may be replaced meanwhile. An exception may be set.
+static bool keep_patterns(Frame *const &place, const Operand *operands, Py_ssize_t count) {
+  const Frame *frame = place;
+  bool kept = false;
+  for (Py_ssize_t i = 0; i < count && frame && frame == place; i++) {
+    const Known &known = frame->operands[i];
+    if (!known.keep || PyErr_Occurred() || kept_by(operands[i].pattern, known.key)) continue;
+    PyObject *keep = known.keep;
+    Py_IncRef(keep);
+    PyObject *done = PyObject_CallFunctionObjArgs(keep, operands[i].pattern, nullptr);
+    Py_DecRef(keep);
+    if (!done) return false;
+    kept = done != &_Py_FalseStruct;
+    Py_DecRef(done);
+    if (!kept) return false;
+  }
+  return kept;
 }
 
 // Puts all that the kernel reads into its buffers and sizes; false when an operand is not as the kernel reads it.

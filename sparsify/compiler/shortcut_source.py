@@ -93,6 +93,21 @@ static bool needs_gradient(const Operand *operands, Py_ssize_t count) {
   return false;
 }
 
+// Whether a frame fits the operands; an exception may be set when it does not.
+static bool fits(const Frame *frame, PyObject *tuple, const Operand *operands, Py_ssize_t count) {
+  if (!frame || frame->operand_count != count) return false;
+  for (Py_ssize_t i = 0; i < count; i++)
+    if (!is_alike(PyTuple_GetItem(tuple, i), operands[i], frame->operands[i])) return false;
+  return true;
+}
+
+// The result by a frame; null, perhaps without an exception, when it does not hold for the operands.
+static PyObject *by(const Frame *frame, PyObject *tuple, const Operand *operands, Py_ssize_t count) {
+  if (!fits(frame, tuple, operands, count)) return nullptr;
+  if (!needs_gradient(operands, count)) return frame->array_count ? assemble(*frame, operands) : run(*frame, operands);
+  return frame->differentiable ? run_differentiably(*frame, operands, tuple) : nullptr;
+}
+
 // The result by the frame that fits the operands, null without an exception when none does. `slot` becomes the place
 // of such a frame, -1 where there can be none.
 static PyObject *by_frame(const Table &table, PyObject *tuple, Operand *operands, int64_t &slot) {
@@ -101,18 +116,17 @@ static PyObject *by_frame(const Table &table, PyObject *tuple, Operand *operands
   for (Py_ssize_t i = 0; i < count; i++)
     if (!read_operand(PyTuple_GetItem(tuple, i), operands[i])) return nullptr;
   slot = (int64_t)slot_of(operands, count);
-  const Frame *frame = table.frames[slot];
-  if (!frame || frame->operand_count != count) return nullptr;
-  for (Py_ssize_t i = 0; i < count; i++)
-    if (!is_alike(PyTuple_GetItem(tuple, i), operands[i], frame->operands[i])) return nullptr;
-  if (!needs_gradient(operands, count)) return frame->array_count ? assemble(*frame, operands) : run(*frame, operands);
-  return frame->differentiable ? run_differentiably(*frame, operands, tuple) : nullptr;
+  Frame *const &place = table.frames[slot];
+  PyObject *result = by(place, tuple, operands, count);
+  if (result || PyErr_Occurred() || !fits(place, tuple, operands, count)) return result;
+  return keep_patterns(place, operands, count) ? by(place, tuple, operands, count) : nullptr;
 }
 
 static void count_references(const Frame &frame, void (*count)(PyObject *)) {
   for (int64_t i = 0; i < frame.operand_count; i++) {
     if (frame.operands[i].key) count(frame.operands[i].key);
     if (frame.operands[i].fill) count(frame.operands[i].fill);
+    if (frame.operands[i].keep) count(frame.operands[i].keep);
   }
   PyObject *const held[] = {frame.empty, frame.fill, frame.differentiable, frame.known, frame.finish};
   for (PyObject *object : held)

@@ -6,7 +6,7 @@ Operands of one pattern, and numbers, need no kernel: torch computes on the valu
 """
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import cache, reduce
 from itertools import zip_longest
 from math import isfinite
 from typing import Any, cast
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from sparsify.compiler.evaluate import evaluate
+from sparsify.compiler.evaluate import evaluate, evaluate_pair
 from sparsify.compiler.traced import is_traced
 from sparsify.errors import DtypeError, ShapeError
 from sparsify.ops.reshape import reshaped
@@ -137,12 +137,20 @@ def _combine(function: Any, text: str, first: Any, second: Any, out: Tensor | No
         raise refuse(f"torch.{function.__name__} of different patterns with out=", "use the result")
     if isinstance(first, SparseTensor) and isinstance(second, SparseTensor):
         second = _stored_alike(first, second)
+    if first.shape == second.shape:
+        return cast(Tensor, evaluate_pair(_alike(text, first.dim()), first, second))
     shape = _broadcast(tuple(first.shape), second)
     names = INDICES[: len(shape)]
     left, A = _access("A", first, shape, names)
     right, B = _access("B", second, shape, names)
-    target = f"Y[{','.join(names)}]" if names else "Y"
-    return cast(Tensor, evaluate(f"{target} = {text.format(left, right)}", A=A, B=B))
+    return cast(Tensor, evaluate(f"Y[{','.join(names)}] = {text.format(left, right)}", A=A, B=B))
+
+
+@cache
+def _alike(text: str, rank: int) -> str:
+    """The statement of a function of two tensors of one shape."""
+    indices = f"[{','.join(INDICES[:rank])}]" if rank else ""
+    return f"Y{indices} = {text.format(f'A{indices}', f'B{indices}')}"
 
 
 def _on_values(first: Any, second: Any) -> bool:

@@ -27,6 +27,8 @@ BATCH = "abcdefgh"
 def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`torch.matmul`: vectors, matrices and batches of matrices."""
     _no_out(out)
+    if input.dim() == 2 == other.dim():
+        return einsum("ij,jk->ik", input, other)
     if not input.dim() or not other.dim():
         raise ShapeError(f"matmul of {list(input.shape)} and {list(other.shape)}; both need one mode or more")
     rows, columns = input.shape[-2:-1], other.shape[-1:] if other.dim() > 1 else other.shape[:0]

@@ -231,12 +231,13 @@ class Slots:
 
 def cut(arrays: tuple[torch.Tensor, ...], count: int) -> tuple[torch.Tensor, ...]:
     """The first `count` elements of arrays; where that is less than half of their memory, in memory of their own."""
-    if all(len(array) == count for array in arrays):
+    lengths = [array.numel() for array in arrays]
+    if max(lengths) == count == min(lengths):
         return arrays
-    if all(array.nbytes < SMALLEST_BYTES for array in arrays):
-        return tuple([array[:count].clone() for array in arrays])
+    if max(lengths) * arrays[0].itemsize < SMALLEST_BYTES > max(lengths) * arrays[-1].itemsize:
+        return tuple([array.narrow(0, 0, count).clone() for array in arrays])
     kept = [typed(array.untyped_storage(), (count,), array.dtype) for array in arrays]
-    if 2 * count >= len(arrays[0]):
+    if 2 * count >= lengths[0]:
         return tuple(kept)
     return tuple([POOL.empty((count,), array.dtype).copy_(array) for array in kept])
 

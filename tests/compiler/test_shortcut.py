@@ -25,7 +25,7 @@ from sparsify.runtime import torch_functions
 from sparsify.runtime.buffers import POOL
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
-from sparsify.storage.tensor import SparseTensor
+from sparsify.storage.tensor import SparseTensor, wrap
 
 from .cpp.tiny_kernels import kernel as tiny_kernel
 
@@ -514,7 +514,7 @@ def test_another_torch_has_no_shortcuts(monkeypatch: pytest.MonkeyPatch, long_wa
     monkeypatch.setattr(shortcut, "torch_functions", lambda: None)
     assert shortcut._load.__wrapped__(current()) is None
     monkeypatch.setattr(shortcut, "_load", lambda options: None)
-    monkeypatch.setattr(evaluate, "_einsums", {})
+    monkeypatch.setattr(evaluate, "_shortcuts", {})
     a, x = matrix(), columns()
     torch.testing.assert_close(warm("ij,jl->il", a, x), DENSE @ x)
     assert long_ways
@@ -585,3 +585,67 @@ def test_other_formats_of_one_shape_have_gradients_of_their_own():
             torch.testing.assert_close(y, dense @ x)
             (found,) = torch.autograd.grad(y.sum(), A)
             torch.testing.assert_close(found.to_dense(), x.sum(1).expand(7, 9) * (dense != 0))
+
+
+def drawn(seed: int, format: str, is_wide: bool = False) -> SparseTensor:
+    """A matrix of 24 entries anywhere: another pattern for each seed, and the same kernel."""
+    seeded = torch.Generator().manual_seed(seed)
+    places = torch.randperm(80, generator=seeded)[:24].sort().values
+    at = torch.stack([places // 10, places % 10])
+    values = torch.randint(1, 5, (24,), generator=seeded).float()
+    if is_wide:
+        return sparsify.tensor(torch.sparse_coo_tensor(at, values, (8, 10)).to_dense().to_sparse_csr())
+    return sparsify.tensor((at, values, (8, 10)), format)
+
+
+def test_patterns_not_met_before_leave_out_the_long_way(long_ways: list[str]) -> None:
+    x = torch.randint(-4, 5, (10, 4)).float()
+    first = drawn(99, "csr")
+    for seed in range(3):
+        warm(SPMM, drawn(seed, "csr"), x)
+        _ = drawn(seed, "csr") + first, drawn(seed, "csr") * first
+    long_ways.clear()
+    for seed in range(3, 8):
+        a = drawn(seed, "csr")
+        assert torch.equal(sparsify.einsum(SPMM, a, x), a.to_dense() @ x)
+        assert torch.equal((a + first).to_dense(), a.to_dense() + first.to_dense())
+        assert torch.equal((drawn(seed, "csr") * first).to_dense(), a.to_dense() * first.to_dense())
+    assert long_ways == []
+    for seed in range(8, 11):
+        a, learned = drawn(seed, "csr"), x.clone().requires_grad_()
+        sparsify.einsum(SPMM, a, learned).sum().backward()
+        assert torch.equal(learned.grad, a.to_dense().sum(0)[:, None].expand(10, 4))
+
+
+def test_patterns_not_met_before_in_other_formats_have_their_own_kernels() -> None:
+    """Formats and dtypes of one shape and number of entries take turns: what has no frame goes the long way."""
+    x, first = torch.randint(-4, 5, (10, 4)).float(), drawn(99, "csr")
+    kinds = [("csr", False), ("csc", False), ("coo", False), ("csr", True)]
+    formats: dict[Any, Format] = {}
+    for seed in range(20):
+        kind = kinds[seed * 3 % len(kinds)]
+        a = drawn(seed, *kind)
+        assert torch.equal(sparsify.einsum(SPMM, a, x), a.to_dense() @ x)
+        total = a + first
+        assert torch.equal(total.to_dense(), a.to_dense() + first.to_dense())
+        assert total.format == formats.setdefault(kind, total.format)
+    assert [drawn(0, *kind).pattern.crd[-1].dtype for kind in (kinds[0], kinds[3])] == [
+        torch.int32,
+        torch.int64,
+    ]
+
+
+def test_patterns_not_met_before_are_checked() -> None:
+    """Arrays written to after the pattern was made, and coordinates outside of the shape."""
+    x = torch.ones(10, 4)
+    warm(SPMM, drawn(0, "csr"), x)
+    written = drawn(1, "csr")
+    written.pattern.crd[1].zero_()
+    with pytest.raises(InvalidTensorError, match="written to"):
+        sparsify.einsum(SPMM, written, x)
+    good = drawn(2, "csr").pattern
+    outside = good.crd[1].clone()
+    outside[-1] = 1000
+    malformed = Pattern(good.format, (8, 10), good.pos, (None, outside))
+    with pytest.raises(InvalidTensorError):
+        sparsify.einsum(SPMM, wrap(malformed, torch.ones(24)), x)

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 import sparsify
+from sparsify.compiler.arguments import index_dtypes
 from sparsify.compiler.cpp import target
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.parse import read
-from sparsify.compiler.kernel import index_dtypes
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.interpret import interpret
 from sparsify.compiler.node import walk
