@@ -200,13 +200,17 @@ def _fuse(program: Notation, directive: d.Fuse) -> Notation:
 
 
 def _join(program: Notation, directive: d.Join) -> Notation:
-    """`forall ko: forall ki: Y[k] = ... -> forall k: Y[k] = ...`; what is stored sparse by tiles needs their loops."""
-    relation = next(
-        (r for r in program.relations if isinstance(r, notation.Split) and r.index == directive.index), None
-    )
+    """`forall ko: forall ki: Y[k] = ... -> forall k: Y[k] = ...`; what is stored sparse by tiles needs their loops.
+
+    Where the tiles are split again, their outer loop stays around: then `k` runs over the part that it leaves.
+    """
+    splits = {r.index: r for r in program.relations if isinstance(r, notation.Split)}
+    relation = splits.get(directive.index)
     if relation is None:
         _refuse(directive, f"{directive.index} is not split", program)
     outer, inner = relation.outer, relation.inner
+    if outer in splits:
+        outer = splits[outer].inner
 
     def change(loop: Forall) -> Statement:
         if not assigns(loop, directive.nest):

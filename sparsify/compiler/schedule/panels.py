@@ -11,6 +11,7 @@ Columns in panels keep the part of the tile that is read at a time in the neares
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import lcm
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
@@ -139,9 +140,13 @@ class Panels:
         return mean is not None and mean >= ENTRIES_A_SET * sets
 
     def _part(self, sizes: Sizes, step: int) -> int:
-        """The size of the parts of the rows of W that threads share, a multiple of `step`; 0 for the whole."""
-        extent = 0 if self.loops.block else self._extent(self.loops.rows, sizes)
-        return -(-extent // (PARTS * step)) * step if extent >= 2 * step else 0
+        """The size of the parts of the rows of W, or of its blocks, that threads share; 0 for the whole.
+
+        They have a multiple of `step` rows.
+        """
+        extent, height = self._extent(self.loops.rows, sizes), self.loops.height
+        step = lcm(step, height)
+        return -(-extent // (PARTS * step)) * step // height if extent >= 2 * step else 0
 
     def _name(self, text: str) -> str:
         """A name that nothing has."""

@@ -1,5 +1,6 @@
 """Schedules for products with packed weights: chosen by sizes, right for every shape."""
 
+import re
 from itertools import product
 
 import pytest
@@ -16,6 +17,7 @@ from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.options import override
 
 from ...sampling import sampled
+from .prototypes import check_memory, lowered
 
 PANELS = "j/16: dense, i: dense, j%16: compressed(crd=int16)"
 BLOCKS = "j/16: dense, i/{0}: dense, j%16: compressed(crd=int16), i%{0}: dense"
@@ -96,6 +98,41 @@ def test_narrow_values_are_summed_as_the_rows_are(dtype):
             assert torch.equal(Y, expected)
 
 
+@pytest.mark.parametrize(("height", "rows"), [(4, 9), (8, 5)])
+def test_blocks_that_few_rows_meet_are_shared_by_threads(height, rows):
+    form = BLOCKS.format(height)
+    schedule = best(LAYER, form, Sizes({"t": rows, "n": 40 * height, "k": 50}, {"W": 24_000}))
+    assert "split no nos nop" in schedule
+    assert "parallel nos dynamic" in schedule
+    part = int(re.search(r"nop (\d+)", schedule)[1])
+    schedule = schedule.replace(f"nop {part}", "nop 2")  # so that there are several, and a cut one
+    with override(vector_bytes=32):
+        for outputs, columns in ((10 * height, 24), (5 * height + 3, 21), (2, 5), (0, 8)):
+            operands, expected = given(LAYER, rows, form, outputs=outputs, columns=columns)
+            check_memory(LAYER, schedule, operands, expected)
+
+
+def test_padding_that_is_stored_needs_no_second_kernel():
+    blocks = BLOCKS.format(4)
+    with override(vector_bytes=32):
+        for rows, outputs in ((17, 24), (3, 21)):
+            schedule = best(LAYER, blocks, sizes(128))
+            operands, expected = given(LAYER, rows, blocks, outputs=outputs)
+            assert "n_extent % 4" not in str(lowered(LAYER, schedule, operands))
+            check_memory(LAYER, schedule, operands, expected)
+
+
+def test_sums_over_padding_leave_it_out():
+    text, blocks = "Y[t,k] = X[t,n] * W[n,k]", "i/4: dense, i%4: dense, j: compressed"
+    given_, _ = given(LAYER, 9, blocks, outputs=21)
+    operands = {"X": given_["X"][:, :21].contiguous(), "W": given_["W"]}
+    expected = operands["X"] @ operands["W"].to_dense()
+    schedule = "order t, no, ni, k; parallel t"
+    assert "n_extent % 4" in str(lowered(text, schedule, operands))
+    with override(vector_bytes=32):
+        check_memory(text, schedule, operands, expected)
+
+
 def sizes(rows: int, stored: int = 24_000) -> Sizes:
     return Sizes({"t": rows, "n": 240, "k": 200}, {"W": stored})
 
@@ -110,6 +147,8 @@ def test_one_row_is_not_turned():
 def test_few_rows_share_the_outputs():
     assert "parallel ns dynamic" in best(LAYER, PANELS, sizes(20))
     assert "parallel to dynamic" in best(LAYER, PANELS, sizes(128))
+    assert "parallel nos dynamic" in best(LAYER, BLOCKS.format(4), sizes(12))
+    assert "parallel to dynamic" in best(LAYER, BLOCKS.format(4), sizes(50))
 
 
 def test_sets_hide_the_latency_where_rows_are_long():

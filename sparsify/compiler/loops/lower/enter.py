@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 Lowered = list[loops.Stmt]
 
 
-def at_block(low: Lowering, split: notation.Split, value: Coordinate, env: Environment) -> Environment:
-    """The environment in block `value` of a split: its tile begins there, cut at the edge."""
+def at_block(
+    low: Lowering, split: notation.Split, value: Coordinate, env: Environment, *, whole: bool = False
+) -> Environment:
+    """The environment in block `value` of a split: its tile begins there, cut at the edge where it is not `whole`."""
     env, left = _enter_block(low, split, value, env)
-    if _divides(low, split):
+    if whole or _divides(low, split):
         return env.with_range(split.inner, Range(ZERO, integer(split.size), split.size, True))
     return env.with_range(split.inner, Range(ZERO, smaller(integer(split.size), left), split.size))
 

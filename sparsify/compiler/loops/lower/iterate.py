@@ -92,7 +92,7 @@ def bind(
 ) -> tuple[Lowered, Environment]:
     """`index` is at `value`: so are the index variables that are recovered from it, and the block that it numbers."""
     if (numbered := low.split_by_outer.get(index)) is not None:
-        env = enter.at_block(low, numbered, value, env)
+        env = enter.at_block(low, numbered, value, env, whole=stays_in_padding(low, numbered, body))
     env = env.with_coordinate(index, value)
     split = low.split_by_inner.get(index)
     # Outside the loop over tiles, a temporary of the tile's extent is still indexed by the inner variable.
@@ -100,7 +100,7 @@ def bind(
         whole = scalar(env.bases[split.index]).plus(value)
         return bind(low, split.index, whole, body, env)
     if index in low.splits and value.is_uniform:
-        env = _with_tile(low.splits[index], value, env)
+        env = _with_tile(low, low.splits[index], value, env)
     if (relation := low.positions.get(index)) is not None:
         return positions.bind_position(low, relation, value, body, env)
     if (fuse := low.fused.get(index)) is not None:
@@ -119,12 +119,17 @@ def bind(
     return [], env
 
 
-def _with_tile(split: notation.Split, value: Coordinate, env: Environment) -> Environment:
+def _with_tile(low: Lowering, split: notation.Split, value: Coordinate, env: Environment) -> Environment:
     """`env` with the tile that a value lies in, and the place in it, where no loops give them."""
     if split.outer in env.coordinates or split.inner in env.coordinates:
         return env
-    env = env.with_coordinate(split.outer, scalar(quotient(value.start, integer(split.size))))
-    return env.with_coordinate(split.inner, scalar(remainder(value.start, integer(split.size))))
+    number, size = quotient(value.start, integer(split.size)), integer(split.size)
+    env = env.with_coordinate(split.outer, scalar(number))
+    # Tiles of which one loop takes a part are counted from where the part begins.
+    part = low.splits.get(split.outer)
+    if part is not None and part.index in env.bases and part.inner not in env.coordinates:
+        env = env.with_coordinate(part.inner, scalar(minus(number, env.bases[part.index])))
+    return env.with_coordinate(split.inner, scalar(remainder(value.start, size)))
 
 
 def serial(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
@@ -232,7 +237,7 @@ def tiles(low: Lowering, split: notation.Split, loop: notation.Forall, env: Envi
     if reach.exact and reach.bound is not None:
         return _constant_tiles(low, split, loop, reach, env)
     base = loops.Var(low.fresh(f"{split.index}_0"), loops.INT)
-    is_whole = stays_in_padding(low, split, loop) or low.is_whole(split)
+    is_whole = stays_in_padding(low, split, loop.body) or low.is_whole(split)
     if is_whole or not is_written_out(low, loop, split.inner):
         inner = Range(ZERO, integer(size), size, True)
         if not is_whole:
@@ -355,6 +360,10 @@ def tile(
         declared, number = [loops.Declare(var, number)], var
     inner_env = env.with_base(split.index, base).with_range(split.inner, inner)
     inner_env = inner_env.with_coordinate(split.outer, scalar(number))
+    if (tiled := low.split_by_outer.get(split.index)) is not None:
+        # A part of the tiles of an index variable is a part of it.
+        first, last = (times(tile, integer(tiled.size)) for tile in (base, plus(base, inner.end)))
+        inner_env = inner_env.with_range(tiled.index, Range(first, smaller(last, low.bound(tiled.index))))
     body = low.body(loop, inner_env)
     return [*declared, *body] if body else []
 

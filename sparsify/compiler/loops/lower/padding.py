@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 HARMLESS: Final = frozenset({"add", "sub", "mul", "neg", "min", "max", "relu"})
 
 
-def stays_in_padding(low: Lowering, split: notation.Split, loop: notation.Forall) -> bool:
-    """Whether all that `loop` reads and writes at coordinates past the last one is padding of its own.
+def stays_in_padding(low: Lowering, split: notation.Split, body: notation.Statement | Assign) -> bool:
+    """Whether all that `body`, inside the loop over blocks, touches past the last coordinate is padding of its own.
 
     Every assignment writes entries of a temporary that has a mode for the coordinates in a block, so that no sum
     joins padding with entries.
     """
-    if split not in low.blocks or any(isinstance(n, notation.If) for n in walk(loop.body)):
+    if split not in low.blocks or any(isinstance(n, notation.If) for n in walk(body)):
         return False
-    return all(_is_padded(low, split, assign) for assign in find(loop.body, Assign))
+    return all(_is_padded(low, split, assign) for assign in find(body, Assign))
 
 
 def _is_padded(low: Lowering, split: notation.Split, assign: Assign) -> bool:
@@ -57,7 +57,7 @@ def _has_padding(low: Lowering, split: notation.Split, access: Access) -> bool:
         if access.tensor in low.patterns:
             return False
         if access.tensor not in low.declarations:
-            if not names <= {split.outer, split.inner}:
+            if not names <= {split.outer, *provenance.leaves(split.outer), split.inner}:
                 return False
             continue
         levels = [s for s in low.declaration(access.tensor).format.levels if s.expression.mode == mode]
