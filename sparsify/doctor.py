@@ -29,7 +29,7 @@ EXTRAS: Final = {
     "graph": ("torch_geometric",),
     "text": ("transformers",),
     "vision": ("torchvision",),
-    "plot": ("matplotlib", "jinja2"),
+    "plot": ("matplotlib",),
 }
 SHOWN_INSTRUCTIONS: Final = (
     "sse2",

@@ -100,8 +100,10 @@ def tune_schedules(
                 options,
                 lambda f: f.is_agreed,
             )
-        except SparsifyError:
-            continue  # operands that the example lacks
+        except SparsifyError as error:
+            # Such as operands that the example lacks.
+            region.notes.append(f"schedules of {step.result} not timed, the expected one stays: {error}")
+            continue
         if found.is_better:
             call.kernel.prefer(step, Schedule.parse(found.schedule), shared)
             call.kernel.prepare(sizes)

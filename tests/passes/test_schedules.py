@@ -10,6 +10,7 @@ import sparsify
 from sparsify import options
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.least import Least
+from sparsify.errors import UnsupportedProgramError
 from sparsify.passes import schedules
 
 
@@ -72,6 +73,19 @@ def test_what_is_not_faster_by_more_than_chance_stays(model, monkeypatch, tmp_pa
     assert [str(step.stages.schedule) for step in steps(sparse)] == expected
     notes = [note for region in sparse.report.regions for note in region.notes]
     assert any(told in note for note in notes)
+
+
+def test_what_cannot_be_timed_is_said(model, monkeypatch, tmp_path):
+    def missing(draft: Any, node: Any) -> Any:
+        raise UnsupportedProgramError("the example has no such operand")
+
+    raced(monkeypatch, 10.0, 5.0)
+    monkeypatch.setattr(schedules, "example", missing)
+    with options.override(tune_seconds=1.0, cache_dir=tmp_path):
+        sparse = sparsify.apply(model, MESSAGES, graph())
+    notes = [note for region in sparse.report.regions for note in region.notes]
+    told = "not timed, the expected one stays: the example has no such operand"
+    assert sum(told in note for note in notes) == len(steps(sparse)) > 0
 
 
 @pytest.mark.parametrize(("seconds", "least_us"), [(0.0, 0.0), (1.0, 1e9)])
