@@ -95,11 +95,16 @@ def accesses(node: Node, tensor: str) -> list[Access]:
     return [inner for inner in find(node, Access) if inner.tensor == tensor]
 
 
-def replace_accesses(body: Body, tensor: str, access: Access) -> Body:
-    """`body` with every access to `tensor` replaced by `access`."""
+def replace_accesses(body: Body, tensor: str, access: Access, reader: str = "") -> Body:
+    """`body` with every access to `tensor` replaced by `access`, or with those of the assignments to `reader`."""
 
     def visit(node: Node) -> Node:
-        return access if isinstance(node, Access) and node.tensor == tensor else map_children(node, visit)
+        if reader and isinstance(node, Assign):
+            return map_children(node, replaced) if node.target.tensor == reader else node
+        return map_children(node, visit) if reader else replaced(node)
+
+    def replaced(node: Node) -> Node:
+        return access if isinstance(node, Access) and node.tensor == tensor else map_children(node, replaced)
 
     result = visit(body)
     assert isinstance(result, Statement | Assign)

@@ -111,17 +111,23 @@ class Precompute(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Pack(Directive):
-    """`pack P = B[j, ki] at ko in thread`: inside loop `ko`, `B` is first copied to `P`, stored in that order."""
+    """`pack P = B[j, ki] at ko in thread`: inside loop `ko`, `B` is first copied to `P`, stored in that order.
+
+    `pack P = B[j, ki] at ko in thread for w`: the copy is for what is assigned to `w` alone.
+    """
 
     temporary: str
     tensor: str
     indices: tuple[str, ...]
     at: str
     scope: str
+    reader: str = ""
 
     def __str__(self) -> str:
         at = self.at or "root"
-        return f"pack {self.temporary} = {self.tensor}[{', '.join(self.indices)}] at {at} in {self.scope}"
+        reader = f" for {self.reader}" if self.reader else ""
+        indices = ", ".join(self.indices)
+        return f"pack {self.temporary} = {self.tensor}[{indices}] at {at} in {self.scope}{reader}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +262,8 @@ _FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
         Precompute,
     ),
     (
-        "pack P = B[j, ki] at ko in thread",
-        rf"pack\s+(?P<temporary>{_NAME})\s*=\s*(?P<tensor>{_NAME})\s*\[\s*(?P<indices>{_LIST})\s*\]\s+at\s+(?P<at>{_NAME})\s+in\s+(?P<scope>{_NAME})",
+        "pack P = B[j, ki] at ko in thread [for w]",
+        rf"pack\s+(?P<temporary>{_NAME})\s*=\s*(?P<tensor>{_NAME})\s*\[\s*(?P<indices>{_LIST})\s*\]\s+at\s+(?P<at>{_NAME})\s+in\s+(?P<scope>{_NAME})(?:\s+for\s+(?P<reader>{_NAME}))?",
         Pack,
     ),
     ("vector k [in w]", rf"vector\s+(?P<index>{_NAME}){_IN}", Vector),

@@ -31,9 +31,10 @@ def gloss(directive: d.Directive) -> str:
             return f"{position} runs over the stored positions of {tensor}, {index} is read from them"
         case d.Precompute():
             return _precompute(directive)
-        case d.Pack(temporary, tensor, indices, at, scope):
+        case d.Pack(temporary, tensor, indices, at, scope, reader):
             place = f"inside {at}" if at else "first"
-            return f"{place}, {tensor} is copied to {temporary}, stored by {', '.join(indices)}, {LIFETIMES[scope]}"
+            stored = f"stored by {', '.join(indices)}{f' for {reader}' if reader else ''}"
+            return f"{place}, {tensor} is copied to {temporary}, {stored}, {LIFETIMES[scope]}"
         case d.Vector(index, nest):
             return f"the iterations of {index}{_of(nest)} are the lanes of vector registers"
         case d.Unroll(index, nest):

@@ -200,10 +200,16 @@ def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
 
 
 def pack(program: Notation, directive: d.Pack) -> Notation:
-    """`forall o: C(B) -> forall o: let P: (forall ..: P[..] = B[..]); C(P)`."""
+    """`forall o: C(B) -> forall o: let P: (forall ..: P[..] = B[..]); C(P)`, C all that reads B or one assignment."""
+
+    def reads(body: Body) -> list[Access]:
+        if not directive.reader:
+            return accesses(body, directive.tensor)
+        readers = [assign for assign in find(body, Assign) if assign.target.tensor == directive.reader]
+        return [access for assign in readers for access in accesses(assign, directive.tensor)]
 
     def inside(body: Body) -> Let:
-        found = accesses(body, directive.tensor)
+        found = reads(body)
         if not found or any(access != found[0] for access in found):
             raise ScheduleError(
                 f"`{directive}`: {directive.tensor} is read in {len(found)} ways there", "exactly one"
@@ -221,15 +227,14 @@ def pack(program: Notation, directive: d.Pack) -> Notation:
         copied: Body = Assign(_access(temporary), None, found[0])
         for name in reversed(directive.indices):
             copied = Forall(name, copied)
-        return Let(
-            (temporary,), Sequence((copied, replace_accesses(body, directive.tensor, _access(temporary))))
-        )
+        packed = replace_accesses(body, directive.tensor, _access(temporary), directive.reader)
+        return Let((temporary,), Sequence((copied, packed)))
 
     if not directive.at:
         return replace(program, body=inside(program.body))
 
     def change(loop: Forall) -> Forall:
-        return replace(loop, body=inside(loop.body)) if accesses(loop.body, directive.tensor) else loop
+        return replace(loop, body=inside(loop.body)) if reads(loop.body) else loop
 
     return replace(program, body=rewrite_loops(program.body, directive.at, change))
 
@@ -251,7 +256,9 @@ def _shrink(
     }
     if not listed.keys() <= wanted:
         listed = {}
-    indices = dict.fromkeys(listed.get(loop.index, loop.index) for loop in around if loop.index in wanted)
+    # A loop that was joined is an index for all of its leaves.
+    inside = [loop.index for loop in around if set(_leaves(program, loop.index)) <= wanted]
+    indices = dict.fromkeys(listed.get(index, index) for index in inside)
     return replace(_kept(temporary, directive), indices=tuple(indices))
 
 
