@@ -54,8 +54,8 @@ def _tiled(nest: Nest, extents: Mapping[str, int], vectors: float) -> float:
         case "scores":
             turned = 0 if nest.turned is None else prod(extents[name] for name in index_names(nest.turned))
             return vectors * (extents[nest.inner] * TILED + REDUCED) + turned * TURNED
-        case "reduction":
+        case "reduction" | "gathered":
             return vectors * REDUCED
-        case "product":
+        case "product" | "columns":
             return vectors * extents[nest.lane] * TILED
     return 0.0

@@ -36,6 +36,8 @@ class EntryRows:
     def schedules(self) -> Iterator[d.Schedule]:
         """The one for single entries; nothing for blocks or scalar code, or where keys lie along the lanes."""
         turned = [nest.turned for nest in self.chain.nests if nest.kind == "scores"]
+        if self.chain.adds_to_columns or any(nest.kind == "total" for nest in self.chain.nests):
+            return
         if not self.chain.within_row and self.lanes > 1 and None not in turned:
             yield self.schedule()
 

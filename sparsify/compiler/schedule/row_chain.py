@@ -17,9 +17,10 @@ from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.storage.levels import Compressed
 
 # What nests compute: an entry each from a sum of its own, an entry each, a number a row, a vector a row from
-# entries, a vector or a number a row from others.
-Kind = Literal["scores", "entries", "reduction", "product", "rows"]
-
+# entries, a vector or a number a row from others, a number a row from a vector; and what rows add to columns: vectors
+# from entries, entries.
+Kind = Literal["scores", "entries", "reduction", "product", "rows", "total", "columns", "gathered"]
+OF_COLUMNS: Final = ("columns", "gathered")
 
 # Iterations of the loops around the rows, from which on threads share those instead of rows.
 SHARED: Final = 4
@@ -36,6 +37,7 @@ class Nest:
         summed: of scores, the temporary of the sum.
         inner: of scores, the index variable of the sum.
         turned: of scores, the dense operand that a key picks a row of; `None` where keys lie along the lanes.
+        apart: of what rows add to columns, the index variables around the rows that the result has.
     """
 
     kind: Kind
@@ -44,6 +46,7 @@ class Nest:
     summed: str = ""
     inner: str = ""
     turned: Access | None = None
+    apart: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,21 @@ class RowChain(Rows):
             text += "_"
         return text
 
+    @property
+    def adds_to_columns(self) -> bool:
+        """Whether rows add to what belongs to columns: threads then share what is around all rows."""
+        return any(nest.kind in OF_COLUMNS for nest in self.nests)
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The index variables around the rows whose iterations write to places of their own."""
+        added = [nest.apart for nest in self.nests if nest.kind in OF_COLUMNS]
+        return tuple(name for name in self.leading if all(name in names for names in added))
+
     def shares_rows(self, sizes: Sizes) -> bool:
         """Whether threads share rows: there are few iterations around them."""
+        if self.adds_to_columns:
+            return False
         extents = [sizes.extents.get(name) for name in self.leading]
         return all(extent is not None and extent < SHARED for extent in extents)
 
@@ -113,7 +129,7 @@ class RowChain(Rows):
         if self.shares_rows(sizes):
             return self.leading
         names = self.leading
-        first = max(names, key=lambda name: (sizes.extents.get(name, 0), names.index(name)))
+        first = max(self.apart, key=lambda name: (sizes.extents.get(name, 0), names.index(name)))
         return (first, *(name for name in names if name != first))
 
     def lanes(self) -> tuple[str, ...]:
@@ -138,6 +154,11 @@ def row_chain(program: Notation) -> RowChain | None:
     found = tuple(nest for nest in nests if nest is not None)
     if len(found) < len(nests) or len(found) < 2 or not any(nest.kind == "product" for nest in found):
         return None
+    added = [nest for nest in found if nest.kind in OF_COLUMNS]
+    if any(nest.result not in program.outputs for nest in added):
+        return None  # other statements may read it only when all rows are done
+    if added and not any(all(name in nest.apart for nest in added) for name in rows.leading):
+        return None  # no loop that threads could share
     collected = {nest.result for nest in found if nest.kind == "product"}
     held = tuple(t.name for t in body.temporaries if t.name not in collected)
     sums = tuple(t.name for t in body.temporaries if t.name in collected)
@@ -179,7 +200,11 @@ def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
         return None
     target = inner.target
     names = set(index_names(target))
-    if len(target.indices) != len(names) or not {*rows.leading, rows.row} <= names:
+    if len(target.indices) != len(names):
+        return None
+    if rows.column in names and rows.row not in names:
+        return _of_columns(inner, loops, rows)
+    if not {*rows.leading, rows.row} <= names:
         return None
     if loops == rows.of_entries and index_names(target) == kept.indices and inner.monoid is None:
         return Nest("entries", target.tensor)
@@ -187,6 +212,10 @@ def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
         return Nest("reduction", target.tensor)
     more = loops - rows.of_entries
     lane = next(iter(more), "")
+    if len(more) == 1 and loops - more == rows.of_rows and names == {*rows.leading, rows.row}:
+        return (
+            Nest("total", target.tensor, lane) if inner.monoid == "sum" and _is_along(inner, lane) else None
+        )
     if len(more) > 1 or (lane and index_names(target)[-1] != lane):
         return None
     if loops >= rows.of_entries and inner.monoid is not None and _is_along(inner, lane):
@@ -194,6 +223,21 @@ def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
     return (
         Nest("rows", target.tensor, lane) if loops - more == rows.of_rows and inner.monoid is None else None
     )
+
+
+def _of_columns(assign: Assign, loops: set[str], rows: Rows) -> Nest | None:
+    """What rows add to what belongs to columns, `D[h,j,k] += P[h,i,j] * Q[h,i,k]` or `b[j] += P[h,i,j]`."""
+    names = index_names(assign.target)
+    apart = tuple(name for name in rows.leading if name in names)
+    more = loops - rows.of_entries
+    if assign.monoid != "sum" or len(more) > 1 or not loops >= rows.of_entries:
+        return None
+    lane = next(iter(more), rows.column)
+    if set(names) != {*apart, rows.column, lane} or names[-1] != lane:
+        return None
+    if not more:
+        return Nest("gathered", assign.target.tensor, apart=apart)
+    return Nest("columns", assign.target.tensor, lane, apart=apart) if _is_along(assign, lane) else None
 
 
 def _is_along(assign: Assign, lane: str) -> bool:

@@ -96,6 +96,11 @@ class Strips:
         splits = {free: (name(f"{free}o"), name(f"{free}i")) for free in chain.lanes()}
         for free, (outer, inner) in splits.items():
             steps.append(d.Split(free, outer, inner, columns))
+        cells = ("", "")
+        if any(nest.kind == "columns" for nest in chain.nests):
+            cells = (name(f"{chain.column}q"), name(f"{chain.column}r"))
+            steps.append(d.Split(lane, *cells, tile_rows(columns, self.vectors, registers)))
+            steps += _tiles_joined(chain, lane, splits)
         loops = _Loops(
             (*chain.around(self.sizes), *dict.fromkeys((chain.outer, strip))),
             chain.listed,
@@ -104,6 +109,7 @@ class Strips:
             tile,
             member,
             splits,
+            *cells,
         )
         for nest in chain.nests:
             steps += _ordered(nest, loops, chain)
@@ -123,20 +129,26 @@ class Strips:
         chain = self.chain
         if nest.turned is None:
             return []
-        copy = chain.fresh(f"turned_{nest.turned.tensor}")
+        same = [n for n in chain.nests if n.turned is not None and n.turned.tensor == nest.turned.tensor]
+        copy = chain.fresh(f"turned_{nest.turned.tensor}{f'_{nest.inner}' if len(same) > 1 else ''}")
+        # The products of a row with rows of columns read them as they are.
+        reader = nest.summed if chain.adds_to_columns else ""
         found = index_names(nest.turned)
         at = next((name for name in reversed(chain.around(self.sizes)) if name in found), "")
         indices = (loops.listed, loops.part, nest.inner, loops.lane)
         scope = "thread" if at else "memory"
         return [
-            d.Pack(copy, nest.turned.tensor, indices, at, scope),
+            d.Pack(copy, nest.turned.tensor, indices, at, scope, reader),
             d.Transpose(nest.inner, loops.lane, copy),
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Loops:
-    """The loops of a strip: around it, over the tiles of what is stored, over tiles of rows, over tiles of results."""
+    """The loops of a strip: around it, over the tiles of what is stored, over tiles of rows, over tiles of results.
+
+    What rows add to columns has tiles of columns: `place`, and the `cell`s of one.
+    """
 
     around: tuple[str, ...]
     listed: str
@@ -145,6 +157,19 @@ class _Loops:
     tile: str
     member: str
     free: dict[str, tuple[str, str]]
+    place: str = ""
+    cell: str = ""
+
+
+def _tiles_joined(chain: RowChain, lane: str, splits: dict[str, tuple[str, str]]) -> list[d.Directive]:
+    """Tiles are for what is added to columns, and for results: other nests have one loop."""
+    steps: list[d.Directive] = []
+    for nest in chain.nests:
+        if nest.kind in ("scores", "entries", "reduction", "product", "gathered"):
+            steps.append(d.Join(lane, nest.result))
+        if nest.inner in splits:
+            steps.append(d.Join(nest.inner, nest.summed))
+    return steps
 
 
 def _ordered(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
@@ -169,6 +194,17 @@ def _ordered(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
             ]
         case "product":
             return [d.Order((*around, outer, tile, listed, part, lane, member, inner), nest.result)]
+        case "columns":
+            tiles = (outer, loops.place, tile, member, loops.cell, inner)
+            return [d.Order((*around, listed, part, *tiles), nest.result)]
+        case "gathered":
+            return [d.Order((*around, listed, part, tile, member, lane), nest.result)]
+        case "total":
+            lanes = chain.fresh(f"lanes_{nest.result}")
+            return [
+                d.Order((*around, tile, member, outer, inner), nest.result),
+                d.Precompute(lanes, "register", source=nest.result, over=inner),
+            ]
     return [
         d.Order(
             (*around, *([outer] if outer else []), tile, member, *([inner] if inner else [])), nest.result
@@ -178,8 +214,10 @@ def _ordered(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
 
 def _collected(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
     """The sums of a product in registers."""
-    if nest.kind != "product":
+    if nest.kind not in ("product", "columns"):
         return []
+    if nest.kind == "columns":
+        return [d.Precompute(_sums(nest, chain), "register", at=loops.place, source=nest.result)]
     if nest.result in chain.collected:
         return [d.Precompute(nest.result, "register", at=loops.tile)]
     return [d.Precompute(_sums(nest, chain), "register", at=loops.tile, source=nest.result)]
@@ -198,8 +236,13 @@ def _kinds(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
         case "scores":
             names = (nest.summed, nest.result)
             return [kind for name in names for kind in (d.Unroll(member, name), d.Vector(lane, name))]
-        case "entries":
+        case "entries" | "gathered":
             return [d.Vector(lane, nest.result)]
+        case "total":
+            return [d.Vector(inner, chain.fresh(f"lanes_{nest.result}")), d.Vector(inner, nest.result)]
+        case "columns":
+            names = (_sums(nest, chain), nest.result)
+            return [kind for name in names for kind in (d.Unroll(loops.cell, name), d.Vector(inner, name))]
         case "reduction":
             return [d.Vector(lane, chain.fresh(f"lanes_{nest.result}")), d.Vector(lane, nest.result)]
     written = [_sums(nest, chain), nest.result] if nest.kind == "product" else [nest.result]
