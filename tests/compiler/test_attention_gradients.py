@@ -75,11 +75,22 @@ def check(text: str, size: int, form: str, tolerance: dict = CLOSE, **settings: 
         torch.testing.assert_close(gradient.double(), other, **tolerance, msg=lambda m, n=name: f"d_{n}: {m}")
 
 
-@pytest.mark.parametrize("form", ["csr", "bcsr(8,8)"])
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("batch and heads", "bcsr(8,8)"),
+        ("heads", "csr"),
+        ("one head", "bcsr(8,8)"),
+        ("one head", "csr"),
+    ],
+)
 def test_gradients(name, form):
     for size in (40, 27):
         check(TEXTS[name], size, form)
+
+
+def test_tiles_of_several_vectors():
+    check(TEXTS["heads"], 40, "bcsr(16,16)")
 
 
 def test_rows_are_kept_and_entries_computed_again():

@@ -47,6 +47,11 @@ APPLIED = [
         "forall i: let P[k,j]: float32 in thread: (forall k: forall j: P[k,j] = T[j,k]); "
         "forall k: forall j: Y[i,k] += A[i,j] * P[k,j]",
     ),
+    (
+        "pack P = T[k, j] at i in thread for Y",
+        "forall i: let P[k,j]: float32 in thread: (forall k: forall j: P[k,j] = T[j,k]); "
+        "forall k: forall j: Y[i,k] += A[i,j] * P[k,j]",
+    ),
     ("vector k", f"forall i: vector forall k: forall j: {BODY}"),
     ("vector k in Y", f"forall i: vector forall k: forall j: {BODY}"),
     ("unroll k", f"forall i: unrolled forall k: forall j: {BODY}"),

@@ -21,6 +21,7 @@ TEXTS = {
     "pack P = B[j, k] at ko in thread": (
         "inside ko, B is copied to P, stored by j, k, in memory of its own for each thread"
     ),
+    "pack P = B[j, k] at root in memory for w": "first, B is copied to P, stored by j, k for w, in memory",
     "vector k": "the iterations of k are the lanes of vector registers",
     "vector k in w": "the iterations of k of w are the lanes of vector registers",
     "unroll i": "the iterations of i are written out",

@@ -7,11 +7,15 @@ import sparsify
 from sparsify import options
 from sparsify.compiler import fuse
 from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.fuse import fusion
+from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.plan import steps
+from sparsify.compiler.schedule.row_chain import row_chain
 from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.compiler.schedule.strips import chain_schedules
 from sparsify.storage.format import Format
 
 ROWS = """
@@ -118,6 +122,37 @@ def test_the_cost_of_one_kernel_and_of_several(monkeypatch):
     monkeypatch.setattr(fuse, "chain_us", lambda *given: 1e9)
     lost = fusion(declared("bcsr(16,16)"), known)
     assert not lost.is_faster and "cut, since one kernel loses" in str(lost)
+
+
+def test_the_gradients_of_attention_are_a_chain():
+    reverse = adjoint(declared("bcsr(16,16)"), ("Q", "K", "V"), {"Y": "g_Y"}, ("S", "P"))
+    chain = row_chain(concretize(reverse))
+    assert [(nest.kind, nest.result, nest.lane) for nest in chain.nests] == [
+        ("scores", "P", ""),
+        ("rows", "d_w1", "l"),
+        ("total", "d_d", "l"),
+        ("scores", "d_w", ""),
+        ("product", "d_Q", "k"),
+        ("columns", "d_K", "k"),
+        ("columns", "d_V", "l"),
+    ]
+    # Rows add to columns: threads share heads, be there few of them.
+    assert chain.apart == ("h",) and not chain.shares_rows(Sizes({"h": 2}))
+    (schedule,) = chain_schedules(chain, 8, 4, Sizes())
+    text = str(schedule)
+    assert "order d_K: h, io, jo, jt, ko, jq, it, is, jr, ki; " in text
+    assert "pack turned_K = K[jo, jt, k, js] at h in thread for w; transpose k js in turned_K; " in text
+    assert text.endswith("parallel h dynamic")
+
+
+def test_what_rows_add_needs_places_of_its_own():
+    text = attention("sum(k, Q[h,i,k] * K[h,j,k]) + B[j]")
+    dense = Operand(Format("dense, dense, dense"), "float32")
+    given = {"M": declared("bcsr(16,16)").declaration("M"), "B": Operand(Format("dense"), "float32")}
+    mask = Operand(given["M"].format, "float32", index_dtypes=given["M"].index_dtypes)
+    forward = declare(parse(text), {**given, "M": mask, "Q": dense, "K": dense, "V": dense}, ("Y",))
+    reverse = adjoint(forward, ("B",), {"Y": "g_Y"}, ("S", "P"))
+    assert row_chain(concretize(reverse)) is None
 
 
 @pytest.mark.parametrize(
