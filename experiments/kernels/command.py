@@ -48,6 +48,10 @@ ASKED: Mapping[tuple[int, Weight], tuple[float | None, float | None]] = {
     (16, Weight(95)): (10.0, None),
     (1, Weight(50)): (1.6, None),
     (1, Weight(90)): (6.0, None),
+    (1, Weight(50, dtype="bfloat16")): (1.6, None),
+    (1, Weight(90, dtype="bfloat16")): (6.0, None),
+    (1, Weight(50, dtype="int8")): (1.6, None),
+    (1, Weight(90, dtype="int8")): (6.0, None),
 }
 # The same of whole encoders of BERT.
 BERTS: Mapping[Weight, tuple[float | None, float | None]] = {

@@ -5,6 +5,8 @@ In: `linear(Weight(90), 1024, place)`. Out: a `Case` whose result is checked aga
 
 import copy
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,16 +15,15 @@ import sparsify
 from sparsify.bench.harness import Case, Contender, Target
 from sparsify.bench.place import Place
 from sparsify.bench.roofline import Work
+from sparsify.compiler import dtypes
 from sparsify.runtime.buffers import POOL
+from sparsify.sparsification.rounding import rounded
 
 COLUMNS, OUTPUTS = 768, 3072
 # Asked of square blocks against torch's product with them.
 BSR_RATIO = 2.5
-RECIPE = {
-    "schema": 1,
-    "name": "pruned",
-    "sparsify": [{"targets": ["param:weight"], "role": "weight", "source": "given"}],
-}
+RULES = [{"targets": ["param:weight"], "role": "weight", "source": "given"}]
+RECIPE = {"schema": 1, "name": "pruned", "sparsify": RULES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,13 @@ class Weight:
         zeros: percent of them.
         block: rows and columns that are zero together.
         of: of so many neighbours in a row as many are kept as `zeros` leaves; 0 for any.
+        dtype: that values are stored in, `same` for that of the weight.
     """
 
     zeros: int
     block: tuple[int, int] = (1, 1)
     of: int = 0
+    dtype: str = "same"
 
     def __str__(self) -> str:
         kind = (
@@ -47,7 +50,13 @@ class Weight:
             if self.of
             else ""
         )
-        return f"{kind}{self.zeros}"
+        return f"{kind}{self.zeros}{'' if self.dtype == 'same' else f'-{self.dtype}'}"
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What makes a layer sparse whose weight has these zeros."""
+        rules = [{**rule, "dtype": self.dtype} for rule in RULES]
+        return {**RECIPE, "sparsify": rules}
 
     def mask(self, outputs: int, columns: int) -> torch.Tensor:
         """[outputs, columns]: where the weight is not zero."""
@@ -74,6 +83,8 @@ def linear(
     torch.manual_seed(0)
     layer = nn.Linear(columns, outputs).eval().requires_grad_(False)
     layer.weight *= weight.mask(outputs, columns)
+    if weight.dtype != "same":
+        layer.weight.copy_(rounded(layer.weight, weight.dtype))
     x = torch.randn(rows, columns)
     stored = int(layer.weight.count_nonzero())
     case = Case(
@@ -83,9 +94,9 @@ def linear(
         [],
         [],
         lambda: torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double()),
-        least=packed_work(stored, rows, columns + outputs),
+        least=packed_work(stored, rows, columns + outputs, value_bytes(weight.dtype)),
     )
-    sparse = case.prepare("pack and build", lambda: sparsify.apply(layer, RECIPE, x, verify=False))
+    sparse = case.prepare("pack and build", lambda: sparsify.apply(layer, weight.recipe, x, verify=False))
     case.prepare("first call", lambda: sparse(x))
     left, right, bias = x, layer.weight.detach(), layer.bias.detach()
     case.contenders += [
@@ -98,6 +109,11 @@ def linear(
         onednn = torch.ops.mkldnn._linear_pointwise
         case.contenders.append(Contender("oneDNN", lambda: onednn(left, packed, bias, "none", [], "")))
         case.targets.append(Target("sparsify", ("oneDNN",), onednn_ratio, "oneDNN"))
+    if weight.dtype == "bfloat16":
+        halves = [tensor.bfloat16() for tensor in (left, right, bias)]
+        narrow = partial(torch.nn.functional.linear, *halves)
+        case.contenders.append(Contender("torch bfloat16", narrow, is_checked=False))  # rounds its result
+        case.targets.append(Target("sparsify", ("torch bfloat16",), None, "torch bfloat16"))
     csr = right.to_sparse_csr()
     case.contenders.append(Contender("torch CSR", lambda: (csr @ left.T).T + bias))
     case.targets.append(Target("sparsify", ("torch CSR",), None, "torch CSR"))
@@ -112,9 +128,14 @@ def linear(
     return case
 
 
-def packed_work(stored: int, rows: int, extents: int) -> Work:
+def packed_work(stored: int, rows: int, extents: int, item_bytes: int = 4) -> Work:
     """What layers cannot do without: values with 16-bit coordinates, and inputs and results of so many columns."""
-    return Work(2.0 * stored * rows, 6.0 * stored + 4.0 * rows * extents)
+    return Work(2.0 * stored * rows, (item_bytes + 2.0) * stored + 4.0 * rows * extents)
+
+
+def value_bytes(dtype: str) -> int:
+    """Of a stored value of a float32 weight."""
+    return 4 if dtype == "same" else dtypes.BYTES[dtype]
 
 
 class Prepacked(nn.Module):

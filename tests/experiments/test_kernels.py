@@ -14,7 +14,9 @@ from sparsify.bench.place import Place
 TINY = Place(None, 0.05)
 
 
-@pytest.mark.parametrize("name", ["linear-128-90", "linear-1-50", "linear-1024-8x1-80", "linear-1024-of4-50"])
+@pytest.mark.parametrize(
+    "name", ["linear-128-90", "linear-1-50-bfloat16", "linear-1024-8x1-80", "linear-1024-of4-50"]
+)
 def test_row(name):
     row = command.run_row(name, TINY, quick=True)
     assert row["name"] == name
