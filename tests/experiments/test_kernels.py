@@ -20,7 +20,9 @@ TINY = Place(None, 0.05)
 def test_row(name):
     row = command.run_row(name, TINY, quick=True)
     assert row["name"] == name
-    assert all(c["error"] is not None and c["median_us"] > 0 for c in row["contenders"])
+    unchecked = {c["name"] for c in row["contenders"] if c["error"] is None}
+    assert unchecked == ({"torch bfloat16"} if "bfloat16" in name else set())
+    assert all(c["median_us"] > 0 for c in row["contenders"])
     assert row["prepared_ms"]["first call"] > 0
     assert name in table([row])
 
