@@ -31,6 +31,12 @@ def test_scope_stays():
     assert (found.rules[0].prune.scope, found.rules[0].prune.sparsity) == ("global", 0.7)
 
 
+def test_dtype_stays():
+    found = with_sparse_weights(recipe.load("mlp", dtype="int8"), "2:4")
+    assert (found.rules[0].dtype, found.rules[0].prune.pattern.nm.of) == ("int8", 4)
+    assert with_sparse_weights(recipe.load("mlp"), "2:4").rules[0].dtype == "same"
+
+
 @pytest.mark.parametrize("text", ["3:2", "4:4", "0:4", "1.0", "1.5", "-0.1", "nan", "half", "", "2:", "16x1"])
 def test_mistakes(text):
     with pytest.raises(
