@@ -1,0 +1,302 @@
+"""The backend of `torch.compile`: graphs that Dynamo captures, made sparse by a recipe.
+
+In: `torch.compile(model, backend="sparsify", options={"recipe": "gcn"})`. Out: the same model, each graph of it a
+`SparseModule`, which an inner backend compiles in its turn.
+
+Models that `torch.export` cannot capture, or whose calls differ, are captured piece by piece here: a break of the graph
+cuts a region in two, so breaks are reported. Parameters are told by their names in the model, and shared with it.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx import traceback
+
+from sparsify import recipe as recipes
+from sparsify.errors import CaptureError, SparsifyError
+from sparsify.passes.apply import apply
+from sparsify.passes.sparse_module import SparseModule
+from sparsify.recipe import Recipe
+from sparsify.recipe.source import nearest
+
+OPTIONS: Final = ("recipe", "inner", "trainable", "strict", "verify")
+INNER: Final = "inductor"
+# The breaks that were reported, and how often Dynamo had met them.
+_breaks: dict[str, int] = {}
+# Sets of parameters for which a graph is kept.
+REMEMBERED: Final = 4
+# `L['self']._modules['conv1']._parameters['weight']`, and the names in it.
+MEMBER: Final = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\.(\w+)")
+ROOT: Final = re.compile(r"^L\['\w+'\]")
+SIZE: Final = re.compile(r"^(.*)\.size\(\)\[(\d+)\]$")
+
+
+def backend(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    **rest: Any,
+) -> Callable[..., Any]:
+    """What Dynamo calls with each graph of a model.
+
+    Args:
+        graph: parameters and inputs are its placeholders.
+        example_inputs: their values.
+        options: of `torch.compile`: `recipe` (a path, a name, a mapping or a `Recipe`); `inner`, the backend of all
+            that stays dense, "inductor" if not given, "eager" for none; `trainable`, `strict`, `verify` as `apply` has
+            them.
+
+    Raises:
+        SparsifyError: no recipe, or an option that there is not.
+        RecipeError: the recipe is wrong.
+    """
+    given = {**(options or {}), **rest}
+    for name in given:
+        if name not in OPTIONS:
+            raise SparsifyError(
+                f"the backend sparsify has no option {name!r}{nearest(name, OPTIONS)}",
+                f"it has {', '.join(OPTIONS)}",
+            )
+    if "recipe" not in given:
+        raise SparsifyError(
+            "the backend sparsify needs a recipe",
+            'torch.compile(model, backend="sparsify", options={"recipe": "gcn"})',
+        )
+    recipe = lenient(recipes.load(given.pop("recipe")))
+    report_breaks()
+    return Compiled(graph, example_inputs, recipe, given.pop("inner", INNER), given)
+
+
+def lenient(recipe: Recipe) -> Recipe:
+    """The recipe whose rules may match nothing: what a rule names may be in another graph of the model."""
+    rules = [rule.model_copy(update={"optional": True}) for rule in recipe.sparsify]
+    return recipe.model_copy(update={"sparsify": tuple(rules)})
+
+
+def report_breaks() -> None:
+    """Warns of the breaks in graphs that Dynamo has met since it was asked last."""
+    from torch._dynamo.utils import counters  # Dynamo is there: it calls
+
+    known = dict(counters["graph_break"])
+    new = [reason for reason, count in known.items() if count > _breaks.get(reason, 0)]
+    _breaks.clear()
+    _breaks.update(known)
+    for reason in new:
+        first = str(reason).strip().splitlines()[0]
+        warnings.warn(
+            f"torch.compile cut the graph, and with it what sparsify could fuse: {first}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+class Compiled:
+    """A graph of Dynamo's, made sparse for the parameters that it is called with.
+
+    Nothing is captured before the first call: Dynamo would take the guards of that capture for its own.
+
+    Args:
+        graph, example_inputs: as the backend gets them.
+        recipe: whose rules may match nothing.
+        inner: the backend for the sparse graph.
+        how: arguments of `apply`.
+    """
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        recipe: Recipe,
+        inner: str,
+        how: Mapping[str, Any],
+    ) -> None:
+        self.graph, self.recipe, self.inner, self.how = graph, recipe, inner, dict(how)
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        names = [member_name(source_of(node)) for node in placeholders]
+        self.members = {at: name for at, name in enumerate(names) if name}
+        self.inputs = [
+            at
+            for at, value in enumerate(example_inputs)
+            if isinstance(value, Tensor) and at not in self.members
+        ]
+        self.known: list[tuple[tuple[Any, ...], Callable[..., Any]]] = []
+        self.module: SparseModule | None = None
+
+    def __call__(self, *values: Any) -> Any:
+        """The results of the graph."""
+        return self.runner(values)(*[values[at] for at in self.inputs])
+
+    def runner(self, values: Sequence[Any]) -> Callable[..., Any]:
+        """The sparse graph with the parameters among `values`, made when they are new, or frozen and changed."""
+        members = [values[at] for at in self.members]
+        trainable = self.is_trainable(members)
+        state = (trainable, *[m if trainable else (m, m._version) for m in members])
+        for known, run in self.known:
+            if is_same(known, state):
+                return run
+        run = self.made(values, trainable)
+        self.known = [(state, run), *self.known[: REMEMBERED - 1]]
+        return run
+
+    def is_trainable(self, members: Sequence[Tensor]) -> bool:
+        """Whether parameters get gradients in this call."""
+        asked: bool | None = self.how.get("trainable")
+        if asked is not None:
+            return asked
+        return torch.is_grad_enabled() and any(member.requires_grad for member in members)
+
+    def made(self, values: Sequence[Any], trainable: bool) -> Callable[..., Any]:
+        """The sparse graph with these parameters, compiled by the inner backend; dense where it cannot be captured."""
+        members = {name: values[at] for at, name in self.members.items()}
+        if trainable and any(rule.prune is not None for rule in self.recipe.rules):
+            raise SparsifyError(
+                "pruned weights cannot be trained through torch.compile: gradients would not reach the model's own",
+                "apply the recipe with sparsify.apply and compile the result, or call the model under torch.no_grad()",
+            )
+        part = part_of(self.graph.graph, members, self.inputs).eval()
+        example = tuple([values[at] for at in self.inputs])
+        if not example:
+            return self.compiled(part)
+        try:
+            self.module = apply(part, self.recipe, example, **{**self.how, "trainable": trainable})
+        except CaptureError as error:
+            if self.how.get("strict"):
+                raise
+            warnings.warn(f"{error}; this graph stays dense", RuntimeWarning, stacklevel=2)
+            return self.compiled(part)
+        return self.compiled(self.module)
+
+    def compiled(self, module: nn.Module) -> Callable[..., Any]:
+        """The module by the inner backend."""
+        if self.inner == "eager":
+            return module
+        found: Callable[..., Any] = torch.compile(module, backend=self.inner)
+        return found
+
+
+def is_same(known: Sequence[Any], state: Sequence[Any]) -> bool:
+    """Whether two states have the same tensors, and the same versions of them."""
+    for old, new in zip(known, state, strict=False):
+        if isinstance(old, tuple) != isinstance(new, tuple):
+            return False
+        if isinstance(old, tuple):
+            if old[0] is not new[0] or old[1] != new[1]:
+                return False
+        elif old is not new:
+            return False
+    return True
+
+
+class Part(nn.Module):
+    """A graph of Dynamo's as a module: parameters under the names that they have in the model, inputs as arguments.
+
+    What traces it knows the modules that each node ran in.
+    """
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The results of the graph."""
+        with traceback.preserve_node_meta():
+            return fx.Interpreter(self, graph=self.__dict__["_graph"]).run(*inputs)
+
+
+def part_of(graph: fx.Graph, members: Mapping[str, Tensor], inputs: Sequence[int]) -> Part:
+    """The module of a graph.
+
+    Args:
+        graph: whose placeholders are parameters, inputs and sizes.
+        members: parameters and buffers by qualified name.
+        inputs: the positions of the placeholders that are inputs.
+    """
+    made = rebuilt(graph, inputs)
+    names = [str(node.target) for node in made.find_nodes(op="placeholder")]
+    arguments = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *names)]
+
+    def forward(self: Part, *inputs: Tensor) -> Any:
+        return Part.forward(self, *inputs)
+
+    forward.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
+    part: Part = type("Part", (Part,), {"forward": forward})()
+    part.__dict__["_graph"] = made
+    for name, value in members.items():
+        put(part, name, value)
+    return part
+
+
+def put(module: nn.Module, name: str, value: Tensor) -> None:
+    """Puts a parameter or buffer under a qualified name, in modules that are made on the way."""
+    *path, own = name.split(".")
+    for step in path:
+        if step not in module._modules:
+            module.add_module(step, nn.Module())
+        child = module._modules[step]
+        assert child is not None, "modules are added, never None"
+        module = child
+    if isinstance(value, nn.Parameter):
+        module.register_parameter(own, value)
+    else:
+        module.register_buffer(own, value)
+
+
+def source_of(node: fx.Node) -> str:
+    """Where Dynamo found the value of a placeholder: `L['self']._modules['lin']._parameters['weight']`."""
+    found = getattr(node, "_dynamo_source", None)
+    name = getattr(found, "name", "")
+    return str(name() if callable(name) else name)
+
+
+def member_name(source: str) -> str:
+    """The qualified name of a parameter or buffer, "" for an input.
+
+    >>> member_name("L['self']._modules['lin']._parameters['weight']")
+    'lin.weight'
+    """
+    rest = ROOT.sub("", source)
+    if rest == source or not ("_parameters[" in rest or "_buffers[" in rest):
+        return ""
+    return ".".join(found[1] or found[2] for found in MEMBER.finditer(rest))
+
+
+def rebuilt(graph: fx.Graph, inputs: Sequence[int]) -> fx.Graph:
+    """The graph with attributes for parameters, sizes of inputs for numbers, and module scopes from the model on."""
+    made = fx.Graph()
+    known: dict[fx.Node, fx.Node] = {}
+    placeholders = graph.find_nodes(op="placeholder")
+    sources = {source_of(placeholders[at]): placeholders[at] for at in inputs}
+    for at in inputs:
+        node = placeholders[at]
+        known[node] = made.placeholder(input_name(source_of(node)) or node.name)
+    for node in placeholders:
+        if node in known:
+            continue
+        source = source_of(node)
+        size = SIZE.match(source)
+        if size and size[1] in sources:
+            known[node] = made.call_method("size", (known[sources[size[1]]], int(size[2])))
+        elif name := member_name(source):
+            known[node] = made.create_node("get_attr", name)
+        else:
+            raise CaptureError(f"{source or node.name} is neither a tensor nor the size of one")
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            known[node] = made.node_copy(node, known.__getitem__)
+            known[node].meta["nn_module_stack"] = scopes(node)
+    return made
+
+
+def input_name(source: str) -> str:
+    """The name of an input as the model has it, "" for what is no plain argument."""
+    found = re.fullmatch(r"L\['(\w+)'\]", source)
+    return found[1] if found else ""
+
+
+def scopes(node: fx.Node) -> dict[str, tuple[str, Any]]:
+    """The modules that a node ran in, under the names that the capture expects: those of a model inside a module."""
+    found = node.meta.get("nn_module_stack") or {}
+    inner = {key: (f"model{ROOT.sub('', path)}", kind) for key, (path, kind) in found.items()}
+    return {"": ("", "Flat"), "root": ("model", "Part"), **inner}
