@@ -3,6 +3,8 @@
 In: `Y[i,j] = A[i,j] + B[i,j] + C[i,j] + D[i,j] + E[i,j] + F[i,j]`, all compressed by row.
 Out: `w[i,j] = A[i,j] + B[i,j] + C[i,j]`, `w1[i,j] = w[i,j] + D[i,j] + E[i,j]` and `Y[i,j] = w1[i,j] + F[i,j]`.
 
+`where(w, C, D)` of too many modes becomes the sum of two.
+
 Every subset of the operands may be stored at a coordinate, and each is code of its own: the loops over a union of n
 operands have about 3^n bodies.
 """
@@ -11,11 +13,13 @@ from dataclasses import replace
 from math import log, prod
 from typing import Final, cast
 
+from sparsify.compiler.dtypes import FLOATING, category
 from sparsify.compiler.einsum.infer_format import infer_format
 from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
     Call,
+    Const,
     Expr,
     Index,
     Program,
@@ -63,11 +67,30 @@ class _Narrowing:
         while bodies(node, self.tensors) > MOST_BODIES:
             parts = [n for n in node.args if isinstance(n, Call) and bodies(n, self.tensors) > 1]
             if not parts:
-                return node
+                return self.apart(node)
             widest = max(parts, key=lambda part: bodies(part, self.tensors))
             target = self.computed(widest)
             node = replace(node, args=tuple(target if arg is widest else arg for arg in node.args))
         return node
+
+    def apart(self, node: Call) -> Call:
+        """`where(w, c, d) -> where(w, c, -0.0) + where(w, -0.0, d)`, each a tensor of its own with two operands.
+
+        To -0.0 every number adds as it is, -0.0 too.
+        """
+        match node:
+            case Call("where", (Access() as condition, Access() as first, Access() as second)):
+                pass
+            case _:
+                return node
+        declared = [self.tensors.declarations[access.tensor] for access in (first, second)]
+        if any(category(d.dtype) < category("int8") for d in declared):
+            return node
+        nothing = Const(-0.0 if any(category(d.dtype) >= FLOATING for d in declared) else 0)
+        chosen = Call("where", (condition, first, nothing)), Call("where", (condition, nothing, second))
+        if sum(bodies(part, self.tensors) for part in chosen) >= bodies(node, self.tensors):
+            return node
+        return Call("add", tuple(map(self.computed, chosen)))
 
     def computed(self, part: Expr) -> Access:
         """The tensor of a part, which a statement computes."""

@@ -197,7 +197,8 @@ def compile_stages(
             continue
         behind = tuple(islice(dict.fromkeys(other for other in waiting if other != candidate), RUNNERS_UP))
         return Stages(program, plain, candidate, tree, short, text, tuple(refused), behind, step.twins)
-    raise UnsupportedProgramError(f"no loop order computes `{step.program.statements[0]}`: {refused[0][1]}")
+    # The last one is the loops as they are: what refuses them is no schedule's.
+    raise UnsupportedProgramError(f"no loop order computes `{step.program.statements[0]}`: {refused[-1][1]}")
 
 
 def run(stages: tuple[Stage, ...], start: Any, given: Given, options: Options, dump: Dump) -> list[Any]:

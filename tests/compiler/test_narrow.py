@@ -62,3 +62,35 @@ def test_many_operands():
     (found,) = torch.autograd.grad(total.to_dense().sin().sum(), given["F"])
     wanted = sum(dense.values()).cos()
     torch.testing.assert_close(found.values(), wanted[tuple(given["F"].coordinates())])
+
+
+def test_a_choice_of_many_modes_is_a_sum_of_two():
+    indices = "[i,j,k,l,m,n]"
+    forms = dict.fromkeys("wCD", ", ".join(["compressed"] * 6))
+    assert texts(f"Y{indices} = where(w{indices}, C{indices}, D{indices})", forms) == [
+        f"w1{indices} = where(w{indices}, C{indices}, -0.0)",
+        f"w2{indices} = where(w{indices}, -0.0, D{indices})",
+        f"Y{indices} = w1{indices} + w2{indices}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "dtype, fills", [(torch.float64, (0, 0)), (torch.float32, (2, float("inf"))), (torch.int64, (0, 3))]
+)
+def test_choices_in_two_parts(monkeypatch, dtype, fills):
+    """Entries, fills, signs of zeros and NaN as torch chooses them."""
+    monkeypatch.setattr("sparsify.compiler.narrow.MOST_BODIES", 1)
+    draw = torch.Generator().manual_seed(1)
+    a, b, c, d = torch.randint(-2, 3, (4, 4, 6), generator=draw).to(dtype)
+    if dtype.is_floating_point:
+        d[:, 0] = float("nan")
+    forms = dict(zip("CD", (sparsify.tensor(x, "csr", fill=f) for x, f in zip((c, d), fills)), strict=True))
+    text = "Y[i,j] = where(A[i,j] > B[i,j], C[i,j], D[i,j])"
+    for form in forms.values():
+        form.values()[::3] = -0.0
+    found = sparsify.evaluate(text, A=sparsify.tensor(a, "csr"), B=sparsify.tensor(b, "csr"), **forms)
+    wanted = torch.where(a > b, *(form.to_dense() for form in forms.values()))
+    assert found.dtype is dtype
+    torch.testing.assert_close(found.to_dense(), wanted, equal_nan=True)
+    zeros = wanted == 0
+    assert torch.equal(torch.signbit(found.to_dense())[zeros], torch.signbit(wanted)[zeros])
