@@ -25,7 +25,7 @@ from sparsify.compiler.einsum.nodes import (
     Reduce,
 )
 from sparsify.compiler.einsum.patterns import pattern_access
-from sparsify.compiler.einsum.rename import all_indices, fresh
+from sparsify.compiler.einsum.rename import all_indices, fresh, rename_tensors
 from sparsify.compiler.fuse import fusion
 from sparsify.compiler.narrow import narrow
 from sparsify.compiler.node import find
@@ -179,14 +179,18 @@ def steps(
     """
     program = collect(program)
     if len(program.statements) > 1 and (scheduled or _leaves_blocks(program)):
-        return (_whole(program),)
+        return _whole(program)
     if scheduled:
         order = order or ()
     else:
         named = name_extents(program)
         split = contract(count_unstored(named, sizes), sizes)
-        if split.program == named and (found := fusion(_whole(program).program, sizes)) and found.is_faster:
-            return (_whole(program),)
+        if (
+            split.program == named
+            and (found := fusion(_whole(program)[0].program, sizes))
+            and found.is_faster
+        ):
+            return _whole(program)
         program, sizes = split.program, sizes.expecting(split.stored)
     program = program if scheduled else name_extents(narrow(cut(program)))
     made: list[DenseProduct | Step | Convert] = []
@@ -265,13 +269,31 @@ def _leaves_blocks(program: Program) -> bool:
     return False
 
 
-def _whole(program: Program) -> Step:
-    """All statements, with every operand as it is stored."""
-    declarations = (
-        replace(declared, pattern_of=None) if declared.name in program.inputs else declared
-        for declared in program.declarations
-    )
-    return Step(replace(program, declarations=tuple(declarations)))
+def _whole(program: Program) -> tuple[Step, *tuple[Convert, ...]]:
+    """All statements, with every operand as it is stored; results that no kernel writes as they are, converted."""
+    taken = {declared.name for declared in program.declarations}
+    converted: list[Convert] = []
+    declarations: list[Declaration] = []
+    for declared in program.declarations:
+        if declared.name in program.inputs:
+            declared = replace(declared, pattern_of=None)
+        elif declared.name in program.outputs and declared.pattern_of is None:
+            written = _computed(declared, assembled(declared.format), taken)
+            if written is not None:
+                format, why = declared.format, f"no kernel writes {declared.format}"
+                converted.append(Convert(declared.name, written.name, format, None, declared.fill, why))
+                declared = written
+        declarations.append(declared)
+    made = replace(program, declarations=tuple(declarations))
+    return Step(rename_tensors(made, {made.result: made.source for made in converted})), *converted
+
+
+def _computed(output: Declaration, format: Format, taken: set[str]) -> Declaration | None:
+    """The tensor in `format` that a result is converted from; `None` where it has that format."""
+    if format == output.format:
+        return None
+    name = fresh(f"{output.name}_{format.letters}", taken)
+    return replace(output, name=name, format=format, index_dtypes=_index_dtypes(format, output))
 
 
 def _written(
@@ -286,10 +308,10 @@ def _written(
     else:
         format = assembled(output.format)
         why = f"no kernel writes {output.format}"
-    if format == output.format:
+    computed = _computed(output, format, {declared.name for declared in program.declarations})
+    if computed is None:
         return (_step(program, statement, apart, sizes, order),)
-    name = fresh(f"{output.name}_{format.letters}", {declared.name for declared in program.declarations})
-    computed = replace(output, name=name, format=format, index_dtypes=_index_dtypes(format, output))
+    name = computed.name
     inside = replace(program, declarations=(*program.declarations, computed))
     target = replace(statement.target, tensor=name)
     written = _step(inside, replace(statement, target=target), apart, sizes, order)

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 import sparsify
 from sparsify.errors import EinsumError, FormatError, ScheduleError, ShapeError
+from sparsify.storage.format import Format
 
 from .catalogue import drawn, unchanged, value
 
@@ -219,3 +220,21 @@ def test_mistakes(number):
     with pytest.raises(error) as raised:
         compute()
     assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("format", ["dense, compressed(crd=int16)", "bcsr(2, 2)"])
+def test_results_of_one_kernel_for_several_statements_have_the_format_that_is_asked_for(format: str) -> None:
+    """A schedule makes one kernel of all statements: what it does not write is converted."""
+    seeded = torch.Generator().manual_seed(0)
+    a, b = torch.randint(-2, 3, (2, 6, 8), generator=seeded).float()
+    A, B = sparsify.tensor(a, "csr").requires_grad_(), sparsify.tensor(b, "csr")
+    text = "t[i] = sum(j, A[i,j])\nY[i,j] = (A[i,j] + B[i,j]) * t[i]"
+    found = sparsify.evaluate(text, A=A, B=B, format={"Y": format}, schedule="order i, j")
+    assert found.format == Format(format)
+    expected = ["int16"] if "int16" in format else ["int32"]
+    assert [str(crd.dtype)[6:] for crd in found.pattern.crd if crd is not None] == expected
+    torch.testing.assert_close(found.to_dense(), (a + b) * a.sum(1, keepdim=True))
+    (gradient,) = torch.autograd.grad(found.to_dense().sum(), A)
+    learned = a.clone().requires_grad_()
+    ((learned + b) * learned.sum(1, keepdim=True)).sum().backward()
+    torch.testing.assert_close(gradient.to_dense(), learned.grad * (a != 0))

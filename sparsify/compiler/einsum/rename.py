@@ -3,10 +3,11 @@
 In: `A[i,j] * x[j]` and `{"i": j, "j": k}`. Out: `A[j,k] * x[k]`.
 """
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar, cast
 
-from sparsify.compiler.einsum.nodes import Access, Expr, Index, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Program, Reduce
 from sparsify.compiler.node import Node, find, map_children
 
 N = TypeVar("N", bound=Node)
@@ -25,6 +26,28 @@ def rename_indices(node: N, names: Mapping[str, str]) -> N:
         return current
 
     return cast(N, visit(node))
+
+
+def rename_tensors(program: Program, names: Mapping[str, str]) -> Program:
+    """`program` with the results renamed whose declarations have new names."""
+
+    def visit(current: Node) -> Node:
+        current = map_children(current, visit)
+        if isinstance(current, Access) and current.tensor in names:
+            return Access(names[current.tensor], current.indices)
+        return current
+
+    return dataclasses.replace(
+        program,
+        statements=tuple([cast(Assign, visit(statement)) for statement in program.statements]),
+        declarations=tuple(
+            [
+                dataclasses.replace(d, pattern_of=names.get(d.pattern_of or "", d.pattern_of))
+                for d in program.declarations
+            ]
+        ),
+        outputs=tuple([names.get(name, name) for name in program.outputs]),
+    )
 
 
 def replace(node: N, old: Node, new: Node) -> N:
