@@ -17,7 +17,7 @@ from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.notation import printer
 from sparsify.compiler.pipeline import Stages, compile_stages, directives_text
-from sparsify.compiler.plan import Convert, DenseProduct, steps
+from sparsify.compiler.plan import Convert, DenseProduct, joined_rows, steps
 from sparsify.compiler.schedule.alternatives import alternatives
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
@@ -62,10 +62,19 @@ def explain_kernel(kernel: Kernel, **facts: Any) -> tuple[Section, ...]:
         Explained(step.stages, found(step.library)) if isinstance(step, GeneratedStep) else Explained(step)
         for step in kernel.steps
     ]
-    compared = () if kernel.schedule is not None else alternatives(kernel.program, kernel.sizes)
+    scheduled = kernel.schedule is not None
+    compared: Sequence[str] = () if scheduled else _compared(kernel.program, kernel.sizes)
     if kernel.keeping.again:
         compared = (*compared, str(kernel.keeping))
     return explain_plan(kernel.program, plan, compared=compared, **facts)
+
+
+def _compared(program: Program, sizes: Sizes) -> list[str]:
+    """Whether the statements share a kernel, and why; of those that do not, the orders of loops that were compared."""
+    chain = joined_rows(program, sizes)
+    if chain is None:
+        return alternatives(program, sizes)
+    return [str(chain), *([] if chain.is_faster else alternatives(program, sizes))]
 
 
 def found(library: Library) -> str:
@@ -97,7 +106,7 @@ def explain_program(
             program, sizes, scheduled=schedule is not None, order=None if schedule is None else schedule.order
         )
     ]
-    compared = () if schedule is not None else alternatives(program, sizes)
+    compared = () if schedule is not None else _compared(program, sizes)
     return explain_plan(program, plan, compared=compared, **facts)
 
 

@@ -26,7 +26,7 @@ from sparsify.compiler.einsum.nodes import (
 )
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_tensors
-from sparsify.compiler.fuse import fusion
+from sparsify.compiler.fuse import Fusion, fusion
 from sparsify.compiler.narrow import narrow
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
@@ -183,14 +183,10 @@ def steps(
     if scheduled:
         order = order or ()
     else:
-        named = name_extents(program)
-        split = contract(count_unstored(named, sizes), sizes)
-        if (
-            split.program == named
-            and (found := fusion(_whole(program)[0].program, sizes))
-            and found.is_faster
-        ):
+        chain = joined_rows(program, sizes)
+        if chain is not None and chain.is_faster:
             return _whole(program)
+        split = contract(count_unstored(name_extents(program), sizes), sizes)
         program, sizes = split.program, sizes.expecting(split.stored)
     program = program if scheduled else name_extents(narrow(cut(program)))
     made: list[DenseProduct | Step | Convert] = []
@@ -198,6 +194,18 @@ def steps(
         product = None if scheduled else dense_product(program, statement)
         made += _written(program, statement, sizes, order) if product is None else [product]
     return tuple(made)
+
+
+def joined_rows(program: Program, sizes: Sizes) -> Fusion | None:
+    """The row-wise chain that all statements of a program are, with what it costs; `None` for other programs.
+
+    Sums over what is not stored, and products that are split, are no part of chains.
+    """
+    program = collect(program)
+    named = name_extents(program)
+    if len(program.statements) < 2 or contract(count_unstored(named, sizes), sizes).program != named:
+        return None
+    return fusion(_whole(program)[0].program, sizes)
 
 
 def starts_otherwise(program: Program, sizes: Sizes) -> bool:

@@ -18,6 +18,10 @@ IDENTITIES: Final[dict[str, float]] = {"add": 0.0, "mul": 1.0, "min": float("inf
 LANE_BY_LANE: Final = "result[lane] = "
 
 
+# Of the vectors that one instruction bounds by name, AVX's.
+VECTOR_BYTES: Final = 32
+
+
 def define(unit: Unit, name: str, dtype: str, lanes: int, arguments: str, body: Sequence[str]) -> str:
     """A function `name` of arguments of one type whose body is the lines of `body`."""
     value = unit.type(dtype, lanes)
@@ -56,6 +60,22 @@ def _max(unit: Unit, dtype: str, lanes: int) -> str:
     nan = " | (x != x)" if types.is_float(dtype) else ""
     test = f"(x > y){nan}" if nan else "x > y"
     return define(unit, "max", dtype, lanes, "x y", [f"return {test} ? x : y;"])
+
+
+def _bounded(name: str, sign: str, builtin: str) -> Template:
+    """`at_least(bound, x)` and `at_most(bound, x)`: x where it is NaN, one instruction where there is one."""
+
+    def write(unit: Unit, dtype: str, lanes: int) -> str:
+        plain = f"  return x {sign} bound ? bound : x;"
+        lines = [plain]
+        if lanes > 1 and lanes * types.BYTES[dtype] == VECTOR_BYTES:
+            form = f"__builtin_ia32_{builtin}{'ps' if dtype == 'float32' else 'pd'}{8 * VECTOR_BYTES}"
+            lines = ["#ifdef __AVX__", f"  return {form}(bound, x);", "#else", plain, "#endif"]
+        value = unit.type(dtype, lanes)
+        head = f"{INLINE}{value} {name}_{types.suffix(dtype, lanes)}({value} bound, {value} x) {{"
+        return "\n".join([head, *lines, "}"])
+
+    return write
 
 
 def _relu(unit: Unit, dtype: str, lanes: int) -> str:
@@ -166,6 +186,8 @@ def lanewise(name: str, builtin: str, arguments: str) -> Template:
 TEMPLATES: Final[dict[str, Template]] = {
     "min": _min,
     "max": _max,
+    "at_least": _bounded("at_least", "<", "max"),
+    "at_most": _bounded("at_most", ">", "min"),
     "relu": _relu,
     "abs": _abs,
     "sign": _sign,

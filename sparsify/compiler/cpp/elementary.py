@@ -155,15 +155,15 @@ def _exp(unit: Unit, dtype: str, lanes: int) -> str:
     low, high = w.precision.exp_range
     rounder, bias, mantissa = w.number(w.precision.rounder), w.precision.bias, w.precision.mantissa
     body = [
-        f"const {w.value} above = x < {w.number(low)} ? {w.every(low)} : x;",
-        f"const {w.value} bounded = above > {w.number(high)} ? {w.every(high)} : above;",
+        f"const {w.value} above = {w.use('at_least')}({w.every(low)}, x);",
+        f"const {w.value} bounded = {w.use('at_most')}({w.every(high)}, above);",
         *_reduced_exponent(w),
         f"const {w.integer} zero = {w.bits(f'({w.every(w.precision.rounder)})')};",
         f"const {w.integer} half = {w.bits(f'(n * {w.number(0.5)} + {rounder})')} - zero;",
         f"const {w.integer} rest = {w.bits('shifted')} - zero - half;",
         f"const {w.value} first = {w.from_bits(f'(half + {bias}) << {mantissa}')};",
         f"const {w.value} second = {w.from_bits(f'(rest + {bias}) << {mantissa}')};",
-        *_sum_one(w),
+        f"const {w.value} e = (r * r * p + r) + {w.number(1)};",
         "return e * first * second;",
     ]
     return w.define("exp", "x", body)

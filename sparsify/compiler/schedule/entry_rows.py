@@ -1,7 +1,7 @@
 """Schedules for row-wise chains over single entries: a row at a time, its entries by position in scratch.
 
 In:  `S = scores of Q and K where M is stored; m max= S; P = exp(S - m); d += P; Y += P V / d`, M compressed by row.
-Out: `pos j p M; split p po pi 8; split k ko ki 8; ..; order S: i, po, pi; precompute w at po in register; ..;
+Out: `pos j p M; split p po pi 8; split k ko ki 16 tail 8; ..; order S: i, po, pi; precompute w at po in register; ..;
      precompute S at i in thread; ..; parallel i dynamic M`
 
 Eight scores at a time share the row of Q, and their sums are reduced together; eight entries fill a vector.
@@ -17,6 +17,8 @@ from sparsify.compiler.schedule.sizes import Sizes
 
 # Of a row of a result, what has sums in registers at a time.
 ROW_VECTORS: Final = 8
+# Of a sum, what is read at a time for each entry, whose coordinate is read once for it.
+SUM_VECTORS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class EntryRows:
             nest.inner: (name(f"{nest.inner}o"), name(f"{nest.inner}i")) for nest in chain.nests if nest.inner
         }
         for free, (outer, inner) in sums.items():
-            steps.append(d.Split(free, outer, inner, self.lanes))
+            steps.append(d.Split(free, outer, inner, SUM_VECTORS * self.lanes, (self.lanes,)))
         around = (*chain.around(self.sizes), chain.outer)
         entries = (*around, group, member)
         for nest in chain.nests:

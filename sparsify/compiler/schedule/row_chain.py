@@ -36,7 +36,8 @@ class Nest:
         lane: the index variable along a row of a product or of its result, "" without.
         summed: of scores, the temporary of the sum.
         inner: of scores, the index variable of the sum.
-        turned: of scores, the dense operand that a key picks a row of; `None` where keys lie along the lanes.
+        turned: of scores, the dense operand that a column picks a row of; `None` where columns lie along the lanes.
+        panel: of products, the dense operand that a column picks a row of; `None` where there is not one.
         apart: of what rows add to columns, the index variables around the rows that the result has.
     """
 
@@ -47,6 +48,7 @@ class Nest:
     inner: str = ""
     turned: Access | None = None
     apart: tuple[str, ...] = ()
+    panel: Access | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
     if len(more) > 1 or (lane and index_names(target)[-1] != lane):
         return None
     if loops >= rows.of_entries and inner.monoid is not None and _is_along(inner, lane):
-        return Nest("product", target.tensor, lane)
+        return Nest("product", target.tensor, lane, panel=_panel(inner, lane, rows.column))
     return (
         Nest("rows", target.tensor, lane) if loops - more == rows.of_rows and inner.monoid is None else None
     )
@@ -244,6 +246,13 @@ def _is_along(assign: Assign, lane: str) -> bool:
     """Whether every operand that has the variable has it last."""
     reads = [access for access in find(assign.value, Access) if lane in _names(access)]
     return all(access.indices and access.indices[-1] == Index(lane) for access in reads)
+
+
+def _panel(assign: Assign, lane: str, column: str) -> Access | None:
+    """The only operand with the column and the lanes, where its indices are plain."""
+    reads = [access for access in find(assign.value, Access) if {lane, column} <= _names(access)]
+    plain = len(reads) == 1 and all(isinstance(index, Index) for index in reads[0].indices)
+    return reads[0] if lane and plain else None
 
 
 def _scores(let: Let, column: str, kept: Temporary) -> Nest | None:

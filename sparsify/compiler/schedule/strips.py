@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.entry_rows import EntryRows
@@ -77,11 +78,16 @@ class Strips:
         """Vectors of columns in a register tile."""
         return min(VECTORS, self.chain.width // self.lanes)
 
+    @property
+    def columns(self) -> int:
+        """Columns of a register tile."""
+        return self.vectors * self.lanes
+
     def schedule(self) -> d.Schedule:
         """Strips of rows, each nest in its order, what they share in scratch, keys transposed."""
         chain = self.chain
         registers = WIDE_REGISTERS if self.lanes * self.item_bytes >= WIDE_BYTES else REGISTERS
-        rows, columns = tile_rows(chain.height, self.vectors, registers), self.vectors * self.lanes
+        rows, columns = tile_rows(chain.height, self.vectors, registers), self.columns
         name = chain.fresh
         tile, member = name(f"{chain.row}t"), name(f"{chain.row}s")
         part, lane = name(f"{chain.column}t"), name(f"{chain.column}s")
@@ -117,30 +123,44 @@ class Strips:
             steps += _collected(nest, loops, chain)
         steps += [d.Precompute(held, "thread", at=strip) for held in chain.held]
         for nest in chain.nests:
-            steps += self._turned(nest, loops)
+            steps += self._packed(nest, loops)
         for nest in chain.nests:
             steps += _kinds(nest, loops, chain)
         shared = chain.outer if chain.shares_rows(self.sizes) else chain.around(self.sizes)[0]
         steps.append(d.Parallel(shared, "dynamic"))
         return d.Schedule(tuple(steps))
 
-    def _turned(self, nest: Nest, loops: "_Loops") -> list[d.Directive]:
-        """The keys of scores, transposed tile by tile where they begin to be the same."""
+    def _packed(self, nest: Nest, loops: "_Loops") -> list[d.Directive]:
+        """What entries read, copied tile by tile where it begins to be the same: rows of keys are transposed.
+
+        Wide rows become panels as wide as a tile: a column of them would fill few sets of a cache.
+        """
         chain = self.chain
-        if nest.turned is None:
+        if nest.turned is not None:
+            indices = (loops.listed, loops.part, nest.inner, loops.lane)
+            same = [n for n in chain.nests if n.turned is not None and n.turned.tensor == nest.turned.tensor]
+            name = f"turned_{nest.turned.tensor}{f'_{nest.inner}' if len(same) > 1 else ''}"
+            copy = self._copy(name, nest.turned, indices, nest.summed)
+            return [copy, d.Transpose(nest.inner, loops.lane, copy.temporary)]
+        is_narrow = self.sizes.extents.get(nest.lane, 2 * self.columns) <= self.columns
+        if nest.panel is None or is_narrow or chain.adds_to_columns:
             return []
-        same = [n for n in chain.nests if n.turned is not None and n.turned.tensor == nest.turned.tensor]
-        copy = chain.fresh(f"turned_{nest.turned.tensor}{f'_{nest.inner}' if len(same) > 1 else ''}")
-        # The products of a row with rows of columns read them as they are.
-        reader = nest.summed if chain.adds_to_columns else ""
-        found = index_names(nest.turned)
-        at = next((name for name in reversed(chain.around(self.sizes)) if name in found), "")
-        indices = (loops.listed, loops.part, nest.inner, loops.lane)
+        outer, inner = loops.free[nest.lane]
+        indices = (outer, loops.listed, loops.part, loops.lane, inner)
+        copy = self._copy(f"panels_{nest.panel.tensor}", nest.panel, indices, _sums(nest, chain))
+        return [copy, d.Vector(inner, copy.temporary)]
+
+    def _copy(self, name: str, access: Access, indices: tuple[str, ...], reader: str) -> d.Pack:
+        """A copy of an operand in the innermost loop around the rows that it depends on.
+
+        It is for its reader alone where others read the operand, as products of rows with rows of columns do.
+        """
+        chain, found = self.chain, index_names(access)
+        at = next((loop for loop in reversed(chain.around(self.sizes)) if loop in found), "")
+        copied = [part.tensor for n in chain.nests for part in (n.turned, n.panel) if part is not None]
+        is_shared = chain.adds_to_columns or copied.count(access.tensor) > 1
         scope = "thread" if at else "memory"
-        return [
-            d.Pack(copy, nest.turned.tensor, indices, at, scope, reader),
-            d.Transpose(nest.inner, loops.lane, copy),
-        ]
+        return d.Pack(chain.fresh(name), access.tensor, indices, at, scope, reader if is_shared else "")
 
 
 @dataclass(frozen=True, slots=True)

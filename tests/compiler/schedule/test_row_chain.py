@@ -9,6 +9,7 @@ from sparsify.compiler import fuse
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.explain import explain_program
 from sparsify.compiler.fuse import fusion
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.pipeline import compile_stages
@@ -171,3 +172,9 @@ def test_other_programs_are_no_chains(text):
     }
     names = {name: operand for name, operand in given.items() if name in text.replace("max", "")}
     assert fusion(declare(parse(text), names, ("Y",)), Sizes()) is None
+
+
+def test_explain_says_why():
+    known = Sizes({"h": 12, "i": 1024, "j": 1024, "k": 64, "l": 64}, {"M": 150_000})
+    text = "\n".join(map(str, explain_program(declared("bcsr(16,16)"), sizes=known)))
+    assert "S, m, P, d, Y: one kernel " in text and "bytes of temporaries stay with their rows" in text
