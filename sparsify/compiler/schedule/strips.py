@@ -146,8 +146,8 @@ class Strips:
         if nest.panel is None or is_narrow or chain.adds_to_columns:
             return []
         outer, inner = loops.free[nest.lane]
-        indices = (outer, loops.listed, loops.part, loops.lane, inner)
-        copy = self._copy(f"panels_{nest.panel.tensor}", nest.panel, indices, _sums(nest, chain))
+        panels = (outer, loops.listed, loops.part, loops.lane, inner)
+        copy = self._copy(f"panels_{nest.panel.tensor}", nest.panel, panels, _sums(nest, chain))
         return [copy, d.Vector(inner, copy.temporary)]
 
     def _copy(self, name: str, access: Access, indices: tuple[str, ...], reader: str) -> d.Pack:
