@@ -250,7 +250,9 @@ def tiles(low: Lowering, split: notation.Split, loop: notation.Forall, env: Envi
     if not whole:
         return []
     last = loops.Var(low.fresh(f"{split.index}_last"), loops.INT)
-    first = plus(begin, times(quotient(minus(end, begin), integer(size)), integer(size)))
+    # A thread that has no tiles may begin past the end.
+    extent = minus(end, begin) if reach.origin is None else larger(minus(end, begin), ZERO)
+    first = plus(begin, times(quotient(extent, integer(size)), integer(size)))
     lowered: Lowered = [
         loops.Declare(last, first),
         loops.For(base, begin, last, loops.Block(tuple(whole)), size),

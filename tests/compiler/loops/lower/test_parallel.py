@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import sparsify
+from sparsify import options
 
 BLOCKS = "j/4: dense, i: dense, j%4: compressed"
 
@@ -20,3 +21,16 @@ def test_threads_share_no_more_of_a_block_than_the_edge_leaves(rest):
         schedule=f"order jo, i, ji{rest}; parallel ji",
     )
     torch.testing.assert_close(found, a + b * b.t())
+
+
+@pytest.mark.parametrize("rows", [9, 11])
+def test_threads_without_blocks_leave_the_cut_one_to_others(rows):
+    """All work is in the last block, at which most of the chunks begin and end."""
+    a = torch.zeros(rows, 300)
+    a[8:] = torch.randn(rows - 8, 300, generator=torch.Generator().manual_seed(0))
+    stored = sparsify.tensor(a, "i/4: dense, j: compressed, i%4: dense")
+    x = torch.ones(300, 4)
+    schedule = "order io, j, ii, k; unroll ii; parallel io dynamic A"
+    with options.override(threads=2, serial_threshold=0):
+        found = sparsify.evaluate("Y[i,k] = A[i,j] * X[j,k]", A=stored, X=x, schedule=schedule)
+    torch.testing.assert_close(found, a @ x, rtol=1e-5, atol=1e-4)  # sums of 300 in any order
