@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ZERO, compare, constant, integer, minus, smaller, times
+from sparsify.compiler.loops.arithmetic import ZERO, compare, constant, integer, larger, minus, smaller, times
 from sparsify.compiler.loops.lower import iterate as ranges
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Range, scalar
 from sparsify.compiler.notation import nodes as notation
@@ -25,10 +25,17 @@ def at_block(
     low: Lowering, split: notation.Split, value: Coordinate, env: Environment, *, whole: bool = False
 ) -> Environment:
     """The environment in block `value` of a split: its tile begins there, cut at the edge where it is not `whole`."""
+    reach = _tile_around(low, split, env)
     env, left = _enter_block(low, split, value, env)
-    if whole or _divides(low, split):
+    divides = _divides(low, split) if reach is None else reach.exact and (reach.bound or 1) % split.size == 0
+    if whole or divides:
         return env.with_range(split.inner, Range(ZERO, integer(split.size), split.size, True))
     return env.with_range(split.inner, Range(ZERO, smaller(integer(split.size), left), split.size))
+
+
+def _tile_around(low: Lowering, split: notation.Split, env: Environment) -> Range | None:
+    """The iterations of the tile that a split divides further; `None` for a split of all coordinates."""
+    return env.ranges.get(split.index) if split.index in low.split_by_inner else None
 
 
 def _enter_block(
@@ -41,9 +48,18 @@ def _enter_block(
         raise ScheduleError(
             f"the lanes of a vector loop reach different blocks of {split.index}", f"vector {split.inner}"
         )
+    reach = _tile_around(low, split, env)
+    if reach is not None and reach.begin != ZERO:
+        raise ScheduleError(
+            f"the loop over {split.index} begins in the middle of a tile, and {split.outer} counts from its start",
+            f"no tail around {split.outer}",
+        )
     base = times(value.start, integer(split.size))
     env = env.with_coordinate(split.outer, value).with_base(split.index, base)
-    return env, minus(low.bound(split.index), base)
+    if reach is None:
+        return env, minus(low.bound(split.index), base)
+    # In a tile that is cut there may be no such block.
+    return env, larger(minus(reach.end, base), ZERO)
 
 
 def _divides(low: Lowering, split: notation.Split) -> bool:

@@ -362,7 +362,8 @@ def tile(
         declared, number = [loops.Declare(var, number)], var
     inner_env = env.with_base(split.index, base).with_range(split.inner, inner)
     inner_env = inner_env.with_coordinate(split.outer, scalar(number))
-    if (tiled := low.split_by_outer.get(split.index)) is not None:
+    tiled = low.split_by_outer.get(split.index)
+    if tiled is not None and tiled.index not in env.ranges:
         # A part of the tiles of an index variable is a part of it.
         first, last = (times(tile, integer(tiled.size)) for tile in (base, plus(base, inner.end)))
         inner_env = inner_env.with_range(tiled.index, Range(first, smaller(last, low.bound(tiled.index))))

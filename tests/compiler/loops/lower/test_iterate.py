@@ -6,7 +6,10 @@ import torch
 import sparsify
 
 
-@pytest.mark.parametrize("schedule", ["split jo joo joi 2", "split jo joo joi 2; unroll joi"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["split jo joo joi 2", "split jo joo joi 2; unroll joi", "split ji jio jii 2; split jio jioo jioi 2"],
+)
 def test_blocks_whose_numbers_are_recovered_are_cut_at_the_edge(schedule):
     """11 = 2 blocks of 4 and 3: the padding adds nothing."""
     a = torch.randn(5, 11, generator=torch.Generator().manual_seed(0))
