@@ -225,11 +225,12 @@ class _Machine:
 
     def _entries(self, relation: Position, env: Environment) -> Iterator[dict[str, int]]:
         """The entries that a position loop visits, as values of index variables, in storage order."""
-        wanted = self._parts(relation.index)
-        block = next((r for r in self.notation.relations if isinstance(r, Split) and r.outer in wanted), None)
-        if block is not None and relation.index == block.outer:
-            yield from self._blocks(relation.tensor, block, env)
+        splits = (r for r in self.notation.relations if isinstance(r, Split))
+        block = next((r for r in splits if relation.index in (r.outer, r.inner)), None)
+        if block is not None:
+            yield from self._blocks(relation, block, env)
             return
+        wanted = self._parts(relation.index)
         names = self._names_of_modes(relation.tensor, wanted)
         tensor = self.tensors[relation.tensor]
         ordering = self._declared(relation.tensor).format.ordering
@@ -246,8 +247,9 @@ class _Machine:
             fused = self._fuse(entry)
             yield {**entry, **fused}
 
-    def _blocks(self, name: str, block: Split, env: Environment) -> Iterator[dict[str, int]]:
-        """The stored blocks of a tensor below the levels above, as values of index variables, in storage order."""
+    def _blocks(self, relation: Position, block: Split, env: Environment) -> Iterator[dict[str, int]]:
+        """The stored blocks of a tensor below the levels above, or the entries in one, in storage order."""
+        name = relation.tensor
         names, tensor = self._names_of_modes(name, (block.index,)), self.tensors[name]
         columns: list[tuple[str, int, str, int]] = []
         for stored in self._declared(name).format.levels:
@@ -258,7 +260,7 @@ class _Machine:
                     index = r.outer if kind == "block" else r.inner
                     break
             columns.append((index, e.mode, kind, e.size))
-            if index == block.outer:
+            if index == relation.index:
                 break
         seen = set()
         for c in np.argwhere(tensor.stored):
