@@ -46,6 +46,7 @@ class Data:
 SMALL = Data()
 SPECIAL = Data((*VALUES, nan, inf, -inf), densities=(0.2, 0.5, 0.5, 0.8))
 HOLLOW = Data(extents=(2, 3, 5, 9, 13), densities=(0.1, 0.3, 0.6), hollow=0.5, most=1000)
+CUT = Data(extents=(2, 3, 5, 7, 9, 11))
 WIDE = Data(extents=(5, 9, 13, 18, 26, 40), densities=(0.03, 0.1, 0.3), hollow=0.4, most=20_000)
 LAYERS = Data(extents=(1, 3, 5, 16, 17, 33, 40, 70, 130), densities=(0.05, 0.3, 0.5, 1.0), most=8000)
 # More operands for programs that are compiled anyway.

@@ -4,6 +4,7 @@ In: `draw(7)`. Out: a `Case`: statements in index notation, how their operands a
 A failure names its seed, and `draw(seed)` makes the same case again.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -85,6 +86,10 @@ NAMED = {
         "compressed, dense, dense, dense, compressed, compressed",
     ),
 }
+# In blocks, of which the last one is cut where their size does not divide the extent.
+BLOCKED = {
+    rank: tuple(f for f in forms if "/" in f or f[:4] in ("bcsr", "bcsc")) for rank, forms in NAMED.items()
+}
 RESULTS = {
     1: ("compressed",),
     2: (
@@ -109,6 +114,7 @@ def draw(
     windows: bool = False,
     typed: bool = False,
     assembled: bool = False,
+    blocked: bool = False,
 ) -> Case:
     """The case of a seed.
 
@@ -118,6 +124,7 @@ def draw(
         windows: some indices are affine or constants.
         typed: the operands have different dtypes.
         assembled: the last result is sparse, most operands too, and two threads compute.
+        blocked: most operands are stored in blocks.
     """
     rng = np.random.default_rng(seed)
     statements = Writer(rng, style).statements()
@@ -134,8 +141,10 @@ def draw(
     inputs = {name: rank for name, rank in ranks.items() if name not in results}
     guarded = {n.access.tensor for s in statements for n in walk(s.value) if isinstance(n, Stored)}
     dense = 0.1 if assembled else 0.35
+    forms = BLOCKED if blocked else NAMED
     operands = {
-        name: _operand(rng, rank, dtype, 0.0 if name in guarded else dense) for name, rank in inputs.items()
+        name: _operand(rng, rank, dtype, 0.0 if name in guarded else dense, forms)
+        for name, rank in inputs.items()
     }
     if typed:
         operands = _with_dtypes(operands, statements, np.random.default_rng([seed, 5]))
@@ -237,10 +246,12 @@ def draw_adjoint(seed: int, *, windows: bool = False) -> Case:
     return reverse
 
 
-def _operand(rng: np.random.Generator, rank: int, dtype: str, dense: float) -> Operand:
-    """How an input is stored; `dense` is how often it is dense."""
+def _operand(
+    rng: np.random.Generator, rank: int, dtype: str, dense: float, forms: Mapping[int, tuple[str, ...]]
+) -> Operand:
+    """How an input is stored, in one of some forms; `dense` is how often it is dense."""
     if rank == 0 or rng.random() < dense:
         return Operand(Format(", ".join(["dense"] * rank) or "scalar"), dtype)
-    form = Format(str(rng.choice(NAMED[rank])))
+    form = Format(str(rng.choice(forms[rank] or NAMED[rank])))
     fill = float(rng.choice(FILLS)) if rng.random() < 0.12 else 0.0
     return Operand(form, dtype, fill, result_index_dtypes(form, str(rng.choice(["int32", "int64"]))))

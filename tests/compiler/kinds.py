@@ -22,11 +22,11 @@ from sparsify.errors import (
 )
 
 from .compare import Choose, Prepared, as_chosen, prepare
-from .data import HOLLOW, SPECIAL, Case
+from .data import CUT, HOLLOW, SPECIAL, Case
 from .generate import draw, draw_adjoint
 from .layers import draw_layer
 from .schedules import Drawn, Offered
-from .writer import RANKED, REDUCED, SPARSE, USERS
+from .writer import RANKED, REDUCED, SHORT, SPARSE, USERS
 
 REFUSALS = (UnsupportedProgramError, FormatError)
 
@@ -92,6 +92,7 @@ _SCHEDULED = (*REFUSALS, ScheduleError, DiscordantError)
 KINDS = {
     "plain": Kind(draw),
     "scheduled": Kind(draw, _SCHEDULED, Drawn),
+    "blocked": Kind(partial(draw, style=SHORT, data=CUT, blocked=True), _SCHEDULED, Drawn),
     "offered": Kind(draw, _SCHEDULED, Offered),
     "typed": Kind(partial(draw, typed=True), (*REFUSALS, DtypeError)),
     "adjoint": Kind(draw_adjoint, _ADJOINT, is_left_out=has_rounded_ties),

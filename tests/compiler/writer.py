@@ -24,6 +24,7 @@ class Style:
         parts: how many modes a factor of a product has.
         monoids: of sums inside of expressions.
         assigned: of statements that reduce.
+        most_statements: how many there are at most.
     """
 
     letters: str = "ijklm"
@@ -32,11 +33,13 @@ class Style:
     parts: tuple[int, ...] = (1, 2, 2, 2, 3)
     monoids: tuple[str, ...] = ("sum", "sum", "sum", "sum", "max", "min")
     assigned: tuple[str, ...] = ("sum", "max", "min")
+    most_statements: int = 3
 
 
 PLAIN = Style()
 RANKED = Style("ijklmn", (0, 1, 2, 3, 4, 4, 5, 6), 6, (1, 2, 3, 4, 5, 6))
 SPARSE = Style(ranks=(1, 2, 2, 2, 3))
+SHORT = Style("ijkl", (0, 1, 1, 2, 2), 3, most_statements=1)
 # User's monoids: the number of largest or least magnitude, the one of two that is not their identity.
 USERS = {
     "farthest": ("where(abs(x) > abs(y), x, where(abs(y) > abs(x), y, max(x, y)))", 0.0),
@@ -57,7 +60,7 @@ class Writer:
 
     def statements(self) -> tuple[Assign, ...]:
         """One to three statements; later ones may read earlier ones."""
-        count = int(self.rng.choice([1, 1, 1, 2, 3]))
+        count = min(int(self.rng.choice([1, 1, 1, 2, 3])), self.style.most_statements)
         found: list[Assign] = []
         for number in range(count):
             rank = int(self.rng.choice(self.style.ranks))
