@@ -303,8 +303,8 @@ def panels(program: Notation) -> Panels | None:
     weight, dense = sparse[0], next(access for access in reads if access is not sparse[0])
     if not all(isinstance(i, Index) for a in (weight, dense, summed.target, result) for i in a.indices):
         return None
-    if len(dense.indices) < 2:
-        return None
+    if len(dense.indices) < 2 or any(len(index_names(a)) < len(a.indices) for a in reads):
+        return None  # a diagonal
     found = weight_loops(program, declared[weight.tensor], weight)
     if found is None or declared[dense.tensor].format.ordering != tuple(range(len(dense.indices))):
         return None

@@ -165,6 +165,7 @@ def test_sets_hide_the_latency_where_rows_are_long():
         ("Y[t,n] = X[t,k] * W[n,k]", "coo"),
         ("Y[t,n] max= X[t,k] * W[n,k]", PANELS),
         ("Y[t,n] = relu(X[t,k]) * W[n,k]", PANELS),
+        ("y[n] = W[n,k] * D[k,k]", PANELS),  # a diagonal
     ],
 )
 def test_other_products_are_left_alone(text, format):
@@ -172,6 +173,7 @@ def test_other_products_are_left_alone(text, format):
         "X": torch.ones(3, 50),
         "Z": torch.ones(50, 3),
         "z": torch.ones(50),
+        "D": torch.ones(50, 50),
         "W": sparsify.tensor(torch.eye(24, 50), format),
     }
     used = {name: value for name, value in operands.items() if f"{name}[" in text}
