@@ -218,6 +218,16 @@ def test_zeros_keep_their_signs():
         assert torch.equal(found.signbit(), (x * zero).signbit())
 
 
+def test_truth_values_of_sums_are_taken_at_the_end():
+    """Rows of a new pattern hold the sums, not whether a summand is other than zero."""
+    F = torch.zeros(3, 2, 4)
+    F[0, 0, 1], F[2, 0, 1], F[1, 1, 2], F[1, 0, 3] = 0.5, -0.5, 0.5, 0.25
+    stored = sparsify.tensor(F, "i: dense, k: dense, j: compressed")
+    found = sparsify.evaluate("Y[j,k] &= sum(i, F[i,k,j])", F=stored)
+    assert isinstance(found, sparsify.SparseTensor) and found.dtype == torch.bool
+    assert torch.equal(found.to_dense(), (F.sum(0) != 0).T)
+
+
 def test_truth_values_are_not_collected_in_numbers_of_a_new_pattern():
     """What the error proposes is right."""
     A, B = drawn(torch.float32, 4, 3), drawn(torch.float32, 3, 3, seed=1)

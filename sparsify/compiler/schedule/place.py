@@ -8,7 +8,8 @@ Out: `forall i: let w[k] in register: (forall k: forall j: w[k] += ..); forall k
 from dataclasses import replace
 from itertools import takewhile
 
-from sparsify.compiler.dtypes import computing
+from sparsify.compiler.dtypes import Kind, computing
+from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of, reduced
 from sparsify.compiler.einsum.nodes import Access, Assign, Index, Stored
 from sparsify.compiler.node import Node, find, map_children, walk
 from sparsify.compiler.notation.concretize import index_names
@@ -151,7 +152,7 @@ def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
     chain, assign = loop_chain(inside)
     if not isinstance(assign, Assign) or assign.monoid is None:
         raise ScheduleError(f"`{directive}`: {directive.source} is not a plain sum there", "another place")
-    source = Temporary(directive.temporary, index_names(assign.target), _dtype(program, directive.source))
+    source = Temporary(directive.temporary, index_names(assign.target), _accumulated(program, assign))
     shrunk = _shrink(program, source, [loop.index for loop in shared], inside, directive)
     access = _access(shrunk)
     given = [replace(loop, kind=Serial()) for loop in chain if loop.index in shrunk.indices]
@@ -187,7 +188,7 @@ def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
     copies = Temporary(
         directive.temporary,
         (directive.over, *kept),
-        _dtype(program, directive.source),
+        _accumulated(program, assign),
         directive.scope,
     )
     access = _access(copies)
@@ -342,6 +343,17 @@ def _replace(body: Body, old: Node, new: Body) -> Body:
 
 def _access(temporary: Temporary) -> Access:
     return Access(temporary.name, tuple(Index(name) for name in temporary.indices))
+
+
+def _accumulated(program: Notation, assign: Assign) -> str:
+    """The dtype in which what `assign` adds is accumulated: truth values of numbers are taken of their sum."""
+    dtype = _dtype(program, assign.target.tensor)
+    if dtype != "bool" or assign.monoid is None:
+        return dtype
+    kinds = {declared.name: declared_kind(declared) for declared in program.declarations}
+    lets = find(program.body, Let)
+    kinds |= {temporary.name: Kind(temporary.dtype) for let in lets for temporary in let.temporaries}
+    return computing(reduced(kind_of(assign.value, kinds), assign.monoid, assign.value, kinds).dtype)
 
 
 def _dtype(program: Notation, name: str) -> str:
