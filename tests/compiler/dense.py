@@ -121,6 +121,8 @@ def _value(
             return inside.astype(dtype).astype(float)
         case Call(function, args):
             operands = [_value(arg, names, values, masks, sizes, fills) for arg in args]
+            if function == "sign":
+                return np.sign(operands[0])  # of NaN it is 0, and where NaN is must be seen
             return np.asarray(FUNCTIONS[function].evaluate(*operands), float)
     raise AssertionError(expr)
 

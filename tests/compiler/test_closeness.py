@@ -8,7 +8,9 @@ from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.parse import parse
 from sparsify.storage.format import Format
 
-from .closeness import computed_dtypes, has_logic, in_range
+from .closeness import assert_close, computed_dtypes, has_comparisons, has_logic, in_range, sums_nothing
+from .data import SPECIAL, Case
+from .dense import compute
 
 
 def program(text: str) -> Program:
@@ -35,3 +37,22 @@ def test_what_a_dtype_does_not_hold_is_infinite():
     values = np.array([1.0, 1e39, -1e39, -np.inf, np.nan])
     np.testing.assert_equal(in_range(values, "float32"), [1.0, np.inf, -np.inf, -np.inf, np.nan])
     np.testing.assert_equal(in_range(values, "float64"), values)
+
+
+@pytest.mark.parametrize(("size", "is_nothing"), [(0, True), (2, False)])
+def test_infinity_times_a_sum_of_nothing_is_open(size, is_nothing):
+    given = {"A": np.array([np.inf, 1.0]), "B": np.zeros(size)}
+    case = Case(0, program("Y[i] = sum(j, A[i] * B[j])"), 16, 1, SPECIAL, given)
+    assert sums_nothing(case) == is_nothing
+    if is_nothing:
+        assert_close("", case, "Y", np.array([np.nan, 0.0]), np.zeros(2))
+    for wrong in ([np.nan, 1.0], [1.0, 0.0]):
+        with pytest.raises(AssertionError):
+            assert_close("", case, "Y", np.array(wrong), np.zeros(2))
+
+
+def test_signs_of_nan_are_seen():
+    signs = program("Y[i] = sign(A[i]) + B[i]")
+    found = compute(signs, {"A": np.array([np.nan, -2.0]), "B": np.ones(2)}, {})["Y"]
+    np.testing.assert_equal(found, [np.nan, 0.0])
+    assert has_comparisons(signs) and not has_comparisons(program("Y[i] = A[i] + B[i]"))
