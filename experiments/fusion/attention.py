@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import sparsify
-from experiments.fusion.masks import bigbird, window
+from sparsify import patterns
 from sparsify.bench.harness import Case, Target
 from sparsify.bench.peers import Call
 from sparsify.bench.place import Place
@@ -37,8 +37,7 @@ def blocked(
 ) -> Case:
     """Attention of all heads over blocks as BigBird chooses them."""
     tokens = scaled(tokens, place) // block * block
-    blocks = bigbird(tokens // block)
-    kept = blocks.repeat_interleave(block, 0).repeat_interleave(block, 1)
+    kept = patterns.bigbird(tokens, block=block).to_dense()
     case, ours, Q, K, V = _case(f"attention-{tokens}-{block}", kept, f"bcsr({block},{block})", HEADS)
     theirs: dict[str, Call | None] = {"SDPA with mask": lambda: _sdpa(Q, K, V, kept)}
     for size in FLEX_BLOCKS:
@@ -49,7 +48,7 @@ def blocked(
 def sliding(tokens: int, reach: int, place: Place, sdpa_ratio: float | None = None) -> Case:
     """Attention of all heads to neighbours in the text, score by score."""
     tokens = scaled(tokens, place)
-    kept = window(tokens, reach)
+    kept = patterns.sliding_window(tokens, before=reach).to_dense()
     case, ours, Q, K, V = _case(f"attention-window-{tokens}-{reach}", kept, "csr", HEADS)
     return _asked(against(case, ours, {"SDPA with mask": lambda: _sdpa(Q, K, V, kept)}), None, sdpa_ratio)
 
@@ -57,7 +56,7 @@ def sliding(tokens: int, reach: int, place: Place, sdpa_ratio: float | None = No
 def one_head(tokens: int, block: int, place: Place) -> Case:
     """One head over blocks, on all threads and on one."""
     tokens = scaled(tokens, place) // block * block
-    kept = bigbird(tokens // block).repeat_interleave(block, 0).repeat_interleave(block, 1)
+    kept = patterns.bigbird(tokens, block=block).to_dense()
     case, ours, *_ = _case(f"attention-one-head-{tokens}-{block}", kept, f"bcsr({block},{block})", 1)
 
     def alone() -> Tensor:
