@@ -158,3 +158,16 @@ def test_results_have_the_dtypes_that_their_format_fixes(
     wide = random(30, 200, 2)
     with pytest.raises(FormatError, match="crd of the level"):
         sparsify.einsum("ij,jk->ik", A, wide, format="i: dense, j: compressed(crd=int8)")
+
+
+def test_a_choice_stores_what_the_chosen_operand_does() -> None:
+    """An entry that is unstored in the operand chosen is unstored in the result: infinity does not meet a 0 there."""
+    A = sparsify.tensor(torch.tensor([[1.0, 2.0, 0.0], [0.0, 3.0, 0.0]]), "csr")
+    B = sparsify.tensor(torch.tensor([[4.0, 0.0, 0.0], [0.0, 5.0, 6.0]]), "csr")
+    C = sparsify.tensor(torch.tensor([[0.0, 0.0, 7.0], [8.0, 0.0, 0.0]]), "csr")
+    choice = sparsify.evaluate("Y[i,j] = where(stored(A[i,j]), B[i,j], C[i,j])", A=A, B=B, C=C)
+    assert isinstance(choice, SparseTensor) and choice.nnz == 4
+    assert choice.to_dense().tolist() == [[4.0, 0.0, 7.0], [8.0, 5.0, 0.0]]
+    D = torch.tensor([[1.0, torch.inf, 1.0], [1.0, 1.0, torch.inf]])
+    scaled = sparsify.evaluate("Z[i,j] = Y[i,j] * D[i,j]", Y=choice, D=D)
+    assert scaled.to_dense().tolist() == choice.to_dense().tolist()

@@ -19,7 +19,7 @@ from sparsify.compiler.loops.lower import marked, workspace
 from sparsify.compiler.loops.lower.access import load, position_of, store
 from sparsify.compiler.loops.lower.environment import Environment, LaneContext
 from sparsify.compiler.loops.lower.expression import is_zero_past_end, used_lanes, widen
-from sparsify.compiler.loops.lower.lattice import prune
+from sparsify.compiler.loops.lower.lattice import prune_known
 from sparsify.compiler.loops.lower.locate import evaluate_masked
 from sparsify.errors import ScheduleError
 
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 def lower(low: Lowering, assign: Assign, env: Environment) -> list[loops.Stmt]:
     """`target = value` or `target = combine(target, value)`; nothing when the value is the identity."""
-    value = prune(with_casts(assign.value, low.kinds), env.absent, low)
+    value, is_background = prune_known(with_casts(assign.value, low.kinds), env.absent, low)
     target, dtype = assign.target, computing(low.dtype(assign.target.tensor))
     if low.assembly is not None and target.tensor == low.assembly.name:
+        if is_background and value == Const(low.fill_of(target)) and not low.assembly.phase:
+            return []  # what is unstored in all operands is unstored in the result
         return low.assembly.append(target, evaluate_masked(low, value, env, dtype), env)
     if assign.monoid is None:
         result = evaluate_masked(low, value, env, dtype)

@@ -181,10 +181,10 @@ def prune(expr: Expr, absent: frozenset[Access], tensors: Tensors) -> Expr:
 
     Only an unstored entry annihilates; `0 * x` with a constant 0 keeps the NaN of `x`.
     """
-    return _prune(expr, absent, tensors)[0]
+    return prune_known(expr, absent, tensors)[0]
 
 
-def _prune(expr: Expr, absent: frozenset[Access], tensors: Tensors) -> tuple[Expr, bool]:
+def prune_known(expr: Expr, absent: frozenset[Access], tensors: Tensors) -> tuple[Expr, bool]:
     """The pruned expression, and whether it is a background value: constant because entries are unstored."""
     match expr:
         case Access() if tensors.root_of(expr) in absent:
@@ -192,10 +192,10 @@ def _prune(expr: Expr, absent: frozenset[Access], tensors: Tensors) -> tuple[Exp
         case Stored(access=access) if tensors.root_of(access) in absent:
             return Const(False), True
         case Cast(dtype=dtype, value=value):
-            inner, is_gone = _prune(value, absent, tensors)
+            inner, is_gone = prune_known(value, absent, tensors)
             return (inner if isinstance(inner, Const) else Cast(dtype, inner)), is_gone
         case Call(function=function, args=args):
-            pruned = [_prune(arg, absent, tensors) for arg in args]
+            pruned = [prune_known(arg, absent, tensors) for arg in args]
             found, is_gone = _prune_call(
                 Call(function, tuple(arg for arg, _ in pruned)), [gone for _, gone in pruned]
             )
