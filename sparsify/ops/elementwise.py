@@ -137,7 +137,7 @@ def _combine(function: Any, text: str, first: Any, second: Any, out: Tensor | No
         raise refuse(f"torch.{function.__name__} of different patterns with out=", "use the result")
     if isinstance(first, SparseTensor) and isinstance(second, SparseTensor):
         second = _stored_alike(first, second)
-    if first.shape == second.shape:
+    if first.shape == second.shape and not is_dynamo_compiling():  # which would look into the memory of texts
         return cast(Tensor, evaluate_pair(_alike(text, first.dim()), first, second))
     shape = _broadcast(tuple(first.shape), second)
     names = INDICES[: len(shape)]

@@ -26,8 +26,6 @@ from sparsify.recipe.source import nearest
 
 OPTIONS: Final = ("recipe", "inner", "trainable", "strict", "verify")
 INNER: Final = "inductor"
-# The breaks that were reported, and how often Dynamo had met them.
-_breaks: dict[str, int] = {}
 # Sets of parameters for which a graph is kept.
 REMEMBERED: Final = 4
 # `L['self']._modules['conv1']._parameters['weight']`, and the names in it.
@@ -69,7 +67,7 @@ def backend(
             'torch.compile(model, backend="sparsify", options={"recipe": "gcn"})',
         )
     recipe = lenient(recipes.load(given.pop("recipe")))
-    report_breaks()
+    report_break(graph)
     return Compiled(graph, example_inputs, recipe, given.pop("inner", INNER), given)
 
 
@@ -79,16 +77,11 @@ def lenient(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"sparsify": tuple(rules)})
 
 
-def report_breaks() -> None:
-    """Warns of the breaks in graphs that Dynamo has met since it was asked last."""
-    from torch._dynamo.utils import counters  # Dynamo is there: it calls
-
-    known = dict(counters["graph_break"])
-    new = [reason for reason, count in known.items() if count > _breaks.get(reason, 0)]
-    _breaks.clear()
-    _breaks.update(known)
-    for reason in new:
-        first = str(reason).strip().splitlines()[0]
+def report_break(graph: fx.GraphModule) -> None:
+    """Warns where a break, and not the end of the model, ended a graph."""
+    reason = getattr(graph, "compile_subgraph_reason", None)
+    if reason is not None and reason.graph_break:
+        first = str(reason.reason).strip().splitlines()[0]
         warnings.warn(
             f"torch.compile cut the graph, and with it what sparsify could fuse: {first}",
             RuntimeWarning,
