@@ -32,8 +32,8 @@ def cache_dir(options: Options | None = None) -> Path:
 
 def cache_size(options: Options | None = None) -> tuple[int, int]:
     """The number of kernels on disk and the bytes of all their files."""
-    files = [file for file in _files(cache_dir(options)) if file.is_file()]
-    return sum(file.suffix == ".so" for file in files), sum(file.stat().st_size for file in files)
+    files = {file: status.st_size for file in _files(cache_dir(options)) if (status := _status(file))}
+    return sum(file.suffix == ".so" for file in files), sum(files.values())
 
 
 def clean(options: Options | None = None) -> int:
@@ -41,8 +41,7 @@ def clean(options: Options | None = None) -> int:
     directory = cache_dir(options)
     entries, _ = cache_size(options)
     for place in _files(directory):
-        if place.is_file():
-            place.unlink(missing_ok=True)
+        place.unlink(missing_ok=True)
     for name in ("failed", *(place.name for place in directory.glob("build-*"))):
         shutil.rmtree(directory / name, ignore_errors=True)
     return entries
@@ -52,11 +51,13 @@ def prune(max_bytes: int, options: Options | None = None) -> int:
     """Deletes kernels and plans used longest ago until the rest takes `max_bytes`; how many kernels were deleted."""
     directory = cache_dir(options)
     remove_abandoned(directory)
-    found = [*directory.glob("*.so"), *directory.glob("*.plan")]
+    known = {path: _status(path) for path in (*directory.glob("*.so"), *directory.glob("*.plan"))}
+    found = [(status.st_mtime, status.st_size, path) for path, status in known.items() if status]
     total = deleted = 0
-    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+    for _, size, path in sorted(found, reverse=True):
         description = path.with_suffix(".json")
-        total += path.stat().st_size + (description.stat().st_size if description.is_file() else 0)
+        status = _status(description)
+        total += size + (status.st_size if status else 0)
         if total > max_bytes:
             description.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
@@ -135,7 +136,21 @@ def give_up(directory: Path, reason: str, options: Options) -> None:
 
 
 def _files(directory: Path) -> list[Path]:
-    """Everything in the directory and in those for failures and unfinished work; locks stay."""
-    if not directory.is_dir():
-        return []
-    return [path for path in directory.rglob("*") if path.parent.name != "locks"]
+    """All files in the directory and in those for failures and unfinished work; locks stay.
+
+    Other processes compile meanwhile: what they remove is not there, and no error.
+    """
+    return [
+        Path(folder) / name
+        for folder, _, names in os.walk(directory)
+        if Path(folder).name != "locks"
+        for name in names
+    ]
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """What the file system knows of a file, `None` where it is gone."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import stat
 import tempfile
@@ -262,6 +263,29 @@ def test_size_prune_clean(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert directories.cache_size() == (0, 0)
     forget(monkeypatch)
     assert library(constant(6)).origin == "compiled"
+
+
+def test_others_remove_files_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, gone = library(constant(5)), library(constant(6))
+    work = gone.path.parent / "build-other"
+    work.mkdir()
+    (work / "unit.cpp").touch()
+    walk, status = os.walk, directories._status
+
+    def removing(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for found in walk(top):
+            shutil.rmtree(work, ignore_errors=True)  # its folder is known already, and looked into next
+            yield found
+
+    def vanishing(path: Path) -> os.stat_result | None:
+        gone.path.unlink(missing_ok=True)
+        return status(path)
+
+    monkeypatch.setattr(os, "walk", removing)
+    monkeypatch.setattr(directories, "_status", vanishing)
+    assert directories.cache_size()[0] == 1
+    assert directories.prune(0) == 1
+    assert not kept.path.exists()
 
 
 def test_use_protects_from_pruning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
