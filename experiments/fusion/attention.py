@@ -60,9 +60,13 @@ def one_head(tokens: int, block: int, place: Place) -> Case:
     case, ours, *_ = _case(f"attention-one-head-{tokens}-{block}", kept, f"bcsr({block},{block})", 1)
 
     def alone() -> Tensor:
-        with sparsify.options.override(threads=1):
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
             found: Tensor = ours()
             return found
+        finally:
+            torch.set_num_threads(threads)
 
     case = against(case, ours, {"one thread": alone})
     case.targets = [Target("sparsify", ("one thread",), 1.7, "one thread")]

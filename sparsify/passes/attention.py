@@ -18,8 +18,6 @@ from sparsify.passes.canonicalize import remove_unused
 from sparsify.passes.operators import argument, is_inactive_dropout, operator_name, tensor_value
 
 PRODUCTS = ("matmul", "bmm")
-# What a masked score is set to: nothing is left of it after exp.
-NOTHING = -1e4
 
 
 @dataclass
@@ -147,8 +145,8 @@ def _score_side(first: Any, second: Any, result: fx.Node) -> tuple[fx.Node, fx.N
 
 
 def _is_nothing(value: Any) -> bool:
-    """Whether a masked score counts nothing."""
-    return isinstance(value, int | float) and -inf <= value <= NOTHING
+    """Whether a masked score counts nothing; finite ones count where all keys of a query are masked."""
+    return isinstance(value, int | float) and value == -inf
 
 
 def turned_back(keys: Any, rank: int) -> fx.Node | None:

@@ -20,7 +20,6 @@ from torch.fx import traceback
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError, SparsifyError
 from sparsify.passes.apply import apply
-from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
 from sparsify.recipe.source import nearest
 
@@ -119,7 +118,6 @@ class Compiled:
             if isinstance(value, Tensor) and at not in self.members
         ]
         self.known: list[tuple[tuple[Any, ...], Callable[..., Any]]] = []
-        self.module: SparseModule | None = None
 
     def __call__(self, *values: Any) -> Any:
         """The results of the graph."""
@@ -157,13 +155,13 @@ class Compiled:
         if not example:
             return self.compiled(part)
         try:
-            self.module = apply(part, self.recipe, example, **{**self.how, "trainable": trainable})
+            module = apply(part, self.recipe, example, **{**self.how, "trainable": trainable})
         except CaptureError as error:
             if self.how.get("strict"):
                 raise
             warnings.warn(f"{error}; this graph stays dense", RuntimeWarning, stacklevel=2)
             return self.compiled(part)
-        return self.compiled(self.module)
+        return self.compiled(module)
 
     def compiled(self, module: nn.Module) -> Callable[..., Any]:
         """The module by the inner backend."""

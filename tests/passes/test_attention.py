@@ -166,6 +166,16 @@ def test_fixed_shapes():
     torch.testing.assert_close(sparse(x), expected(model, pattern, x), **CLOSE)
 
 
+def test_finite_fills_stay():
+    class Finite(Attention):
+        def filled(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+            scores = q @ k.transpose(-1, -2)
+            return torch.softmax(scores.masked_fill(scores > 9, -1e9), dim=-1) @ v
+
+    with pytest.raises(RecipeError, match="matches nothing"):
+        sparsify.apply(Finite("filled").eval(), recipe(), (torch.randn(2, 24, WIDTH),))
+
+
 def test_weights_that_are_read_stay():
     with pytest.raises(RecipeError, match="matches nothing"):
         sparsify.apply(Attention("weights").eval(), recipe(), (torch.randn(2, 24, WIDTH),))
