@@ -57,7 +57,7 @@ def main(
     names: Sequence[str] = ROWS,
     suite: str = "foundation",
 ) -> int:
-    """Runs the command; 0, or 2 when no row has such a name.
+    """Runs the command; 0, or 2 when no row has such a name. Rows that need a package that is missing are left out.
 
     Args:
         run: what measures a row, `run_row` without it.
@@ -76,7 +76,12 @@ def main(
     found: list[dict[str, Any]] = []
     for number, name in enumerate(rows, 1):
         print(f"[{number}/{len(rows)}] {name}", file=sys.stderr, flush=True)
-        found.append(run(name, place, quick=arguments.quick, clock=CLOCKS[arguments.cpu_time]))
+        try:
+            row = run(name, place, quick=arguments.quick, clock=CLOCKS[arguments.cpu_time])
+        except ModuleNotFoundError as error:
+            print(f"{name} is left out, {error.name} is not installed", file=sys.stderr)
+            continue
+        found.append(row)
         if arguments.out is not None:
             write(arguments.out, found)
     print(table(found))

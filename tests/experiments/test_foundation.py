@@ -69,6 +69,19 @@ def test_a_stopped_run_leaves_its_finished_rows(tmp_path, monkeypatch):
     assert [file.name for file in out.parent.iterdir()] == ["bench.json"]
 
 
+def test_rows_without_their_package_are_left_out(monkeypatch, capsys):
+    def run_row(name, *_, **__):
+        if name == "spmm-cora-128":
+            raise ModuleNotFoundError("No module named 'peer'", name="peer")
+        return {"name": name, "kind": "limits", "unit": "ms", "data": "", "targets": []}
+
+    monkeypatch.setattr(command, "run_row", run_row)
+    assert command.main(["--rows", "spmm-cora", "spmm-pubmed"]) == 0
+    printed = capsys.readouterr()
+    assert "spmm-cora-128 is left out, peer is not installed" in printed.err
+    assert "spmm-cora-128" not in printed.out
+
+
 def test_time_on_the_processor(capsys):
     assert command.main(["--rows", "spmm-cora", "--quick", "--scale", "0.02", "--cpu-time"]) == 0
     assert "spmm-cora-128" in capsys.readouterr().out
