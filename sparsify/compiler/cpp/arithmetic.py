@@ -18,8 +18,9 @@ IDENTITIES: Final[dict[str, float]] = {"add": 0.0, "mul": 1.0, "min": float("inf
 LANE_BY_LANE: Final = "result[lane] = "
 
 
-# Of the vectors that one instruction bounds by name, AVX's.
-VECTOR_BYTES: Final = 32
+# What has the instruction that bounds vectors of so many bytes; with 64 of them it can leave out lanes.
+FEATURES: Final = {32: "__AVX__", 64: "__AVX512F__"}
+MASKED_BYTES: Final = 64
 
 
 def define(unit: Unit, name: str, dtype: str, lanes: int, arguments: str, body: Sequence[str]) -> str:
@@ -51,15 +52,25 @@ def constant(unit: Unit, value: float, dtype: str, lanes: int) -> str:
 
 
 def _min(unit: Unit, dtype: str, lanes: int) -> str:
-    nan = " | (x != x)" if types.is_float(dtype) else ""
-    test = f"(x < y){nan}" if nan else "x < y"
-    return define(unit, "min", dtype, lanes, "x y", [f"return {test} ? x : y;"])
+    return _most(unit, dtype, lanes, "min", "<", "at_most")
 
 
 def _max(unit: Unit, dtype: str, lanes: int) -> str:
-    nan = " | (x != x)" if types.is_float(dtype) else ""
-    test = f"(x > y){nan}" if nan else "x > y"
-    return define(unit, "max", dtype, lanes, "x y", [f"return {test} ? x : y;"])
+    return _most(unit, dtype, lanes, "max", ">", "at_least")
+
+
+def _most(unit: Unit, dtype: str, lanes: int, name: str, sign: str, bounded: str) -> str:
+    """NaN where either operand is. Of vectors, what a loop collects in x waits for two instructions only."""
+    if types.is_float(dtype) and _is_bounded_by_name(dtype, lanes):
+        most = f"{unit.use(bounded, dtype, lanes)}(y, x)"
+        return define(unit, name, dtype, lanes, "x y", [f"return y != y ? y : {most};"])
+    test = f"(x {sign} y) | (x != x)" if types.is_float(dtype) else f"x {sign} y"
+    return define(unit, name, dtype, lanes, "x y", [f"return {test} ? x : y;"])
+
+
+def _is_bounded_by_name(dtype: str, lanes: int) -> bool:
+    """Whether one instruction bounds such vectors, by its name."""
+    return lanes > 1 and lanes * types.BYTES[dtype] in FEATURES
 
 
 def _bounded(name: str, sign: str, builtin: str) -> Template:
@@ -68,9 +79,26 @@ def _bounded(name: str, sign: str, builtin: str) -> Template:
     def write(unit: Unit, dtype: str, lanes: int) -> str:
         plain = f"  return x {sign} bound ? bound : x;"
         lines = [plain]
-        if lanes > 1 and lanes * types.BYTES[dtype] == VECTOR_BYTES:
-            form = f"__builtin_ia32_{builtin}{'ps' if dtype == 'float32' else 'pd'}{8 * VECTOR_BYTES}"
-            lines = ["#ifdef __AVX__", f"  return {form}(bound, x);", "#else", plain, "#endif"]
+        if _is_bounded_by_name(dtype, lanes):
+            size = lanes * types.BYTES[dtype]
+            form = f"__builtin_ia32_{builtin}{'ps' if dtype == 'float32' else 'pd'}{8 * size}"
+            lines = [
+                f"#if defined({FEATURES[size]})",
+                f"  return {form}(bound, x);",
+                "#else",
+                plain,
+                "#endif",
+            ]
+            if size == MASKED_BYTES:
+                mask = "short" if dtype == "float32" else "char"
+                every = f"{form}_mask(bound, x, {unit.type(dtype, lanes)}{{}}, (unsigned {mask})-1, 4)"
+                lines = [
+                    f"#if defined({FEATURES[size]}) && defined(__clang__)",
+                    f"  return {form}(bound, x, 4);",
+                    f"#elif defined({FEATURES[size]})",
+                    f"  return {every};",
+                    *lines[2:],
+                ]
         value = unit.type(dtype, lanes)
         head = f"{INLINE}{value} {name}_{types.suffix(dtype, lanes)}({value} bound, {value} x) {{"
         return "\n".join([head, *lines, "}"])

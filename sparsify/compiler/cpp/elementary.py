@@ -20,6 +20,8 @@ from sparsify.compiler.cpp.memory import INLINE
 from sparsify.compiler.cpp.unit import Template, Unit
 
 LOG2_E: Final = 1.4426950408889634
+# Of the vectors that one instruction multiplies with powers of 2.
+SCALED_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ def _sum_one(w: Writer) -> list[str]:
 
 
 def _exp(unit: Unit, dtype: str, lanes: int) -> str:
-    """The factor 2**n in two halves: neither overflows, and results may be denormal."""
+    """The factor 2**n in two halves: neither overflows, and results may be denormal; by one instruction of AVX-512."""
     w = Writer(unit, dtype, lanes)
     low, high = w.precision.exp_range
     rounder, bias, mantissa = w.number(w.precision.rounder), w.precision.bias, w.precision.mantissa
@@ -158,15 +160,23 @@ def _exp(unit: Unit, dtype: str, lanes: int) -> str:
         f"const {w.value} above = {w.use('at_least')}({w.every(low)}, x);",
         f"const {w.value} bounded = {w.use('at_most')}({w.every(high)}, above);",
         *_reduced_exponent(w),
+        f"const {w.value} e = (r * r * p + r) + {w.number(1)};",
+    ]
+    halves = [
         f"const {w.integer} zero = {w.bits(f'({w.every(w.precision.rounder)})')};",
         f"const {w.integer} half = {w.bits(f'(n * {w.number(0.5)} + {rounder})')} - zero;",
         f"const {w.integer} rest = {w.bits('shifted')} - zero - half;",
         f"const {w.value} first = {w.from_bits(f'(half + {bias}) << {mantissa}')};",
         f"const {w.value} second = {w.from_bits(f'(rest + {bias}) << {mantissa}')};",
-        f"const {w.value} e = (r * r * p + r) + {w.number(1)};",
         "return e * first * second;",
     ]
-    return w.define("exp", "x", body)
+    if lanes * types.BYTES[dtype] != SCALED_BYTES:
+        return w.define("exp", "x", body + halves)
+    form, mask = ("ps", "short") if dtype == "float32" else ("pd", "char")
+    scaled = f"__builtin_ia32_scalef{form}512_mask(e, n, {w.value}{{}}, (unsigned {mask})-1, 4)"
+    return w.define(
+        "exp", "x", [*body, "#ifdef __AVX512F__", f"return {scaled};", "#else", *halves, "#endif"]
+    )
 
 
 def _tanh(unit: Unit, dtype: str, lanes: int) -> str:

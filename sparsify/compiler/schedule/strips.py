@@ -22,7 +22,7 @@ from sparsify.compiler.schedule.sizes import Sizes
 # Vectors of columns in a register tile: each is loaded once for all rows of the tile.
 VECTORS: Final = 2
 # Rows of one at most: each keeps an address.
-ROWS: Final = 8
+ROWS: Final = 16
 # Vector registers by the bytes of one.
 REGISTERS: Final = 16
 WIDE_REGISTERS: Final = 32
@@ -31,6 +31,8 @@ WIDE_BYTES: Final = 64
 CHAINS: Final = 8
 # Rows that a strip holds at most: their entries stay in the near caches.
 STRIP_ROWS: Final = 16
+# A square tile of a product, in rows and vectors, for many registers: each of 8 operands serves 4 of its 16 sums.
+SQUARE: Final = 4
 
 
 def tile_rows(height: int, vectors: int, registers: int) -> int:
@@ -100,9 +102,14 @@ class Strips:
         steps.append(d.Split(inside, tile, member, max(rows, 2), tail))
         steps.append(d.Split(chain.within_column, part, lane, columns))
         splits = {free: (name(f"{free}o"), name(f"{free}i")) for free in chain.lanes()}
+        squares, cells = ("", ""), ("", "")
+        is_square = not tail and self.has_squares(rows, registers)
         for free, (outer, inner) in splits.items():
-            steps.append(d.Split(free, outer, inner, columns))
-        cells = ("", "")
+            steps.append(d.Split(free, outer, inner, SQUARE * self.lanes if is_square else columns))
+        if is_square:
+            squares = (name(f"{chain.row}q"), name(f"{chain.row}p"))
+            steps.append(d.Split(member, *squares, SQUARE))
+            steps += [d.Join(member, nest.result) for nest in chain.nests if not nest.lane]
         if any(nest.kind == "columns" for nest in chain.nests):
             cells = (name(f"{chain.column}q"), name(f"{chain.column}r"))
             steps.append(d.Split(lane, *cells, tile_rows(columns, self.vectors, registers)))
@@ -116,6 +123,7 @@ class Strips:
             member,
             splits,
             *cells,
+            *squares,
         )
         for nest in chain.nests:
             steps += _ordered(nest, loops, chain)
@@ -130,6 +138,18 @@ class Strips:
         steps.append(d.Parallel(shared, "dynamic"))
         return d.Schedule(tuple(steps))
 
+    def has_squares(self, rows: int, registers: int) -> bool:
+        """Whether products have square tiles: rows of values are then read as they are, in whole tiles."""
+        widths = [self.sizes.extents.get(name, 1) for name in self.chain.lanes()]
+        whole = all(width % (SQUARE * self.lanes) == 0 for width in widths)
+        return (
+            registers == WIDE_REGISTERS
+            and not self.chain.adds_to_columns
+            and rows > SQUARE
+            and rows % SQUARE == 0
+            and whole
+        )
+
     def _packed(self, nest: Nest, loops: "_Loops") -> list[d.Directive]:
         """What entries read, copied tile by tile where it begins to be the same: rows of keys are transposed.
 
@@ -142,7 +162,8 @@ class Strips:
             name = f"turned_{nest.turned.tensor}{f'_{nest.inner}' if len(same) > 1 else ''}"
             copy = self._copy(name, nest.turned, indices, nest.summed)
             return [copy, d.Transpose(nest.inner, loops.lane, copy.temporary)]
-        is_narrow = self.sizes.extents.get(nest.lane, 2 * self.columns) <= self.columns
+        width = SQUARE * self.lanes if loops.square else self.columns
+        is_narrow = self.sizes.extents.get(nest.lane, 2 * width) <= width
         if nest.panel is None or is_narrow or chain.adds_to_columns:
             return []
         outer, inner = loops.free[nest.lane]
@@ -167,7 +188,8 @@ class Strips:
 class _Loops:
     """The loops of a strip: around it, over the tiles of what is stored, over tiles of rows, over tiles of results.
 
-    What rows add to columns has tiles of columns: `place`, and the `cell`s of one.
+    What rows add to columns has tiles of columns: `place`, and the `cell`s of one. Products may have tiles of rows of
+    their own, inside of the others: `square`, and the rows of one, `side`.
     """
 
     around: tuple[str, ...]
@@ -179,6 +201,18 @@ class _Loops:
     free: dict[str, tuple[str, str]]
     place: str = ""
     cell: str = ""
+    square: str = ""
+    side: str = ""
+
+    @property
+    def tiles(self) -> tuple[str, ...]:
+        """The loops over tiles of rows of a product."""
+        return (self.tile, self.square) if self.square else (self.tile,)
+
+    @property
+    def within(self) -> str:
+        """The loop over the rows of a tile of a product."""
+        return self.side or self.member
 
 
 def _tiles_joined(chain: RowChain, lane: str, splits: dict[str, tuple[str, str]]) -> list[d.Directive]:
@@ -213,7 +247,8 @@ def _ordered(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
                 d.Precompute(lanes, "register", source=nest.result, over=lane),
             ]
         case "product":
-            return [d.Order((*around, outer, tile, listed, part, lane, member, inner), nest.result)]
+            order = (*around, outer, *loops.tiles, listed, part, lane, loops.within, inner)
+            return [d.Order(order, nest.result)]
         case "columns":
             tiles = (outer, loops.place, tile, member, loops.cell, inner)
             return [d.Order((*around, listed, part, *tiles), nest.result)]
@@ -225,11 +260,9 @@ def _ordered(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
                 d.Order((*around, tile, member, outer, inner), nest.result),
                 d.Precompute(lanes, "register", source=nest.result, over=inner),
             ]
-    return [
-        d.Order(
-            (*around, *([outer] if outer else []), tile, member, *([inner] if inner else [])), nest.result
-        )
-    ]
+    if not inner:
+        return [d.Order((*around, tile, member), nest.result)]
+    return [d.Order((*around, outer, *loops.tiles, loops.within, inner), nest.result)]
 
 
 def _collected(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
@@ -239,8 +272,8 @@ def _collected(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
     if nest.kind == "columns":
         return [d.Precompute(_sums(nest, chain), "register", at=loops.place, source=nest.result)]
     if nest.result in chain.collected:
-        return [d.Precompute(nest.result, "register", at=loops.tile)]
-    return [d.Precompute(_sums(nest, chain), "register", at=loops.tile, source=nest.result)]
+        return [d.Precompute(nest.result, "register", at=loops.tiles[-1])]
+    return [d.Precompute(_sums(nest, chain), "register", at=loops.tiles[-1], source=nest.result)]
 
 
 def _sums(nest: Nest, chain: RowChain) -> str:
@@ -267,7 +300,11 @@ def _kinds(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
             return [d.Vector(lane, chain.fresh(f"lanes_{nest.result}")), d.Vector(lane, nest.result)]
     written = [_sums(nest, chain), nest.result] if nest.kind == "product" else [nest.result]
     return (
-        [kind for name in dict.fromkeys(written) for kind in (d.Unroll(member, name), d.Vector(inner, name))]
+        [
+            kind
+            for name in dict.fromkeys(written)
+            for kind in (d.Unroll(loops.within, name), d.Vector(inner, name))
+        ]
         if inner
         else []
     )

@@ -93,7 +93,7 @@ def test_arithmetic(dtype, width, random):
     compare(function, {"n": 64}, arrays, ulps=2)
 
 
-@pytest.mark.parametrize("lanes", [1, 8])
+@pytest.mark.parametrize("lanes", [1, 8, 16])
 def test_nan(lanes):
     """NaN goes where it goes in torch."""
     type = Type("float32", lanes)
@@ -110,10 +110,10 @@ def test_nan(lanes):
     outputs = " ".join(f">Y_{name}:float32" for name in functions | binary)
     function = kernel("n", f"A:float32 B:float32 {outputs}", loop("p", lit(0), N, *body, step=lanes))
     nan, inf = np.nan, np.inf
-    arrays = {"A": np.array([nan, nan, nan, 1, -1, nan, inf, 2], np.float32)}
-    arrays["B"] = np.array([nan, 1, -1, nan, nan, inf, nan, 3], np.float32)
-    arrays |= {f"Y_{name}": np.zeros(8, np.float32) for name in functions | binary}
-    assert run_compiled(function, {"n": 8}, arrays).status == 0
+    arrays = {"A": np.array([nan, nan, nan, 1, -1, nan, inf, 2] * 2, np.float32)}
+    arrays["B"] = np.array([nan, 1, -1, nan, nan, inf, nan, 3] * 2, np.float32)
+    arrays |= {f"Y_{name}": np.zeros(16, np.float32) for name in functions | binary}
+    assert run_compiled(function, {"n": 16}, arrays).status == 0
     x, y = torch.from_numpy(arrays["A"]), torch.from_numpy(arrays["B"])
     wanted = {name: f(x) for name, f in functions.items()} | {name: f(x, y) for name, f in binary.items()}
     for name, tensor in wanted.items():

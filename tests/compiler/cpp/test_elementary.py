@@ -94,6 +94,7 @@ def samples(dtype):
         ("float64", 4, ()),
         ("float64", 1, ()),
         ("float64", 2, ("-march=x86-64",)),
+        ("float64", 8, ("-O1",)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )

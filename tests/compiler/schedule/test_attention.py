@@ -12,6 +12,7 @@ from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.plan import steps
 from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import ScheduleError, ShapeError, SparsifyError
 from sparsify.storage.format import Format
 
@@ -197,6 +198,22 @@ def test_blocks_narrower_than_a_vector_are_cut():
 def test_chosen_strips(golden):
     (step,) = steps(program(TEXT, "bcsr(16,16)"))
     golden("schedule/strips.txt", str(compile_stages(step, None, 32).schedule).replace("; ", "\n") + "\n")
+
+
+def test_products_of_whole_tiles_are_square():
+    """With 32 registers: four rows by four vectors of V as it lies; else rows of a tile by one vector of a copy."""
+    (step,) = steps(program(TEXT, "bcsr(16,16)"))
+    for width, has_squares in ((64, True), (128, True), (65, False), (16, False)):
+        sizes = Sizes({"l": width}, {})
+        text = str(compile_stages(step, None, 64, sizes=sizes).schedule)
+        assert ("split is iq ip 4" in text) == has_squares
+        assert ("precompute w1 at iq in register" in text) == has_squares
+        assert ("panels_V" in text) == (width not in (16, 64))
+
+
+@pytest.mark.parametrize(("form", "size"), [("bcsr(16,16)", 48), ("bcsr(32,32)", 64), ("bcsr(16,16)", 40)])
+def test_square_tiles(form, size):
+    check(TEXT, None, mask(size, 1, 0.02), form, 20, 64, vector_bytes=64)
 
 
 def test_loops(golden):
