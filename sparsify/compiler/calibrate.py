@@ -29,12 +29,12 @@ from sparsify.compiler.least import Least
 from sparsify.compiler.schedule.machine import Curve, Machine, believable, from_dict, joined, scaled
 from sparsify.compiler.side_by_side import side_by_side
 from sparsify.errors import SparsifyError
-from sparsify.options import Options, override
+from sparsify.options import Options, current, override
 from sparsify.runtime.threads import count
 from sparsify.storage.interop import tensor
 
 # Changes when the probes or what is kept of them do.
-EDITION: Final = 2
+EDITION: Final = 3
 # What a probe reads again and again: in the nearest cache, the second, the last one, and beyond.
 SIZES: Final = (1 << 14, 1 << 18, 1 << 22, 1 << 26)
 READ_BYTES: Final = 1 << 22
@@ -62,9 +62,13 @@ GATHER: Final = (
     "split k ko ki 128; order i, ko, j, ki; precompute w = Y at ko in register; vector ki; parallel i"
 )
 MULTIPLY: Final = (
-    "split i io ii 6 tail 1; split k ko ki 16; order io, ko, j, ii, ki; precompute w = C at ko in register; "
-    "pack P = W[ko, j, ki] at root in memory; vector ki; unroll ii; parallel io"
+    "split i io ii {rows} tail 1; split k ko ki {columns}; order io, ko, j, ii, ki; "
+    "precompute w = C at ko in register; pack P = W[ko, j, ki] at root in memory; vector ki; unroll ii; parallel io"
 )
+# Rows and columns of a product's tile: two vectors of columns, and the rows whose sums 16 registers hold, or 32.
+TILE: Final = (6, 16)
+WIDE_TILE: Final = (12, 32)
+WIDE_BYTES: Final = 64
 
 
 @dataclass(slots=True)
@@ -238,8 +242,19 @@ def _gather(size: int) -> Probe:
 def _product(threads: int) -> Probe:
     """A dense product in tiles of registers, of matrices that the second cache holds."""
     A, W = torch.ones(PRODUCT * threads, PRODUCT), torch.ones(PRODUCT, PRODUCT)
-    call = _kernel("C[i,k] = sum(j, A[i,j] * W[j,k])", MULTIPLY, threads, {}, A=A, W=W)
+    rows, columns = product_tile(target.vector_bytes(current()))
+    schedule = MULTIPLY.format(rows=rows, columns=columns)
+    call = _kernel("C[i,k] = sum(j, A[i,j] * W[j,k])", schedule, threads, {}, A=A, W=W)
     return Probe(call, threads, 2.0 * threads * PRODUCT**3)
+
+
+def product_tile(vector_bytes: int) -> tuple[int, int]:
+    """Rows and columns of the tile whose sums are in registers: enough of them to hide the latency of an fma.
+
+    >>> product_tile(32), product_tile(64)
+    ((6, 16), (12, 32))
+    """
+    return WIDE_TILE if vector_bytes >= WIDE_BYTES else TILE
 
 
 def _dense(rows: int, columns: int, outputs: int, threads: int) -> Probe:

@@ -108,3 +108,10 @@ def test_probes_give_rates(monkeypatch):
     assert 0 < found.call_us < 10_000
     assert all(rate > 10 for _, rate in (*found.reads.points, *found.gathers.points, *found.dense.points))
     assert calibrate.summary(found)["fma_gflops"].endswith("all")
+
+
+@pytest.mark.parametrize(("vector_bytes", "registers"), [(32, 16), (64, 32)])
+def test_products_hide_the_latency_of_an_fma_in_the_registers_that_there_are(vector_bytes, registers):
+    rows, columns = calibrate.product_tile(vector_bytes)
+    vectors = columns * 4 // vector_bytes
+    assert 2 * 4 <= rows * vectors <= registers - vectors - 1  # two a cycle, each done after four

@@ -25,9 +25,12 @@ from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.storage.levels import Compressed
 
 # Registers that hold sums: as many hide the latency of an fma, and leave half of 16 to what is read. A block reads
-# each vector of X for all of its rows: twelve of 16 registers are sums, for which seven are loaded.
+# each vector of X for all of its rows: twelve of 16 registers are sums, for which seven are loaded, or sixteen of 32;
+# more sums would be those of tiles that no cache near holds.
 REGISTERS: Final = 8
 BLOCK_REGISTERS: Final = 12
+WIDE_BLOCK_REGISTERS: Final = 16
+WIDE_BYTES: Final = 64
 # What a stored entry costs beside its sums, in vectors of sums.
 ENTRY_VECTORS: Final = 1.5
 # Rows of a tile, in bytes: one column of it.
@@ -276,8 +279,14 @@ def tile_rows(rows: int | None, lanes: int, item_bytes: int, height: int = 1) ->
 
     >>> tile_rows(70, 8, 4), tile_rows(1024, 8, 4, height=4), tile_rows(128, 8, 4, height=4)
     (40, 24, 16)
+    >>> tile_rows(1024, 16, 4, height=4), tile_rows(1024, 16, 4, height=8)
+    (64, 32)
     """
-    most = BLOCK_REGISTERS // height if height > 1 else min(REGISTERS, TILE_BYTES // (item_bytes * lanes))
+    if height > 1:
+        is_wide = lanes * item_bytes >= WIDE_BYTES
+        most = (WIDE_BLOCK_REGISTERS if is_wide else BLOCK_REGISTERS) // height
+    else:
+        most = min(REGISTERS, TILE_BYTES // (item_bytes * lanes))
     if not rows:
         return max(most, 1) * lanes
     best = min(

@@ -99,10 +99,11 @@ def packed_loops_us(weight: Packed, rows: int, machine: Machine, item_bytes: int
         return (weight.blocks * SINGLE + weight.lists * LIST) * vector_us
     lanes = max(1, machine.vector_bytes // item_bytes)
     tile = tile_rows(rows, lanes, item_bytes, weight.height)
-    vectors = weight.height * tile // lanes
+    read = tile // lanes  # vectors of X, each for all rows of a block
+    vectors = weight.height * read
     reading = max(machine.vector_bytes, item_bytes) / machine.reads.at(weight.width * tile * item_bytes)
-    vector = max(VECTOR, reading / vector_us)
-    one = weight.blocks * (STORED + vector * vectors) + weight.lists * (LIST + LIST_VECTOR * vectors)
+    block = STORED + max(VECTOR * vectors, reading / vector_us * read)
+    one = weight.blocks * block + weight.lists * (LIST + LIST_VECTOR * vectors)
     around = rows * (TURNED * weight.columns + WRITTEN * weight.outputs)
     return (one * -(-rows // tile) + around) * vector_us
 

@@ -5,9 +5,9 @@ import torch
 
 from sparsify.compiler.evaluate import _program
 from sparsify.compiler.schedule.cost import estimate_us
-from sparsify.compiler.schedule.machine import Machine, scaled
+from sparsify.compiler.schedule.machine import Curve, Machine, scaled
 from sparsify.compiler.schedule.pack import pack_matrix
-from sparsify.compiler.schedule.product_cost import dense_us
+from sparsify.compiler.schedule.product_cost import Packed, dense_us, packed_loops_us
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.storage.interop import tensor
 
@@ -70,3 +70,9 @@ def test_threads_help_large_work_alone():
     text, two = "Y[i,k] = A[i,j] * X[j,k]", scaled(2, 32)
     assert cost(text, two, A=A, X=large) < 0.7 * cost(text, A=A, X=large)
     assert cost(text, two, A=tiny, X=small) == cost(text, A=tiny, X=small)
+
+
+def test_blocks_read_a_vector_once_for_all_their_rows():
+    slow = Machine(reads=Curve(((1 << 14, 1e3),)))  # nothing counts but what is read
+    times = [packed_loops_us(Packed(1000, 1, height, 96, 96, 96, 0), 8, slow, 4) for height in (1, 4)]
+    assert times[1] < 1.1 * times[0]

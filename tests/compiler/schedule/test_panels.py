@@ -77,6 +77,17 @@ def test_tiles_divide_the_rows_evenly(rows, expected):
     assert tile_rows(rows, 8, 4) == expected
 
 
+@pytest.mark.parametrize("height", [4, 8])
+@pytest.mark.parametrize(("lanes", "registers"), [(8, 16), (16, 32)])
+def test_sums_of_blocks_fit_beside_what_they_read(height, lanes, registers):
+    vectors = tile_rows(960, lanes, 4, height) // lanes
+    assert 8 <= height * vectors <= registers - vectors - 1
+
+
+def test_wide_registers_hold_more_sums_of_blocks():
+    assert tile_rows(1024, 16, 4, 4) == 64
+
+
 def test_outputs_that_no_block_divides():
     with override(compiler_flags=("-O0",)):
         for outputs, columns in ((25, 1), (0, 7), (7, 0)):
