@@ -34,13 +34,17 @@ from sparsify.runtime.peak import Peak
 MAX_CAPTURES = 8
 TIMED_CALLS = 3
 
+# What calls must have in common to share a graph: modes, and structure of the arguments.
+Likeness = tuple[Modes, calls.CallShape]
+
 
 class SparseModule(fx.GraphModule):
     """A model whose sparse regions are kernels.
 
     The parameters are those of the source model; frozen weights that kernels alone read are packed. `.graph` is
     the variant of the current mode; `.report` says what became of the model. Calls that fit no variant are
-    captured anew, up to 8 times; then, or when capturing fails, the source model runs, with one warning.
+    captured anew, up to 8 times; then, or when capturing fails, the source model runs, with one warning. Calls that
+    the source model refuses end as there, and count for nothing.
     """
 
     report: Report
@@ -49,7 +53,8 @@ class SparseModule(fx.GraphModule):
     _names: tuple[str, ...]
     _asked: Asked
     _unpacked: dict[str, Held]
-    _variants: dict[tuple[Modes, calls.CallShape], Variant | None]
+    _variants: list[tuple[Likeness, Variant]]
+    _refused: dict[Likeness, str]
     _matrices: Memory
     _quick: Quick
     _captures: int
@@ -69,7 +74,8 @@ class SparseModule(fx.GraphModule):
             "_signature": calls.signature(model),
             "_names": tuple(calls.signature(model).parameters),
             "_asked": asked,
-            "_variants": {},
+            "_variants": [],
+            "_refused": {},
             "_matrices": matrices,
             "_quick": Quick(tuple(self.modules()), matrices),
             "_captures": 0,
@@ -101,7 +107,7 @@ class SparseModule(fx.GraphModule):
     @property
     def variants(self) -> list[Variant]:
         """All variants in the order in which they were captured."""
-        return [variant for variant in self._variants.values() if variant is not None]
+        return [variant for _, variant in self._variants]
 
     def train(self, mode: bool = True) -> "SparseModule":
         """Sets the mode; `.graph` becomes the variant of that mode, captured now when the examples still live."""
@@ -113,14 +119,15 @@ class SparseModule(fx.GraphModule):
         if mode and self._asked.trainable is None:
             self._weights.unpack()  # optimizers are made before the first call
             share_again(self, self._source)
-        known = [variant for (found, _), variant in self._variants.items() if found == modes(self)]
-        if not known and self._example is not None:
+        known = [variant for (found, _), variant in self._variants if found == modes(self)]
+        refused = [reason for (found, _), reason in self._refused.items() if found == modes(self)]
+        if not known and not refused and self._example is not None:
             call, references = self._example
             values = [reference() for reference in references]
             if all(value is not None for value in values):
                 call = calls.with_tensors(call, values)
                 self.prepare(call, call.tensors(self._matrices))
-        elif known and known[0] is not None:
+        elif known:
             self.show(known[0])
         return self
 
@@ -159,17 +166,15 @@ class SparseModule(fx.GraphModule):
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result while tracing: the variant of this mode and these arguments; shapes are not looked at."""
-        found = False
-        for (captured, shape), variant in self._variants.items():
-            if captured != modes(self):
-                continue
-            values = dict(zip(self._names, args, strict=False)) | kwargs
-            if tuple(values) == shape.names and variant is not None:
-                tensors = pytree.tree_leaves(list(values.values()))
-                return self.finish(variant, [t for t in tensors if isinstance(t, torch.Tensor)])
-            found = found or variant is None
-        if found:
+        """The result while tracing: a variant of this mode and these arguments, the one for their shapes if known."""
+        values = dict(zip(self._names, args, strict=False)) | kwargs
+        like = [v for (mode, shape), v in self._variants if mode == modes(self) and tuple(values) == shape.names]
+        if like:
+            leaves = pytree.tree_leaves(list(values.values()))
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            fitting = [variant for variant in like if variant.admits(tuple(t.shape for t in tensors))]
+            return self.finish((fitting or like)[0], tensors)
+        if any(mode == modes(self) for mode, _ in self._refused):
             return self.original(*args, **kwargs)
         from sparsify.passes.not_captured import run_now  # loads Dynamo, which is there when it traces
 
@@ -180,11 +185,12 @@ class SparseModule(fx.GraphModule):
 
         None when the source model has to run.
         """
-        key = (modes(self), call.shape)
-        variant: Variant | None = self._variants.get(key)
-        if variant is not None and variant.fits(tuple(tensor.shape for tensor in tensors)):
-            return variant
-        if variant is None and key in self._variants:
+        like = (modes(self), call.shape)
+        shapes = tuple(tensor.shape for tensor in tensors)
+        for known, variant in self._variants:
+            if known == like and variant.fits(shapes):
+                return variant
+        if like in self._refused:
             return None
         if self._captures >= MAX_CAPTURES:
             self._notices.warn(
@@ -194,23 +200,29 @@ class SparseModule(fx.GraphModule):
         return self.prepare(call, tensors)
 
     def prepare(self, call: calls.Call, tensors: list[torch.Tensor]) -> Variant | None:
-        """Captures, compiles and verifies a variant for calls like `call`."""
-        object.__setattr__(self, "_captures", self._captures + 1)
-        references = [weakref.ref(value) for value in call.values if isinstance(value, torch.Tensor)]
-        object.__setattr__(self, "_example", (calls.with_tensors(call, [None] * len(references)), references))
-        key = (modes(self), call.shape)
-        dynamic = self._asked.dynamic if key not in self._variants else ()
+        """Captures, compiles and verifies a variant for calls like `call`.
+
+        Raises:
+            Exception: what the source model raises for this call.
+        """
+        like = (modes(self), call.shape)
         try:
             with torch.inference_mode(False), in_modes(self._source, self), self._weights.dense():
-                variant = self.build(call, tensors, dynamic)
+                variant = self.build(call, tensors, self._asked.dynamic)
         except CaptureError as error:
             if self._asked.strict or settings.current().strict:
                 raise
-            self._variants[key] = None
+            with torch.no_grad(), base.kept_buffers(self._source), torch.random.fork_rng(devices=[]):
+                self.run_source(call)
+            object.__setattr__(self, "_captures", self._captures + 1)
+            self._refused[like] = str(error)
             self.report.warnings.append(str(error))
             self._notices.warn(f"{error}; the source model runs")
             return None
-        self._variants[key] = variant
+        object.__setattr__(self, "_captures", self._captures + 1)
+        references = [weakref.ref(value) for value in call.values if isinstance(value, torch.Tensor)]
+        object.__setattr__(self, "_example", (calls.with_tensors(call, [None] * len(references)), references))
+        self._variants.append((like, variant))
         self._quick.variants.clear()
         with torch.inference_mode(False), torch.no_grad():
             self._weights.release(self.variants)
@@ -254,17 +266,23 @@ class SparseModule(fx.GraphModule):
         variant.eager = eager(variant.captured.graph, self, self._generated, recycled=options.recycle)
         self.show(variant)
 
-    def verify(self, variant: Variant, call: calls.Call, tensors: list[torch.Tensor]) -> None:
-        """Times the regions of a variant, and compares it with the source model on the inputs of the call."""
+    def run_source(self, call: calls.Call) -> Any:
+        """What the source model computes for a call, without the patterns of rules."""
         values = [value.to_torch() if calls.is_ours(value) else value for value in call.values]
         args, kwargs = calls.arguments_of(pytree.tree_unflatten(values, call.spec), self._signature)
+        with in_modes(self._source, self), self._weights.dense():
+            return self._source(*args, **kwargs)
+
+    def verify(self, variant: Variant, call: calls.Call, tensors: list[torch.Tensor]) -> None:
+        """Times the regions of a variant, and compares it with the source model on the inputs of the call."""
         peak = Peak()
 
         def dense() -> Any:
-            with in_modes(self._source, self), self._weights.dense(), peak:
-                if variant.masked is not None:
+            with peak:
+                if variant.masked is None:
+                    return self.run_source(call)
+                with in_modes(self._source, self), self._weights.dense():
                     return variant.masked_result(self._source, tensors)
-                return self._source(*args, **kwargs)
 
         with torch.no_grad(), base.kept_buffers(self._source), torch.random.fork_rng(devices=[]):
             # First, so that what is compared follows the plan of its memory.
@@ -289,7 +307,7 @@ class SparseModule(fx.GraphModule):
         """The report with the median time of each region over `repeats` calls, the first call not counted."""
         self(*args, **kwargs)
         call = calls.flatten(self._signature, args, kwargs)
-        variant = self._variants.get((modes(self), call.shape))
+        variant = self.variant_for(call, call.tensors(self._matrices))
         if variant is not None:
             variant.timed(lambda: self(*args, **kwargs), repeats)
         return self.report
@@ -307,7 +325,7 @@ class SparseModule(fx.GraphModule):
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is None:
-            why = "; ".join(self.report.warnings) or "no captured graph fits the call"
+            why = self._refused.get((modes(self), call.shape), "no captured graph fits the call")
             raise CaptureError(
                 f"{type(self._source).__name__} cannot run with the masks of its recipe: {why}"
             )
@@ -375,10 +393,8 @@ class SparseModule(fx.GraphModule):
         new = SparseModule(source, self._asked, weights)
         for (_, shell), (_, own) in zip(new.named_modules(), self.named_modules(), strict=True):
             shell.training = own.training
-        for key, variant in self._variants.items():
-            if variant is None:
-                new._variants[key] = None
-                continue
+        new._refused.update(self._refused)
+        for like, variant in self._variants:
             captured = copy.copy(variant.captured)
             captured.graph = fx.Graph()
             captured.graph.output(captured.graph.graph_copy(variant.captured.graph, {}))
@@ -386,10 +402,9 @@ class SparseModule(fx.GraphModule):
             for name, constant in captured.constants.items():
                 new.register_buffer(name, constant.clone(), persistent=False)
             new.compile_graph(twin)
-            new._variants[key] = twin
-        for key, variant in self._variants.items():
-            twin_of = new._variants[key]
-            if variant is not None and twin_of is not None and variant.report is self.report:
-                new.show(twin_of)
+            new._variants.append((like, twin))
+        for variant, twin in zip(self.variants, new.variants, strict=True):
+            if variant.report is self.report:
+                new.show(twin)
         memo[id(self)] = new
         return new

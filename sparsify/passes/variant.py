@@ -47,9 +47,16 @@ class Variant:
         return pytree.tree_unflatten(result, self.captured.output)
 
     def fits(self, shapes: tuple[Any, ...]) -> bool:
-        """Whether tensors of these shapes fit the captured extents."""
+        """`admits`, remembered."""
         if shapes in self.fitting:
             return True
+        if not self.admits(shapes):
+            return False
+        self.fitting.add(shapes)
+        return True
+
+    def admits(self, shapes: tuple[Any, ...]) -> bool:
+        """Whether tensors of these shapes fit the captured extents."""
         known: dict[str, int] = {}
         for shape, extents in zip(shapes, self.captured.extents, strict=True):
             for size, extent in zip(shape, extents, strict=True):
@@ -58,7 +65,6 @@ class Variant:
                         return False
                 elif size < 2 or known.setdefault(extent, size) != size:  # 0 and 1 are special to export
                     return False
-        self.fitting.add(shapes)
         return True
 
     def timed(self, run: Callable[[], Any], repeats: int) -> None:

@@ -74,7 +74,7 @@ def bigbird(
     ((1024, 1024), 0.5)
     """
     columns = _extents(rows, columns, block=block)
-    _at_least(0, window=window, global_=global_, random=random)
+    _at_least(0, window=window, global_=global_, random=random, seed=seed)
     _at_least(1, heads=1 if heads is None else heads)
     counts = (-(-rows // block), -(-columns // block))
     generator = torch.Generator().manual_seed(seed)

@@ -354,6 +354,30 @@ def test_captures_are_bounded(monkeypatch):
     assert len([w for w in caught if "more than 2 captures" in str(w.message)]) == 1
 
 
+def test_calls_in_turns_are_captured_once_each():
+    model, recipe, example = case("by hand")
+    sparse = apply(model, recipe, example())
+    x, edge_index = example(12)
+    one, many = (x[:1], edge_index * 0), (x, edge_index)
+    for inputs in (one, many, one, many):
+        assert torch.allclose(sparse(*inputs), model(*inputs), atol=1e-5)
+    assert len(sparse.variants) == 2, "a graph of one node is captured apart, and replaces nothing"
+
+
+def test_calls_that_the_model_refuses_end_as_there():
+    model, recipe, example = case("by hand")
+    sparse = apply(model, recipe, example())
+    x, edge_index = example()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            sparse(x[:, :3], edge_index)
+    assert torch.allclose(sparse(x, edge_index), model(x, edge_index), atol=1e-5)
+    assert sparse._captures == 1
+    assert not sparse.report.warnings
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        apply(model, recipe, (x[:, :3], edge_index))
+
+
 def test_a_kernel_that_cannot_be_built_leaves_the_nodes_dense(monkeypatch):
     def refuse(wanted):
         return [errors.CompilerNotFoundError("no C++ compiler", "install g++") for _ in wanted]
