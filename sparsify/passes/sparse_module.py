@@ -168,7 +168,9 @@ class SparseModule(fx.GraphModule):
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result while tracing: a variant of this mode and these arguments, the one for their shapes if known."""
         values = dict(zip(self._names, args, strict=False)) | kwargs
-        like = [v for (mode, shape), v in self._variants if mode == modes(self) and tuple(values) == shape.names]
+        like = [
+            v for (mode, shape), v in self._variants if mode == modes(self) and tuple(values) == shape.names
+        ]
         if like:
             leaves = pytree.tree_leaves(list(values.values()))
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
