@@ -72,11 +72,23 @@ def target(layers: str | None) -> str:
     """
     if layers is None:
         return OPERATOR
+    chosen = "|".join(str(number) for number in sorted(numbers_of(layers)))
+    return rf"re:scope:[^0-9]*({chosen})(\..*)?"
+
+
+def numbers_of(layers: str) -> set[int]:
+    """The numbers that a text of numbers and ranges names.
+
+    Raises:
+        SparsifyError: it names none.
+
+    >>> sorted(numbers_of("0,2-4"))
+    [0, 2, 3, 4]
+    """
     numbers: set[int] = set()
     for part in layers.split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if found is None or (found[2] and int(found[2]) < int(found[1])):
             raise SparsifyError(f"--layers {layers}: {part!r} is no layer", "numbers from 0, as in 0,2-5")
         numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
-    chosen = "|".join(str(number) for number in sorted(numbers))
-    return rf"re:scope:[^0-9]*({chosen})(\..*)?"
+    return numbers

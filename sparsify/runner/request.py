@@ -14,7 +14,7 @@ from sparsify.errors import SparsifyError
 from sparsify.models import registry
 from sparsify.recipe import Recipe
 from sparsify.recipe.source import nearest, parse_scalar
-from sparsify.runner.attention import kind_of, with_sparse_attention
+from sparsify.runner.attention import kind_of, numbers_of, with_sparse_attention
 from sparsify.runner.weights import with_sparse_weights
 
 TRAINING = {"epochs": 200, "lr": 0.01, "weight_decay": 5e-4, "patience": 100, "validate_every": 1}
@@ -90,6 +90,7 @@ def resolve(
     arguments |= {key: keys.pop(key) for key in list(keys) if key in known}
     trainable = TRAINING if entry.is_graph else {}
     training = {key: keys.pop(key) for key in list(keys) if key in trainable}
+    require_attention(entry, sparse_attn, layers, arguments.get("layers"))
     loaded = with_pattern(loaded, sparse_attn, layers, keys)
     require_none(keys, [*loaded.args, *known, *trainable])
     require_types(arguments, known)
@@ -101,6 +102,23 @@ def resolve(
         raise SparsifyError(f"the seed {chosen_seed}", f"a whole number from 0 to {2**32 - 1}")
     root = None if data_root is None else Path(data_root).expanduser()
     return Request(entry, loaded, named, root, arguments, training, chosen_seed, batch, seq)
+
+
+def require_attention(
+    entry: registry.Entry, sparse_attn: str | None, layers: str | None, count: int | None
+) -> None:
+    """Raises when a pattern is asked for that the model has no attention for; `count` layers, where it is known."""
+    if sparse_attn is None:
+        return
+    if entry.is_graph:
+        raise SparsifyError(
+            f"--sparse-attn {sparse_attn}: {entry.name} has no attention over tokens",
+            "its pattern is the graph; bert and vit take patterns",
+        )
+    if layers is not None and count is not None and (beyond := max(numbers_of(layers))) >= count:
+        raise SparsifyError(
+            f"--layers {layers}: there is no layer {beyond}", f"numbers from 0 to {count - 1}"
+        )
 
 
 def with_pattern(recipe: Recipe, sparse_attn: str | None, layers: str | None, keys: dict[str, Any]) -> Recipe:

@@ -6,10 +6,11 @@ import pytest
 
 from sparsify import options, recipe
 from sparsify.errors import SparsifyError
+from sparsify.models import registry
 from sparsify.recipe import Rule
 from sparsify.runner.attention import OPERATOR, kind_of, target, with_sparse_attention
 from sparsify.runner.picture import pictures
-from sparsify.runner.request import positions_for, resolve
+from sparsify.runner.request import positions_for, require_attention, resolve
 from sparsify.runner.run import run
 
 
@@ -71,6 +72,13 @@ def test_pictures():
 def test_layers_are_for_attention():
     with pytest.raises(SparsifyError, match="--layers 2 is for --sparse-attn"):
         resolve("mlp", layers="2")
+
+
+def test_patterns_are_for_models_that_have_such_attention():
+    with pytest.raises(SparsifyError, match="--sparse-attn bigbird: gcn has no attention over tokens"):
+        resolve("gcn", sparse_attn="bigbird")
+    with pytest.raises(SparsifyError, match="--layers 1,3-12: there is no layer 12; numbers from 0 to 11"):
+        require_attention(registry.find("bert"), "bigbird", "1,3-12", count=12)
 
 
 def test_bert():
