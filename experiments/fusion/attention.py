@@ -4,6 +4,8 @@ In: `blocked(1024, 16, place)`. Out: a `Case` whose result is checked against fl
 """
 
 import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -12,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sparsify
 from sparsify import patterns
-from sparsify.bench.harness import Case, Target
+from sparsify.bench.harness import Case, Target, plain
 from sparsify.bench.peers import Call
 from sparsify.bench.place import Place
 from sparsify.bench.products import ITEM, against, row, scaled
@@ -43,6 +45,40 @@ def blocked(
     for size in FLEX_BLOCKS:
         theirs[f"FlexAttention {size}"] = _flex(case, Q, K, V, kept, size)
     return _asked(against(case, ours, theirs), flex_ratio, sdpa_ratio)
+
+
+def backward(tokens: int, block: int, place: Place, sdpa_ratio: float | None = None) -> Case:
+    """The gradients of queries, keys and values over blocks as BigBird chooses them, from that of the result."""
+    tokens = scaled(tokens, place) // block * block
+    kept = patterns.bigbird(tokens, block=block).to_dense()
+    forward, ours, *operands = _case(
+        f"attention-backward-{tokens}-{block}", kept, f"bcsr({block},{block})", HEADS
+    )
+    given = torch.randn(operands[0].shape, generator=torch.Generator().manual_seed(1))
+
+    def gradients(result: Tensor, leaves: Sequence[Tensor], seed: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+        return lambda: torch.autograd.grad(result, leaves, seed, retain_graph=True)
+
+    def expected() -> Tensor:
+        """Head by head: torch keeps all scores of its heads."""
+        wide = [operand.detach().double().requires_grad_() for operand in operands]
+        heads = zip(*(leaf.unbind() for leaf in wide), given.double(), strict=True)
+        for Q, K, V, seed in heads:
+            _sdpa(Q, K, V, kept).backward(seed)
+        return plain(tuple(leaf.grad for leaf in wide))
+
+    for operand in operands:
+        operand.requires_grad_()
+    work = forward.least
+    # Scores are computed again, their gradients, and those of the three operands: five products in place of two.
+    least = (
+        None if work is None else replace(work, operations=2.5 * work.operations, streamed=2 * work.streamed)
+    )
+    case = replace(forward, expected=expected, least=least)
+    theirs = {"SDPA's backward with mask": gradients(_sdpa(*operands, kept), operands, given)}
+    case = against(case, gradients(ours(), operands, given), theirs)
+    case.targets = [Target("sparsify", tuple(theirs), sdpa_ratio, "SDPA with mask")]
+    return case
 
 
 def sliding(tokens: int, reach: int, place: Place, sdpa_ratio: float | None = None) -> Case:

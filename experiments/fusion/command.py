@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, Final
 
 from experiments.foundation import command
-from experiments.fusion.attention import blocked, one_head, sliding
+from experiments.fusion.attention import backward, blocked, one_head, sliding
+from experiments.fusion.memory import peak
 from sparsify.bench.harness import Clock
 from sparsify.bench.place import Place
 from sparsify.bench.table import CLOCKS, measured
@@ -29,14 +30,21 @@ CASES: Final[Mapping[str, command.Make]] = {
 } | {
     "attention-window-4096-64": partial(sliding, 4096, 64, sdpa_ratio=10.0),
     "attention-one-head-1024-16": partial(one_head, 1024, 16),
+    **{
+        f"attention-backward-{tokens}-{block}": partial(backward, tokens, block, sdpa_ratio=5.0)
+        for tokens, block in BLOCKED
+    },
 }
+MEMORY: Final = {"attention-memory-16384-64": partial(peak, 16384, 64)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; 0, or 2 when no row has such a name."""
-    return command.main(argv, run_row, tuple(CASES), "fusion")
+    return command.main(argv, run_row, (*CASES, *MEMORY), "fusion")
 
 
 def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:
     """What was measured for one row, as plain data."""
+    if name in MEMORY:
+        return MEMORY[name](place, quick, clock)
     return measured(CASES[name](place), quick, clock)

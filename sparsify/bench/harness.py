@@ -283,7 +283,12 @@ def difference(found: Any, expected: torch.Tensor) -> float:
 
 
 def plain(found: Any) -> torch.Tensor:
-    """A result as a dense tensor of numbers: of a sparse one, its stored values by ascending coordinates."""
+    """A result as a dense tensor of numbers: of a sparse one, its stored values by ascending coordinates.
+
+    Those of several, one after the other, are a vector.
+    """
+    if isinstance(found, tuple):
+        return torch.cat([plain(part).flatten() for part in found])
     if isinstance(found, SparseTensor):
         return found.values().detach()
     if hasattr(found, "to_scipy_sparse"):

@@ -10,11 +10,19 @@ from sparsify.sparsification.patterns import bigbird
 TINY = Place(None, 0.02)
 
 
-@pytest.mark.parametrize("name", ["attention-window-4096-64", "attention-one-head-1024-16"])
+@pytest.mark.parametrize(
+    "name", ["attention-window-4096-64", "attention-one-head-1024-16", "attention-backward-1024-16"]
+)
 def test_row(name):
     row = command.run_row(name, TINY, quick=True)
     assert all(c["error"] is not None and c["median_us"] > 0 for c in row["contenders"])
     assert row["name"] in table([row])
+
+
+def test_memory_is_linear_in_what_is_stored():
+    row = command.run_row("attention-memory-16384-64", Place(None, 0.25), quick=True)
+    assert {target["label"]: target["reached"] for target in row["targets"] if not target["met"]} == {}
+    assert "attention-memory-4096-64" in table([row])
 
 
 def test_shares_of_scores_are_those_of_the_targets():
