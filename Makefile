@@ -46,7 +46,7 @@ constraints: $(STAMP)
 $(STAMP): constraints.txt pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch setuptools
-	$(PIP) --no-build-isolation --editable '.[dev,graph]'
+	$(PIP) --no-build-isolation --editable '.[dev,graph,text]'
 	rm -f $(VENV)/.installed-*
 	touch $@
 

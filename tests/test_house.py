@@ -96,7 +96,7 @@ def test_every_dependency_is_pinned() -> None:
     extras = project["optional-dependencies"]
     pinned = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in pinned)
-    assert names(project["dependencies"] + extras["graph"] + extras["dev"]) <= names(pinned)
+    assert names(project["dependencies"] + extras["graph"] + extras["text"] + extras["dev"]) <= names(pinned)
 
 
 def test_golden(golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 In: `%s = matmul(%q, transpose(%k, -1, -2)); %s2 = div(%s, 8.0); %s3 = add(%s2, %mask); %p = softmax(%s3, -1);
 %y = matmul(%p, %v)`. Out: `%y = scaled_dot_product_attention(%q, %k, %v, attn_mask=%mask, scale=0.125)`.
 
-Only where nothing else reads the scores or the weights, so that no output of the model is lost.
+Only where nothing else reads the scores or the weights, so that no output of the model is lost. Scores whose first mode
+is two for a while, to add a mask to those of each window, are of attention with that many modes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial, reduce
 from math import inf
 from typing import Any
 
@@ -14,20 +16,32 @@ import torch
 from torch import fx
 
 from sparsify.passes.base import Draft
-from sparsify.passes.canonicalize import remove_unused
+from sparsify.passes.canonicalize import remove_unused, sizes_of
 from sparsify.passes.operators import argument, is_inactive_dropout, operator_name, tensor_value
 
+aten = torch.ops.aten
 PRODUCTS = ("matmul", "bmm")
 
 
 @dataclass
 class Scores:
-    """What a softmax is taken of: `scale * (query @ keys) + mask`."""
+    """What a softmax is taken of: `scale * (query @ keys) + masks`.
+
+    Attributes:
+        product: of queries and keys.
+        scale: of the product.
+        masks: what is added to it.
+        kept: truth values, where entries are kept; other ones count nothing.
+        split: the view of the scores with their first mode as two, to which the last ones of `masks` are added.
+        grouped: how many of `masks` are.
+    """
 
     product: fx.Node
     scale: float = 1.0
-    mask: fx.Node | None = None
+    masks: list[fx.Node] = field(default_factory=list)
     kept: fx.Node | None = None
+    split: fx.Node | None = None
+    grouped: int = 0
 
 
 def attention(draft: Draft) -> Draft:
@@ -51,25 +65,62 @@ def join(softmax: fx.Node) -> None:
         return
     query, keys = scores.product.args[:2]
     value = product.args[1]
-    if any(tensor_value(node) is None for node in (query, keys, value)):
+    operands = [
+        node for node in (query, keys, value) if isinstance(node, fx.Node) and tensor_value(node) is not None
+    ]
+    if len(operands) < 3:
         return
-    graph, rank = product.graph, weights.dim()
-    with graph.inserting_before(product):
-        key = turned_back(keys, rank)
-        if key is None:
-            key = graph.call_function(torch.ops.aten.transpose.int, (keys, -1, -2))
-            key.meta["val"] = keys.meta["val"].transpose(-1, -2)  # type: ignore[union-attr]
-        mask = scores.mask
-        if scores.kept is not None:
-            mask = graph.call_function(torch.ops.aten.logical_not.default, (scores.kept,))
-            mask.meta["val"] = torch.logical_not(scores.kept.meta["val"])
-        new = graph.call_function(
-            torch.ops.aten.scaled_dot_product_attention.default,
-            (query, key, value),
+    with product.graph.inserting_before(product):
+        operands[1] = turned_back(keys, weights.dim()) or call(aten.transpose.int, operands[1], -1, -2)
+        if scores.split is not None:
+            operands = [split_first(operand, scores.split) for operand in operands]
+        mask = mask_of(scores)
+        new = product.graph.call_function(
+            aten.scaled_dot_product_attention.default,
+            tuple(operands),
             {"attn_mask": mask, "scale": scores.scale},
         )
-    new.meta = dict(product.meta)
+        new.meta = dict(product.meta)
+        if scores.split is not None:
+            new.meta["val"] = split_value(product, scores.split)
+            new = call(aten.flatten.using_ints, new, 0, 1)
     product.replace_all_uses_with(new)
+
+
+def call(target: Any, *args: Any) -> fx.Node:
+    """A new node where its graph inserts, with what it computes."""
+    graph = next(arg.graph for arg in args if isinstance(arg, fx.Node))
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args))
+    return node
+
+
+def mask_of(scores: Scores) -> fx.Node | None:
+    """All masks of scores as one, None without any."""
+    if scores.kept is not None:
+        return call(aten.logical_not.default, scores.kept)
+    masks = list(scores.masks)
+    for place, mask in enumerate(masks[scores.grouped :] if scores.split is not None else ()):
+        if mask.meta["val"].dim() == scores.product.meta["val"].dim():
+            masks[scores.grouped + place] = call(aten.unsqueeze.default, mask, 0)
+    return reduce(partial(call, aten.add.Tensor), masks) if masks else None
+
+
+def split_first(node: fx.Node, split: fx.Node) -> fx.Node:
+    """A tensor with its first mode as two, as `split` has it."""
+    sizes = sizes_of(node, split)
+    assert sizes is not None, "queries, keys and values are tensors"
+    leading = argument(split, 1, "size")[:-2]
+    view = node.graph.call_function(aten.reshape.default, (node, [*leading, *sizes[-2:]]))
+    view.meta["val"] = split_value(node, split)
+    return view
+
+
+def split_value(node: fx.Node, split: fx.Node) -> torch.Tensor:
+    """What `split_first` computes."""
+    value, wanted = tensor_value(node), tensor_value(split)
+    assert value is not None and wanted is not None, "scores are of tensors"
+    return value.new_empty((*wanted.shape[:-2], *value.shape[-2:]))
 
 
 def weighted_sum(softmax: fx.Node) -> fx.Node | None:
@@ -101,7 +152,8 @@ def keeps_values(node: fx.Node, operand: fx.Node) -> bool:
 def scores_of(node: Any, dtype: torch.dtype) -> Scores | None:
     """What the argument of a softmax is made of, from the last step to the product of queries and keys."""
     found = Scores(node)
-    while isinstance(node, fx.Node) and (len(node.users) == 1) and tensor_value(node) is not None:
+    joined: fx.Node | None = None
+    while isinstance(node, fx.Node) and len(node.users) == 1 and tensor_value(node) is not None:
         name = operator_name(node)
         first: Any
         second: Any
@@ -109,20 +161,28 @@ def scores_of(node: Any, dtype: torch.dtype) -> Scores | None:
         if name in PRODUCTS:
             found.product = node
             value = tensor_value(node)
-            return found if value is not None and value.dtype == dtype else None
+            is_whole = (joined is None) == (found.split is None)
+            return found if value is not None and value.dtype == dtype and is_whole else None
         if name in ("mul", "div") and isinstance(second, int | float):
             found.scale *= second if name == "mul" else 1 / second
             node = first
         elif name == "add" and argument(node, 2, "alpha", 1) == 1 and found.scale == 1:
             # Only where the scores are scaled before: a mask is not scaled with them.
             side = _score_side(first, second, node)
-            if side is None or found.mask is not None or found.kept is not None:
+            if side is None or found.kept is not None:
                 return None
-            node, found.mask = side
-        elif name == "masked_fill" and _is_nothing(argument(node, 2, "value")) and found.mask is None:
+            if found.split is not None and not _is_repeated(side[1], node):
+                return None
+            node = side[0]
+            found.masks.append(side[1])
+        elif name == "masked_fill" and _is_nothing(argument(node, 2, "value")) and not found.masks:
             if found.kept is not None or found.scale != 1:
                 return None
             node, found.kept = first, second
+        elif name == "view" and joined is None and not found.masks and _splits(node, first):
+            joined, node = node, first
+        elif name == "view" and joined is not None and found.split is None and _splits(first, node):
+            found.split, found.grouped, node = node, len(found.masks), first
         elif name in ("to", "contiguous", "clone", "alias", "_to_copy") and keeps_values(node, first):
             node = first
         else:
@@ -130,17 +190,34 @@ def scores_of(node: Any, dtype: torch.dtype) -> Scores | None:
     return None
 
 
+def _splits(whole: Any, parts: Any) -> bool:
+    """Whether `parts` is a view of `whole` with two modes in place of the first one."""
+    one, two = tensor_value(whole), tensor_value(parts)
+    if one is None or two is None or two.dim() != one.dim() + 1:
+        return False
+    return list(map(str, one.shape[1:])) == list(map(str, two.shape[2:]))
+
+
+def _is_repeated(mask: fx.Node, scores: fx.Node) -> bool:
+    """Whether a mask is the same along the first mode of the scores."""
+    added, value = tensor_value(mask), tensor_value(scores)
+    assert added is not None and value is not None, "sums are of tensors"
+    return added.dim() < value.dim() or str(added.shape[0]) == "1"
+
+
 def _score_side(first: Any, second: Any, result: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The scores and the mask of a sum."""
     wanted = tensor_value(result)
-    for scores, mask in ((first, second), (second, first)):
-        value, added = tensor_value(scores), tensor_value(mask)
-        if value is None or added is None or wanted is None:
-            continue
-        is_whole = tuple(map(str, value.shape)) == tuple(map(str, wanted.shape))
-        is_scores = operator_name(scores) in (*PRODUCTS, "mul", "div", "masked_fill")
-        if is_whole and is_scores and added.dtype == wanted.dtype and len(scores.users) == 1:
-            return scores, mask
+    # A sum or a view may be the mask's; what a product is behind at once is not.
+    for names in ((*PRODUCTS, "mul", "div", "masked_fill"), ("add", "view")):
+        for scores, mask in ((first, second), (second, first)):
+            value, added = tensor_value(scores), tensor_value(mask)
+            if value is None or added is None or wanted is None:
+                continue
+            is_whole = tuple(map(str, value.shape)) == tuple(map(str, wanted.shape))
+            is_scores = operator_name(scores) in names and len(scores.users) == 1
+            if is_whole and is_scores and added.dtype == wanted.dtype:
+                return scores, mask
     return None
 
 

@@ -36,6 +36,19 @@ class MaskedAttention:
     made: tuple[fx.Node, ...]
 
 
+@dataclass(frozen=True)
+class Put:
+    """What is known of an attention node's mask beside the graph; nodes are not, other passes replace them.
+
+    Attributes:
+        spec: the pattern.
+        modes: of the scores that the model's own mask has; None without one.
+    """
+
+    spec: MaskSpec
+    modes: tuple[int, ...] | None
+
+
 def masked(draft: Draft) -> Draft:
     """The draft with the patterns of rules in its attention nodes, and as the graph to compare with."""
     has_masks = False
@@ -59,14 +72,32 @@ def put_in(node: fx.Node, spec: MaskSpec) -> None:
     query, key = given["query"], given["key"]
     extents = (_extent(query, node), _extent(key, node))
     made = [_call(node, attention_mask, (spec.kind, spec.arguments, *extents))]
-    own: fx.Node | None = None
-    modes: tuple[int, ...] = ()
+    modes: tuple[int, ...] | None = None
     if isinstance(given.get("attn_mask"), fx.Node):
         own, modes = _without_broadcast(given["attn_mask"], node)
         made += _combined(made[0], own, modes, node)
     rest = {name: value for name, value in given.items() if name not in (*names[:4], "is_causal")}
     node.args, node.kwargs = (query, key, given["value"]), {"attn_mask": made[-1], **rest}
-    node.meta["attention"] = MaskedAttention(spec, extents, own, modes, tuple(made))
+    node.meta["attention"] = Put(spec, modes)
+
+
+def mask_of(node: fx.Node) -> MaskedAttention:
+    """What the mask of an attention node is made of, read from the graph."""
+    put: Put = node.meta["attention"]
+    mask: Any = node.kwargs["attn_mask"]
+    made: list[fx.Node] = [mask]
+    own: Any = None
+    if put.modes is not None:
+        own, pattern = mask.args[:2]
+        if operator_name(pattern) == "logical_not":
+            made.append(pattern)
+            pattern = pattern.args[0]
+        for _ in range(_repeated_modes(put.modes)):
+            made.append(own)
+            own = own.args[0]
+        made.append(pattern)
+        mask = pattern
+    return MaskedAttention(put.spec, mask.args[2:4], own, put.modes or (), tuple(made))
 
 
 def _without_broadcast(mask: fx.Node, user: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
@@ -92,12 +123,18 @@ def _combined(pattern: fx.Node, own: fx.Node, modes: tuple[int, ...], user: fx.N
             # Counted from the end among the modes that are there by then.
             whole = _call(user, torch.ops.aten.unsqueeze.default, (whole, mode))
             made.append(whole)
+    assert len(made) == _repeated_modes(modes)
     value = tensor_value(own)
     assert value is not None, "a mask is a tensor"
     if value.dtype == torch.bool:
         return [*made, _call(user, torch.ops.aten.logical_and.default, (whole, pattern))]
     hidden = _call(user, torch.ops.aten.logical_not.default, (pattern,))
     return [*made, hidden, _call(user, torch.ops.aten.masked_fill.Scalar, (whole, hidden, -torch.inf))]
+
+
+def _repeated_modes(modes: tuple[int, ...]) -> int:
+    """How many modes of the scores a mask lacks, those in front of all that it has aside."""
+    return -min(modes, default=0) - len(modes)
 
 
 def _extent(operand: fx.Node, user: fx.Node) -> Any:

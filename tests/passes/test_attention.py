@@ -58,6 +58,14 @@ class Attention(nn.Module):
             scores = scores.masked_fill(~mask, -math.inf)
         return torch.softmax(scores, dim=-1) @ v
 
+    def shifted(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Windows of several pictures are the batch; each window of a picture has a mask of its own."""
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + self.q.weight[: q.shape[2], :1]
+        if mask is not None:
+            parts = scores.view(q.shape[0] // len(mask), len(mask), *scores.shape[1:])
+            scores = (parts + mask[None, :, None]).view(-1, *scores.shape[1:])
+        return torch.softmax(scores, dim=-1) @ v
+
     def weights(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         found = torch.softmax(q @ k.transpose(-1, -2), dim=-1)
         return found @ v + found.sum(-1, keepdim=True)
@@ -120,6 +128,45 @@ def test_the_models_own_masks(way, shape, kind):
     sparse = applied(model, recipe("sliding_window", before=5, block=8), x, None, mask)
     pattern = patterns.sliding_window(24, before=5).to_dense()
     torch.testing.assert_close(sparse(x, None, mask), expected(model, pattern, x, None, mask), **CLOSE)
+
+
+def test_masks_of_windows():
+    model, x, mask = Attention("shifted"), torch.randn(6, 12, WIDTH), torch.randn(3, 12, 12)
+    sparse = applied(model, recipe("sliding_window", before=3, block=4), x, None, mask)
+    bias = model.q.weight[:12, :1] + patterns.sliding_window(12, before=3).to_dense().log()
+    for batch in (6, 9):
+        x = torch.randn(batch, 12, WIDTH)
+        own = (mask + bias).repeat(batch // 3, 1, 1)[:, None]
+        wanted = expected(Attention("operator"), torch.ones(12, 12, dtype=torch.bool), x, None, own)
+        torch.testing.assert_close(sparse(x, None, mask), wanted, **CLOSE)
+    assert len(sparse.variants) == 1
+
+
+def test_patterns_beside_sparse_weights():
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Attention() for _ in range(2))
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            for layer in self.layers:  # both with the same mask
+                x = layer(x, None, mask[:, None, None])
+            return x
+
+    model, x, mask = Layers().eval(), torch.randn(2, 24, WIDTH), torch.rand(2, 24) < 0.8
+    given = recipe()
+    prune = {"method": "magnitude", "sparsity": 0.5}
+    given["sparsify"].append(
+        {"targets": ["param:*weight"], "role": "weight", "prune": prune, "format": "csr"}
+    )
+    sparse = sparsify.apply(model, given, (x, mask), strict=True)
+    assert len(sparse.report.regions) == 8
+    model.load_state_dict(sparse.state_dict())
+    pattern = patterns.bigbird(24, block=4, random=1, global_=1).to_dense()
+    wanted = x
+    for layer in model.layers:
+        wanted = expected(layer, pattern, wanted, None, mask[:, None, None])
+    torch.testing.assert_close(sparse(x, mask), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_queries_without_keys():

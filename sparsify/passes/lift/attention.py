@@ -16,7 +16,7 @@ from sparsify.compiler.einsum.nodes import Const
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.lift.matrix import PatternOperand
-from sparsify.passes.masked import MaskedAttention
+from sparsify.passes.masked import mask_of
 from sparsify.passes.operators import argument, tensor_value
 from sparsify.passes.region import Region
 from sparsify.sparsification.mask_spec import MaskSpec
@@ -33,7 +33,7 @@ OUTER: Final = ("a", "b", "h")
 
 def attention_region(node: fx.Node) -> Region | str:
     """The region of an attention node that has a pattern, or why there is none."""
-    match: MaskedAttention = node.meta["attention"]
+    match = mask_of(node)
     query, key, value = (argument(node, place, name) for place, name in enumerate(("query", "key", "value")))
     why = reason_against(node, query, key, value)
     if why:

@@ -1,0 +1,167 @@
+"""Models in small configurations, with random weights, and inputs for them.
+
+In: `SUBJECTS["BERT (transformers)"]`. Out: `make()`, a module in float32, and `inputs(batch, length)`, the arguments of
+a call; texts are padded to different lengths.
+
+Sequences are tokens of texts, or patches of pictures, which have one size for each model.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+VOCABULARY = 50
+TEXT: Final = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES: Final = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+PICTURE: Final = {"image_size": 32, "patch_size": 4}
+LONGFORMER: Final = {"kind": "longformer", "window": 6, "global": 2, "block": 8}
+BIGBIRD: Final = {"kind": "bigbird", "block": 8, "window": 3, "global": 2, "random": 0}
+WINDOW: Final = {"kind": "sliding_window", "before": 5, "block": 4}
+
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to look at.
+
+    Attributes:
+        name: as in the table.
+        package: that it comes from.
+        make: the module, from torch's random numbers.
+        inputs: the arguments of a call for a batch and a length.
+        mask: the pattern that a rule puts into its attention.
+        dynamic: dimensions of inputs that vary, None for all.
+    """
+
+    name: str
+    package: str
+    make: Callable[[], nn.Module]
+    inputs: Callable[[int, int], Inputs]
+    mask: Mapping[str, Any]
+    dynamic: Mapping[str, tuple[int, ...]] | None = None
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the package is there."""
+        return find_spec(self.package) is not None
+
+
+def texts(batch: int, length: int) -> Inputs:
+    """Tokens, the last ones of each text but the first padded: 3 of the second text, 6 of the third."""
+    draws = torch.Generator().manual_seed(length)
+    padded = 3 * torch.arange(batch)[:, None]
+    kept = torch.arange(length) < length - padded
+    ids = torch.randint(3, VOCABULARY, (batch, length), generator=draws)
+    return {"input_ids": ids * kept, "attention_mask": kept.long()}
+
+
+def pairs(batch: int, length: int) -> Inputs:
+    """Texts and the beginnings of their translations."""
+    return {**texts(batch, length), "decoder_input_ids": texts(batch, length // 2 + 1)["input_ids"]}
+
+
+def pictures(batch: int, length: int = 0) -> Inputs:
+    """Pictures of 32 x 32."""
+    return {"pixel_values": torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(batch))}
+
+
+def pixels(batch: int, length: int = 0) -> Inputs:
+    """The same under the name that torchvision has."""
+    return {"x": pictures(batch)["pixel_values"]}
+
+
+def captions(batch: int, length: int) -> Inputs:
+    """Texts and pictures."""
+    return {**texts(batch, length), **pictures(batch)}
+
+
+def vectors(batch: int, length: int) -> Inputs:
+    """Vectors of tokens, and which of them are padding."""
+    x = torch.randn(batch, length, 32, generator=torch.Generator().manual_seed(length))
+    return {"src": x, "src_key_padding_mask": texts(batch, length)["attention_mask"] == 0}
+
+
+def hugging_face(name: str, **sizes: Any) -> Callable[[], nn.Module]:
+    """`BertModel` of a `BertConfig` with these sizes."""
+
+    def make() -> nn.Module:
+        if find_spec("torchvision") is not None:
+            torchvision_models()  # transformers imports it, and would fail to
+        import transformers
+
+        config = getattr(transformers, f"{name}Config")(**sizes)
+        found: nn.Module = getattr(transformers, f"{name}Model")(config)
+        return found
+
+    return make
+
+
+def encoder() -> nn.Module:
+    """torch's own encoder."""
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 48, batch_first=True), 2)
+
+
+def torchvision_models() -> Any:
+    """`torchvision.models`, whose import needs operators that builds for CPUs alone do not have."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")
+        import torchvision.models
+    return torchvision.models
+
+
+def torchvision_vit() -> nn.Module:
+    """torchvision's vision transformer, with a head that is not zero."""
+    model: nn.Module = torchvision_models().VisionTransformer(32, 4, 2, 2, 32, 48, num_classes=10)
+    nn.init.normal_(model.heads.head.weight)  # type: ignore[union-attr, arg-type]
+    return model
+
+
+def torchvision_swin() -> nn.Module:
+    """torchvision's Swin transformer: windows of 4 x 4 patches, every other layer shifted."""
+    model: nn.Module = torchvision_models().SwinTransformer(
+        [2, 2], 16, [2, 2], [2, 2], [4, 4], stochastic_depth_prob=0.0, num_classes=10
+    )
+    return model
+
+
+def _texts(name: str, kind: str, mask: Mapping[str, Any], **sizes: Any) -> Subject:
+    return Subject(name, "transformers", hugging_face(kind, **TEXT, **sizes), texts, mask)
+
+
+_T5 = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+_CLIP = {
+    "text_config": {**TEXT, **SIZES, "projection_dim": 16},
+    "vision_config": {**SIZES, **PICTURE},
+    "projection_dim": 16,
+}
+_ALL: Final = (
+    _texts("BERT", "Bert", BIGBIRD, **SIZES),
+    _texts("DistilBERT", "DistilBert", LONGFORMER, dim=32, n_layers=2, n_heads=2, hidden_dim=48),
+    _texts("RoBERTa", "Roberta", BIGBIRD, **SIZES, max_position_embeddings=128),
+    _texts("ALBERT", "Albert", LONGFORMER, **SIZES, embedding_size=16),
+    _texts("BigBird, original_full", "BigBird", BIGBIRD, **SIZES, attention_type="original_full"),
+    _texts("GPT-2", "GPT2", LONGFORMER, n_embd=32, n_layer=2, n_head=2, n_inner=48, use_cache=False),
+    _texts("Llama", "Llama", BIGBIRD, **SIZES, num_key_value_heads=1, use_cache=False),
+    Subject(
+        "T5",
+        "transformers",
+        hugging_face("T5", vocab_size=VOCABULARY, use_cache=False, **_T5),
+        pairs,
+        LONGFORMER,
+    ),
+    Subject("ViT", "transformers", hugging_face("ViT", **SIZES, **PICTURE), pictures, BIGBIRD),
+    Subject("CLIP", "transformers", hugging_face("CLIP", **_CLIP), captions, LONGFORMER),
+    Subject("nn.TransformerEncoder", "torch", encoder, vectors, BIGBIRD),
+    Subject("ViT", "torchvision", torchvision_vit, pixels, BIGBIRD),
+    Subject("Swin", "torchvision", torchvision_swin, pixels, WINDOW, {"x": (0,)}),
+)
+SUBJECTS: Final = {f"{subject.name} ({subject.package})": subject for subject in _ALL}

@@ -1,0 +1,157 @@
+"""A model with patterns in its attention and zeros in its linear layers, against dense torch in float64.
+
+In: `verify(SUBJECTS["BERT (transformers)"])`. Out: what was found in it, and the largest errors of outputs and of
+gradients.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import sparsify
+from experiments.coverage.reference import masked_attention
+from experiments.coverage.subjects import Inputs, Subject
+from sparsify.passes.lift.attention import UNDER
+from sparsify.passes.sparse_module import SparseModule
+
+SHAPES: Final = ((2, 40), (3, 27))
+SPARSITY: Final = 0.5
+# Modules whose weights with two modes are those of linear layers; Conv1D is GPT-2's.
+LINEAR: Final = ("Linear", "NonDynamicallyQuantizableLinear", "MultiheadAttention", "Conv1D")
+# Of float32 against float64, relative to the largest entry: a few hundred roundings of 6e-8 each.
+LIMIT: Final = 2e-5
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What became of a model.
+
+    Attributes:
+        attention: how many of its calls of attention are kernels, and how many there are.
+        linear: how many weights of linear layers are in kernels, and how many there are.
+        graphs: how many captured graphs all shapes needed.
+        outputs: the largest error of an output over all shapes, relative to the largest entry of that output.
+        gradients: the largest error of a parameter's gradient, relative to the largest entry of all of them.
+    """
+
+    attention: tuple[int, int]
+    linear: tuple[int, int]
+    graphs: int
+    outputs: float
+    gradients: float
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was found, in one graph for all shapes, with the right results."""
+        found, total = zip(self.attention, self.linear, strict=True)
+        return found == total and self.graphs == 1 and max(self.outputs, self.gradients) < LIMIT
+
+
+def recipe(mask: Mapping[str, Any]) -> dict[str, Any]:
+    """A pattern for attention, and half of the weights of linear layers zero."""
+    attention = {"targets": ["op:scaled_dot_product_attention"], "mask": dict(mask)}
+    linear = {
+        "targets": ["param:*weight"],
+        "types": list(LINEAR),
+        "role": "weight",
+        "prune": {"method": "magnitude", "sparsity": SPARSITY},
+        "format": "csr",
+    }
+    return {"schema": 1, "name": "coverage", "sparsify": [attention, linear]}
+
+
+def verify(subject: Subject, shapes: Sequence[tuple[int, int]] = SHAPES) -> Coverage:
+    """What is found in a model, and its largest errors over calls of several shapes, [batch, length].
+
+    Raises:
+        SparsifyError: something would stay dense.
+    """
+    torch.manual_seed(0)
+    model = subject.make().eval()
+    sparse = sparsify.apply(
+        model,
+        recipe(subject.mask),
+        subject.inputs(*shapes[0]),
+        strict=True,
+        trainable=True,
+        dynamic=subject.dynamic,
+    )
+    dense = copy.deepcopy(model).double()
+    dense.load_state_dict(sparse.state_dict())
+    errors, calls = [], 0
+    for shape in shapes:
+        *both, calls = compare(sparse, dense, subject.mask, subject.inputs(*shape))
+        errors.append(both)
+    masked, pruned = (len(rule.matched) for rule in sparse.report.rules)
+    attentions = sum(any(note.startswith(UNDER) for note in r.notes) for r in sparse.report.regions)
+    assert masked == attentions, "strict leaves nothing dense"
+    return Coverage(
+        attention=(attentions, calls),
+        linear=(pruned, len(linear_weights(model))),
+        graphs=len(sparse.variants),
+        outputs=max(output for output, _ in errors),
+        gradients=max(gradient for _, gradient in errors),
+    )
+
+
+def linear_weights(model: nn.Module) -> list[str]:
+    """The names of the weights of linear layers."""
+    return [
+        f"{name}.{own}"
+        for name, module in model.named_modules()
+        if type(module).__name__ in LINEAR
+        for own, weight in module.named_parameters(recurse=False)
+        if own.endswith("weight") and weight.dim() == 2
+    ]
+
+
+def compare(
+    sparse: SparseModule, dense: nn.Module, mask: Mapping[str, Any], inputs: Inputs
+) -> tuple[float, float, int]:
+    """The largest relative errors of outputs and gradients for one call, and how often it computes attention."""
+    found = sparse(**inputs)
+    with masked_attention(mask) as calls:
+        expected = dense(**{name: as_float64(value) for name, value in inputs.items()})
+    assert type(found) is type(expected), f"{type(found).__name__} in place of {type(expected).__name__}"
+    have, want = (numbers(result) for result in (found, expected))
+    outputs = max(
+        distance(one, other) / float(other.detach().abs().max())
+        for one, other in zip(have, want, strict=True)
+    )
+    mine, theirs = gradients(have, sparse), gradients(want, dense)
+    for name in linear_weights(dense):
+        theirs[name] *= dense.get_parameter(name) != 0  # zeros of a pattern have no gradients
+    assert mine.keys() == theirs.keys(), f"gradients of {mine.keys() ^ theirs.keys()} on one side alone"
+    largest = max(float(gradient.abs().max()) for gradient in theirs.values())
+    return outputs, max(distance(mine[name], theirs[name]) for name in theirs) / largest, len(calls)
+
+
+def as_float64(value: Any) -> Any:
+    """A tensor of floating point numbers in float64, other values as they are."""
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def numbers(result: Any) -> list[Tensor]:
+    """The tensors of floating point numbers in a result."""
+    leaves = pytree.tree_leaves(result)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """The largest difference of two entries; NaN where one is."""
+    assert found.shape == expected.shape, f"{list(found.shape)} in place of {list(expected.shape)}"
+    return float((found.detach().double() - expected.detach()).abs().max())
+
+
+def gradients(outputs: Sequence[Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The gradients of a sum of all outputs with random weights, by the names of the parameters that have some."""
+    draws = torch.Generator().manual_seed(1)
+    seeds = [torch.randn(output.shape, generator=draws).to(output.dtype) for output in outputs]
+    parameters = dict(model.named_parameters())
+    found = torch.autograd.grad(outputs, list(parameters.values()), seeds, allow_unused=True)
+    return {name: gradient for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
