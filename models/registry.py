@@ -123,6 +123,7 @@ register(Entry("gcn", f"{__package__}.gcn:GCN", recipe="gcn"))
 register(Entry("gcn-matmul", f"{__package__}.gcn_matmul:MatmulGCN", recipe="gcn", inputs="adjacency"))
 register(Entry("sage", f"{__package__}.sage:SAGE", recipe="sage"))
 register(Entry("gin", f"{__package__}.gin:GIN", recipe="gin"))
+register(Entry("gat", f"{__package__}.gat:GAT", recipe="gat"))
 register(Entry("mlp", f"{__package__}.mlp:MLP", recipe="mlp", datasets=RANDOM, inputs="features"))
 register(
     Entry("bert", f"{__package__}.bert:bert", recipe="bert", datasets=RANDOM, inputs="tokens", extra="text")

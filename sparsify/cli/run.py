@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from sparsify.runner.result import Result
 
 
-Model = Annotated[str, typer.Argument(help="A registered model: gcn, gcn-matmul, sage, gin, mlp, bert, vit.")]
+Model = Annotated[
+    str, typer.Argument(help="A registered model: gcn, gcn-matmul, sage, gin, gat, mlp, bert, vit.")
+]
 Pairs = Annotated[
     list[str] | None,
     typer.Argument(

@@ -113,6 +113,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
         columns=plan.output(matrix.columns),
         values=values,
         extents=(plan.output(matrix.extents[0]), plan.output(matrix.extents[1])),
+        joins=matrix.joins,
     )
     node = None if is_once else matrix.values
     return Binding(name, node=node, plan=plan, result=plan.result(spec, name))

@@ -16,7 +16,7 @@ from torch import fx
 from sparsify.errors import RecipeError, SparsifyError
 from sparsify.passes import operators
 from sparsify.passes.base import Draft, Mark
-from sparsify.passes.lift import gather_scatter
+from sparsify.passes.lift import edge_softmax, gather_scatter
 from sparsify.recipe import FormatSpec, Recipe, Rule
 from sparsify.recipe.source import nearest
 from sparsify.report import RuleEntry
@@ -114,7 +114,7 @@ def named(draft: Draft) -> Iterator[Candidate]:
             if scope:
                 yield Candidate("scope", scope, node)
             yield Candidate("op", operators.operator_name(node), node)
-            if gather_scatter.recognise(node) is not None:
+            if gather_scatter.recognise(node) is not None or edge_softmax.recognise(node) is not None:
                 yield Candidate("op", "message_passing", node)
 
 

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -25,6 +25,8 @@ from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, values_at
 
 REMEMBERED = 8
+# What entries at the same place become together.
+Joins = Literal["sum", "logsumexp"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class MatrixOutput:
         is_frozen: whether its values get no gradient.
         rounds: the dtype of a dense tensor whose values are stored rounded to `dtype`, None where they are as they
             are; whole numbers have scales, which are all that there is besides.
+        joins: what entries without values at the same place become together.
     """
 
     format: Format
@@ -52,6 +55,7 @@ class MatrixOutput:
     transposed: bool = False
     is_frozen: bool = False
     rounds: torch.dtype | None = None
+    joins: Joins = "sum"
 
     @property
     def has_scales(self) -> bool:
@@ -308,7 +312,8 @@ class Structure:
             edges = torch.ones(len(raw[spec.rows]), dtype=spec.dtype, device=raw[spec.rows].device)
         else:
             edges = raw[spec.values]
-        return SparseTensor(aligned.pattern, aligned.values(edges))
+        values = aligned.values(edges)
+        return SparseTensor(aligned.pattern, values.log() if spec.joins == "logsumexp" else values)
 
 
 def weight_of(outputs: Sequence[int | MatrixOutput | PatternOutput]) -> MatrixOutput | None:

@@ -121,10 +121,8 @@ def test_validate_looks_at_formats_and_models(cli: Cli, tmp_path: Path) -> None:
 def test_a_wrong_name_gets_a_suggestion(cli: Cli, verb: str) -> None:
     found = cli("recipes", verb, "gnc")
     assert (found.status, found.out) == (USAGE, "")
-    assert (
-        found.err
-        == "sparsify: no built-in recipe 'gnc'; did you mean gcn or gin? there are bert, gcn, gin, mlp, sage, vit\n"
-    )
+    names = ", ".join(recipe.names())
+    assert found.err == f"sparsify: no built-in recipe 'gnc'; did you mean gcn or gin? there are {names}\n"
 
 
 def test_a_folder_is_no_recipe(cli: Cli, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def small(monkeypatch):
     return graph
 
 
-@pytest.mark.parametrize("model", ["gcn", "gcn-matmul", "sage", "gin"])
+@pytest.mark.parametrize("model", ["gcn", "gcn-matmul", "sage", "gin", "gat"])
 def test_every_model_is_verified(small, model):
     result = run(model, overrides=QUICK, seconds=0.0, quiet=True)
     assert result.verified

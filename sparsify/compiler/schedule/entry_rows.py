@@ -62,13 +62,15 @@ class EntryRows:
         for free, (outer, inner) in sums.items():
             steps.append(d.Split(free, outer, inner, SUM_VECTORS * self.lanes, (self.lanes,)))
         around = (*chain.around(self.sizes), chain.outer)
+        if chain.is_row_first:
+            around = (chain.outer, *chain.leading)
         entries = (*around, group, member)
         for nest in chain.nests:
             steps += _ordered(nest, around, entries, {**splits, **sums}, chain)
-        steps += [d.Precompute(held, "thread", at=chain.outer) for held in chain.held]
+        steps += [d.Precompute(held, "thread", at=around[-1]) for held in chain.held]
         for nest in chain.nests:
             steps += _kinds(nest, member, {**splits, **sums}, chain)
-        if chain.shares_rows(self.sizes):
+        if chain.is_row_first or chain.shares_rows(self.sizes):
             steps.append(d.Parallel(chain.outer, "dynamic", chain.mask.name))
         else:
             steps.append(d.Parallel(around[0], "dynamic"))

@@ -21,7 +21,7 @@ from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Assign, Program
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.compiler.schedule.work import Nest, body_of, nest_of
+from sparsify.compiler.schedule.work import Factor, Nest, body_of, nest_of
 
 # Costs in units of one multiplication and addition in a register.
 VISIT: Final = 1.0  # a stored coordinate in a loop over one list, or a step of a loop over all coordinates
@@ -277,6 +277,7 @@ def _loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
     for _, factor in nest.having[bit]:
         if factor.above[bit] & ~outer:
             cost += factor.turn * max(factor.stored, 1.0)
+        cost += _positions(nest, factor, outer | bit)
     sums = nest.sums
     if nest.levels:
         if bit == nest.levels[-1]:
@@ -290,3 +291,12 @@ def _loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
     if is_last:
         cost += nest.count(inner) * (STRIDE * nest.strides[bit] + 1.0 / lanes)
     return cost
+
+
+def _positions(nest: Nest, factor: Factor, inner: int) -> float:
+    """The positions of dense levels over other modes than the operand has there: `j, i` of one stored `h, i, j`."""
+    leading = factor.is_dense.index(False) if False in factor.is_dense else 0
+    modes = factor.mask & inner
+    if leading < 2 or modes.bit_count() != leading or modes == sum(set(factor.order[:leading])):
+        return 0.0
+    return nest.coordinates(modes)

@@ -134,6 +134,18 @@ class RowChain(Rows):
         first = max(self.apart, key=lambda name: (sizes.extents.get(name, 0), names.index(name)))
         return (first, *(name for name in names if name != first))
 
+    @property
+    def is_row_first(self) -> bool:
+        """Whether what a column picks lies together for all iterations around the rows: `X[j,h,f]`, not `X[h,j,f]`."""
+        picked = [access for nest in self.nests for access in (nest.panel, nest.turned) if access is not None]
+        places = [access.indices.index for access in picked]
+        return any(
+            at(Index(self.column)) < at(Index(name))
+            for access, at in zip(picked, places, strict=True)
+            for name in self.leading
+            if Index(name) in access.indices
+        )
+
     def lanes(self) -> tuple[str, ...]:
         """The index variables along rows of products."""
         return tuple(dict.fromkeys(nest.lane for nest in self.nests if nest.lane))
@@ -267,7 +279,7 @@ def _scores(let: Let, column: str, kept: Temporary) -> Nest | None:
     if not isinstance(written, Assign) or index_names(written.target) != kept.indices or written.monoid:
         return None
     inner = chain[0].index
-    reads = [access for access in find(summed.value, Access) if inner in _names(access)]
+    reads = [access for access in dict.fromkeys(find(summed.value, Access)) if inner in _names(access)]
     keys = [access for access in reads if column in _names(access)]
     if summed.monoid is None or len(keys) != 1 or keys[0].indices[-1] not in (Index(inner), Index(column)):
         return None

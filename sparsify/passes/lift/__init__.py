@@ -7,7 +7,7 @@ In: a marked graph. Out: `node.meta["fragment"]` on every node that is an einsum
 from torch import fx
 
 from sparsify.passes.base import Draft, Mark
-from sparsify.passes.lift import gather_scatter
+from sparsify.passes.lift import edge_softmax, gather_scatter
 from sparsify.passes.lift.attention import attention_region
 from sparsify.passes.lift.fragment import DTYPES, HALVES, PRODUCTS, Fragment, Lifter
 from sparsify.passes.lift.matrix import Matrix, declared_sparse
@@ -23,6 +23,12 @@ def lift(draft: Draft) -> Draft:
         if "attention" in node.meta:
             found = attention_region(node)
             node.meta["dense_reason" if isinstance(found, str) else "region"] = found
+            continue
+        attention = edge_softmax.recognise(node)
+        mark = None if attention is None else edge_softmax.mark_of(attention)
+        if attention is not None and mark is not None:
+            made = edge_softmax.edge_region(attention, mark)
+            node.meta["dense_reason" if isinstance(made, str) else "region"] = made
             continue
         adjacency = adjacency_mark(node)
         fragment = lifter.fragment(node, adjacency)

@@ -16,6 +16,7 @@ from sparsify.passes.base import Mark
 from sparsify.passes.canonicalize import size_node
 from sparsify.passes.lift.gather_scatter import GatherScatter
 from sparsify.passes.operators import operator_name, tensor_value
+from sparsify.passes.structure import Joins
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import scale_dtype, scales
 from sparsify.storage.format import Format
@@ -39,6 +40,7 @@ class Matrix:
         mark: why it is sparse.
         packed: the format that was chosen where the rule leaves it open.
         scales: what the rows of `dense` are multiplied with, None where values are what they stand for.
+        joins: what entries at the same place become together, without values counting as 1, or as the logarithm 0.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Matrix:
     mark: Mark
     packed: Format | None = None
     scales: fx.Node | None = None
+    joins: Joins = "sum"
 
     @property
     def leaves(self) -> list[fx.Node]:
