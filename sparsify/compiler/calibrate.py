@@ -27,6 +27,7 @@ from sparsify.compiler.cpp import directories, target
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.least import Least
 from sparsify.compiler.schedule.machine import Curve, Machine, believable, from_dict, joined, scaled
+from sparsify.compiler.schedule.tiles import VECTORS, tile_rows
 from sparsify.compiler.side_by_side import side_by_side
 from sparsify.errors import SparsifyError
 from sparsify.options import Options, current, override
@@ -65,10 +66,6 @@ MULTIPLY: Final = (
     "split i io ii {rows} tail 1; split k ko ki {columns}; order io, ko, j, ii, ki; "
     "precompute w = C at ko in register; pack P = W[ko, j, ki] at root in memory; vector ki; unroll ii; parallel io"
 )
-# Rows and columns of a product's tile: two vectors of columns, and the rows whose sums 16 registers hold, or 32.
-TILE: Final = (6, 16)
-WIDE_TILE: Final = (12, 32)
-WIDE_BYTES: Final = 64
 
 
 @dataclass(slots=True)
@@ -254,7 +251,8 @@ def product_tile(vector_bytes: int) -> tuple[int, int]:
     >>> product_tile(32), product_tile(64)
     ((6, 16), (12, 32))
     """
-    return WIDE_TILE if vector_bytes >= WIDE_BYTES else TILE
+    lanes = max(8, vector_bytes // 4)
+    return tile_rows(lanes, 4), VECTORS * lanes
 
 
 def _dense(rows: int, columns: int, outputs: int, threads: int) -> Probe:

@@ -27,6 +27,7 @@ from sparsify.compiler.einsum.nodes import (
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_tensors
 from sparsify.compiler.fuse import Fusion, fusion
+from sparsify.compiler.multiply import is_generated
 from sparsify.compiler.narrow import narrow
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
@@ -170,7 +171,7 @@ def with_wide_result(step: Step) -> Step | None:
 def steps(
     program: Program, sizes: Sizes = UNKNOWN, *, scheduled: bool = False, order: tuple[str, ...] | None = None
 ) -> tuple[DenseProduct | Step | Convert, ...]:
-    """The steps of `program` in order; a dense product is one of torch.
+    """The steps of `program` in order; a dense product is one of torch where that is not much slower.
 
     Products of three and more operands are split where that is cheaper for operands of these sizes. When a schedule
     says how to loop, the whole program is one step; so it is where no tensor could hold a result that one statement
@@ -192,6 +193,8 @@ def steps(
     made: list[DenseProduct | Step | Convert] = []
     for statement in program.statements:
         product = None if scheduled else dense_product(program, statement)
+        if product is not None and is_generated(program, statement, sizes):
+            product = None
         made += _written(program, statement, sizes, order) if product is None else [product]
     return tuple(made)
 
@@ -372,9 +375,8 @@ def _step(
             dtypes = source.index_dtypes  # the levels are turned, nothing else
         read.append(replace(source, name=twin.name, format=twin.format, index_dtypes=dtypes, pattern_of=None))
     read += _shapes(program, statement, read)
-    names = tuple(d.name for d in read)
-    alone = Program((statement,), (*read, output), names, (output.name,), program.extents)
-    return Step(alone, turned, order)
+    names = tuple(d.name for d in read), (output.name,)
+    return Step(Program((statement,), (*read, output), *names, program.extents), turned, order)
 
 
 def _shapes(program: Program, statement: Assign, read: list[Declaration]) -> list[Declaration]:

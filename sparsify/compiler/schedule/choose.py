@@ -24,6 +24,7 @@ from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.schedule.strips import chain_schedules
+from sparsify.compiler.schedule.tiles import tiles
 from sparsify.storage.levels import Level
 
 # What accumulators in registers cover of a row: 16 AVX2 or 8 AVX-512 registers, enough independent chains to hide
@@ -62,6 +63,8 @@ def candidates(
         yield from sums.schedules(sizes, order)
     if (product := panels(program)) is not None:
         yield from product.schedules(lanes, item_bytes, sizes)
+    if (dense := tiles(program)) is not None:
+        yield from dense.schedules(lanes, item_bytes, sizes)
     if (chain := row_chain(program)) is not None:
         yield from chain_schedules(chain, lanes, item_bytes, sizes)
     yield from joined(program)

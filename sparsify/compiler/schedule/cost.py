@@ -20,9 +20,9 @@ from sparsify.compiler.schedule.product_cost import (
     SINGLE,
     VECTOR,
     Packed,
-    dense_us,
     kernel_us,
     packed_loops_us,
+    product_us,
 )
 from sparsify.storage.levels import Compressed
 
@@ -126,7 +126,7 @@ def statement_us(
     shape = dense_shape(program, statement, extents)
     target = program.declaration(statement.target.tensor)
     if shape is not None:
-        return dense_us(*shape, machine, BYTES[target.dtype])
+        return product_us(*shape, machine, BYTES[target.dtype])
     read = {part.tensor for part in find(statement.value, Access)}
     tensors = [program.declaration(name) for name in {*read, target.name}]
     moved = sum(tensor_bytes(declared, extents, stored) for declared in tensors)
@@ -332,7 +332,7 @@ def packed_of(
 def dense_shape(
     program: Program, statement: Assign, extents: Mapping[str, int]
 ) -> tuple[int, int, int] | None:
-    """Rows, outputs and columns of a product of dense matrices, which is torch's; `None` for anything else."""
+    """Rows, outputs and columns of a product of dense matrices; `None` for anything else."""
     value = statement.value
     match value:
         case Call("add", (Reduce() as product, Access(_, (_,)))):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import log
 from typing import Final
 
-from sparsify.compiler.schedule.machine import Machine
+from sparsify.compiler.schedule.machine import Machine, scaled
 from sparsify.compiler.schedule.panels import tile_rows
 
 # Vectors' times of generated loops, fitted to measurements on AVX2: per stored column or
@@ -25,6 +25,11 @@ SINGLE: Final = 2.8
 BIT_VECTOR: Final = 6.0
 EXPANDED_BYTES: Final = 4
 EXPANDED_LANES: Final = 8
+# Per vector of a tile of dense matrices; per entry of the matrix that is copied to panels.
+TILED: Final = 1.15
+COPIED: Final = 1.0
+# By how much generated code must be faster than torch's dense product: it has to be compiled.
+WORTH_US: Final = 100.0
 # A product with as few outputs is narrow.
 NARROWEST: Final = 16
 
@@ -69,6 +74,30 @@ def dense_us(rows: int, outputs: int, columns: int, machine: Machine, item_bytes
     moved = item_bytes * (rows * columns + columns * outputs + rows * outputs)
     rate = dense_rate(rows, outputs, columns, machine) * 4 / item_bytes
     return machine.torch_us + max(operations / rate, moved / machine.reads_all.at(moved))
+
+
+def tiled_us(rows: int, outputs: int, columns: int, machine: Machine, item_bytes: int = 4) -> float:
+    """The time of a generated product of [rows, columns] and [columns, outputs], in tiles of registers."""
+    lanes = max(1, machine.vector_bytes // item_bytes)
+    vectors = rows * columns * -(-outputs // lanes)
+    moved = item_bytes * (rows * columns + columns * outputs + rows * outputs)
+    return kernel_us(
+        (TILED * vectors + COPIED * columns * outputs) * machine.vector_us, float(moved), machine
+    )
+
+
+def is_tiled(rows: int, outputs: int, columns: int, machine: Machine, item_bytes: int = 4) -> bool:
+    """Whether a dense product is generated: expected to be faster than torch's by what a compilation is worth."""
+    sizes = rows, outputs, columns
+    return dense_us(*sizes, machine, item_bytes) - tiled_us(*sizes, machine, item_bytes) >= WORTH_US
+
+
+def product_us(rows: int, outputs: int, columns: int, machine: Machine, item_bytes: int = 4) -> float:
+    """The time of a dense product: generated, where it is so on a machine like this, or torch's."""
+    sizes = rows, outputs, columns
+    alike = scaled(machine.threads, machine.vector_bytes)
+    cost = tiled_us if is_tiled(*sizes, alike, item_bytes) else dense_us
+    return cost(*sizes, machine, item_bytes)
 
 
 def dense_rate(rows: int, outputs: int, columns: int, machine: Machine) -> float:

@@ -17,6 +17,7 @@ from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.paths import Part, Paths
 from sparsify.compiler.schedule.work import body_of, nest_of
 from sparsify.errors import ShapeError
+from sparsify.options import override
 
 from .nests import program_of, random
 
@@ -33,7 +34,8 @@ def dense(*shape: int) -> torch.Tensor:
 def test_dense_factors_are_multiplied_by_a_library_first() -> None:
     a, x, w = random((2000, 2000), 0.002, "csr"), dense(2000, 300), dense(300, 16)
     program, sizes = program_of("ij,jf,fk->ik", a, x, w)
-    first, second = steps(program, sizes)
+    with override(vector_bytes=32):
+        first, second = steps(program, sizes)
     assert isinstance(first, DenseProduct) and str(first) == "T = torch.mm(B, C)"
     assert str(second.program.statements[0]) == "Y[i,k] = sum(j, A[i,j] * T[j,k])"
 
