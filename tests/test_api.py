@@ -190,6 +190,27 @@ def test_extents_that_no_operand_has():
         sparsify.evaluate("Y[i,j] = v[i]", v=v)
 
 
+@pytest.mark.parametrize("size", [True, -1, 2.5, "3", 2**63])
+def test_extents_that_are_none(size):
+    with pytest.raises(sparsify.errors.ShapeError, match="a whole number from 0 to"):
+        sparsify.evaluate("y[i] = 2 * i", sizes={"i": size})
+
+
+def test_extents_of_any_size_are_loops():
+    """Nothing is written out for each of so many coordinates."""
+    wanted = 2 * torch.arange(100_003)
+    assert torch.equal(sparsify.evaluate("y[i] = 2 * i", sizes={"i": 100_003}), wanted)
+    for schedule in ("unroll i", "split i io ii 50000; unroll ii"):
+        with pytest.raises(sparsify.errors.ScheduleError, match="written out is"):
+            sparsify.evaluate("y[i] = 2 * i", sizes={"i": 100_003}, schedule=schedule)
+
+
+def test_nested_tensors_are_refused():
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(2)], layout=torch.jagged)
+    with pytest.raises(sparsify.errors.EinsumError, match="a nested tensor"):
+        sparsify.einsum("ij->i", rows)
+
+
 def test_scalars_are_values():
     v = torch.rand(3)
     for alpha in (2, 2.5, -1):

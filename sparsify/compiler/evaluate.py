@@ -246,6 +246,8 @@ def _key(operand: torch.Tensor) -> tuple[Any, ...]:
     if isinstance(operand, SparseTensor):
         return id(_describe(operand)), operand._pattern.shape
     if isinstance(operand, torch.Tensor):
+        if operand.is_nested:
+            raise EinsumError("a nested tensor", "one operand a tensor, or operand.to_padded_tensor(0)")
         return operand.dtype, operand.layout, operand.shape
     raise EinsumError(
         f"an operand of type {type(operand).__name__}", "torch tensors; sparsify.tensor converts others"
@@ -303,8 +305,9 @@ def _dtype_name(dtype: torch.dtype) -> str:
     """`float32`, when kernels can be generated for it."""
     name = name_of(dtype)
     if name not in BYTES:
+        other = "complex64" if dtype.is_complex else "float32"
         raise DtypeError(
-            f"an operand of dtype {name}", f"one of {', '.join(BYTES)}: operand.to(torch.float32)"
+            f"an operand of dtype {name}", f"one of {', '.join(BYTES)}: operand.to(torch.{other})"
         )
     return name
 

@@ -118,7 +118,7 @@ class _Rule:
             factors = sorted(*points, key=str)
             if self._is_product(node, factors):
                 return self._counted_each(node, factors, outside, Const(start), extents)
-        return _counted(node, points, outside, Const(start), extents)
+        return _counted(node, points, outside, Const(start), extents, dtype)
 
     def _is_product(self, node: Reduce, factors: Sequence[Access]) -> bool:
         """Whether not all factors have all modes of the result, and each has few enough of them for a dense count."""
@@ -193,14 +193,16 @@ class _Rule:
 
 
 def _counted(
-    node: Reduce, points: frozenset[Point], outside: Expr, start: Expr, extents: Sequence[str]
+    node: Reduce, points: frozenset[Point], outside: Expr, start: Expr, extents: Sequence[str], dtype: str
 ) -> Expr:
     """The reduction over stored entries, combined with the value of the others where there are some."""
     stored = _any_of(points)
     inside = Reduce(node.monoid, node.indices, Call("where", (stored, node.body, start)))
     count = _count(node, stored)
     if node.monoid not in IDEMPOTENT:
-        others = Call("sub", (_joined("mul", [Extent(name) for name in extents]), count))
+        others: Expr = Call("sub", (_joined("mul", [Extent(name) for name in extents]), count))
+        if dtype == "float64":  # a number times an integer is as narrow as a float32
+            others = Cast(dtype, others)
         outside = Call("mul", (outside, others))
     return Call(
         MONOIDS[node.monoid].combine, (inside, Call("where", (_is_full(count, extents), start, outside)))

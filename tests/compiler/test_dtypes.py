@@ -228,6 +228,13 @@ def test_truth_values_of_sums_are_taken_at_the_end():
     assert torch.equal(found.to_dense(), (F.sum(0) != 0).T)
 
 
+def test_truth_values_of_numbers_are_collected_as_such():
+    E = torch.tensor([1.5, -2.0])
+    for value, wanted in (("or(k, 3.0)", 1.0), ("and(k, k < 2)", 0.0), ("sum(k, k < 2)", 2.0)):
+        found = sparsify.evaluate(f"Y[i] = {value} + E[i]", E=E, sizes={"k": 3})
+        torch.testing.assert_close(found, E + wanted)
+
+
 def test_truth_values_are_not_collected_in_numbers_of_a_new_pattern():
     """What the error proposes is right."""
     A, B = drawn(torch.float32, 4, 3), drawn(torch.float32, 3, 3, seed=1)

@@ -1,3 +1,4 @@
+import math
 from math import inf
 
 import pytest
@@ -34,7 +35,8 @@ def rewritten(text, forms, sizes=UNKNOWN):
             "s[i] += exp(A[i,j]) + b[i]",
             {"A": "csr", "b": "dense"},
             "s[i] = sum(j, where(stored(A[i,j]), exp(A[i,j]) + b[i], 0.0)) + "
-            f"where(float64({COUNT}) / float64(extent(j)) == 1.0, 0.0, (1.0 + b[i]) * (extent(j) - {COUNT}))",
+            f"where(float64({COUNT}) / float64(extent(j)) == 1.0, 0.0, (1.0 + b[i]) * "
+            f"float64(extent(j) - {COUNT}))",
         ),
         # What is stored in both counts: the product is 0 where one is not.
         (
@@ -137,6 +139,14 @@ def test_values_and_gradients(format, fill):
         torch.testing.assert_close(ours, theirs)
     (slope,) = torch.autograd.grad(wanted[0].sin().sum() + (wanted[1] * b).sum() + wanted[2], x)
     torch.testing.assert_close(found.values(), slope[tuple(A.coordinates())])
+
+
+@pytest.mark.parametrize("value", ["tanh(1.0)", "tanh(1.0) * sqrt(2.0)"])
+def test_numbers_that_are_counted_are_as_wide_as_the_sum(value):
+    dense = torch.eye(5, dtype=torch.float64)
+    found = sparsify.evaluate(f"s[i] = sum(j, {value} + A[i,j])", A=sparsify.tensor(dense, "csr"))
+    number = math.tanh(1.0) * (math.sqrt(2.0) if "sqrt" in value else 1.0)
+    torch.testing.assert_close(found, (dense + number).sum(1), rtol=1e-14, atol=0.0)
 
 
 def test_work_follows_what_is_stored():

@@ -5,6 +5,7 @@ In: `y[i] = sum(j, A[i,j] * x[j])` and the shapes of A and x. Out: `{"i": 3, "j"
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.nodes import Access, Assign, Const, Index, Program
@@ -13,6 +14,7 @@ from sparsify.compiler.node import walk
 from sparsify.errors import EinsumError, ShapeError, UnsupportedProgramError
 
 Mode = tuple[str, int]
+MOST_EXTENT: Final = 2**63 - 1
 
 
 def accesses(statements: Iterable[Assign]) -> Iterator[Access]:
@@ -90,8 +92,8 @@ def bind_extents(
     """
     extents: dict[str, int] = dict(sizes or {})
     for name, size in extents.items():
-        if not hasattr(size, "__index__") or size < 0:
-            raise ShapeError(f"the extent {size!r} of {name}; a whole number of 0 or more")
+        if not hasattr(size, "__index__") or isinstance(size, bool) or not 0 <= size <= MOST_EXTENT:
+            raise ShapeError(f"the extent {size!r} of {name}; a whole number from 0 to {MOST_EXTENT}")
     source = dict.fromkeys(extents, "sizes")
     known: dict[str, tuple[int, ...]] = {name: tuple(shape) for name, shape in shapes.items()}
     for statement in statements:

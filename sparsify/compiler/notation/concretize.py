@@ -102,9 +102,13 @@ class _Hoist:
             self.nests.append(nest(einsum.Assign(target, None, sums)))
 
     def _dtype(self, expr: einsum.Expr, wanted: str) -> str:
-        """The dtype in which a reduction is accumulated; what is made of numbers alone takes that of the result."""
+        """The dtype in which a reduction is accumulated; what is made of numbers alone takes that of the result.
+
+        Truth values stay what they are.
+        """
         kind = kind_of(expr, self.kinds)
-        return computing(wanted if kind.strength == NUMBER else kind.dtype)
+        is_number = kind.strength == NUMBER and kind.dtype != "bool"
+        return computing(wanted if is_number else kind.dtype)
 
     def _accumulator(
         self, target: einsum.Access, declaration: einsum.Declaration, dtype: str

@@ -71,11 +71,7 @@ class _Verifier:
                 self.visit(body, loops)
             case Let(temporaries, body):
                 for temporary in temporaries:
-                    is_kept = temporary.listed or temporary.marked
-                    if is_kept and (len(temporary.indices) != 1 or temporary.pattern_of is not None):
-                        raise ScheduleError(
-                            f"`{temporary}` lists its entries and is no dense row", "one index, no pattern"
-                        )
+                    self._verify_kept(temporary)
                     if temporary.name in self.tensors or temporary.name in self.temporaries:
                         raise ScheduleError(
                             f"`{temporary}` takes a name that is in use", "give it another name"
@@ -97,6 +93,19 @@ class _Verifier:
             case _:
                 raise AssertionError(f"{type(statement).__name__} is no statement of concrete index notation")
 
+    def _verify_kept(self, temporary: Temporary) -> None:
+        """Entries in use are those of a dense row in memory."""
+        if not (temporary.listed or temporary.marked):
+            return
+        if len(temporary.indices) != 1 or temporary.pattern_of is not None:
+            raise ScheduleError(
+                f"`{temporary}` lists its entries and is no dense row", "one index, no pattern"
+            )
+        if temporary.scope == "register":
+            raise ScheduleError(
+                f"`{temporary}` lists its entries, and registers have no list", "in thread or in memory"
+            )
+
     def _verify_assign(self, assign: Assign, loops: tuple[Forall, ...]) -> None:
         """An assignment: to an output or temporary in scope, of values in scope, without a race."""
         name = assign.target.tensor
@@ -115,11 +124,16 @@ class _Verifier:
                     f"iterations of the parallel loop over {loop.index} write the same entries in `{assign}`",
                     f"make a loop over an index of {assign.target} parallel, or compute {name} inside the loop",
                 )
-        outer = loops[:depth]
-        if temporary is not None and temporary.scope == "register" and len(loops) > depth:
-            crossing = next((loop for loop in loops[len(outer) :] if isinstance(loop.kind, Parallel)), None)
-            if crossing is not None:
-                raise ScheduleError(f"{name} is in registers outside the parallel loop over {crossing.index}")
+        crossing = next((loop for loop in loops[depth:] if isinstance(loop.kind, Parallel)), None)
+        if temporary is None or crossing is None:
+            return
+        if temporary.scope == "register":
+            raise ScheduleError(f"{name} is in registers outside the parallel loop over {crossing.index}")
+        if temporary.listed or temporary.marked:
+            raise ScheduleError(
+                f"{name} has one list of its entries, and the parallel loop over {crossing.index} adds to it",
+                f"compute {name} inside that loop",
+            )
 
     def _verify_reads(self, node: Node, statement: Node, loops: tuple[Forall, ...]) -> None:
         """Index variables have loops, tensors exist and are in scope, with an index for each mode."""

@@ -142,9 +142,13 @@ class _Split:
         body = _product(list(inner))
         summed = tuple(n for n in dict.fromkeys(all_indices((body,))) if n not in names)
         self.before.append(Assign(target, None, Reduce("sum", summed, body) if summed else body))
-        self.declared.append(self.declare(name, names, part, nest, accesses))
+        made = self.declare(name, names, part, nest, accesses)
+        self.declared.append(made)
         if part.is_sparse:
             self.stored[name] = round(part.entries)
+        # A sum around this one reads what was made here.
+        self.program = replace(self.program, declarations=(*self.program.declarations, made))
+        self.sizes = self.sizes.expecting(self.stored)
         return target
 
     def declare(

@@ -52,6 +52,16 @@ def test_good_schedules_pass(notation, text, relations):
             "parallel loop over i write the same entries|in registers outside the parallel loop",
         ),
         (
+            "forall i: let t[k]: float32 in register listed: forall k: t[k] = b[k]",
+            (),
+            "registers have no list",
+        ),
+        (
+            "let t[i]: float32 in memory listed: parallel forall i: forall k: t[i] += b[k]",
+            (),
+            "parallel loop over i adds to it; compute t inside",
+        ),
+        (
             "forall i: forall k: Y[i,k] = b[k]",
             (Split("i", "io", "ii", 2), Split("k", "io", "ki", 2)),
             "makes io a second time",

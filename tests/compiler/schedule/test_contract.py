@@ -115,6 +115,12 @@ def test_unstored_entries_meet_nothing_in_temporaries_either() -> None:
     torch.testing.assert_close(whole, a[:, [0, 2]] @ c)
 
 
+def test_sums_around_a_product_that_was_split_read_its_temporaries() -> None:
+    c, d, e, f = random((90, 90), 0.05, "csr"), random((90, 30), 0.05, "csr"), dense(90), dense(20)
+    found = sparsify.evaluate("Y[i,l] = sum(m, sum(j, C[l,j] * D[l,m] * E[l]) * F[i])", C=c, D=d, E=e, F=f)
+    torch.testing.assert_close(found, torch.einsum("lj,lm,l,i->il", c.to_dense(), d.to_dense(), e, f))
+
+
 def test_what_has_the_pattern_of_another_tensor_is_as_sparse_as_that() -> None:
     a, x, c = random((1000, 1000), 0.01, "csr"), dense(1000), dense(1000, 500)
     program, sizes = program_of("ij,j,ik->k", a, x, c)

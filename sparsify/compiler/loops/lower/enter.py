@@ -12,6 +12,7 @@ from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ZERO, compare, constant, integer, larger, minus, smaller, times
 from sparsify.compiler.loops.lower import iterate as ranges
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Range, scalar
+from sparsify.compiler.loops.lower.written_out import is_written_out
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
 
@@ -101,7 +102,7 @@ def body_at(
         return [*ahead(inner), *bound, *body] if body else []
 
     split = low.split_by_outer.get(loop.index)
-    if split is None or split in low.blocks or not ranges.is_written_out(low, loop, split.inner):
+    if split is None or split in low.blocks or not is_written_out(low, loop, split.inner):
         return inside(*ranges.bind(low, loop.index, scalar(value), loop.body, env))
     env, left = _enter_block(low, split, scalar(value), env)
     size = integer(split.size)

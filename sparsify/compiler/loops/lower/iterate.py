@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparsify.compiler.einsum.nodes import Access, Assign
+from sparsify.compiler.einsum.nodes import Assign
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import (
     ONE,
@@ -35,7 +35,7 @@ from sparsify.compiler.loops.lower.environment import (
     scalar,
 )
 from sparsify.compiler.loops.lower.padding import stays_in_padding
-from sparsify.compiler.node import find
+from sparsify.compiler.loops.lower.written_out import check_copies, is_long, is_written_out
 from sparsify.compiler.notation import nodes as notation
 from sparsify.errors import ScheduleError
 
@@ -152,6 +152,7 @@ def _unrolled(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered
     reach = range_of(low, loop.index, loop.body, env)
     if reach.bound is None:
         raise ScheduleError(f"unroll {loop.index}: its extent is no constant", f"split {loop.index} first")
+    check_copies(loop.index, reach.bound)
     lowered: Lowered = []
     for number in range(reach.bound):
         body = inside(low, loop, scalar(plus(reach.begin, integer(number))), env)
@@ -165,13 +166,13 @@ def _unrolled(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered
 def _vector(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
     """The body once for each vector of a constant extent, else a loop over vectors and a masked rest."""
     lanes = low.lanes
+    reach = range_of(low, loop.index, loop.body, env)
+    is_loop = reach.bound is None or (reach.exact and is_long(low, loop, reach.bound // lanes))
     if lanes == 1:
-        reach = range_of(low, loop.index, loop.body, env)
-        return _unrolled(low, loop, env) if reach.bound is not None else serial(low, loop, env)
+        return serial(low, loop, env) if is_loop else _unrolled(low, loop, env)
     if env.lane is not None:
         raise ScheduleError(f"vector {loop.index} inside vector {env.lane.index}", "vector one of them")
-    reach = range_of(low, loop.index, loop.body, env)
-    if reach.bound is None:
+    if is_loop:
         return strips(
             low,
             loop.index,
@@ -179,6 +180,8 @@ def _vector(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
             lanes,
             lambda start, count: _lane_body(low, loop, start, lanes, count, env),
         )
+    assert reach.bound is not None, "of a constant extent"
+    check_copies(loop.index, reach.bound // lanes)
     lowered: Lowered = []
     extent = minus(reach.end, reach.begin)
     for start in range(0, reach.bound, lanes):
@@ -369,18 +372,3 @@ def tile(
         inner_env = inner_env.with_range(tiled.index, Range(first, smaller(last, low.bound(tiled.index))))
     body = low.body(loop, inner_env)
     return [*declared, *body] if body else []
-
-
-def is_written_out(low: Lowering, loop: notation.Forall, inner: str) -> bool:
-    """Whether the code for `inner` depends on its extent: unrolled, in lanes or in registers.
-
-    Transposed nests in memory run over strips and what is left, whatever the extent.
-    """
-    nests = find(loop.body, notation.Forall)
-    in_strips = [nest for nest in nests if isinstance(nest.kind, notation.Transposed)]
-    in_strips = [n for n in in_strips if not low.in_registers & {a.tensor for a in find(n, Access)}]
-    free = {id(part) for nest in in_strips for part in (nest, nest.body)}
-    return any(
-        nest.index == inner and id(nest) not in free and not isinstance(nest.kind, notation.Serial)
-        for nest in nests
-    )
