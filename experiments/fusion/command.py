@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from experiments.foundation import command
 from experiments.fusion.attention import backward, blocked, one_head, sliding
+from experiments.fusion.experts import experts
 from experiments.fusion.memory import peak
 from sparsify.bench.harness import Clock
 from sparsify.bench.place import Place
@@ -34,6 +35,7 @@ CASES: Final[Mapping[str, command.Make]] = {
         f"attention-backward-{tokens}-{block}": partial(backward, tokens, block, sdpa_ratio=5.0)
         for tokens, block in BLOCKED
     },
+    **{f"experts-{count}": partial(experts, count, ratio=1.3) for count in (8, 64)},
 }
 MEMORY: Final = {"attention-memory-16384-64": partial(peak, 16384, 64)}
 

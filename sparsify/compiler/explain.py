@@ -17,7 +17,7 @@ from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.notation import printer
 from sparsify.compiler.pipeline import Stages, compile_stages, directives_text
-from sparsify.compiler.plan import Convert, DenseProduct, joined_rows, steps
+from sparsify.compiler.plan import Convert, DenseProduct, joined_experts, joined_rows, steps
 from sparsify.compiler.schedule.alternatives import alternatives
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
@@ -73,7 +73,8 @@ def _compared(program: Program, sizes: Sizes) -> list[str]:
     """Whether the statements share a kernel, and why; of those that do not, the orders of loops that were compared."""
     chain = joined_rows(program, sizes)
     if chain is None:
-        return alternatives(program, sizes)
+        mixed = joined_experts(program)
+        return alternatives(program, sizes) if mixed is None else [str(mixed)]
     return [str(chain), *([] if chain.is_faster else alternatives(program, sizes))]
 
 

@@ -27,6 +27,7 @@ from sparsify.compiler.einsum.nodes import (
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_tensors
 from sparsify.compiler.fuse import Fusion, fusion
+from sparsify.compiler.mixture import Mixture, mixture
 from sparsify.compiler.multiply import is_generated
 from sparsify.compiler.narrow import narrow
 from sparsify.compiler.node import find
@@ -34,7 +35,7 @@ from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.order import statement_order
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
-from sparsify.compiler.turn import Twin, twins, with_twins
+from sparsify.compiler.turn import Twin, index_dtypes_in, turned_declaration, twins, with_twins
 from sparsify.compiler.unblock import Unblocked, assembled, unblocked, whole
 from sparsify.compiler.unstored import count_unstored
 from sparsify.errors import ShapeError
@@ -187,6 +188,8 @@ def steps(
         chain = joined_rows(program, sizes)
         if chain is not None and chain.is_faster:
             return _whole(program)
+        if (experts := joined_experts(program)) is not None:
+            return (Step(experts.program, experts.twins),)
         split = contract(count_unstored(name_extents(program), sizes), sizes)
         program, sizes = split.program, sizes.expecting(split.stored)
     program = program if scheduled else name_extents(narrow(cut(program)))
@@ -209,6 +212,11 @@ def joined_rows(program: Program, sizes: Sizes) -> Fusion | None:
     if len(program.statements) < 2 or contract(count_unstored(named, sizes), sizes).program != named:
         return None
     return fusion(_whole(program)[0].program, sizes)
+
+
+def joined_experts(program: Program) -> Mixture | None:
+    """The mixture of experts that all statements of a program are; `None` for other programs."""
+    return mixture(_whole(collect(program))[0].program)
 
 
 def starts_otherwise(program: Program, sizes: Sizes) -> bool:
@@ -304,7 +312,7 @@ def _computed(output: Declaration, format: Format, taken: set[str]) -> Declarati
     if format == output.format:
         return None
     name = fresh(f"{output.name}_{format.letters}", taken)
-    return replace(output, name=name, format=format, index_dtypes=_index_dtypes(format, output))
+    return replace(output, name=name, format=format, index_dtypes=index_dtypes_in(format, output))
 
 
 def _written(
@@ -327,15 +335,6 @@ def _written(
     target = replace(statement.target, tensor=name)
     written = _step(inside, replace(statement, target=target), apart, sizes, order)
     return written, Convert(output.name, name, output.format, output.pattern_of, output.fill, why)
-
-
-def _index_dtypes(format: Format, declared: Declaration) -> tuple[tuple[str, str], ...]:
-    """The dtypes of the arrays of `format`, as wide as those of a declared tensor."""
-    widest = "int64" if any("int64" in pair for pair in declared.index_dtypes) else "int32"
-    return tuple(
-        (widest if "pos" in s.level.arrays else "", widest if "crd" in s.level.arrays else "")
-        for s in format.levels
-    )
 
 
 def _step(
@@ -364,16 +363,7 @@ def _step(
     read = [d for d in program.declarations if d.name in needed and d.name != output.name]
     read = [replace(d, pattern_of=None) if d.name in program.inputs or found else d for d in read]
     turned = tuple(dict.fromkeys(found.values()))
-    for twin in turned:
-        source = program.declaration(twin.source)
-        dtypes = _index_dtypes(twin.format, source)
-        is_alike = [tuple(map(bool, pair)) for pair in source.index_dtypes] == [
-            tuple(map(bool, pair)) for pair in dtypes
-        ]
-        is_wide = all(dtype in ("", "int32", "int64") for pair in source.index_dtypes for dtype in pair)
-        if is_alike and is_wide and not source.format.has_bits:
-            dtypes = source.index_dtypes  # the levels are turned, nothing else
-        read.append(replace(source, name=twin.name, format=twin.format, index_dtypes=dtypes, pattern_of=None))
+    read += [turned_declaration(twin, program.declaration(twin.source)) for twin in turned]
     read += _shapes(program, statement, read)
     names = tuple(d.name for d in read), (output.name,)
     return Step(Program((statement,), (*read, output), *names, program.extents), turned, order)

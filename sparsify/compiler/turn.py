@@ -5,13 +5,13 @@ In: `Y = sum(i, j, k, A[i,j] * B[j,k] * C[k,i])`, all compressed by row. Out: th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Final, cast
 
 from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.unblock import Unblocked
@@ -131,6 +131,27 @@ def with_twins(value: Expr, found: Mapping[Access, Twin]) -> Expr:
         return map_children(node, visit)
 
     return cast(Expr, visit(value))
+
+
+def index_dtypes_in(format: Format, declared: Declaration) -> tuple[tuple[str, str], ...]:
+    """The dtypes of the arrays of `format`, as wide as those of a declared tensor."""
+    widest = "int64" if any("int64" in pair for pair in declared.index_dtypes) else "int32"
+    return tuple(
+        (widest if "pos" in s.level.arrays else "", widest if "crd" in s.level.arrays else "")
+        for s in format.levels
+    )
+
+
+def turned_declaration(twin: Twin, source: Declaration) -> Declaration:
+    """The declaration of an operand in the format of its twin."""
+    dtypes = index_dtypes_in(twin.format, source)
+    is_alike = [tuple(map(bool, pair)) for pair in source.index_dtypes] == [
+        tuple(map(bool, pair)) for pair in dtypes
+    ]
+    is_wide = all(dtype in ("", "int32", "int64") for pair in source.index_dtypes for dtype in pair)
+    if is_alike and is_wide and not source.format.has_bits:
+        dtypes = source.index_dtypes  # the levels are turned, nothing else
+    return replace(source, name=twin.name, format=twin.format, index_dtypes=dtypes, pattern_of=None)
 
 
 def _can_turn(access: Access, format: Format) -> bool:

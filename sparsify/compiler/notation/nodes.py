@@ -85,8 +85,9 @@ class Temporary(Node):
         layout: storage order of the modes, outermost first, as positions in `indices`.
         pattern_of: the tensor whose stored positions it has, `None` when dense.
         pattern_indices: the index variables at the modes of that tensor. Modes that are not among them are
-            dense, outermost. Inside loops over outer levels of the tensor, `indices` are the loops that are
-            left, and positions count from the beginning of the segment.
+            dense: those before the last of them outermost, those after it innermost. Inside loops over outer
+            levels of the tensor, `indices` are the loops that are left, and positions count from the beginning
+            of the segment.
         listed: whether it keeps a list of its entries in use, which loops that read it run over.
         marked: whether it marks its entries in use, from which the pattern of the result is made first.
     """

@@ -69,9 +69,9 @@ def _step(program: Notation, directive: d.Directive) -> Notation:
             return _set_kind(program, index, notation.Vector(), nest)
         case d.Unroll(index=index, nest=nest):
             return _set_kind(program, index, notation.Unrolled(), nest)
-        case d.Parallel(index=index, policy=policy, by=by, chunks=chunks):
-            _check_parallel(program, index)
-            return _set_kind(program, index, notation.Parallel(policy, by, chunks))
+        case d.Parallel(index=index, policy=policy, by=by, chunks=chunks, nest=nest):
+            _check_parallel(program, index, nest)
+            return _set_kind(program, index, notation.Parallel(policy, by, chunks), nest)
         case d.Transpose(rows=rows, lanes=lanes, nest=nest):
             turned = _set_kind(program, rows, notation.Transposed(), nest)
             done = _set_kind(turned, lanes, notation.Vector(), nest)
@@ -211,6 +211,9 @@ def _join(program: Notation, directive: d.Join) -> Notation:
     outer, inner = relation.outer, relation.inner
     if outer in splits:
         outer = splits[outer].inner
+    temporaries = [t for let in find(program.body, notation.Let) for t in let.temporaries]
+    # Of these each stored entry has a row along the index: they are dense there.
+    rows = {t.name for t in temporaries if t.pattern_of and directive.index not in t.pattern_indices}
 
     def change(loop: Forall) -> Statement:
         if not assigns(loop, directive.nest):
@@ -220,7 +223,7 @@ def _join(program: Notation, directive: d.Join) -> Notation:
         if not isinstance(loop.kind, notation.Serial) or not isinstance(loop.body.kind, notation.Serial):
             raise ScheduleError(f"`{directive}` comes after another directive on its loops", "join first")
         sparse = {declared.name for declared in program.declarations if not declared.format.is_dense}
-        read = [n for n in find(loop, Access) if n.tensor in sparse]
+        read = [n for n in find(loop, Access) if n.tensor in sparse and n.tensor not in rows]
         if found := [access for access in read if directive.index in index_names(access)]:
             raise ScheduleError(f"`{directive}`: {found[0]} is stored sparse", "keep the loops over tiles")
         return Forall(directive.index, loop.body.body)
@@ -245,10 +248,11 @@ def _pos(program: Notation, directive: d.Pos) -> Notation:
     return replace(program, body=body, relations=(*program.relations, relation))
 
 
-def _check_parallel(program: Notation, index: str) -> None:
-    """Raises when iterations of `index` would write the same entries of a shared tensor."""
+def _check_parallel(program: Notation, index: str, nest: str) -> None:
+    """Raises when iterations of `index` (in the nest of `nest`) would write the same entries of a shared tensor."""
     provenance = Provenance(program.relations)
-    for loop in (n for n in find(program.body, Forall) if n.index == index):
+    loops = (n for n in find(program.body, Forall) if n.index == index)
+    for loop in (n for n in loops if not nest or assigns(n, nest)):
         private = {t.name for n in find(loop, notation.Let) for t in n.temporaries}
         for assign in find(loop, Assign):
             if assign.target.tensor in private:

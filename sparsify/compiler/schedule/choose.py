@@ -17,6 +17,7 @@ from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loop_chain, loop_names
+from sparsify.compiler.schedule.experts import experts
 from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.panels import panels
 from sparsify.compiler.schedule.row_chain import row_chain
@@ -65,6 +66,8 @@ def candidates(
         yield from product.schedules(lanes, item_bytes, sizes)
     if (dense := tiles(program)) is not None:
         yield from dense.schedules(lanes, item_bytes, sizes)
+    if (mixture := experts(program)) is not None:
+        yield from mixture.schedules(lanes, item_bytes, sizes)
     if (chain := row_chain(program)) is not None:
         yield from chain_schedules(chain, lanes, item_bytes, sizes)
     yield from joined(program)

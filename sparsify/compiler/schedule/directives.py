@@ -154,17 +154,19 @@ class Unroll(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Parallel(Directive):
-    """`parallel i [static | balanced A | dynamic A] [chunks 32]`: threads share the iterations of `i`."""
+    """`parallel i [in w] [static | balanced A | dynamic A] [chunks 32]`: threads share the iterations of `i`."""
 
     index: str
     policy: str = "static"
     by: str = ""
     chunks: int = 1
+    nest: str = ""
 
     def __str__(self) -> str:
+        nest = f" in {self.nest}" if self.nest else ""
         by = f" {self.by}" if self.by else ""
         chunks = f" chunks {self.chunks}" if self.chunks != 1 else ""
-        return f"parallel {self.index} {self.policy}{by}{chunks}"
+        return f"parallel {self.index}{nest} {self.policy}{by}{chunks}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +271,8 @@ _FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
     ("vector k [in w]", rf"vector\s+(?P<index>{_NAME}){_IN}", Vector),
     ("unroll k [in w]", rf"unroll\s+(?P<index>{_NAME}){_IN}", Unroll),
     (
-        "parallel i [static|balanced A|dynamic [A]] [chunks 32]",
-        rf"parallel\s+(?P<index>{_NAME})(?:\s+(?P<policy>static|balanced|dynamic)(?:\s+(?!chunks\b)(?P<by>{_NAME}))?)?(?:\s+chunks\s+(?P<chunks>\d+))?",
+        "parallel i [in w] [static|balanced A|dynamic [A]] [chunks 32]",
+        rf"parallel\s+(?P<index>{_NAME}){_IN}(?:\s+(?P<policy>static|balanced|dynamic)(?:\s+(?!chunks\b)(?P<by>{_NAME}))?)?(?:\s+chunks\s+(?P<chunks>\d+))?",
         Parallel,
     ),
     ("prefetch T 16", rf"prefetch\s+(?P<tensor>{_NAME})\s+(?P<distance>\d+)", Prefetch),

@@ -73,4 +73,5 @@ def _parallel(directive: d.Parallel) -> str:
     }[directive.policy]
     if directive.policy == "dynamic" and directive.by:
         share += f", each with equally many stored positions of {directive.by}"
-    return f"threads take {share}"
+    nest = f" in the nest of {directive.nest}" if directive.nest else ""
+    return f"threads take {share}{nest}"

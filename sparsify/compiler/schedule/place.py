@@ -109,27 +109,31 @@ def _check_joined(bodies: list[Body], shared: list[str], program: Notation, dire
 def _out_of_loops(
     program: Notation, around: Forall, let: Let, temporary: Temporary, directive: d.Precompute
 ) -> Notation:
-    """The temporary with an element for each iteration of the loops between, which run once for each statement."""
+    """The temporary with an element for each iteration of the loops between, which run once for each statement.
+
+    Those beside it, of the same `let`, move with it.
+    """
     chain, inner = loop_chain(around)
     statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
     written = [a.target.tensor for a in find(let.body, Assign)]
+    together = {t.name for t in let.temporaries}
     apart = all(
-        tensor == temporary.name or sum(bool(accesses(s, tensor)) for s in statements) == 1
-        for tensor in written
+        tensor in together or sum(bool(accesses(s, tensor)) for s in statements) == 1 for tensor in written
     )
-    if inner is not let or let.temporaries != (temporary,) or not apart:
+    if inner is not let or not apart:
         raise ScheduleError(
             f"`{directive}`: {temporary.name} cannot leave the loops around it", "another place"
         )
     between = [replace(loop, kind=Serial()) for loop in chain[1:]]
-    wider = replace(
-        temporary,
-        indices=(*(loop.index for loop in between), *temporary.indices),
-        scope=directive.scope,
-    )
-    parts = [close_chain(between, replace_accesses(s, temporary.name, _access(wider))) for s in statements]
+    names = tuple(loop.index for loop in between)
+    wider = [replace(t, indices=(*names, *t.indices), scope=directive.scope) for t in let.temporaries]
+    parts = []
+    for statement in statements:
+        for t in wider:
+            statement = replace_accesses(statement, t.name, _access(t))
+        parts.append(close_chain(between, statement))
     return replace(
-        program, body=_replace(program.body, around, replace(around, body=Let((wider,), sequence(parts))))
+        program, body=_replace(program.body, around, replace(around, body=Let(tuple(wider), sequence(parts))))
     )
 
 

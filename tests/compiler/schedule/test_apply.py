@@ -56,6 +56,7 @@ APPLIED = [
     ("vector k in Y", f"forall i: vector forall k: forall j: {BODY}"),
     ("unroll k", f"forall i: unrolled forall k: forall j: {BODY}"),
     ("parallel i", f"parallel forall i: forall k: forall j: {BODY}"),
+    ("parallel i in Y", f"parallel forall i: forall k: forall j: {BODY}"),
     (
         "parallel i dynamic A chunks 4",
         f"parallel forall i dynamic by positions of A chunks 4: forall k: forall j: {BODY}",
@@ -142,6 +143,8 @@ def test_relations(schedule, relation):
         ("unroll z", "changes nothing"),
         ("parallel j", "its iterations all write"),
         ("parallel z", "changes nothing"),
+        ("parallel i in Z", "changes nothing"),
+        ("parallel j in Y", "its iterations all write"),
         ("order x, y", "there is no loop x"),
         ("order i, z", "there is no loop z"),
         ("order i, i", "i is named twice"),

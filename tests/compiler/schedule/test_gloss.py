@@ -26,6 +26,7 @@ TEXTS = {
     "vector k in w": "the iterations of k of w are the lanes of vector registers",
     "unroll i": "the iterations of i are written out",
     "parallel i": "threads take equal ranges of its iterations",
+    "parallel i in w": "threads take equal ranges of its iterations in the nest of w",
     "parallel i balanced A": "threads take ranges with equally many stored positions of A",
     "parallel i dynamic A": (
         "threads take one chunk after the other, each with equally many stored positions of A"

@@ -184,11 +184,7 @@ def position(low: Lowering, temporary: notation.Temporary, access: Access, env: 
             )
     result = scalar(ZERO)
     if temporary.pattern_of is not None and _is_whole(temporary):
-        for name, own in zip(names, temporary.indices, strict=True):
-            if own not in temporary.pattern_indices:
-                result = result.times(low.bound(own)).plus(env.coordinates[name])
-        stored = loops.Var(f"{temporary.pattern_of}_nnz", loops.INT)
-        return result.times(stored).plus(_stored_position(low, access, env))
+        return _whole_position(low, temporary, names, access, env)
     for mode in temporary.layout or range(len(temporary.indices)):
         own = temporary.indices[mode]
         if temporary.pattern_of is None:
@@ -196,6 +192,25 @@ def position(low: Lowering, temporary: notation.Temporary, access: Access, env: 
         else:
             place = _strip_place(low, temporary, own, names[mode], env)
             result = result.times(_strip_bound(low, temporary, own)).plus(place)
+    return result
+
+
+def _whole_position(
+    low: Lowering, temporary: notation.Temporary, names: list[str], access: Access, env: Environment
+) -> Coordinate:
+    """The position of an entry in a temporary with all positions of its pattern.
+
+    `S[h,i,j]` by positions of `M[i,j]` has those of one `h` side by side, `H[t,e,h]` by positions of `G[t,e]` has the
+    row over `h` of each.
+    """
+    last = max(map(temporary.indices.index, temporary.pattern_indices), default=-1)
+    result = scalar(ZERO)
+    for mode, (name, own) in enumerate(zip(names, temporary.indices, strict=True)):
+        if own not in temporary.pattern_indices:
+            result = result.times(low.bound(own)).plus(env.coordinates[name])
+        elif mode == last:
+            stored = loops.Var(f"{temporary.pattern_of}_nnz", loops.INT)
+            result = result.times(stored).plus(_stored_position(low, access, env))
     return result
 
 

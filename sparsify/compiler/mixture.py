@@ -1,0 +1,102 @@
+"""Mixtures of experts: programs over the stored entries of a gate that become one kernel.
+
+In:  `H[t,e,h] = G[t,e] * relu(sum(d, X[t,d] * W[e,h,d])); Y[t,o] += H[t,e,h] * V[e,o,h]`, G stored by tokens.
+Out: the same program reading the twin `G_10` of G, which lists the tokens of each expert.
+
+An expert multiplies the rows of its tokens: only where a gate lists them by expert do they lie side by side.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sparsify.compiler.cpp import target
+from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.nodes import Access, Declaration, Program
+from sparsify.compiler.einsum.rename import fresh, rename_tensors
+from sparsify.compiler.node import find
+from sparsify.compiler.notation.concretize import concretize
+from sparsify.compiler.notation.lane import lane_bytes, lanes
+from sparsify.compiler.schedule.experts import experts
+from sparsify.compiler.schedule.sizes import UNKNOWN
+from sparsify.compiler.turn import Twin, turned_declaration
+from sparsify.errors import UnsupportedProgramError
+from sparsify.options import current
+from sparsify.storage.format import Format
+
+BY_EXPERT: Final = (Format("dense, compressed", ordering=(1, 0)), Format("dense, compressed"))
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A mixture of experts as one kernel.
+
+    Attributes:
+        program: with the gate stored by experts.
+        twins: the gate, where its caller stores it otherwise.
+    """
+
+    program: Program
+    twins: tuple[Twin, ...] = ()
+
+    def __str__(self) -> str:
+        names = ", ".join(dict.fromkeys(s.target.tensor for s in self.program.statements))
+        return f"{names}: one kernel over the entries of the gate, expert by expert"
+
+
+def mixture(program: Program) -> Mixture | None:
+    """The mixture of experts that a program is, `None` when it is anything else.
+
+    Args:
+        program: all statements, with every operand as it is stored.
+    """
+    sparse = [d for d in program.declarations if d.name in program.inputs and not d.format.is_dense]
+    if len(sparse) != 1 or len(sparse[0].extents) != 2 or not _has_matrices(program, sparse[0]):
+        return None
+    gate = sparse[0]
+    if _is_one_kernel(program):
+        return Mixture(program)
+    if any(d.name in program.outputs and not d.format.is_dense for d in program.declarations):
+        return None  # a result on the pattern of the gate as it is stored
+    for format in BY_EXPERT:
+        twin = Twin(_name(program, gate, format), gate.name, format, "experts list their tokens")
+        turned = _reading(program, gate, twin)
+        if format != gate.format and _is_one_kernel(turned):
+            return Mixture(turned, (twin,))
+    return None
+
+
+def _has_matrices(program: Program, gate: Declaration) -> bool:
+    """Whether a dense operand has a matrix for each row or column of the gate."""
+    reads = [access for s in program.statements for access in find(s.value, Access)]
+    names = {index for access in reads if access.tensor == gate.name for index in access.indices}
+    return any(len(access.indices) > 2 and len(names & {*access.indices}) == 1 for access in reads)
+
+
+def _is_one_kernel(program: Program) -> bool:
+    """Whether there is a schedule for the mixture that `program` is."""
+    try:
+        plain = concretize(program)
+    except UnsupportedProgramError:
+        return False
+    found = experts(plain)
+    if found is None:
+        return False
+    width = lanes(plain, target.vector_bytes(current()))
+    return next(found.schedules(width, lane_bytes(plain), UNKNOWN), None) is not None
+
+
+def _name(program: Program, gate: Declaration, format: Format) -> str:
+    taken = {declared.name for declared in program.declarations}
+    return fresh(f"{gate.name}_{''.join(map(str, format.ordering))}", taken)
+
+
+def _reading(program: Program, gate: Declaration, twin: Twin) -> Program:
+    """`program` with the twin in the place of the gate, and the formats of what lies between inferred again."""
+    stored = turned_declaration(twin, gate)
+    kept = [d for d in program.declarations if d.name in (*program.inputs, *program.outputs)]
+    inputs = tuple(twin.name if name == gate.name else name for name in program.inputs)
+    declarations = tuple(stored if d is gate else d for d in kept)
+    renamed = rename_tensors(
+        replace(program, inputs=inputs, declarations=declarations), {gate.name: twin.name}
+    )
+    return infer_format(renamed)
