@@ -25,6 +25,12 @@ from sparsify.passes.inline import inline_blocks
 
 Dynamic = Mapping[str, Any] | Sequence[Any] | None
 PREFIX = "model."
+# What is logged there of extents is in the report: which are fixed.
+LOGS = (
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._subclasses.fake_tensor",
+    "torch._export.non_strict_utils",
+)
 LAYOUTS = {str(layout): layout for layout in calls.SPARSE_LAYOUTS} | {"sparsify": torch.sparse_csr}
 
 
@@ -176,8 +182,7 @@ def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: b
 @contextmanager
 def quietly() -> Iterator[None]:
     """Within this context export keeps its warnings and its listings of failed graphs to itself."""
-    names = "torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor"
-    logs = [logging.getLogger(name) for name in names]
+    logs = [logging.getLogger(name) for name in LOGS]
     before = [log.disabled for log in logs]
     for log in logs:
         log.disabled = True

@@ -1,5 +1,7 @@
 """Capture: the graph computes what the model computes, at two shapes; names and scopes are kept."""
 
+import logging
+
 import pytest
 import torch
 from graph_models import HandWritten, Kipf, KipfMatmul, TwoLayers, adjacency, graph
@@ -125,6 +127,16 @@ def test_declared_dimensions():
     assert isinstance(only[1][1], str)
     with pytest.raises(CaptureError, match="dynamic names 'y'; the inputs are x, edge_index"):
         capture(model, call, dynamic={"y": (0,)})
+
+
+def test_fixed_extents_are_noted_and_not_logged(monkeypatch):
+    logged = []
+    log = logging.getLogger("torch._export.non_strict_utils")
+    monkeypatch.setattr(log, "handle", logged.append)
+    model = nn.Linear(3, 4)
+    captured = capture(model, calls.flatten(calls.signature(model), (torch.ones(1, 3),), {}))
+    assert "input[0] = 1" in captured.specialised
+    assert not logged
 
 
 def test_what_cannot_be_captured_says_so():
