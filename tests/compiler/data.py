@@ -71,6 +71,7 @@ class Case:
         seed: what `draw` was asked for.
         undecided: results in which NaN may be compared, and beside infinite fills may be none.
         doubtful: per result where IEEE arithmetic on dense arrays gives NaN; a fill may decide otherwise there.
+        compared: per result where infinity or NaN is compared, and which of both it is hangs on the order of products.
     """
 
     seed: int
@@ -82,6 +83,7 @@ class Case:
     stored: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     tensors: dict[str, SparseTensor] = field(default_factory=dict)
     doubtful: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    compared: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     undecided: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:

@@ -4,6 +4,7 @@ In: `y[i] = sum(j, A[i,j] * x[j])` and arrays. Out: the arrays of all results.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
@@ -31,6 +32,9 @@ def both(first: Array, second: Array) -> Array:
     return np.where(~false & (np.isnan(first) | np.isnan(second)), np.nan, ~false)
 
 
+# Functions in which values decide: the sign of NaN is 0.
+COMPARISONS: Final = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "sign"})
+OF_TRUTH: Final = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
 LOGIC: Final = {"or": either, "and": both}
 ARITHMETIC: Final = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 NEUTRAL = {"or": 0.0, "and": 1.0, "sum": 0.0, "prod": 1.0, "min": np.inf, "max": -np.inf}
@@ -53,10 +57,38 @@ def fold(monoid: str, values: Array, count: int) -> Array:
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What expressions are made of.
+
+    Attributes:
+        values: the arrays of tensors.
+        masks: which of their entries are stored.
+        sizes: of index variables.
+        fills: of tensors.
+        is_open: whether what is made of a comparison of infinity or NaN is NaN.
+    """
+
+    values: Mapping[str, Array]
+    masks: Mapping[str, NDArray[np.bool_]]
+    sizes: Mapping[str, int]
+    fills: Mapping[str, float]
+    is_open: bool
+
+
 def compute(
-    program: Program, arrays: Mapping[str, Array], masks: Mapping[str, NDArray[np.bool_]]
+    program: Program,
+    arrays: Mapping[str, Array],
+    masks: Mapping[str, NDArray[np.bool_]],
+    *,
+    is_open: bool = False,
 ) -> dict[str, Array]:
-    """The results; `masks` says for all tensors, results too, which entries are stored."""
+    """The results.
+
+    Args:
+        masks: for all tensors, results too, which entries are stored.
+        is_open: whether what is made of a comparison of infinity or NaN is NaN: it hangs on the order of products.
+    """
     values = dict(arrays)
     extents: dict[str, int] = dict(program.extents)
     for name in program.inputs:
@@ -70,7 +102,7 @@ def compute(
             value = Reduce(assign.monoid, more, value)
         with np.errstate(all="ignore"):
             fills = {d.name: float(d.fill) for d in program.declarations}
-            found = _value(value, kept, values, masks, sizes, fills)
+            found = _value(value, kept, Given(values, masks, sizes, fills, is_open))
             if assign.monoid is not None and name in values:
                 found = combine(assign.monoid, values[name], found)
         declared = program.declaration(name)
@@ -90,16 +122,9 @@ def _sizes(program: Program, extents: Mapping[str, int]) -> dict[str, int]:
     return sizes
 
 
-def _value(
-    expr: Expr,
-    names: list[str],
-    values: Mapping[str, Array],
-    masks: Mapping[str, NDArray[np.bool_]],
-    sizes: Mapping[str, int],
-    fills: Mapping[str, float],
-) -> Array:
+def _value(expr: Expr, names: list[str], given: Given) -> Array:
     """An expression as an array with one mode for each of `names`."""
-    shape = [sizes[name] for name in names]
+    shape = [given.sizes[name] for name in names]
     grids = dict(zip(names, np.indices(shape), strict=True)) if names else {}
     match expr:
         case Const(value):
@@ -107,24 +132,37 @@ def _value(
         case Index(name):
             return grids[name].astype(float)
         case Access(tensor, indices):
-            return np.broadcast_to(_read(values[tensor], indices, grids, fills[tensor]), shape)
+            read = _read(given.values[tensor], indices, grids, given.fills[tensor])
+            return np.broadcast_to(read, shape)
         case Stored(Access(tensor, indices)):
-            return np.broadcast_to(np.asarray(_read(masks[tensor], indices, grids, False), float), shape)
+            read = _read(given.masks[tensor], indices, grids, False)
+            return np.broadcast_to(np.asarray(read, float), shape)
         case Reduce(monoid, more, body):
-            inside = _value(body, [*names, *more], values, masks, sizes, fills)
+            inside = _value(body, [*names, *more], given)
             if monoid not in ARITHMETIC:
                 return fold(monoid, inside, len(more))
             axes = tuple(range(len(names), len(names) + len(more)))
             return np.asarray(ARITHMETIC[monoid].reduce(inside, axis=axes, initial=NEUTRAL[monoid]))
         case Cast(dtype, value):
-            inside = _value(value, names, values, masks, sizes, fills)
+            inside = _value(value, names, given)
             return inside.astype(dtype).astype(float)
         case Call(function, args):
-            operands = [_value(arg, names, values, masks, sizes, fills) for arg in args]
-            if function == "sign":
-                return np.sign(operands[0])  # of NaN it is 0, and where NaN is must be seen
-            return np.asarray(FUNCTIONS[function].evaluate(*operands), float)
+            return _called(function, [_value(arg, names, given) for arg in args], given.is_open)
     raise AssertionError(expr)
+
+
+def _called(function: str, operands: list[Array], is_open: bool) -> Array:
+    """A function of values; NaN where `is_open` and the values that decide are not finite."""
+    found = np.sign(operands[0]) if function == "sign" else FUNCTIONS[function].evaluate(*operands)
+    found = np.asarray(found, float)  # the sign of NaN is 0, and where NaN is must be seen
+    if not is_open:
+        return found
+    decide = operands[:1] if function == "where" else operands
+    if function in COMPARISONS:
+        return np.where(np.all([np.isfinite(each) for each in decide], axis=0), found, np.nan)
+    if function == "where" or function in OF_TRUTH:
+        return np.where(np.any([np.isnan(each) for each in decide], axis=0), np.nan, found)
+    return found
 
 
 def _read(

@@ -56,3 +56,24 @@ def test_signs_of_nan_are_seen():
     found = compute(signs, {"A": np.array([np.nan, -2.0]), "B": np.ones(2)}, {})["Y"]
     np.testing.assert_equal(found, [np.nan, 0.0])
     assert has_comparisons(signs) and not has_comparisons(program("Y[i] = A[i] + B[i]"))
+
+
+def test_comparisons_of_what_is_not_finite_are_open():
+    signs = program("Y[i] = sign(A[i]) + where(B[i] < 1, 1, A[i])")
+    given = {"A": np.array([np.inf, 2.0, np.nan, np.inf]), "B": np.array([0.0, 3.0, 0.0, np.nan])}
+    assert np.isnan(compute(signs, given, {}, is_open=True)["Y"]).tolist() == [True, False, True, True]
+    np.testing.assert_equal(compute(signs, given, {})["Y"], [2.0, 3.0, np.nan, np.inf])
+    case = Case(0, signs, 16, 1, SPECIAL, given, compared={"Y": np.array([True, False])})
+    assert_close("", case, "Y", np.array([1.0, 2.0]), np.array([0.0, 2.0]))
+    with pytest.raises(AssertionError):
+        assert_close("", case, "Y", np.array([1.0, 2.0]), np.array([1.0, 3.0]))
+
+
+def test_infinite_fills_beside_nan_are_open():
+    case = Case(0, program("Y[i] = A[i] - B[i]"), 16, 1, doubtful={"Y": np.array([True, False])})
+    for found, wanted in ((np.inf, np.nan), (np.nan, np.inf)):
+        assert_close("", case, "Y", np.array([found, 1.0]), np.array([wanted, 1.0]))
+        with pytest.raises(AssertionError):
+            assert_close("", case, "Y", np.array([1.0, found]), np.array([1.0, wanted]))
+    with pytest.raises(AssertionError):
+        assert_close("", case, "Y", np.array([2.0, 1.0]), np.array([np.nan, 1.0]))
