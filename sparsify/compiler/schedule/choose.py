@@ -31,10 +31,11 @@ from sparsify.storage.levels import Level
 # What accumulators in registers cover of a row: 16 AVX2 or 8 AVX-512 registers, enough independent chains to hide
 # the latency of an fma, and one pass over the positions of a row for up to 128 columns of float32.
 TILE_BYTES = 512
-# How many stored positions ahead gathered rows are asked for; 16 covers the latency of memory.
-AHEAD = 16
+# Gathered rows are asked for so many bytes ahead: what memory delivers while a few rows are on their way, and what
+# stays in the nearest cache until it is read.
+AHEAD_BYTES = 1 << 14
 # Rows of two cache lines or more are asked for.
-AHEAD_BYTES = 128
+LEAST_BYTES = 128
 # Registers that hold sums at least, where rows are long enough: fewer wait for the latency of an fma. Where
 # there are no columns, entries of rows this long (in registers) take lanes.
 CHAINS = 4
@@ -286,7 +287,8 @@ class _Shape:
             after.append(d.Unroll(sums[-1]))
         order = [*leading, tile, *sums, inner]
         steps += [*self._reorder(order), collect, *after, d.Vector(inner)]
-        ahead = [d.Prefetch(name, AHEAD) for name in self._gathered(lane, size)]
+        distance = AHEAD_BYTES // (size * self.item_bytes)
+        ahead = [d.Prefetch(name, distance) for name in self._gathered(lane, size)]
         return d.Schedule((*steps, *self._parallel(order, parallel), *ahead))
 
     def _tile(self, lane: str) -> tuple[int, tuple[int, ...]]:
@@ -330,7 +332,7 @@ class _Shape:
     def _gathered(self, lane: str, size: int) -> list[str]:
         """The dense operands whose rows are read at stored coordinates, from memory too large to be near."""
         sums = [name for name in self.order if name not in self.target]
-        if not sums or sums[-1] not in self.stored or size * self.item_bytes < AHEAD_BYTES:
+        if not sums or sums[-1] not in self.stored or size * self.item_bytes < LEAST_BYTES:
             return []
         sparse = {access.tensor for access in self.sparse}
         reads = [n for n in find(self.assign.value, Access) if n.tensor not in sparse]

@@ -56,7 +56,7 @@ def test_tiles_divide_the_columns_evenly(product: Program, columns: int, split: 
 def test_unknown_sizes_get_what_suits_all(product: Program) -> None:
     assert best(product, UNKNOWN) == (
         "split k ko ki 128 tail 64 32 16 8; order i, ko, j, ki; precompute sum_Y = Y at ko in register; vector ki; "
-        "parallel i dynamic A; prefetch B 16"
+        "parallel i dynamic A; prefetch B 32"
     )
 
 
@@ -73,11 +73,21 @@ def test_long_rows_of_few_columns_are_summed_in_sets(
 
 
 @pytest.mark.parametrize(
-    "columns, rows, is_far",
-    [(128, 1_000, False), (128, 19_717, True), (32, 19_717, False), (32, 169_343, True), (16, 10**7, False)],
+    "columns, rows, distance",
+    [
+        (128, 1_000, 0),
+        (128, 19_717, 32),
+        (64, 169_343, 64),
+        (32, 19_717, 0),
+        (32, 169_343, 128),
+        (16, 10**7, 0),
+    ],
 )
-def test_rows_from_far_are_asked_for(product: Program, columns: int, rows: int, is_far: bool) -> None:
-    assert ("prefetch B 16" in best(product, known(columns, rows=rows, nnz=5 * rows))) == is_far
+def test_rows_from_far_are_asked_for_so_many_bytes_ahead(
+    product: Program, columns: int, rows: int, distance: int
+) -> None:
+    found = best(product, known(columns, rows=rows, nnz=5 * rows))
+    assert found.endswith(f"; prefetch B {distance}") if distance else "prefetch" not in found
 
 
 @pytest.mark.parametrize("rows", [40_000, 3_600])
@@ -96,7 +106,7 @@ def test_bands_are_near(product: Program, rows: int) -> None:
             .to_sparse_csr()
         )
         text = best(product, sizes_of(product, (matrix, torch.empty(rows, 128))))
-        assert ("prefetch B 16" in text) == is_far
+        assert ("prefetch B 32" in text) == is_far
 
 
 @pytest.mark.parametrize("nnz, in_lanes", [(40 * ROWS, True), (5 * ROWS, False)])
