@@ -7,9 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
 from string import ascii_letters, ascii_uppercase
+from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce
 from sparsify.errors import EinsumError, ShapeError
+
+# Trees of products of more are too deep to walk.
+MOST_OPERANDS: Final = 200
 
 
 def read_subscripts(
@@ -64,6 +68,8 @@ def _split(text: str, operands: int) -> tuple[list[str], str | None]:
         raise EinsumError(f"einsum({text!r}) has no operand; give one tensor for each part between commas")
     if len(inputs) != operands:
         raise EinsumError(f"einsum({text!r}) names {len(inputs)} operands, {operands} were given")
+    if operands > MOST_OPERANDS:
+        raise EinsumError(f"einsum of {operands} operands; {MOST_OPERANDS} at most, multiply some before")
     for term in [*inputs, right]:
         rest = term.replace("...", "", 1)
         wrong = next((c for c in rest if c not in ascii_letters), None)

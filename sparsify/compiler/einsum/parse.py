@@ -19,7 +19,7 @@ else on the right gives: `Y[i,j] = A[2:10:2,j]`; it goes back where its step is 
 mode, `A[2:,j]`, `A[:-1,j]` and `A[-1,j]`, needs its extent.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import inf, nan
@@ -36,6 +36,8 @@ from sparsify.errors import ParseError
 
 CONSTANTS = {"inf": inf, "nan": nan, "True": True, "False": False}
 MAX_DEPTH = 100
+# Operands of one chain; trees of more are too deep to walk.
+MAX_TERMS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +198,19 @@ class _Reader:
         return left
 
     def sum(self) -> Expr:
-        left = self.product()
-        while token := self.accept("operator", *_symbols(SUM)):
-            left = Call(_infix(token.text), (left, self.product()))
-        return left
+        return self.chain(_symbols(SUM), self.product)
 
     def product(self) -> Expr:
-        left = self.unary()
-        while token := self.accept("operator", *_symbols(PRODUCT)):
-            left = Call(_infix(token.text), (left, self.unary()))
+        return self.chain(_symbols(PRODUCT), self.unary)
+
+    def chain(self, symbols: tuple[str, ...], part: Callable[[], Expr]) -> Expr:
+        """Parts joined by operators, the first two first."""
+        left, terms = part(), 1
+        while token := self.accept("operator", *symbols):
+            terms += 1
+            if terms > MAX_TERMS:
+                raise self.error(f"more than {MAX_TERMS} terms in a row; name some in a statement before")
+            left = Call(_infix(token.text), (left, part()))
         return left
 
     def unary(self) -> Expr:

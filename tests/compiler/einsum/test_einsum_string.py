@@ -63,6 +63,7 @@ def test_names():
         ("i.j", [(2, 2)], EinsumError, "'.' in 'i.j'"),
         ("ij->...", [(2, 2)], EinsumError, "the result has '...'"),
         ("", [], EinsumError, "no operand"),
+        (",".join(["i"] * 201), [(2,)] * 201, EinsumError, "200 at most"),
     ],
 )
 def test_mistakes(text, shapes, error, message):

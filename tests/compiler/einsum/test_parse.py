@@ -163,6 +163,8 @@ def test_printed_expressions_read_back(seed):
         ("y = a)", 5, "no bracket is open"),
         ("", 0, "no statement"),
         ("y = " + "(" * 200 + "a" + ")" * 200, 104, "levels of brackets"),
+        ("y = a" + "+a" * 300, 404, "more than 200 terms in a row"),
+        ("y = a" + "*a" * 300, 404, "more than 200 terms in a row"),
     ],
 )
 def test_mistakes_show_their_place(text, position, message):
