@@ -123,7 +123,7 @@ class SparseTensor(torch.Tensor):
         coordinates, inside = pattern.coordinates(), pattern.inside()
         if inside is not None:
             coordinates, values = coordinates[:, inside], values[inside]
-        dense = torch.full(pattern.shape, self._fill, dtype=values.dtype)
+        dense = torch.full(pattern.shape, self._fill, dtype=values.dtype, device=values.device)
         return dense.index_put(tuple(coordinates), values)
 
     def to_torch(self) -> Tensor:

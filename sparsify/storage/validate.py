@@ -4,7 +4,7 @@ In: a pattern over arrays that others made. Out: nothing, or `InvalidTensorError
 """
 
 from collections.abc import Sequence
-from math import prod
+from math import inf, prod
 
 import numpy as np
 import torch
@@ -91,7 +91,9 @@ def fill(fill: Fill, dtype: torch.dtype) -> Fill:
     if fill == 0:
         return fill
     if dtype.is_complex or (dtype.is_floating_point and not isinstance(fill, complex)):
-        return fill
+        largest = max(abs(fill.real), abs(fill.imag))
+        if largest == inf or not largest > torch.finfo(dtype).max:
+            return fill
     if not isinstance(fill, complex) and not dtype.is_floating_point:
         low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         if low <= fill <= high and fill == int(fill):

@@ -114,6 +114,8 @@ def test_the_same_again_changes_nothing():
         sparsify.register_function("huber", "x")
     with pytest.raises(sparsify.SparsifyError, match="'sum': the name is taken"):
         sparsify.register_monoid("sum", "add", 0)
+    with pytest.raises(sparsify.SparsifyError, match="the identity 'a' of wrong; a number"):
+        sparsify.register_monoid("wrong", "min", "a")
 
 
 @pytest.mark.parametrize(

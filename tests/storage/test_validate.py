@@ -196,8 +196,11 @@ def test_arrays_that_are_changed_make_another_pattern():
         (torch.ones(3, dtype=torch.int32), float("nan"), "the fill nan"),
         (torch.ones(3, dtype=torch.int8), 300, "the fill 300"),
         (torch.ones(3, dtype=torch.bool), 2, "the fill 2"),
+        (torch.ones(3, dtype=torch.float16), 1e6, "the fill 1000000.0"),
+        (torch.ones(3, dtype=torch.float64), 10**400, "the fill 1000"),
+        (torch.ones(3, dtype=torch.complex64), 1e39j, "the fill 1e[+]39j"),
     ],
-    ids=range(12),
+    ids=range(15),
 )
 def test_values_and_fill_that_do_not_fit(values, fill, message):
     with pytest.raises(InvalidTensorError, match=message):
@@ -270,3 +273,10 @@ def test_random_damage_is_found_or_harmless(seed):
         coordinates = damaged.coordinates()
         assert int(coordinates.min()) >= 0
         assert coordinates.unique(dim=1).shape == coordinates.shape
+
+
+def test_without_memory_there_are_no_entries():
+    """What is on meta has a shape and no numbers, dense too."""
+    stored = SparseTensor(csr([0, 2, 2, 3], [0, 3, 1]), torch.ones(3))
+    made = stored.to("meta").to_dense()
+    assert made.is_meta and made.shape == stored.shape

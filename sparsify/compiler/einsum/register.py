@@ -96,6 +96,8 @@ def register_monoid(name: str, combine: str, identity: float | bool) -> Monoid:
         return known
     _require_free("a monoid", name)
     function = FUNCTIONS[combine]
+    if not isinstance(identity, int | float):
+        raise EinsumError(f"the identity {identity!r} of {name}; a number")
     if function.arity != 2:
         raise EinsumError(f"{combine} takes {function.arity} arguments; a monoid combines two values")
     for value in (0.5, -2.0, 1.0):
