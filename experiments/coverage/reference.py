@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 Keep = Callable[[Tensor, Tensor, int, int], Tensor]
@@ -43,6 +43,21 @@ def keep(mask: Mapping[str, Any], rows: int, columns: int) -> Tensor:
     """Which keys count for which query, truth values [rows, columns]."""
     i, j = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
     return KINDS[mask["kind"]](i, j, rows, columns, mask)
+
+
+@contextmanager
+def own_attention(model: nn.Module) -> Iterator[list[torch.Size]]:
+    """Within this context attention is the model's, which has a pattern itself; gives the shapes of its results."""
+    calls: list[torch.Size] = []
+    layers = [module for module in model.modules() if type(module).__name__.endswith("SparseAttention")]
+    hooks = [
+        layer.register_forward_hook(lambda _, __, found: calls.append(found[0].shape)) for layer in layers
+    ]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager

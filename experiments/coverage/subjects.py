@@ -8,7 +8,7 @@ Sequences are tokens of texts, or patches of pictures, which have one size for e
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ SIZES: Final = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads"
 PICTURE: Final = {"image_size": 32, "patch_size": 4}
 LONGFORMER: Final = {"kind": "longformer", "window": 6, "global": 2, "block": 8}
 BIGBIRD: Final = {"kind": "bigbird", "block": 8, "window": 3, "global": 2, "random": 0}
+GIVEN: Final = {"kind": "given"}
 WINDOW: Final = {"kind": "sliding_window", "before": 5, "block": 4}
 
 Inputs = dict[str, Any]
@@ -37,6 +38,7 @@ class Subject:
         inputs: the arguments of a call for a batch and a length.
         mask: the pattern that a rule puts into its attention.
         dynamic: dimensions of inputs that vary, None for all.
+        shapes: of the inputs to compare, [batch, length].
     """
 
     name: str
@@ -45,6 +47,7 @@ class Subject:
     inputs: Callable[[int, int], Inputs]
     mask: Mapping[str, Any]
     dynamic: Mapping[str, tuple[int, ...]] | None = None
+    shapes: tuple[tuple[int, int], ...] = ((2, 40), (3, 27))
 
     @property
     def is_installed(self) -> bool:
@@ -149,6 +152,18 @@ _ALL: Final = (
     _texts("RoBERTa", "Roberta", BIGBIRD, **SIZES, max_position_embeddings=128),
     _texts("ALBERT", "Albert", LONGFORMER, **SIZES, embedding_size=16),
     _texts("BigBird, original_full", "BigBird", BIGBIRD, **SIZES, attention_type="original_full"),
+    replace(
+        _texts(
+            "BigBird, block_sparse",
+            "BigBird",
+            GIVEN,
+            **SIZES,
+            attention_type="block_sparse",
+            block_size=4,
+            num_random_blocks=1,
+        ),
+        shapes=((2, 40), (3, 37)),  # shorter texts have full attention
+    ),
     _texts("GPT-2", "GPT2", LONGFORMER, n_embd=32, n_layer=2, n_head=2, n_inner=48, use_cache=False),
     _texts("Llama", "Llama", BIGBIRD, **SIZES, num_key_value_heads=1, use_cache=False),
     Subject(

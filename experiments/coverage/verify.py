@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import sparsify
-from experiments.coverage.reference import masked_attention
-from experiments.coverage.subjects import Inputs, Subject
+from experiments.coverage.reference import masked_attention, own_attention
+from experiments.coverage.subjects import GIVEN, Inputs, Subject
 from sparsify.passes.lift.attention import UNDER
 from sparsify.passes.sparse_module import SparseModule
 
-SHAPES: Final = ((2, 40), (3, 27))
 SPARSITY: Final = 0.5
 # Modules whose weights with two modes are those of linear layers; Conv1D is GPT-2's.
 LINEAR: Final = ("Linear", "NonDynamicallyQuantizableLinear", "MultiheadAttention", "Conv1D")
@@ -65,8 +64,8 @@ def recipe(mask: Mapping[str, Any]) -> dict[str, Any]:
     return {"schema": 1, "name": "coverage", "sparsify": [attention, linear]}
 
 
-def verify(subject: Subject, shapes: Sequence[tuple[int, int]] = SHAPES) -> Coverage:
-    """What is found in a model, and its largest errors over calls of several shapes, [batch, length].
+def verify(subject: Subject) -> Coverage:
+    """What is found in a model, and its largest errors over calls of several shapes.
 
     Raises:
         SparsifyError: something would stay dense.
@@ -76,7 +75,7 @@ def verify(subject: Subject, shapes: Sequence[tuple[int, int]] = SHAPES) -> Cove
     sparse = sparsify.apply(
         model,
         recipe(subject.mask),
-        subject.inputs(*shapes[0]),
+        subject.inputs(*subject.shapes[0]),
         strict=True,
         trainable=True,
         dynamic=subject.dynamic,
@@ -84,7 +83,7 @@ def verify(subject: Subject, shapes: Sequence[tuple[int, int]] = SHAPES) -> Cove
     dense = copy.deepcopy(model).double()
     dense.load_state_dict(sparse.state_dict())
     errors, calls = [], 0
-    for shape in shapes:
+    for shape in subject.shapes:
         *both, calls = compare(sparse, dense, subject.mask, subject.inputs(*shape))
         errors.append(both)
     masked, pruned = (len(rule.matched) for rule in sparse.report.rules)
@@ -115,7 +114,7 @@ def compare(
 ) -> tuple[float, float, int]:
     """The largest relative errors of outputs and gradients for one call, and how often it computes attention."""
     found = sparse(**inputs)
-    with masked_attention(mask) as calls:
+    with own_attention(dense) if mask == GIVEN else masked_attention(mask) as calls:
         expected = dense(**{name: as_float64(value) for name, value in inputs.items()})
     assert type(found) is type(expected), f"{type(found).__name__} in place of {type(expected).__name__}"
     have, want = (numbers(result) for result in (found, expected))

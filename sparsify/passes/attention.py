@@ -17,7 +17,8 @@ from torch import fx
 
 from sparsify.passes.base import Draft
 from sparsify.passes.canonicalize import remove_unused, sizes_of
-from sparsify.passes.operators import argument, is_inactive_dropout, operator_name, tensor_value
+from sparsify.passes.operators import argument, is_inactive_dropout, operator_name, scope, tensor_value
+from sparsify.passes.own_patterns import own_pattern
 
 aten = torch.ops.aten
 PRODUCTS = ("matmul", "bmm")
@@ -51,6 +52,12 @@ def attention(draft: Draft) -> Draft:
             if operator_name(node) == "softmax":
                 join(node)
         remove_unused(draft.graph)
+        for node in draft.graph.find_nodes(
+            op="call_function", target=aten.scaled_dot_product_attention.default
+        ):
+            own = own_pattern(draft.model.get_submodule(scope(node).partition("@")[0]))
+            if own is not None:
+                node.meta["own_pattern"] = own
     return draft
 
 

@@ -8,7 +8,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
-from sparsify.passes import calls, sparse_inputs
+from sparsify.passes import calls, own_patterns, sparse_inputs
 from sparsify.passes.canonicalize import canonicalize
 from sparsify.passes.inline import inline_blocks
 
@@ -85,7 +85,9 @@ def matrix_of(
     )
 
 
-def capture(model: nn.Module, call: calls.Call, dynamic: Dynamic = None) -> Captured:
+def capture(
+    model: nn.Module, call: calls.Call, dynamic: Dynamic = None, *, has_masks: bool = False
+) -> Captured:
     """The graph of `model` for calls like `call`.
 
     Args:
@@ -93,6 +95,7 @@ def capture(model: nn.Module, call: calls.Call, dynamic: Dynamic = None) -> Capt
         call: example inputs taken apart by `calls.flatten`.
         dynamic: None for all input dimensions where export allows, `()` for none, or a mapping of input
             names to dimensions, `{"x": (0,)}`.
+        has_masks: whether attention that has a pattern itself is captured without it, `own_patterns` has it then.
 
     Raises:
         CaptureError: export fails, or the model changes its buffers in a way that a graph cannot hold.
@@ -101,7 +104,8 @@ def capture(model: nn.Module, call: calls.Call, dynamic: Dynamic = None) -> Capt
     flat = Flat(model, call, outputs.append)
     tensors = tuple(example_tensors(call))
     names = call.shape.tensor_names()
-    program = export(flat, tensors, dimensions(names, tensors, dynamic), retry=dynamic is None)
+    with own_patterns.shown(model) if has_masks else nullcontext():
+        program = export(flat, tensors, dimensions(names, tensors, dynamic), retry=dynamic is None)
     assert outputs, "export runs the model"
     graph, constants = inner_graph(program, names, first_names(model))
     extents = [extents_of(node) for node in graph.find_nodes(op="placeholder")]

@@ -17,6 +17,7 @@ from sparsify.errors import RecipeError, SparsifyError
 from sparsify.passes import operators
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.lift import edge_softmax, gather_scatter
+from sparsify.passes.masked import GIVEN
 from sparsify.recipe import FormatSpec, Recipe, Rule
 from sparsify.recipe.source import nearest
 from sparsify.report import RuleEntry
@@ -248,7 +249,7 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
     if earlier is not None:
         raise rule_error(recipe, rule, f"{candidate} is selected by {earlier.rule} already ({earlier.where})")
     text = format_text(recipe, rule)
-    mask = mask_spec(recipe, rule) if rule.mask is not None else None
+    mask = mask_spec(recipe, rule, candidate) if rule.mask is not None else None
     role = rule.role or ("attention_mask" if mask is not None else inferred_role(candidate))
     candidate.node.meta["sparse"] = Mark(
         label,
@@ -278,9 +279,14 @@ def require_rounded(draft: Draft, rule: Rule, candidate: Candidate) -> None:
         )
 
 
-def mask_spec(recipe: Recipe, rule: Rule) -> MaskSpec:
+def mask_spec(recipe: Recipe, rule: Rule, candidate: Candidate) -> MaskSpec:
     """The pattern of a rule, its numbers checked for a few tokens; draws follow the recipe's seed."""
     assert rule.mask is not None, "rules that mask say how"
+    if rule.mask.kind == GIVEN:
+        if candidate.node.meta.get("own_pattern") is None:
+            reason = f"`mask: {{kind: given}}` is for attention that has a pattern itself, and {candidate} has none"
+            raise rule_error(recipe, rule, reason)
+        return MaskSpec(GIVEN, ())
     numbers = dict(rule.mask.model_extra or {})
     try:
         known = patterns.arguments(rule.mask.kind, numbers)

@@ -6,7 +6,7 @@ which is what the kernel is compared with, and what runs where none can be built
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx
@@ -15,6 +15,9 @@ from sparsify.passes.base import Draft, Mark
 from sparsify.passes.canonicalize import size_node
 from sparsify.passes.operators import argument, operator_name, tensor_value
 from sparsify.sparsification.mask_spec import MaskSpec
+
+# How a rule calls the pattern that a model has itself.
+GIVEN: Final = "given"
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,10 @@ def masked(draft: Draft) -> Draft:
     has_masks = False
     for node in list(draft.graph.nodes):
         mark = node.meta.get("sparse")
-        if isinstance(mark, Mark) and mark.mask is not None:
-            put_in(node, mark.mask)
+        chosen = mark.mask if isinstance(mark, Mark) else None
+        own = node.meta.get("own_pattern")
+        if chosen is not None or own is not None:
+            put_in(node, own if chosen is None or chosen.kind == GIVEN else chosen)
             has_masks = True
     if has_masks:
         draft.masked = fx.Graph()
@@ -72,10 +77,13 @@ def put_in(node: fx.Node, spec: MaskSpec) -> None:
     query, key = given["query"], given["key"]
     extents = (_extent(query, node), _extent(key, node))
     made = [_call(node, attention_mask, (spec.kind, spec.arguments, *extents))]
+    dtype = tensor_value(query).dtype  # type: ignore[union-attr]
+    if spec.is_weighted and dtype != torch.float32:
+        made.append(_call(node, torch.ops.aten.to.dtype, (made[0], dtype)))
     modes: tuple[int, ...] | None = None
     if isinstance(given.get("attn_mask"), fx.Node):
         own, modes = _without_broadcast(given["attn_mask"], node)
-        made += _combined(made[0], own, modes, node)
+        made += _combined(made[-1], own, modes, node)
     rest = {name: value for name, value in given.items() if name not in (*names[:4], "is_causal")}
     node.args, node.kwargs = (query, key, given["value"]), {"attn_mask": made[-1], **rest}
     node.meta["attention"] = Put(spec, modes)
@@ -97,6 +105,9 @@ def mask_of(node: fx.Node) -> MaskedAttention:
             own = own.args[0]
         made.append(pattern)
         mask = pattern
+    if mask.target is not attention_mask:
+        mask = mask.args[0]
+        made.append(mask)
     return MaskedAttention(put.spec, mask.args[2:4], own, put.modes or (), tuple(made))
 
 
@@ -126,6 +137,12 @@ def _combined(pattern: fx.Node, own: fx.Node, modes: tuple[int, ...], user: fx.N
     assert len(made) == _repeated_modes(modes)
     value = tensor_value(own)
     assert value is not None, "a mask is a tensor"
+    kept = tensor_value(pattern)
+    assert kept is not None, "a pattern is a tensor"
+    if kept.dtype != torch.bool:
+        if value.dtype == torch.bool:
+            return [*made, _call(user, torch.ops.aten.where.ScalarOther, (whole, pattern, -torch.inf))]
+        return [*made, _call(user, torch.ops.aten.add.Tensor, (whole, pattern))]
     if value.dtype == torch.bool:
         return [*made, _call(user, torch.ops.aten.logical_and.default, (whole, pattern))]
     hidden = _call(user, torch.ops.aten.logical_not.default, (pattern,))
@@ -155,7 +172,8 @@ def _call(user: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
         assert query is not None, "attention is of tensors"
         heads = dict(args[1]).get("heads")
         shape = values[2:] if heads is None else [heads, *values[2:]]
-        node.meta["val"] = query.new_empty(shape, dtype=torch.bool)
+        dtype = torch.float32 if MaskSpec(*args[:2]).is_weighted else torch.bool
+        node.meta["val"] = query.new_empty(shape, dtype=dtype)
     else:
         node.meta["val"] = target(*values)
     node.meta.update({key: user.meta[key] for key in ("nn_module_stack",) if key in user.meta})
@@ -163,5 +181,5 @@ def _call(user: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
 
 
 def attention_mask(kind: str, arguments: tuple[tuple[str, Any], ...], rows: int, columns: int) -> Tensor:
-    """The dense mask of a pattern, [rows, columns] or [heads, rows, columns], truth values."""
+    """The dense mask of a pattern, [rows, columns] or [heads, rows, columns]: truth values, or what is added."""
     return MaskSpec(kind, tuple((name, value) for name, value in arguments)).mask(rows, columns).to_dense()

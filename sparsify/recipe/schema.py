@@ -37,7 +37,15 @@ Method = Literal[
     "constant",
 ]
 MaskKind = Literal[
-    "bigbird", "longformer", "sliding_window", "block_diagonal", "causal", "strided", "fixed", "from_file"
+    "bigbird",
+    "longformer",
+    "sliding_window",
+    "block_diagonal",
+    "causal",
+    "strided",
+    "fixed",
+    "from_file",
+    "given",
 ]
 Reorder = Literal["none", "rcm", "degree", "metis"]
 StoredDtype = Literal["same", "bfloat16", "float16", "int8"]

@@ -108,7 +108,7 @@ def stacked(masks: Sequence[SparseTensor]) -> SparseTensor:
     joined = Format(blocks if size > 1 else "dense, dense, compressed")
     nothing = (None,) * (len(joined.levels) - 3)
     pattern = Pattern(joined, (len(masks), *shape), (None, None, pos, *nothing), (None, None, crd, *nothing))
-    return SparseTensor(pattern, torch.cat([mask.values() for mask in masks]))
+    return SparseTensor(pattern, torch.cat([mask.values() for mask in masks]), fill=masks[0].fill)
 
 
 def block_of(form: Format) -> int:

@@ -37,7 +37,12 @@ class MaskSpec:
     def is_whole(self) -> bool:
         """Whether each block that is stored is kept as a whole, so that no truth values have to be read."""
         given = dict(self.arguments)
-        return self.kind == "bigbird" and not given.get("causal", False)
+        return self.is_weighted or (self.kind == "bigbird" and not given.get("causal", False))
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether the mask holds what is added to scores, in place of truth values."""
+        return self.kind == "block_sparse"
 
     @staticmethod
     def of(kind: str, arguments: Mapping[str, Any]) -> "MaskSpec":

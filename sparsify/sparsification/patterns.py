@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsify.errors import InvalidTensorError, ShapeError, SparsifyError
+from sparsify.sparsification.block_sparse import block_sparse
 from sparsify.sparsification.blocks import assemble, stacked, stored_in_blocks
 from sparsify.sparsification.load_mask import load_mask
 from sparsify.sparsification.parts import Band, Grid, LastOfSegment, Part, SameSegment, Tokens
@@ -271,6 +272,7 @@ KINDS: Final[dict[str, Callable[..., SparseTensor]]] = {
     "strided": strided,
     "fixed": fixed,
     "from_file": from_file,
+    "block_sparse": block_sparse,  # of models, `given`; no recipe names it
 }
 
 

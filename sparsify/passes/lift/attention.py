@@ -6,6 +6,7 @@ Out: a region of five statements over `Q`, `K`, `V`, the pattern `M` and the mod
 Queries without any key give 0, as torch's attention does.
 """
 
+from math import inf
 from typing import Any, Final
 
 import torch
@@ -50,7 +51,8 @@ def attention_region(node: fx.Node) -> Region | str:
     rank = len(outer) + 2
     dense = Operand(Format("dense", rank=rank), dtype)
     declared = dict.fromkeys("QKV", dense)
-    declared["M"] = Operand(mask.format, "bool", False, result_index_dtypes(mask.format))
+    stored, fill = ("float32", -inf) if match.spec.is_weighted else ("bool", False)
+    declared["M"] = Operand(mask.format, stored, fill, result_index_dtypes(mask.format))
     own = ""
     if match.own is not None:
         indices = [(*outer, "i", "j")[mode] for mode in match.modes]
@@ -119,6 +121,8 @@ def program_text(
         score = f"where({own}, {score}, -inf)"
     elif own:
         score = f"{score} + {own}"
+    if spec.is_weighted:
+        score = f"{score} + {mask}"
     if not spec.is_whole:
         score = f"where({mask}, {score}, -inf)"
     return f"""
