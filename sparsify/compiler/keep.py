@@ -7,14 +7,16 @@ What is kept has to be small beside operands and results, which are held anyway.
 operand are computed again where they are read, inside the kernel of the gradients; others by their own kernels.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from sparsify.compiler.dtypes import BYTES
-from sparsify.compiler.einsum.nodes import Access, Assign, Index, Program
+from sparsify.compiler.dtypes import BYTES, STORED_HALVES
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Index, Program, Reduce
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import fresh
+from sparsify.compiler.node import find
 from sparsify.compiler.schedule.sizes import Sizes
 
 # What is kept takes at most this part of the bytes of operands and results.
@@ -64,7 +66,7 @@ def keeping(program: Program, sizes: Sizes) -> Keeping:
 def with_results(program: Program, names: tuple[str, ...], copied: bool) -> Program:
     """`program` with more results: temporaries, or copies of them, which leave the temporaries to their loops."""
     if not copied:
-        return replace(program, outputs=(*program.outputs, *names))
+        return replace(wide(program, names), outputs=(*program.outputs, *names))
     taken = {declared.name for declared in program.declarations}
     statements, declarations = list(program.statements), list(program.declarations)
     outputs = list(program.outputs)
@@ -75,12 +77,47 @@ def with_results(program: Program, names: tuple[str, ...], copied: bool) -> Prog
         statements.append(Assign(Access(copy, target.indices), None, target))
         declarations.append(replace(program.declaration(name), name=copy))
         outputs.append(copy)
-    return replace(
+    more = replace(
         program,
         statements=tuple(statements),
         declarations=tuple(declarations),
         outputs=tuple(outputs),
     )
+    return wide(more, tuple(outputs[len(program.outputs) :]))
+
+
+def wide(program: Program, names: Collection[str]) -> Program:
+    """`program` with these tensors as float32 where they are halves: as they are computed, nothing is rounded off.
+
+    A maximum of 50 rounded to bfloat16 would change its row's exponentials by a tenth.
+    """
+    declarations = tuple(
+        replace(declared, dtype="float32")
+        if declared.name in names and declared.dtype in STORED_HALVES
+        else declared
+        for declared in program.declarations
+    )
+    return replace(program, declarations=declarations)
+
+
+def with_wide_rows(program: Program) -> Program:
+    """`program` with its temporaries in float32 where sparse ones are among them: rows of scores and what is of them.
+
+    Between kernels they are then as exact as in one kernel. Operands and results of dense products stay as they are.
+    """
+    given = {*program.inputs, *program.outputs}
+    inside = [declared for declared in program.declarations if declared.name not in given]
+    if all(declared.format.is_dense for declared in inside):
+        return program
+    dense = {declared.name for declared in program.declarations if declared.format.is_dense}
+    multiplied: set[str] = set()
+    for statement in program.statements:
+        names = {statement.target.tensor, *(access.tensor for access in find(statement.value, Access))}
+        if names <= dense and isinstance(statement.value, Reduce):
+            match statement.value.body:
+                case Call("mul", (Access(), Access())):
+                    multiplied |= names
+    return wide(program, [declared.name for declared in inside if declared.name not in multiplied])
 
 
 def _is_result(program: Program, name: str) -> bool:

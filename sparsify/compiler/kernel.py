@@ -19,7 +19,7 @@ from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.generated import GeneratedStep
-from sparsify.compiler.keep import Keeping, keeping, with_results
+from sparsify.compiler.keep import Keeping, keeping, wide, with_results, with_wide_rows
 from sparsify.compiler.plan import Convert, DenseProduct, Step, starts_otherwise, steps
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.directives import Schedule
@@ -188,7 +188,9 @@ class Kernel:
         if wrt not in self._adjoints:
             gradients = {name: f"g_{name}" for name in self.program.outputs}
             program = adjoint(self.program, wrt, gradients, self.keeping.again)
-            self._adjoints[wrt] = _plan(program, None, current(), self.sizes)
+            given = {*self.program.inputs, *self.program.outputs, *gradients.values()}
+            kept = set(program.inputs) - given
+            self._adjoints[wrt] = _plan(wide(program, kept), None, current(), self.sizes)
         return self._adjoints[wrt]
 
     @cached_property
@@ -208,7 +210,7 @@ class Kernel:
         kept = {*program.inputs, *(statement.target.tensor for statement in statements)}
         declarations = tuple(d for d in program.declarations if d.name in kept)
         part = replace(program, statements=statements, declarations=declarations, outputs=names)
-        return _plan(part, self.schedule, current(), self.sizes)
+        return _plan(wide(part, names), self.schedule, current(), self.sizes)
 
     def run(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
         """All tensors by name: operands, temporaries of the plan, results."""
@@ -303,6 +305,7 @@ def _prepare(step: GeneratedStep, wanted: Sequence[Sizes]) -> bool:
 
 def _plan(program: Program, schedule: Schedule | None, options: Options, sizes: Sizes) -> Kernel:
     """The kernel of a program before anything is compiled; programs with the same steps share one."""
+    program = with_wide_rows(program)
     if schedule is None:
         plan = _steps(program, sizes, options)
     else:

@@ -110,3 +110,29 @@ def test_rows_are_kept_and_entries_computed_again():
         "d_V[h,j,l] = sum(i, d_w1[h,i,l] * P[h,i,j])",
     ]
     assert len(kernel.adjoint(("Q", "K", "V")).steps) == 1
+
+
+@pytest.mark.parametrize("form", ["bcsr(8,8)", "csr"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_halves_are_rounded_once(dtype, form):
+    """Scores, sums and what rows keep for the gradients are float32: maxima of 50 would lose a tenth of each weight."""
+    text, size = TEXTS["heads"], 40
+    generator = torch.Generator().manual_seed(0)
+    allowed = (torch.rand(size, size, generator=generator) < 0.3).float()
+    scales = {"Q": 8, "K": 8, "V": 1}
+    ours = {
+        name: (scale * torch.randn(3, size, 16, generator=generator)).to(dtype).requires_grad_()
+        for name, scale in scales.items()
+    }
+    theirs = {name: value.detach().double().requires_grad_() for name, value in ours.items()}
+    with options.override(**QUICK):
+        found = sparsify.evaluate(text, "Y", M=sparsify.tensor(allowed, form), **ours)
+        expected = dense({**theirs, "M": sparsify.tensor(allowed.double(), form)})
+        seed = torch.randn(found.shape, generator=generator).to(dtype)
+        gradients = torch.autograd.grad(found, list(ours.values()), seed)
+    wanted = torch.autograd.grad(expected, list(theirs.values()), seed.double())
+    assert found.dtype == dtype
+    # Of the largest value: results are rounded, and the gradients read one of them, which keys of 8 enlarge.
+    for one, other in zip((found, *gradients), (expected, *wanted), strict=True):
+        assert one.dtype == dtype
+        assert (one.double() - other).abs().max() <= 8 * torch.finfo(dtype).eps * other.abs().max()

@@ -169,6 +169,31 @@ def test_patterns_beside_sparse_weights():
     torch.testing.assert_close(sparse(x, mask), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_models_in_halves(dtype):
+    """Scores, weights and sums are float32: the layers around attention round as torch's do."""
+    model, x = Attention().to(dtype), torch.randn(2, 40, WIDTH).to(dtype)
+    sparse = applied(model, recipe(), x)
+    pattern = patterns.bigbird(40, block=4, random=1, global_=1).to_dense()
+    wanted = expected(model, pattern, x)
+    found = sparse(x)
+    assert found.dtype == dtype
+    assert (found.float() - wanted).abs().max() <= 2 * torch.finfo(dtype).eps * wanted.abs().max()
+    model.train()
+    sparse.train()
+    sparse(x).sum().backward()
+    double = Attention().double()
+    double.load_state_dict(model.state_dict())
+    double(x.double(), None, pattern).sum().backward()
+    gradients = {name: parameter.grad.double() for name, parameter in sparse.named_parameters()}
+    exact = {name: parameter.grad for name, parameter in double.named_parameters()}
+    # That of a key's bias is nothing: what it adds to all scores of a row cancels.
+    largest = max(float(value.abs().max()) for value in exact.values())
+    assert gradients.keys() == exact.keys()
+    for name, value in exact.items():
+        assert (gradients[name] - value).abs().max() <= 4 * torch.finfo(dtype).eps * largest, name
+
+
 def test_queries_without_keys():
     model, x = Attention(), torch.randn(2, 24, WIDTH)
     mask = torch.rand(2, 1, 24, 24) < 0.5
