@@ -16,7 +16,7 @@ from torch import fx
 from sparsify.errors import RecipeError, SparsifyError
 from sparsify.passes import operators
 from sparsify.passes.base import Draft, Mark
-from sparsify.passes.lift import edge_softmax, gather_scatter
+from sparsify.passes.lift import edge_softmax, experts, gather_scatter
 from sparsify.passes.masked import GIVEN
 from sparsify.recipe import FormatSpec, Recipe, Rule
 from sparsify.recipe.source import nearest
@@ -75,11 +75,12 @@ def require_supported(recipe: Recipe) -> None:
             raise rule_error(
                 recipe, rule, "`block` is not supported yet; write the blocks into the levels, `i/16`"
             )
-        if rule.origin == "computed":
+        if rule.origin == "computed" and (rule.role != "gate" or rule.prune is not None):
             raise rule_error(
                 recipe,
                 rule,
-                "`source: computed` is not supported yet by this version; `given`, `prune`, `mask` are",
+                "`source: computed` is for gates that the model makes sparse itself, `role: gate` without `prune`; "
+                "others are `given`, `prune` or `mask`",
             )
         for key in ("ref", "schedule", "inline", "temporary", "external", "grad"):
             if getattr(rule, key) is not None:
@@ -115,6 +116,8 @@ def named(draft: Draft) -> Iterator[Candidate]:
             if scope:
                 yield Candidate("scope", scope, node)
             yield Candidate("op", operators.operator_name(node), node)
+            if (mixture := experts.recognise(node)) is not None:
+                yield Candidate("op", "experts", mixture.gate)
             if gather_scatter.recognise(node) is not None or edge_softmax.recognise(node) is not None:
                 yield Candidate("op", "message_passing", node)
 

@@ -112,7 +112,7 @@ def test_limits_leave_a_tensor_dense_and_say_so():
             "{targets: ['input:x'], mask: {kind: bigbird}}",
             "`mask` is for attention, op:scaled_dot_product_attention, and input:x is none",
         ),
-        ("{targets: ['input:x'], source: computed}", "`source: computed` is not supported yet"),
+        ("{targets: ['input:x'], source: computed}", "`source: computed` is for gates"),
         ("{targets: ['input:x'], grad: {format: same}}", "`grad` is not supported yet"),
         ("{targets: ['input:x'], format: csrr}", "format:"),
     ],

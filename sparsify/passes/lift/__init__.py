@@ -7,7 +7,7 @@ In: a marked graph. Out: `node.meta["fragment"]` on every node that is an einsum
 from torch import fx
 
 from sparsify.passes.base import Draft, Mark
-from sparsify.passes.lift import edge_softmax, gather_scatter
+from sparsify.passes.lift import edge_softmax, experts, gather_scatter
 from sparsify.passes.lift.attention import attention_region
 from sparsify.passes.lift.fragment import DTYPES, HALVES, PRODUCTS, Fragment, Lifter
 from sparsify.passes.lift.matrix import Matrix, declared_sparse
@@ -29,6 +29,13 @@ def lift(draft: Draft) -> Draft:
         if attention is not None and mark is not None:
             made = edge_softmax.edge_region(attention, mark)
             node.meta["dense_reason" if isinstance(made, str) else "region"] = made
+            continue
+        mixture = experts.recognise(node)
+        gate = None if mixture is None else experts.mark_of(mixture)
+        if mixture is not None and gate is not None:
+            made = experts.experts_region(mixture, gate)
+            node.meta["dense_reason" if isinstance(made, str) else "region"] = made
+            mixture.gate.meta.pop("dense_reason", None)  # it is computed as it was, and then read sparse
             continue
         adjacency = adjacency_mark(node)
         fragment = lifter.fragment(node, adjacency)
@@ -82,6 +89,8 @@ def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) ->
     if computed is not None and name in PRODUCTS:
         return f"{computed.name} becomes sparse at run time; only inputs and parameters are packed"
     mark = node.meta.get("sparse")
+    if isinstance(mark, Mark) and mark.role == "gate" and not mark.derived:
+        return "it is no gate: nothing weights the results of experts with it and sums them"
     if isinstance(mark, Mark) and not mark.derived:
         kind = f" of {module_type(node)}" if module_type(node) else ""
         return f"{name}{kind} has no sparse form"

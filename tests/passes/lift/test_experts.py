@@ -1,0 +1,180 @@
+"""Mixtures of experts in models: found by their operators, computed where the gate chooses, equal to the model."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import gelu, one_hot, silu
+
+import sparsify
+from sparsify.errors import RecipeError
+from sparsify.options import override
+from sparsify.passes.lift.experts import einsum_of
+
+RULE = {"targets": ["op:experts"], "role": "gate", "source": "computed"}
+# Built quickly: asked for right results only.
+QUICK = {"compiler_flags": ("-O1",)}
+EXPERTS, WIDTH, HIDDEN = 5, 12, 20
+
+
+def recipe(**rule: object) -> dict[str, object]:
+    """A recipe of one rule."""
+    return {"schema": 1, "name": "experts", "sparsify": [{**RULE, **rule}]}
+
+
+class Gated(nn.Module):
+    """Two of the experts for each token, each a gated unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.up = nn.Parameter(torch.randn(EXPERTS, 2 * HIDDEN, WIDTH))
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN))
+        self.b = nn.Parameter(torch.randn(EXPERTS, HIDDEN))
+
+    def gate(self, x: torch.Tensor) -> torch.Tensor:
+        """The weights of the chosen experts, 0 for all others."""
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        return torch.zeros(x.shape[0], EXPERTS, dtype=x.dtype).scatter(1, chosen, weights)
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Inside of all experts."""
+        first, second = torch.einsum("td,ehd->teh", x, self.up).chunk(2, -1)
+        return silu(first) * second
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        results = torch.einsum("teh,eoh->teo", self.rows(x), self.down)
+        return x + torch.einsum("te,teo->to", self.gate(x), results)
+
+
+class Summed(Gated):
+    """The same, weighted by a product and a sum."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        results = torch.einsum("beh,eoh->beo", self.rows(x), self.down)
+        return (self.gate(x).unsqueeze(-1) * results).sum(dim=1)
+
+
+class AtOnce(Gated):
+    """Weights and last matrices in one einsum, matrices in other orders, biases and dropout."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.einsum("ehd,td->teh", self.up[:, :HIDDEN], x) + self.b
+        rows = nn.functional.dropout(gelu(0.5 * rows - 1), 0.1, self.training)
+        return torch.einsum("te,teh,eoh->to", self.gate(x), rows, self.down)
+
+
+class Single(Gated):
+    """One expert a token, one matrix each, tokens dispatched to all of them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gates = one_hot(self.router(x).argmax(1), EXPERTS).to(x.dtype)
+        dispatched = x.unsqueeze(1).expand(-1, EXPERTS, -1)
+        results = torch.einsum("bnd,nhd->bnh", dispatched, self.up)
+        return torch.einsum("bnh,bn->bh", results, gates)
+
+
+@pytest.mark.parametrize("kind", [Gated, Summed, AtOnce, Single])
+def test_equal_to_the_model(kind):
+    torch.manual_seed(0)
+    model = kind().eval()
+    with override(**QUICK), torch.no_grad():
+        sparse = sparsify.apply(model, recipe(), torch.randn(9, WIDTH), strict=True)
+        assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
+        assert not sparse.report.dense
+        for tokens in (9, 23, 1):
+            x = torch.randn(tokens, WIDTH)
+            torch.testing.assert_close(sparse(x), model(x), rtol=1e-4, atol=1e-4)  # sums of products
+
+
+def test_program():
+    with override(**QUICK), torch.no_grad():
+        sparse = sparsify.apply(Gated().eval(), recipe(), torch.randn(9, WIDTH))
+    (region,) = sparse.report.regions
+    assert region.einsum == (
+        "H[t,e,h] = G[t,e] * (silu(sum(i0, X1[t,i0] * W2[e,0,h,i0])) * sum(i1, X1[t,i1] * W2[e,1,h,i1])); "
+        "Y[t,o] += H[t,e,h] * W0[e,o,h]"
+    )
+
+
+def test_unchosen_experts_are_not_computed():
+    model = Gated().eval()
+    with torch.no_grad():
+        model.router.weight[:, 0] = torch.tensor([9.0, 8.0, -9.0, -9.0, -9.0])
+        x = torch.rand(9, WIDTH) * 0.01
+        x[:, 0] = 9
+        expected = model(x)
+        with override(**QUICK):
+            sparse = sparsify.apply(model, recipe(), x)
+        model.up[2:], model.down[2:] = torch.nan, torch.nan
+        torch.testing.assert_close(sparse(x), expected, rtol=1e-4, atol=1e-4)
+        assert model(x).isnan().all()
+
+
+def test_gradients():
+    torch.manual_seed(0)
+    model = Gated().eval()
+    x = torch.randn(9, WIDTH, requires_grad=True)
+    with override(**QUICK):
+        sparse = sparsify.apply(model, recipe(), x)
+        wanted = [x, *sparse.parameters()]
+        found = torch.autograd.grad(sparse(x).square().sum(), wanted, allow_unused=True)
+    names = [name for name, _ in sparse.named_parameters()]
+    own = [model.get_parameter(name) for name in names]
+    expected = torch.autograd.grad(model(x).square().sum(), [x, *own], allow_unused=True)
+    for name, mine, theirs in zip(["x", *names], found, expected, strict=True):
+        if name != "b":  # which this model does not read
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+class ReadTwice(Gated):
+    """What experts compute inside is an output too."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.rows(x)
+        results = torch.einsum("teh,eoh->teo", rows, self.down)
+        return torch.einsum("te,teo->to", self.gate(x), results), rows
+
+
+class Deep(Gated):
+    """Three matrices one after the other."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.einsum("teh,eoh->teo", self.rows(x), self.down).relu()
+        rows = torch.einsum("td,ehd->teh", x, self.up).relu() * torch.einsum("teo,eho->teh", rows, self.up)
+        results = torch.einsum("teh,eho->teo", rows, self.up)
+        return torch.einsum("te,teo->to", self.gate(x), results)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [(ReadTwice, "mul is read elsewhere too"), (Deep, "is what experts computed, from which they compute")],
+)
+def test_stays_dense(kind, why):
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.randn(9, WIDTH)
+    with torch.no_grad():
+        sparse = sparsify.apply(model, recipe(), x)
+        assert not sparse.report.regions
+        assert any(why in entry.reason for entry in sparse.report.dense)
+        torch.testing.assert_close(sparse(x), model(x))
+
+
+def test_other_rules():
+    model, x = Gated().eval(), torch.randn(9, WIDTH)
+    with pytest.raises(
+        RecipeError, match="`source: computed` is for gates that the model makes sparse itself"
+    ):
+        sparsify.apply(model, recipe(role="activation"), x)
+    with pytest.raises(RecipeError, match="`role: gate` without `prune`"):
+        sparsify.apply(model, recipe(prune={"method": "topk", "keep": 2}), x)
+    with torch.no_grad():
+        sparse = sparsify.apply(model, recipe(targets=["node:*softmax*"]), x)
+    assert any("it is no gate" in entry.reason for entry in sparse.report.dense)
+
+
+def test_einsums_of_one_tensor_are_no_products():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    for text in ("ii->i", "i...,j->ij", "ij,jk", "i,j,k,l->ijkl"):
+        operands = [x] * (text.count(",") + 1)
+        assert einsum_of(graph.call_function(torch.ops.aten.einsum.default, (text, operands))) is None
