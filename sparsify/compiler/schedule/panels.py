@@ -33,8 +33,9 @@ WIDE_BLOCK_REGISTERS: Final = 16
 WIDE_BYTES: Final = 64
 # What a stored entry costs beside its sums, in vectors of sums.
 ENTRY_VECTORS: Final = 1.5
-# Rows of a tile, in bytes: one column of it.
+# Rows of a tile, in bytes: one column of it; as many as registers hold where the nearest cache holds the panel then.
 TILE_BYTES: Final = 256
+NEAR_BYTES: Final = 48 << 10
 # Of the part of a tile that one panel reads at most: it has to stay in the second cache.
 TURNED_BYTES: Final = 1 << 18
 # Numbers that collect the entries of a long row where X has one row.
@@ -106,7 +107,7 @@ class Panels:
             yield self._bits(lanes, self._part(sizes, 1))
         elif rows == 1 and not self.loops.block:
             yield self._single(SETS if self._is_long(SETS, sizes) else SETS // 2, self._part(sizes, 1))
-        tile = tile_rows(rows, lanes, item_bytes, self.loops.height)
+        tile = tile_rows(rows, lanes, item_bytes, self.loops.height, self._width(sizes))
         if self._width(sizes) * tile * item_bytes > TURNED_BYTES:
             return
         count = self._sets(tile // lanes, sizes)
@@ -268,7 +269,7 @@ class Panels:
         return d.Schedule(tuple(steps))
 
 
-def tile_rows(rows: int | None, lanes: int, item_bytes: int, height: int = 1) -> int:
+def tile_rows(rows: int | None, lanes: int, item_bytes: int, height: int = 1, width: int = 0) -> int:
     """How many rows of X a tile has: what takes the least time for all of them.
 
     Args:
@@ -276,15 +277,20 @@ def tile_rows(rows: int | None, lanes: int, item_bytes: int, height: int = 1) ->
         lanes: of a vector.
         item_bytes: of an entry of X.
         height: of the blocks of W.
+        width: of its panels, 0 where it is not known.
 
     >>> tile_rows(70, 8, 4), tile_rows(1024, 8, 4, height=4), tile_rows(128, 8, 4, height=4)
     (40, 24, 16)
     >>> tile_rows(1024, 16, 4, height=4), tile_rows(1024, 16, 4, height=8)
     (64, 32)
+    >>> tile_rows(1024, 16, 4, width=96), tile_rows(1024, 16, 4, width=192)
+    (128, 64)
     """
     if height > 1:
         is_wide = lanes * item_bytes >= WIDE_BYTES
         most = (WIDE_BLOCK_REGISTERS if is_wide else BLOCK_REGISTERS) // height
+    elif 0 < width * REGISTERS * lanes * item_bytes <= NEAR_BYTES:
+        most = REGISTERS
     else:
         most = min(REGISTERS, TILE_BYTES // (item_bytes * lanes))
     if not rows:

@@ -127,7 +127,7 @@ def packed_loops_us(weight: Packed, rows: int, machine: Machine, item_bytes: int
     if rows == 1 and weight.height == 1:
         return (weight.blocks * SINGLE + weight.lists * LIST) * vector_us
     lanes = max(1, machine.vector_bytes // item_bytes)
-    tile = tile_rows(rows, lanes, item_bytes, weight.height)
+    tile = tile_rows(rows, lanes, item_bytes, weight.height, weight.width)
     read = tile // lanes  # vectors of X, each for all rows of a block
     vectors = weight.height * read
     reading = max(machine.vector_bytes, item_bytes) / machine.reads.at(weight.width * tile * item_bytes)

@@ -84,6 +84,13 @@ def test_sums_of_blocks_fit_beside_what_they_read(height, lanes, registers):
     assert 8 <= height * vectors <= registers - vectors - 1
 
 
+@pytest.mark.parametrize("width", [16, 96, 97, 768])
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_tiles_are_wide_where_the_nearest_cache_holds_their_panel(lanes, width):
+    rows = tile_rows(4096, lanes, 4, width=width)
+    assert (rows == 8 * lanes) == (lanes == 8 or width * 8 * lanes * 4 <= 48 << 10)
+
+
 def test_wide_registers_hold_more_sums_of_blocks():
     assert tile_rows(1024, 16, 4, 4) == 64
 
