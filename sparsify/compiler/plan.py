@@ -32,6 +32,7 @@ from sparsify.compiler.multiply import is_generated
 from sparsify.compiler.narrow import narrow
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.one_kernel import check_results
 from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.order import statement_order
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
@@ -181,6 +182,7 @@ def steps(
     """
     program = collect(program)
     if len(program.statements) > 1 and (scheduled or _leaves_blocks(program)):
+        check_results(program)
         return _whole(program)
     if scheduled:
         order = order or ()

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 import sparsify
-from sparsify.errors import EinsumError, FormatError, ScheduleError, ShapeError
+from sparsify.errors import EinsumError, FormatError, ScheduleError, ShapeError, UnsupportedProgramError
 from sparsify.storage.format import Format
 
 from .catalogue import drawn, unchanged, value
@@ -238,3 +238,19 @@ def test_results_of_one_kernel_for_several_statements_have_the_format_that_is_as
     learned = a.clone().requires_grad_()
     ((learned + b) * learned.sum(1, keepdim=True)).sum().backward()
     torch.testing.assert_close(gradient.to_dense(), learned.grad * (a != 0))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "format"), [("D", None), (("C", "D"), None), (("C", "D"), {"D": "bcsr(2, 2)"})], ids=str
+)
+def test_one_kernel_finds_the_entries_of_no_result_that_another_reads(outputs, format):
+    """Refused before code is generated, with names of the program and a format that is taken."""
+    a, b = drawn(N, N), drawn(N, N, seed=1)
+    A, B = sparsify.tensor(a, "csr"), sparsify.tensor(b, "csr")
+    text = "C[i,k] = sum(j, A[i,j] * B[j,k])\nD[i,k] = 2 * C[i,k]"
+    with pytest.raises(UnsupportedProgramError, match="one kernel for C and D: which entries of C"):
+        sparsify.evaluate(text, A=A, B=B, outputs=outputs, format=format, schedule="order C: i, j, k")
+    found = sparsify.evaluate(
+        text, A=A, B=B, outputs="D", format={"C": "dense", "D": "dense"}, schedule="order C: i, j, k"
+    )
+    torch.testing.assert_close(found, 2 * a @ b)
