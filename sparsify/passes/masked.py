@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.canonicalize import size_node
 from sparsify.passes.operators import argument, operator_name, tensor_value
+from sparsify.passes.own_masks import factors, is_causal
 from sparsify.sparsification.mask_spec import MaskSpec
 
 # How a rule calls the pattern that a model has itself.
@@ -74,6 +75,9 @@ def put_in(node: fx.Node, spec: MaskSpec) -> None:
     given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
     if given.get("is_causal"):
         spec = spec.causal()
+    mask = given.get("attn_mask")
+    if isinstance(mask, fx.Node):
+        spec, mask = without_needless(mask, spec, node)
     query, key = given["query"], given["key"]
     extents = (_extent(query, node), _extent(key, node))
     made = [_call(node, attention_mask, (spec.kind, spec.arguments, *extents))]
@@ -81,12 +85,26 @@ def put_in(node: fx.Node, spec: MaskSpec) -> None:
     if spec.is_weighted and dtype != torch.float32:
         made.append(_call(node, torch.ops.aten.to.dtype, (made[0], dtype)))
     modes: tuple[int, ...] | None = None
-    if isinstance(given.get("attn_mask"), fx.Node):
-        own, modes = _without_broadcast(given["attn_mask"], node)
+    if isinstance(mask, fx.Node):
+        own, modes = _without_broadcast(mask, node)
         made += _combined(made[-1], own, modes, node)
     rest = {name: value for name, value in given.items() if name not in (*names[:4], "is_causal")}
     node.args, node.kwargs = (query, key, given["value"]), {"attn_mask": made[-1], **rest}
     node.meta["attention"] = Put(spec, modes)
+
+
+def without_needless(mask: fx.Node, spec: MaskSpec, user: fx.Node) -> tuple[MaskSpec, fx.Node | None]:
+    """A pattern and the model's own mask, without what always holds or the pattern can say: `j <= i`."""
+    found = factors(mask)
+    if spec.may_be_causal and any(is_causal(factor) for factor in found):
+        spec = spec.causal()
+        found = [factor for factor in found if not is_causal(factor)]
+    if not found:
+        return spec, None
+    first, *others = found
+    for other in others:
+        first = _call(user, torch.ops.aten.logical_and.default, (first, other))
+    return spec, first
 
 
 def mask_of(node: fx.Node) -> MaskedAttention:

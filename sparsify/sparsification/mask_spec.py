@@ -6,6 +6,7 @@ In: `MaskSpec.of("bigbird", {"block": 64})`. Out: `spec.mask(1024, 1024)`, remem
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -49,6 +50,11 @@ class MaskSpec:
         """The pattern with these keyword arguments."""
         hashable = {name: tuple(v) if isinstance(v, list) else v for name, v in arguments.items()}
         return MaskSpec(kind, tuple(sorted(hashable.items())))
+
+    @property
+    def may_be_causal(self) -> bool:
+        """Whether there is such a pattern for keys that are not behind the query."""
+        return self.kind == "causal" or "causal" in signature(patterns.KINDS[self.kind]).parameters
 
     def causal(self) -> "MaskSpec":
         """The same for keys that are not behind the query."""

@@ -130,6 +130,32 @@ def test_the_models_own_masks(way, shape, kind):
     torch.testing.assert_close(sparse(x, None, mask), expected(model, pattern, x, None, mask), **CLOSE)
 
 
+class Padded(Attention):
+    """The mask is built for each pair of query and key, as transformers does."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        queries, keys = (torch.arange(x.shape[1])[None, None].unsqueeze(mode) for mode in (3, 2))
+        order = keys <= queries if self.causal else queries + 0 >= 0
+        allowed = torch.ones((), dtype=torch.bool) & order
+        heads = [self.heads(layer(x)) for layer in (self.q, self.k, self.v)]
+        mask = (allowed & padding[:, None, None, :].bool()).expand(len(x), -1, x.shape[1], x.shape[1])
+        result = scaled_dot_product_attention(*heads, attn_mask=mask)
+        return result.transpose(1, 2).reshape(x.shape)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_of_padding_are_kept_once_for_each_key(causal):
+    model, x = Padded(causal=causal), torch.randn(2, 24, WIDTH)
+    padding = torch.arange(24) < torch.tensor([24, 17])[:, None]
+    sparse = applied(model, recipe("bigbird", block=4, random=1), x, padding.long())
+    assert "where(B[b,j], " in sparse.report.regions[0].einsum
+    pattern = patterns.bigbird(24, block=4, random=1, causal=causal).to_dense()
+    reference = Attention()
+    reference.load_state_dict(model.state_dict())
+    wanted = expected(reference, pattern, x, None, padding[:, None, None])
+    torch.testing.assert_close(sparse(x, padding.long()), wanted, **CLOSE)
+
+
 def test_masks_of_windows():
     model, x, mask = Attention("shifted"), torch.randn(6, 12, WIDTH), torch.randn(3, 12, 12)
     sparse = applied(model, recipe("sliding_window", before=3, block=4), x, None, mask)
