@@ -70,6 +70,11 @@ class Asked:
         """Whether rules put patterns into the model's attention, so that the source model computes something else."""
         return any(rule.origin == "mask" for rule in self.recipe.rules)
 
+    @property
+    def has_gates(self) -> bool:
+        """Whether rules are for gates of experts."""
+        return any(rule.role == "gate" for rule in self.recipe.rules)
+
 
 class Notices:
     """The warnings about one model, each text once."""

@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
-from sparsify.passes import calls, own_patterns, sparse_inputs
+from sparsify.passes import calls, own_experts, own_patterns, sparse_inputs
 from sparsify.passes.canonicalize import canonicalize
 from sparsify.passes.inline import inline_blocks
 
@@ -86,7 +86,12 @@ def matrix_of(
 
 
 def capture(
-    model: nn.Module, call: calls.Call, dynamic: Dynamic = None, *, has_masks: bool = False
+    model: nn.Module,
+    call: calls.Call,
+    dynamic: Dynamic = None,
+    *,
+    masks: bool = False,
+    gates: bool = False,
 ) -> Captured:
     """The graph of `model` for calls like `call`.
 
@@ -95,7 +100,8 @@ def capture(
         call: example inputs taken apart by `calls.flatten`.
         dynamic: None for all input dimensions where export allows, `()` for none, or a mapping of input
             names to dimensions, `{"x": (0,)}`.
-        has_masks: whether attention that has a pattern itself is captured without it, `own_patterns` has it then.
+        masks: whether attention that has a pattern itself is captured without it, `own_patterns` has it then.
+        gates: whether experts of transformers are captured as einsums over all of them, by `own_experts`.
 
     Raises:
         CaptureError: export fails, or the model changes its buffers in a way that a graph cannot hold.
@@ -104,7 +110,8 @@ def capture(
     flat = Flat(model, call, outputs.append)
     tensors = tuple(example_tensors(call))
     names = call.shape.tensor_names()
-    with own_patterns.shown(model) if has_masks else nullcontext():
+    shown = own_patterns.shown(model) if masks else nullcontext()
+    with shown, own_experts.spelled_out(model) if gates else nullcontext():
         program = export(flat, tensors, dimensions(names, tensors, dynamic), retry=dynamic is None)
     assert outputs, "export runs the model"
     graph, constants = inner_graph(program, names, first_names(model))

@@ -239,7 +239,7 @@ class SparseModule(fx.GraphModule):
     def build(self, call: calls.Call, tensors: list[torch.Tensor], dynamic: Any) -> Variant:
         """The variant for calls like `call`, compiled."""
         asked = self._asked
-        captured = capture(self._source, call, dynamic, has_masks=asked.has_masks)
+        captured = capture(self._source, call, dynamic, masks=asked.has_masks, gates=asked.has_gates)
         report = Report(type(self._source).__name__, asked.recipe.name, specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
         current = settings.current()
