@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from experiments.foundation import command
+from experiments.fusion import graph_attention
 from experiments.fusion.attention import backward, blocked, one_head, sliding
 from experiments.fusion.experts import experts
 from experiments.fusion.memory import peak
@@ -36,6 +37,10 @@ CASES: Final[Mapping[str, command.Make]] = {
         for tokens, block in BLOCKED
     },
     **{f"experts-{count}": partial(experts, count, ratio=1.3) for count in (8, 64)},
+    "gatconv-arxiv": partial(graph_attention.layer, "arxiv", "GATConv", pyg_ratio=10.0),
+    "gatv2conv-arxiv": partial(graph_attention.layer, "arxiv", "GATv2Conv"),
+    "transformerconv-arxiv": partial(graph_attention.layer, "arxiv", "TransformerConv"),
+    "gatconv-step-arxiv": partial(graph_attention.step, "arxiv", "GATConv"),
 }
 MEMORY: Final = {"attention-memory-16384-64": partial(peak, 16384, 64)}
 

@@ -16,7 +16,7 @@ from torch import fx
 from sparsify.errors import RecipeError, SparsifyError
 from sparsify.passes import operators
 from sparsify.passes.base import Draft, Mark
-from sparsify.passes.lift import edge_softmax, experts, gather_scatter
+from sparsify.passes.lift import experts, gather_scatter, is_message_passing
 from sparsify.passes.masked import GIVEN
 from sparsify.recipe import FormatSpec, Recipe, Rule
 from sparsify.recipe.source import nearest
@@ -118,7 +118,7 @@ def named(draft: Draft) -> Iterator[Candidate]:
             yield Candidate("op", operators.operator_name(node), node)
             if (mixture := experts.recognise(node)) is not None:
                 yield Candidate("op", "experts", mixture.gate)
-            if gather_scatter.recognise(node) is not None or edge_softmax.recognise(node) is not None:
+            if is_message_passing(node):
                 yield Candidate("op", "message_passing", node)
 
 

@@ -12,7 +12,14 @@ TINY = Place(None, 0.02)
 
 @pytest.mark.parametrize(
     "name",
-    ["attention-window-4096-64", "attention-one-head-1024-16", "attention-backward-1024-16", "experts-8"],
+    [
+        "attention-window-4096-64",
+        "attention-one-head-1024-16",
+        "attention-backward-1024-16",
+        "experts-8",
+        "gatconv-arxiv",
+        "gatconv-step-arxiv",
+    ],
 )
 def test_row(name):
     row = command.run_row(name, TINY, quick=True)

@@ -7,11 +7,13 @@ In: a marked graph. Out: `node.meta["fragment"]` on every node that is an einsum
 from torch import fx
 
 from sparsify.passes.base import Draft, Mark
-from sparsify.passes.lift import edge_softmax, experts, gather_scatter
+from sparsify.passes.lift import aggregation, edge_softmax, experts, gather_scatter
 from sparsify.passes.lift.attention import attention_region
+from sparsify.passes.lift.edge_softmax import EdgeSoftmax
 from sparsify.passes.lift.fragment import DTYPES, HALVES, PRODUCTS, Fragment, Lifter
 from sparsify.passes.lift.matrix import Matrix, declared_sparse
 from sparsify.passes.operators import module_type, operator_name, sources, tensor_value
+from sparsify.passes.region import Region
 
 __all__ = ["Fragment", "lift"]
 
@@ -19,16 +21,18 @@ __all__ = ["Fragment", "lift"]
 def lift(draft: Draft) -> Draft:
     """The draft with a fragment on every node that can be part of an einsum program."""
     lifter = Lifter(draft.is_trainable)
+    softmaxes = attention_over_edges(draft)
+    inside = {covered for match in softmaxes.values() for covered in match.covered} - softmaxes.keys()
     for node in list(draft.graph.nodes):
+        if node in inside:
+            continue
         if "attention" in node.meta:
             found = attention_region(node)
             node.meta["dense_reason" if isinstance(found, str) else "region"] = found
             continue
-        attention = edge_softmax.recognise(node)
-        mark = None if attention is None else edge_softmax.mark_of(attention)
-        if attention is not None and mark is not None:
-            made = edge_softmax.edge_region(attention, mark)
-            node.meta["dense_reason" if isinstance(made, str) else "region"] = made
+        over_edges = edge_region(node, softmaxes.get(node))
+        if over_edges is not None:
+            node.meta["dense_reason" if isinstance(over_edges, str) else "region"] = over_edges
             continue
         mixture = experts.recognise(node)
         gate = None if mixture is None else experts.mark_of(mixture)
@@ -46,6 +50,34 @@ def lift(draft: Draft) -> Draft:
             if why:
                 node.meta["dense_reason"] = why
     return draft
+
+
+def attention_over_edges(draft: Draft) -> dict[fx.Node, EdgeSoftmax]:
+    """The attention over edges that a rule reached, by the node that it ends in."""
+    found = {node: match for node in draft.graph.nodes if (match := edge_softmax.recognise(node)) is not None}
+    return {node: match for node, match in found.items() if edge_mark(match) is not None}
+
+
+def edge_mark(match: EdgeSoftmax) -> Mark | None:
+    """The mark of attention over edges."""
+    return aggregation.mark_of(match.node, [match.rows, match.columns])
+
+
+def edge_region(node: fx.Node, attention: EdgeSoftmax | None) -> Region | str | None:
+    """The region of attention over edges or of another aggregation that a rule reached, or why there is none."""
+    mark = None if attention is None else edge_mark(attention)
+    if attention is not None and mark is not None:
+        return edge_softmax.edge_region(attention, mark)
+    found = aggregation.recognise(node) if gather_scatter.recognise(node) is None else None
+    if found is None:
+        return None
+    mark = aggregation.mark_of(node, [found.scatter.rows])
+    return None if mark is None else aggregation.aggregation_region(found, mark)
+
+
+def is_message_passing(node: fx.Node) -> bool:
+    """Whether a node ends message passing of any kind."""
+    return any(kind.recognise(node) is not None for kind in (gather_scatter, edge_softmax, aggregation))
 
 
 def adjacency_mark(node: fx.Node) -> Mark | None:

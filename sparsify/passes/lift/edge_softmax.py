@@ -16,24 +16,23 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.nodes import Const
-from sparsify.compiler.einsum.parse import parse
-from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.base import Mark
-from sparsify.passes.canonicalize import size_node
+from sparsify.passes.lift.aggregation import (
+    DTYPES,
+    OUTPUT,
+    gathers_behind,
+    numbered,
+    region_of,
+    scattered,
+    sending_extent,
+)
 from sparsify.passes.lift.edges import EDGE, Edges, Modes, modes_before
-from sparsify.passes.lift.gather_scatter import gathered_index, is_first_mode, is_one, is_zeros
-from sparsify.passes.lift.matrix import Matrix
-from sparsify.passes.operators import argument, is_inactive_dropout, operator_name, sources, tensor_value
+from sparsify.passes.lift.gather_scatter import gathered_index, is_one, is_zeros
+from sparsify.passes.operators import argument, is_inactive_dropout, operator_name, tensor_value
 from sparsify.passes.region import Region
-from sparsify.storage.format import Format
 
-DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
 # What models add to the sum of a row, whose largest term is 1, against divisions by 0.
 NEGLIGIBLE: Final = 1e-15
-# Index variables of heads and features.
-OUTPUT: Final = {2: ("f",), 3: ("h", "f")}
 VIEWS: Final = ("view", "unsqueeze", "squeeze", "expand")
 
 
@@ -70,73 +69,29 @@ def recognise(node: fx.Node) -> EdgeSoftmax | None:
     if value is None or value.dim() not in OUTPUT or value.dtype not in DTYPES:
         return None
     summed = scattered(node, "sum")
-    if summed is None or not is_zeros(summed[0]):
+    if summed is None or not is_zeros(summed.base):
         return None
-    base, rows, messages = summed
-    split = _split(messages, (EDGE, *OUTPUT[value.dim()]))
+    rows = summed.rows
+    split = _split(summed.messages, (EDGE, *OUTPUT[value.dim()]))
     weighted = None if split is None else softmax_over(split[0], rows)
     if split is None or weighted is None:
         return None
     weights, modes, values = split
     scores, covered = weighted
-    columns = {
-        gathered_index(found)
-        for found in _behind([scores, *(v for v, _ in values if isinstance(v, fx.Node))], rows)
-    }
-    columns -= {rows, None}
-    column = next(iter(columns)) if len(columns) == 1 else None
-    if column is None:
+    gathers = gathers_behind([scores, *(factor for factor, _ in values)])
+    columns = {gathered_index(gather) for gather in gathers} - {rows, None}
+    if len(columns) != 1:
         return None
-    extent = base.args[0][0]  # type: ignore[index]
+    column = next(iter(columns))
+    assert column is not None, "gathers have an index"
+    extent = summed.base.args[0][0]  # type: ignore[index]
     return EdgeSoftmax(node, rows, column, scores, weights, modes, values, extent, (node, *covered))
-
-
-def scattered(node: Any, reduce: str) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """(base, row of each message [edges], messages) of a scatter along the first mode; `None` for others."""
-    name = operator_name(node) if isinstance(node, fx.Node) else ""
-    kinds = {"sum": ("scatter_add", "index_add", "scatter_reduce"), "amax": ("scatter_reduce",)}[reduce]
-    if name not in kinds:
-        return None
-    base, index = node.args[0], argument(node, 2, "index")
-    messages = argument(node, 3, "source" if name == "index_add" else "src")
-    if name == "index_add" and argument(node, 4, "alpha", 1) != 1:
-        return None
-    if name == "scatter_reduce":
-        if argument(node, 4, "reduce") != reduce:
-            return None
-        if reduce == "amax" and argument(node, 5, "include_self", True) and not is_nothing(base):
-            return None
-    if not isinstance(base, fx.Node) or not is_first_mode(argument(node, 1, "dim"), base):
-        return None
-    rows = repeated_vector(index)
-    return (base, rows, messages) if rows is not None and isinstance(messages, fx.Node) else None
 
 
 def is_nothing(node: Any) -> bool:
     """Whether `node` makes a tensor of -inf, of which a maximum keeps nothing."""
     is_full = isinstance(node, fx.Node) and operator_name(node) == "full"
     return is_full and argument(node, 1, "fill_value") == -torch.inf
-
-
-def repeated_vector(index: Any) -> fx.Node | None:
-    """The vector [edges] that an index repeats along all further modes."""
-    while isinstance(index, fx.Node):
-        value = tensor_value(index)
-        if value is None:
-            return None
-        if value.dim() == 1:
-            return index
-        inner = tensor_value(index.args[0]) if index.args else None
-        if (
-            operator_name(index) not in ("expand", "expand_as", "view", "unsqueeze", "repeat")
-            or inner is None
-        ):
-            return None
-        is_column = inner.dim() == 1 or all(is_one(extent) for extent in inner.shape[1:])
-        if not is_column or str(inner.shape[0]) != str(value.shape[0]):
-            return None
-        index = index.args[0]
-    return None
 
 
 def _split(messages: Any, modes: Modes) -> tuple[fx.Node, Modes, tuple[tuple[Any, Modes], ...]] | None:
@@ -182,19 +137,20 @@ def softmax_over(weights: fx.Node, rows: fx.Node) -> tuple[fx.Node, tuple[fx.Nod
     if found is None or gathered_index(found.between[0]) is not rows:
         return None
     summed = scattered(found.total, "sum")
-    if summed is None or summed[1:] != (rows, powers) or not is_zeros(summed[0]):
+    if summed is None or (summed.rows, summed.messages) != (rows, powers) or not is_zeros(summed.base):
         return None
     shifted: Any = powers.args[0]
     covered = (weights, *found.between, found.total, powers)
     if operator_name(shifted) != "sub" or len(shifted.args) != 2:
         return None if found.added else (shifted, covered)
     scores, largest = shifted.args
-    if not isinstance(largest, fx.Node):
+    top_node: Any = largest.args[0] if isinstance(largest, fx.Node) else None
+    top = scattered(top_node, "amax") if gathered_index(largest) is rows else None
+    if top is None or top.rows is not rows or not isinstance(scores, fx.Node):
         return None
-    top = scattered(largest.args[0], "amax") if gathered_index(largest) is rows else None
-    if top is None or top[1] is not rows or not isinstance(scores, fx.Node):
+    if argument(top_node, 5, "include_self", True) and not is_nothing(top.base):
         return None
-    source: Any = top[2]
+    source: Any = top.messages
     chain = [shifted, largest, largest.args[0]]
     while operator_name(source) in ("detach", "alias") and source is not scores:
         chain.append(source)
@@ -226,96 +182,43 @@ def _sum_behind(divisor: Any) -> Divisor | None:
     return Divisor(node, float(added), tuple(between)) if isinstance(node, fx.Node) else None
 
 
-def _behind(nodes: list[Any], rows: fx.Node) -> list[fx.Node]:
-    """The gathers from which tensors over edges are computed."""
-    waiting, seen = [node for node in nodes if isinstance(node, fx.Node)], set()
-    found = []
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if gathered_index(node) is not None:
-            found.append(node)
-        elif node.op == "call_function":
-            waiting.extend(node.all_input_nodes)
-    return found
-
-
-def mark_of(match: EdgeSoftmax) -> Mark | None:
-    """The mark of the attention: its own, or that of an input from which its adjacency is made."""
-    own = match.node.meta.get("sparse")
-    if isinstance(own, Mark):
-        return own
-    marks = (source.meta.get("sparse") for source in sources([match.rows, match.columns]))
-    return next((mark for mark in marks if isinstance(mark, Mark)), None)
-
-
 def edge_region(match: EdgeSoftmax, mark: Mark) -> Region | str:
-    """The region of attention over edges, or why there is none."""
-    node = match.node
-    value = tensor_value(node)
-    assert value is not None, "attention over edges is a tensor"
-    edges = Edges(match.rows, match.columns, node)
-    outputs = OUTPUT[value.dim()]
-    heads = [name for name in match.modes if name not in (EDGE, None)]
+    """The region of attention: over nodes where scores and values are theirs, else over edges; or why there is none."""
+    edges = Edges(match.rows, match.columns, match.node)
+    read = _read(match, edges)
+    senders = sending_extent([match.scores, *(factor for factor, _ in match.values)], edges)
+    if read is None or senders is None:
+        edges, senders = numbered(match.rows, match.node)
+        read = _read(match, edges)
+    if read is None:
+        return "the messages are not values times the softmax of scores"
+    note = "attention over edges with features" if edges.is_numbered else "attention over edges"
+    text = program_text(match, *read)
+    return region_of(
+        text, edges, match.node, (match.extent, senders), mark, match.covered, note, joins="logsumexp"
+    )
+
+
+def _read(match: EdgeSoftmax, edges: Edges) -> tuple[str, str] | None:
+    """Scores and values in index notation, `None` where they are made of other things than the edges have."""
     score = edges.read(match.scores, match.modes)
-    if score is None:
-        return f"the scores of {match.scores.name} have parts that belong neither to nodes nor to heads"
     factors = [edges.read(factor, modes) for factor, modes in match.values]
-    if None in factors or not factors:
-        return "its messages have parts that belong neither to nodes nor to heads"
-    senders = sending_extent(match, edges)
-    if senders is None:
-        return "nothing is gathered from the senders"
-    matrix = Matrix(
-        f"A_{node.name}", (match.extent, senders), match.rows, match.columns, None, None, False, value.dtype,
-        mark, joins="logsumexp",
-    )  # fmt: skip
-    dtype = DTYPES[value.dtype]
-    declared = {"A": Operand(matrix.format, dtype, 0.0, result_index_dtypes(matrix.format))}
-    declared |= {
-        name: Operand(Format("dense", rank=operand.meta["val"].dim()), dtype)
-        for operand, name in edges.names.items()
-    }
-    extents = zip(outputs, value.shape[1:], strict=True)
-    sizes = {name: int(str(extent)) for name, extent in extents if str(extent).isdigit()}
-    text = program_text(heads, outputs, score, " * ".join(factor for factor in factors if factor))
-    program = declare(parse(text), declared, ("Y",), sizes=sizes)
-    named: dict[str, Any] = {name: operand for operand, name in edges.names.items()} | {"A": matrix}
-    operands = {named[short].name: named[short] for short in program.inputs}
-    names = {operand.name: short for short, operand in named.items()} | {node.name: "Y"}
-    covered = list(dict.fromkeys([*edges.covered, *match.covered]))
-    statement = (node, ("i", *outputs), Const(0))
-    return Region([statement], operands, covered, ["attention over edges"], program, names)
+    found = [factor for factor in factors if factor is not None]
+    return (score, " * ".join(found)) if score and found and len(found) == len(factors) else None
 
 
-def sending_extent(match: EdgeSoftmax, edges: Edges) -> Any:
-    """The number of sending nodes, a number or a size node."""
-    for gather in _behind([match.scores, *(v for v, _ in match.values)], match.rows):
-        if gathered_index(gather) is match.columns:
-            base = gather.args[0]
-            value = tensor_value(base)
-            if isinstance(base, fx.Node) and value is not None:
-                extent = value.shape[0]
-                fixed = str(extent).isdigit()
-                return int(str(extent)) if fixed else size_node(base, 0, extent, match.node)
-    return None
-
-
-def program_text(heads: list[str], outputs: tuple[str, ...], score: str, values: str) -> str:
+def program_text(match: EdgeSoftmax, score: str, values: str) -> str:
     """The statements of attention over edges in index notation.
 
     Args:
-        heads: index variables of the scores beside those of the edge.
-        outputs: those of the result beside the node's.
         score: of an edge, over `i` and `j`.
         values: what the weights are multiplied with.
     """
-    at = "".join(f"{name}," for name in heads)
+    at = "".join(f"{name}," for name in match.modes if name not in (EDGE, None))
+    outputs = ",".join(OUTPUT[match.node.meta["val"].dim()])
     return f"""
         S[{at}i,j] = where(stored(A[i,j]), {score} + A[i,j], -inf)
         m[{at}i] max= S[{at}i,j]
         P[{at}i,j] = exp(S[{at}i,j] - where(m[{at}i] == -inf, 0, m[{at}i]))
         d[{at}i] += P[{at}i,j]
-        Y[i,{",".join(outputs)}] += P[{at}i,j] * {values} / where(d[{at}i] == 0, 1, d[{at}i])"""
+        Y[i,{outputs}] += P[{at}i,j] * {values} / where(d[{at}i] == 0, 1, d[{at}i])"""

@@ -40,6 +40,7 @@ class Edges:
     Attributes:
         rows, columns: the receiving and the sending node of each edge, [edges].
         user: what is computed of them, for its dtype.
+        is_numbered: whether `columns` are the numbers of the edges: tensors over edges are then read as they are.
         names: of the tensors of nodes and the parameters that were read.
         covered: the nodes whose values were written as expressions.
     """
@@ -47,6 +48,7 @@ class Edges:
     rows: fx.Node
     columns: fx.Node
     user: fx.Node
+    is_numbered: bool = False
     names: dict[fx.Node, str] = field(default_factory=dict)
     covered: list[fx.Node] = field(default_factory=list)
     sums: int = 0
@@ -60,7 +62,10 @@ class Edges:
             return None
         if EDGE not in modes:
             return self.access(node, modes)
-        found = self.of_nodes(node, modes) or self.computed(node, modes)
+        found = self.of_nodes(node, modes)
+        if found is None and self.is_numbered:
+            return self.access(node, ("j", *modes[1:])) if modes[0] == EDGE else None
+        found = found or self.computed(node, modes)
         if found is not None:
             self.covered.append(node)
         return found

@@ -92,7 +92,8 @@ def reason(node: fx.Node) -> str:
     if parts is None:
         how = argument(node, 4, "reduce", "") if name == "scatter_reduce" else name
         return (
-            f"scatters by {how} or with an index that differs between columns; only sums over rows are lifted"
+            f"scatters by {how} or with an index that differs between columns; "
+            "only sums over rows, largest and smallest entries are lifted"
         )
     if not is_zeros(parts[0]):
         return "scatters into a tensor that is not zero"

@@ -1,0 +1,269 @@
+"""Aggregations of messages that are more than weighted rows: sums, largest and smallest entries over incoming edges.
+
+In:  `%y = scatter_reduce(zeros, 0, %rows, relu(index_select(%x, 0, %columns) + index_select(%z, 0, %rows)), amax)`.
+Out: a region over the adjacency `A`: `m[i,f] max= where(stored(A[i,j]), relu(x[j,f] + z[i,f]), -inf)`, and 0 for nodes
+     that no edge leads to.
+
+Messages that have parts of their own for each edge are computed as they are; `A[i,j]` then says that edge `j` leads to
+node `i`.
+
+Source: PNA, Corso et al., 2020, and EdgeConv, Wang et al., 2019, for aggregations that are no sums of neighbours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.nodes import Const
+from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.passes.base import Mark
+from sparsify.passes.canonicalize import size_node
+from sparsify.passes.lift.edges import EDGE, Edges
+from sparsify.passes.lift.gather_scatter import gathered_index, is_first_mode, is_one, is_zeros
+from sparsify.passes.lift.matrix import Matrix
+from sparsify.passes.operators import argument, operator_name, sources, tensor_value
+from sparsify.passes.region import Region
+from sparsify.passes.structure import Joins
+from sparsify.storage.format import Format
+
+DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
+# Index variables of a result beside that of the node, by the number of modes.
+OUTPUT: Final = {2: ("f",), 3: ("h", "f")}
+SCATTERS: Final = {
+    "sum": ("scatter_add", "index_add", "scatter_reduce"),
+    "amax": ("scatter_reduce",),
+    "amin": ("scatter_reduce",),
+}
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A scatter along the first mode.
+
+    Attributes:
+        base: what it starts with.
+        rows: the receiving node of each message, [edges].
+        messages: [edges, ..].
+    """
+
+    base: fx.Node
+    rows: fx.Node
+    messages: fx.Node
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """Messages that are gathered, computed and scattered.
+
+    Attributes:
+        node: the scatter.
+        reduce: `sum`, `amax` or `amin`.
+        scatter: its parts.
+        columns: the sending node of each edge, `None` where messages read more than one other node.
+    """
+
+    node: fx.Node
+    reduce: str
+    scatter: Scatter
+    columns: fx.Node | None
+
+
+def recognise(node: fx.Node) -> Aggregation | None:
+    """The aggregation that ends in the scatter `node`, `None` when it is something else."""
+    value = tensor_value(node)
+    if value is None or value.dim() not in OUTPUT or value.dtype not in DTYPES:
+        return None
+    for reduce in SCATTERS:
+        found = scattered(node, reduce)
+        if found is None or not is_zeros(found.base):
+            continue
+        if reduce != "sum" and argument(node, 5, "include_self", True):
+            return None
+        gathers = gathers_behind([found.messages])
+        if not any(is_of_features(gather) for gather in gathers):
+            return None
+        columns = {gathered_index(gather) for gather in gathers} - {found.rows, None}
+        return Aggregation(node, reduce, found, next(iter(columns)) if len(columns) == 1 else None)
+    return None
+
+
+def is_of_features(gather: fx.Node) -> bool:
+    """Whether a gather reads vectors of nodes."""
+    value = tensor_value(gather)
+    return value is not None and value.dim() > 1 and value.dtype.is_floating_point
+
+
+def scattered(node: Any, reduce: str) -> Scatter | None:
+    """The parts of a scatter by `reduce` along the first mode; `None` for others."""
+    name = operator_name(node) if isinstance(node, fx.Node) else ""
+    if name not in SCATTERS[reduce] or (name == "scatter_reduce" and argument(node, 4, "reduce") != reduce):
+        return None
+    base, index = node.args[0], argument(node, 2, "index")
+    messages = argument(node, 3, "source" if name == "index_add" else "src")
+    if name == "index_add" and argument(node, 4, "alpha", 1) != 1:
+        return None
+    if not isinstance(base, fx.Node) or not is_first_mode(argument(node, 1, "dim"), base):
+        return None
+    rows = repeated_vector(index)
+    return Scatter(base, rows, messages) if rows is not None and isinstance(messages, fx.Node) else None
+
+
+def repeated_vector(index: Any) -> fx.Node | None:
+    """The vector [edges] that an index repeats along all further modes."""
+    while isinstance(index, fx.Node):
+        value = tensor_value(index)
+        if value is None:
+            return None
+        if value.dim() == 1:
+            return index
+        inner = tensor_value(index.args[0]) if index.args else None
+        if (
+            operator_name(index) not in ("expand", "expand_as", "view", "unsqueeze", "repeat")
+            or inner is None
+        ):
+            return None
+        is_column = inner.dim() == 1 or all(is_one(extent) for extent in inner.shape[1:])
+        if not is_column or str(inner.shape[0]) != str(value.shape[0]):
+            return None
+        index = index.args[0]
+    return None
+
+
+def gathers_behind(nodes: Sequence[Any]) -> list[fx.Node]:
+    """The gathers from which tensors over edges are computed."""
+    waiting = [node for node in nodes if isinstance(node, fx.Node)]
+    seen: set[fx.Node] = set()
+    found = []
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if gathered_index(node) is not None:
+            found.append(node)
+        elif node.op == "call_function":
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
+def mark_of(node: fx.Node, edges: Sequence[fx.Node]) -> Mark | None:
+    """The mark of message passing: its own, or that of an input from which its edges are made."""
+    own = node.meta.get("sparse")
+    if isinstance(own, Mark):
+        return own
+    marks = (source.meta.get("sparse") for source in sources(list(edges)))
+    return next((mark for mark in marks if isinstance(mark, Mark) and mark.role == "adjacency"), None)
+
+
+def aggregation_region(match: Aggregation, mark: Mark) -> Region | str:
+    """The region of an aggregation: over nodes where messages are made of theirs, else over edges; or why not."""
+    node = match.node
+    value = tensor_value(node)
+    assert value is not None, "an aggregation is a tensor"
+    outputs = OUTPUT[value.dim()]
+    modes = (EDGE, *outputs)
+    if match.columns is not None:
+        edges = Edges(match.scatter.rows, match.columns, node)
+        message = edges.read(match.scatter.messages, modes)
+        senders = sending_extent([match.scatter.messages], edges)
+        if message is not None and senders is not None:
+            return _region(match, mark, edges, message, senders)
+    edges, extent = numbered(match.scatter.rows, node)
+    message = edges.read(match.scatter.messages, modes)
+    if message is None:
+        return f"{match.scatter.messages.name} is no tensor over edges of the dtype of the result"
+    return _region(match, mark, edges, message, extent)
+
+
+def _region(match: Aggregation, mark: Mark, edges: Edges, message: str, extent: Any) -> Region:
+    """The region of messages in index notation."""
+    value = tensor_value(match.node)
+    assert value is not None, "an aggregation is a tensor"
+    at = ",".join(("i", *OUTPUT[value.dim()]))
+    if match.reduce == "sum":
+        text = f"Y[{at}] = sum(j, A[i,j] * {message})"
+    else:
+        name, empty = ("max", "-inf") if match.reduce == "amax" else ("min", "inf")
+        text = f"""
+            n[i] += A[i,j]
+            m[{at}] {name}= where(stored(A[i,j]), {message}, {empty})
+            Y[{at}] = where(n[i] == 0, 0, m[{at}])"""
+    note = "messages of edges" if edges.is_numbered else "messages of nodes"
+    receivers = match.scatter.base.args[0][0]  # type: ignore[index]
+    return region_of(text, edges, match.node, (receivers, extent), mark, (match.node,), note)
+
+
+def region_of(
+    text: str, edges: Edges, node: fx.Node, extents: tuple[Any, Any], mark: Mark, covered: Sequence[fx.Node],
+    note: str, joins: Joins = "sum",
+) -> Region:  # fmt: skip
+    """The region that computes `node` by statements over an adjacency `A` and what was read of edges.
+
+    Args:
+        text: the statements; the last one assigns `Y`.
+        extents: of `A`.
+        covered: nodes that the region replaces beside those that were read.
+        joins: what edges between the same nodes become together in `A`.
+    """
+    value = tensor_value(node)
+    assert value is not None, "message passing gives a tensor"
+    matrix = Matrix(
+        f"A_{node.name}",
+        extents,
+        edges.rows,
+        edges.columns,
+        None,
+        None,
+        False,
+        value.dtype,
+        mark,
+        joins=joins,
+    )
+    dtype = DTYPES[value.dtype]
+    declared = {"A": Operand(matrix.format, dtype, 0.0, result_index_dtypes(matrix.format))}
+    declared |= {
+        name: Operand(Format("dense", rank=operand.meta["val"].dim()), dtype)
+        for operand, name in edges.names.items()
+    }
+    outputs = OUTPUT[value.dim()]
+    known = zip(outputs, value.shape[1:], strict=True)
+    sizes = {name: int(str(extent)) for name, extent in known if str(extent).isdigit()}
+    program = declare(parse(text), declared, ("Y",), sizes=sizes)
+    named: dict[str, Any] = {name: operand for operand, name in edges.names.items()} | {"A": matrix}
+    operands = {named[short].name: named[short] for short in program.inputs}
+    names = {operand.name: short for short, operand in named.items()} | {node.name: "Y"}
+    statement = (node, ("i", *outputs), Const(0))
+    replaced = list(dict.fromkeys([*edges.covered, *covered]))
+    return Region([statement], operands, replaced, [note], program, names)
+
+
+def sending_extent(nodes: Sequence[Any], edges: Edges) -> Any:
+    """The number of sending nodes, a number or a size node; `None` where nothing is gathered from them."""
+    for gather in gathers_behind(nodes):
+        base = gather.args[0]
+        value = tensor_value(base)
+        if gathered_index(gather) is edges.columns and isinstance(base, fx.Node) and value is not None:
+            return extent_of(base, edges.user)
+    return None
+
+
+def numbered(rows: fx.Node, user: fx.Node) -> tuple[Edges, Any]:
+    """Edges whose tensors are read as they are, the number of an edge in the place of its sender; and their number."""
+    count = extent_of(rows, user)
+    value = tensor_value(rows)
+    assert value is not None, "the receivers of messages are a tensor"
+    with user.graph.inserting_before(user):
+        columns = user.graph.call_function(torch.ops.aten.arange.default, (count,))
+    columns.meta["val"] = value.new_empty(value.shape, dtype=torch.int64)
+    return Edges(rows, columns, user, is_numbered=True), count
+
+
+def extent_of(node: fx.Node, user: fx.Node) -> Any:
+    """The first extent of a tensor, as a number or a size node in front of `user`."""
+    extent = node.meta["val"].shape[0]
+    return int(str(extent)) if str(extent).isdigit() else size_node(node, 0, extent, user)
