@@ -115,3 +115,8 @@ def test_products_hide_the_latency_of_an_fma_in_the_registers_that_there_are(vec
     rows, columns = calibrate.product_tile(vector_bytes)
     vectors = columns * 4 // vector_bytes
     assert 2 * 4 <= rows * vectors <= registers - vectors - 1  # two a cycle, each done after four
+
+
+def test_copying_a_matrix_hardly_counts_in_the_rate_of_products():
+    lanes, copied = 16, calibrate.PRODUCT**2
+    assert copied < 0.03 * calibrate.PRODUCT_ROWS * calibrate.PRODUCT**2 / lanes
