@@ -78,7 +78,7 @@ def put_in(node: fx.Node, spec: MaskSpec) -> None:
     mask = given.get("attn_mask")
     if isinstance(mask, fx.Node):
         spec, mask = without_needless(mask, spec, node)
-    query, key = given["query"], given["key"]
+    query, key, value = _apart([given[name] for name in names[:3]], node)
     extents = (_extent(query, node), _extent(key, node))
     made = [_call(node, attention_mask, (spec.kind, spec.arguments, *extents))]
     dtype = tensor_value(query).dtype  # type: ignore[union-attr]
@@ -89,7 +89,7 @@ def put_in(node: fx.Node, spec: MaskSpec) -> None:
         own, modes = _without_broadcast(mask, node)
         made += _combined(made[-1], own, modes, node)
     rest = {name: value for name, value in given.items() if name not in (*names[:4], "is_causal")}
-    node.args, node.kwargs = (query, key, given["value"]), {"attn_mask": made[-1], **rest}
+    node.args, node.kwargs = (query, key, value), {"attn_mask": made[-1], **rest}
     node.meta["attention"] = Put(spec, modes)
 
 
@@ -105,6 +105,14 @@ def without_needless(mask: fx.Node, spec: MaskSpec, user: fx.Node) -> tuple[Mask
     for other in others:
         first = _call(user, torch.ops.aten.logical_and.default, (first, other))
     return spec, first
+
+
+def _apart(operands: list[Any], user: fx.Node) -> list[Any]:
+    """Queries, keys and values by names of their own: `attention(%x, %x, %x)` reads `%x` and views of it."""
+    return [
+        _call(user, torch.ops.aten.alias.default, (operand,)) if operand in operands[:place] else operand
+        for place, operand in enumerate(operands)
+    ]
 
 
 def mask_of(node: fx.Node) -> MaskedAttention:

@@ -220,6 +220,31 @@ def test_models_in_halves(dtype):
         assert (gradients[name] - value).abs().max() <= 4 * torch.finfo(dtype).eps * largest, name
 
 
+@pytest.mark.parametrize("shared", ["all", "keys and values", "queries and keys"])
+def test_operands_that_are_one_tensor(shared):
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            one, other = self.layer(x), x.sin()
+            value = other if shared == "queries and keys" else one
+            query = other if shared == "keys and values" else one
+            return scaled_dot_product_attention(query, one, value, attn_mask=mask)
+
+    model, x = Plain(), torch.randn(2, 3, 24, WIDTH)
+    sparse = applied(model, recipe("sliding_window", before=3, block=4), x)
+    pattern = patterns.sliding_window(24, before=3).to_dense()
+    torch.testing.assert_close(sparse(x), model(x, pattern), **CLOSE)
+    model.train()
+    sparse.train()
+    wanted = torch.autograd.grad(model(x, pattern).square().sum(), list(model.parameters()))
+    found = torch.autograd.grad(sparse(x).square().sum(), list(sparse.parameters()))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
+
+
 def test_queries_without_keys():
     model, x = Attention(), torch.randn(2, 24, WIDTH)
     mask = torch.rand(2, 1, 24, 24) < 0.5

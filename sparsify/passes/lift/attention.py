@@ -44,8 +44,6 @@ def attention_region(node: fx.Node) -> Region | str:
     outer = OUTER[-(result.dim() - 2) :] if result.dim() > 2 else ()
     mask = PatternOperand(f"M_{node.name}", match.spec, match.extents, match.spec.mask(1, 1).format)
     names = {query.name: "Q", key.name: "K", value.name: "V", mask.name: "M"}
-    if len({query, key, value}) < 3:
-        return "queries, keys and values that are one tensor have no kernel yet"
     operands: dict[str, Any] = {query.name: query, key.name: key, value.name: value, mask.name: mask}
     dtype = DTYPES[result.dtype]
     rank = len(outer) + 2
