@@ -51,10 +51,11 @@ def backward(tokens: int, block: int, place: Place, sdpa_ratio: float | None = N
     """The gradients of queries, keys and values over blocks as BigBird chooses them, from that of the result."""
     tokens = scaled(tokens, place) // block * block
     kept = patterns.bigbird(tokens, block=block).to_dense()
-    forward, ours, *operands = _case(
+    forward, ours, Q, K, V = _case(
         f"attention-backward-{tokens}-{block}", kept, f"bcsr({block},{block})", HEADS
     )
-    given = torch.randn(operands[0].shape, generator=torch.Generator().manual_seed(1))
+    operands = (Q, K, V)
+    given = torch.randn(Q.shape, generator=torch.Generator().manual_seed(1))
 
     def gradients(result: Tensor, leaves: Sequence[Tensor], seed: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         return lambda: torch.autograd.grad(result, leaves, seed, retain_graph=True)
@@ -63,8 +64,8 @@ def backward(tokens: int, block: int, place: Place, sdpa_ratio: float | None = N
         """Head by head: torch keeps all scores of its heads."""
         wide = [operand.detach().double().requires_grad_() for operand in operands]
         heads = zip(*(leaf.unbind() for leaf in wide), given.double(), strict=True)
-        for Q, K, V, seed in heads:
-            _sdpa(Q, K, V, kept).backward(seed)
+        for query, key, value, seed in heads:
+            _sdpa(query, key, value, kept).backward(seed)
         return plain(tuple(leaf.grad for leaf in wide))
 
     for operand in operands:
@@ -75,7 +76,7 @@ def backward(tokens: int, block: int, place: Place, sdpa_ratio: float | None = N
         None if work is None else replace(work, operations=2.5 * work.operations, streamed=2 * work.streamed)
     )
     case = replace(forward, expected=expected, least=least)
-    theirs = {"SDPA's backward with mask": gradients(_sdpa(*operands, kept), operands, given)}
+    theirs = {"SDPA's backward with mask": gradients(_sdpa(Q, K, V, kept), operands, given)}
     case = against(case, gradients(ours(), operands, given), theirs)
     case.targets = [Target("sparsify", tuple(theirs), sdpa_ratio, "SDPA with mask")]
     return case
