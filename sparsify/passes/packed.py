@@ -122,6 +122,10 @@ class Weights:
         self.roundings = dict(roundings or {})
         self.is_followed = False
 
+    def of(self, source: nn.Module) -> "Weights":
+        """The same of a source model that is this one or a copy."""
+        return Weights(source, self.is_own, None, self.held, self.roundings)
+
     @contextmanager
     def dense(self) -> Iterator[None]:
         """Within this context the weights of the source model are dense; afterwards they are those from before."""

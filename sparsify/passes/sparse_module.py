@@ -1,7 +1,6 @@
 """The result of `apply`: a module that runs its sparse graph, for every mode and input structure one variant.
 
-In: `SparseModule(model, recipe)`. Out: a `torch.fx.GraphModule` with the model's signature, parameter names
-and modes.
+In: `SparseModule(model, recipe)`. Out: a `torch.fx.GraphModule` with the model's signature, parameter names and modes.
 """
 
 import copy
@@ -381,32 +380,21 @@ class SparseModule(fx.GraphModule):
         return self
 
     def __reduce__(self) -> Any:
-        weights = self._weights
-        return SparseModule, (
-            self._source,
-            self._asked,
-            Weights(weights.source, weights.is_own, None, weights.held, weights.roundings),
-        )
+        return SparseModule, (self._source, self._asked, self._weights.of(self._weights.source))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SparseModule":
         source = copy.deepcopy(self._source, memo)
-        mine = self._weights
-        weights = Weights(source, mine.is_own, None, mine.held, mine.roundings)
-        new = SparseModule(source, self._asked, weights)
+        new = SparseModule(source, self._asked, self._weights.of(source))
         for (_, shell), (_, own) in zip(new.named_modules(), self.named_modules(), strict=True):
             shell.training = own.training
         new._refused.update(self._refused)
         for like, variant in self._variants:
-            captured = copy.copy(variant.captured)
-            captured.graph = fx.Graph()
-            captured.graph.output(captured.graph.graph_copy(variant.captured.graph, {}))
-            twin = Variant(captured, copy.deepcopy(variant.report), variant.regions, variant.is_plain)
-            for name, constant in captured.constants.items():
+            twin = variant.copied()
+            for name, constant in twin.captured.constants.items():
                 new.register_buffer(name, constant.clone(), persistent=False)
             new.compile_graph(twin)
             new._variants.append((like, twin))
-        for variant, twin in zip(self.variants, new.variants, strict=True):
-            if variant.report is self.report:
-                new.show(twin)
+        for twin in [two for one, two in zip(self.variants, new.variants) if one.report is self.report]:
+            new.show(twin)
         memo[id(self)] = new
         return new

@@ -3,6 +3,7 @@
 In: a captured graph after all passes. Out: `variant.fits(shapes)`, and `variant.run` once it is compiled.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,14 @@ class Variant:
     eager: Callable[..., Any] | None = None
     fitting: set[Any] = field(default_factory=set)
     masked: fx.Graph | None = None
+
+    def copied(self) -> "Variant":
+        """The same for another module: a graph of its own, not compiled yet."""
+        captured = copy.copy(self.captured)
+        captured.graph = fx.Graph()
+        captured.graph.output(captured.graph.graph_copy(self.captured.graph, {}))
+        report = copy.deepcopy(self.report)
+        return Variant(captured, report, self.regions, self.is_plain, masked=self.masked)
 
     def masked_result(self, source: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
         """What the dense model computes with the patterns of rules in its attention."""

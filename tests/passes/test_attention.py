@@ -1,5 +1,6 @@
 """Attention under the patterns of rules: found, masked, lifted to one program; against dense attention in float64."""
 
+import copy
 import math
 from typing import Any
 
@@ -316,6 +317,7 @@ def test_without_rules_nothing_is_joined():
 def test_the_dense_model_has_the_pattern_too():
     model, x = Attention(), torch.randn(2, 24, WIDTH)
     sparse = applied(model, recipe("sliding_window", before=2), x)
+    torch.testing.assert_close(copy.deepcopy(sparse).original(x), sparse.original(x))
     pattern = patterns.sliding_window(24, before=2).to_dense()
     wanted = expected(model, pattern, x)
     torch.testing.assert_close(sparse.original(x), wanted, **CLOSE)

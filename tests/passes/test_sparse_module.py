@@ -302,7 +302,7 @@ def test_export_of_a_sparse_parameter(requires_grad, strict):
 
 
 def test_export_without_a_graph_is_an_error(monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise errors.CaptureError("no graph of this model", "another model")
 
     monkeypatch.setattr(sparse_module, "capture", refuse)
