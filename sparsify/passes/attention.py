@@ -52,10 +52,12 @@ def attention(draft: Draft) -> Draft:
             if operator_name(node) == "softmax":
                 join(node)
         remove_unused(draft.graph)
+        modules = dict(draft.model.named_modules())  # a graph of Dynamo's has none of those that it names
         for node in draft.graph.find_nodes(
             op="call_function", target=aten.scaled_dot_product_attention.default
         ):
-            own = own_pattern(draft.model.get_submodule(scope(node).partition("@")[0]))
+            module = modules.get(scope(node).partition("@")[0])
+            own = None if module is None else own_pattern(module)
             if own is not None:
                 node.meta["own_pattern"] = own
     return draft

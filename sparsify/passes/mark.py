@@ -252,7 +252,8 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
     if earlier is not None:
         raise rule_error(recipe, rule, f"{candidate} is selected by {earlier.rule} already ({earlier.where})")
     text = format_text(recipe, rule)
-    mask = mask_spec(recipe, rule, candidate) if rule.mask is not None else None
+    require_own_pattern(recipe, rule, candidate)
+    mask = mask_spec(recipe, rule) if rule.mask is not None else None
     role = rule.role or ("attention_mask" if mask is not None else inferred_role(candidate))
     candidate.node.meta["sparse"] = Mark(
         label,
@@ -282,13 +283,20 @@ def require_rounded(draft: Draft, rule: Rule, candidate: Candidate) -> None:
         )
 
 
-def mask_spec(recipe: Recipe, rule: Rule, candidate: Candidate) -> MaskSpec:
+def require_own_pattern(recipe: Recipe, rule: Rule, candidate: Candidate) -> None:
+    """Raises where a rule is for patterns that attention has itself, and this one has none."""
+    is_given = rule.mask is not None and rule.mask.kind == GIVEN
+    if is_given and candidate.node.meta.get("own_pattern") is None:
+        reason = (
+            f"`mask: {{kind: given}}` is for attention that has a pattern itself, and {candidate} has none"
+        )
+        raise rule_error(recipe, rule, reason)
+
+
+def mask_spec(recipe: Recipe, rule: Rule) -> MaskSpec:
     """The pattern of a rule, its numbers checked for a few tokens; draws follow the recipe's seed."""
     assert rule.mask is not None, "rules that mask say how"
     if rule.mask.kind == GIVEN:
-        if candidate.node.meta.get("own_pattern") is None:
-            reason = f"`mask: {{kind: given}}` is for attention that has a pattern itself, and {candidate} has none"
-            raise rule_error(recipe, rule, reason)
         return MaskSpec(GIVEN, ())
     numbers = dict(rule.mask.model_extra or {})
     try:

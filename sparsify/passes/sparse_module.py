@@ -19,22 +19,20 @@ from sparsify.errors import CaptureError
 from sparsify.passes import PASSES, base, calls
 from sparsify.passes.base import Asked, Notices
 from sparsify.passes.capture import capture, sparse_parts
+from sparsify.passes.captures import Captures
 from sparsify.passes.check import compare
 from sparsify.passes.eager import eager
 from sparsify.passes.memory import Memory
 from sparsify.passes.no_graph import fail_without_graph
 from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.quick import Quick
-from sparsify.passes.shell import Modes, fill_shell, in_modes, modes, share_again
+from sparsify.passes.shell import fill_shell, in_modes, modes, share_again
 from sparsify.passes.variant import Variant, return_plainly
 from sparsify.report import Report
 from sparsify.runtime.peak import Peak
 
 MAX_CAPTURES = 8
 TIMED_CALLS = 3
-
-# What calls must have in common to share a graph: modes, and structure of the arguments.
-Likeness = tuple[Modes, calls.CallShape]
 
 
 class SparseModule(fx.GraphModule):
@@ -52,11 +50,9 @@ class SparseModule(fx.GraphModule):
     _names: tuple[str, ...]
     _asked: Asked
     _unpacked: dict[str, Held]
-    _variants: list[tuple[Likeness, Variant]]
-    _refused: dict[Likeness, str]
+    _captures: Captures
     _matrices: Memory
     _quick: Quick
-    _captures: int
     _notices: Notices
     _example: tuple[calls.Call, list[Any]] | None
     _generated: Callable[..., Any]
@@ -73,11 +69,9 @@ class SparseModule(fx.GraphModule):
             "_signature": calls.signature(model),
             "_names": tuple(calls.signature(model).parameters),
             "_asked": asked,
-            "_variants": [],
-            "_refused": {},
+            "_captures": Captures(),
             "_matrices": matrices,
             "_quick": Quick(tuple(self.modules()), matrices),
-            "_captures": 0,
             "_notices": Notices(type(model).__name__),
             "_example": None,
             "report": Report(type(model).__name__, asked.recipe.name),
@@ -106,28 +100,27 @@ class SparseModule(fx.GraphModule):
     @property
     def variants(self) -> list[Variant]:
         """All variants in the order in which they were captured."""
-        return [variant for _, variant in self._variants]
+        return list(self._captures)
 
     def train(self, mode: bool = True) -> "SparseModule":
         """Sets the mode; `.graph` becomes the variant of that mode, captured now when the examples still live."""
         super().train(mode)
-        if "_variants" not in self.__dict__:
+        if "_captures" not in self.__dict__:
             return self
         if self._asked.inplace:
             (self._weights.given or self._source).train(mode)
         if mode and self._asked.trainable is None:
             self._weights.unpack()  # optimizers are made before the first call
             share_again(self, self._source)
-        known = [variant for (found, _), variant in self._variants if found == modes(self)]
-        refused = [reason for (found, _), reason in self._refused.items() if found == modes(self)]
-        if not known and not refused and self._example is not None:
+        known = self._captures.shown(modes(self))
+        if known is None and not self._captures.has_refused(modes(self)) and self._example is not None:
             call, references = self._example
             values = [reference() for reference in references]
             if all(value is not None for value in values):
                 call = calls.with_tensors(call, values)
                 self.prepare(call, call.tensors(self._matrices))
-        elif known:
-            self.show(known[0])
+        elif known is not None:
+            self.show(known)
         return self
 
     def show(self, variant: Variant) -> None:
@@ -167,15 +160,12 @@ class SparseModule(fx.GraphModule):
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result while tracing: a variant of this mode and these arguments, the one for their shapes if known."""
         values = dict(zip(self._names, args, strict=False)) | kwargs
-        like = [
-            v for (mode, shape), v in self._variants if mode == modes(self) and tuple(values) == shape.names
-        ]
-        if like:
-            leaves = pytree.tree_leaves(list(values.values()))
-            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            fitting = [variant for variant in like if variant.admits(tuple(t.shape for t in tensors))]
-            return self.finish((fitting or like)[0], tensors)
-        if any(mode == modes(self) for mode, _ in self._refused):
+        leaves = pytree.tree_leaves(list(values.values()))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        shapes = tuple(tensor.shape for tensor in tensors)
+        if (variant := self._captures.traced(modes(self), tuple(values), shapes)) is not None:
+            return self.finish(variant, tensors)
+        if self._captures.has_refused(modes(self)):
             return self.original(*args, **kwargs)
         from sparsify.passes.not_captured import run_now  # loads Dynamo, which is there when it traces
 
@@ -187,13 +177,10 @@ class SparseModule(fx.GraphModule):
         None when the source model has to run.
         """
         like = (modes(self), call.shape)
-        shapes = tuple(tensor.shape for tensor in tensors)
-        for known, variant in self._variants:
-            if known == like and variant.fits(shapes):
-                return variant
-        if like in self._refused:
-            return None
-        if self._captures >= MAX_CAPTURES:
+        variant = self._captures.fitting(like, tuple(tensor.shape for tensor in tensors))
+        if variant is not None or like in self._captures.refused:
+            return variant
+        if len(self._captures) >= MAX_CAPTURES:
             self._notices.warn(
                 f"more than {MAX_CAPTURES} captures; the source model runs for calls that fit none of them"
             )
@@ -215,15 +202,14 @@ class SparseModule(fx.GraphModule):
                 raise
             with torch.no_grad(), base.kept_buffers(self._source), torch.random.fork_rng(devices=[]):
                 self.run_source(call)
-            object.__setattr__(self, "_captures", self._captures + 1)
-            self._refused[like] = str(error)
+            self._captures.refused[like] = str(error)
             self.report.warnings.append(str(error))
             self._notices.warn(f"{error}; the source model runs")
             return None
-        object.__setattr__(self, "_captures", self._captures + 1)
         references = [weakref.ref(value) for value in call.values if isinstance(value, torch.Tensor)]
         object.__setattr__(self, "_example", (calls.with_tensors(call, [None] * len(references)), references))
-        self._variants.append((like, variant))
+        self._captures.add(like, variant)
+        self.show(self._captures.shown(like[0]) or variant)
         self._quick.variants.clear()
         with torch.inference_mode(False), torch.no_grad():
             self._weights.release(self.variants)
@@ -326,7 +312,8 @@ class SparseModule(fx.GraphModule):
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is None:
-            why = self._refused.get((modes(self), call.shape), "no captured graph fits the call")
+            like = (modes(self), call.shape)
+            why = self._captures.refused.get(like, "no captured graph fits the call")
             raise CaptureError(
                 f"{type(self._source).__name__} cannot run with the masks of its recipe: {why}"
             )
@@ -387,14 +374,15 @@ class SparseModule(fx.GraphModule):
         new = SparseModule(source, self._asked, self._weights.of(source))
         for (_, shell), (_, own) in zip(new.named_modules(), self.named_modules(), strict=True):
             shell.training = own.training
-        new._refused.update(self._refused)
-        for like, variant in self._variants:
+        new._captures.refused.update(self._captures.refused)
+        for like, variant in self._captures.known:
             twin = variant.copied()
             for name, constant in twin.captured.constants.items():
                 new.register_buffer(name, constant.clone(), persistent=False)
             new.compile_graph(twin)
-            new._variants.append((like, twin))
-        for twin in [two for one, two in zip(self.variants, new.variants) if one.report is self.report]:
-            new.show(twin)
+            new._captures.add(like, twin)
+        for variant, twin in zip(self.variants, new.variants, strict=True):
+            if variant.report is self.report:
+                new.show(twin)
         memo[id(self)] = new
         return new

@@ -76,6 +76,10 @@ class Variant:
                     return False
         return True
 
+    def varying(self) -> int:
+        """How many extents of the tensors may vary."""
+        return sum(not isinstance(extent, int) for extents in self.captured.extents for extent in extents)
+
     def timed(self, run: Callable[[], Any], repeats: int) -> None:
         """Writes the median time of every region over `repeats` runs into the report, and the memory of the last."""
         for region in self.regions:

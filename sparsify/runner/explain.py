@@ -93,7 +93,10 @@ def explain_model_request(request: Request, *, region: str = "1", stages: Sequen
     model, example = asked.model, asked.example
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are in the report
-        module = apply(model, request.recipe, example, verify=False)
+        try:
+            module = apply(model, request.recipe, example, verify=False)
+        except (ValueError, RuntimeError, TypeError) as error:  # of the model
+            raise CaptureError(f"{request.entry.name} does not run: {error}", "other arguments") from error
     if not module.variants:
         raise CaptureError("; ".join(module.report.warnings), "only what is captured can be explained")
     with torch.no_grad():

@@ -7,6 +7,7 @@ from typing import Final
 
 from sparsify.errors import SparsifyError
 from sparsify.passes.mark import mask_spec
+from sparsify.passes.masked import GIVEN
 from sparsify.runner.request import Request
 from sparsify.sparsification.picture import picture
 
@@ -17,10 +18,10 @@ def pictures(request: Request) -> str:
     """The drawings, for as many tokens as the request has.
 
     Raises:
-        SparsifyError: no rule has a pattern.
+        SparsifyError: no rule has a pattern of its own.
         RecipeError: a pattern that is none.
     """
-    rules = [rule for rule in request.recipe.rules if rule.mask is not None]
+    rules = [rule for rule in request.recipe.rules if rule.mask is not None and rule.mask.kind != GIVEN]
     if not rules:
         raise SparsifyError(
             f"{request.recipe.name} has no pattern to draw", "give one, as in --sparse-attn bigbird --picture"

@@ -82,14 +82,13 @@ def test_few_zeros_stay_dense():
 @pytest.mark.parametrize("memory", ["fast", "compact"])
 def test_compact_memory_goes_before_time(memory):
     sparse = sparsify.apply(
-        pruned(0.5, 64, 64), {**RECIPE, "compile": {"memory": memory}}, torch.randn(1, 64), verify=False
+        pruned(0.8, 256, 256), {**RECIPE, "compile": {"memory": memory}}, torch.randn(1, 256), verify=False
     )
     if memory == "fast":
         (entry,) = sparse.report.dense
-        assert entry.reason.startswith("the weight 0.weight is faster dense: 50")
+        assert entry.reason.startswith("the weight 0.weight is faster dense: 80")
     else:
-        bits, lists = "i: dense, j/64: dense, j%64: bitmap", "dense, compressed(crd=int8)"
-        assert sparse.report.regions[0].formats["W"] in (bits, lists)
+        assert sparse.report.regions[0].formats["W"] == "i: dense, j/64: dense, j%64: bitmap"
 
 
 def test_a_format_that_a_rule_names_is_kept():

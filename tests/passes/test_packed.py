@@ -114,7 +114,7 @@ def test_memory_is_what_the_report_says():
     assert [entry.bytes_before for entry in sparse.report.weights] == [128 * 1536 * 4, 1536 * 256 * 4]
     biases = (1536 + 256) * 4
     assert after == sum(entry.bytes_after for entry in sparse.report.weights) + biases
-    assert 0.1 * dense < after < 0.2 * dense
+    assert 0.1 * dense < after < 0.25 * dense  # wide vectors go with blocks, which hold zeros
     outputs = 2 * 2 * (1536 + 256) * 4  # kernels keep the shape of their last result, with its memory
     del model
     assert after <= reachable_bytes(sparse) <= after + outputs + 4096
@@ -301,7 +301,7 @@ def test_other_inputs_share_the_packed_weights():
     weight = sparse.get_parameter("0.weight")
     torch.testing.assert_close(sparse(example(1)), model(example(1)), **CLOSE)
     assert sparse.get_parameter("0.weight") is weight
-    assert sparse._captures == 2
+    assert len(sparse._captures) == 2
 
 
 def refuse(*_: Any, **__: Any) -> Any:

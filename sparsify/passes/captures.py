@@ -1,0 +1,59 @@
+"""What became of the captures of a model: variants, and reasons why there is none.
+
+In: `captures.add(like, variant)`. Out: `captures.fitting(like, shapes)`, for calls of that mode and structure.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparsify.passes.calls import CallShape
+from sparsify.passes.shell import Modes
+from sparsify.passes.variant import Variant
+
+# What calls must have in common to share a graph: modes, and the structure of the arguments.
+Likeness = tuple[Modes, CallShape]
+
+
+@dataclass
+class Captures:
+    """Variants in the order in which they were captured, and what could not be captured.
+
+    Attributes:
+        known: variants and the calls that they are for; of alike ones each has extents of its own.
+        refused: why calls are not captured, nor any that are alike.
+    """
+
+    known: list[tuple[Likeness, Variant]] = field(default_factory=list)
+    refused: dict[Likeness, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """How often a model was captured, or refused to be."""
+        return len(self.known) + len(self.refused)
+
+    def __iter__(self) -> Iterator[Variant]:
+        return (variant for _, variant in self.known)
+
+    def add(self, like: Likeness, variant: Variant) -> None:
+        """A further variant."""
+        self.known.append((like, variant))
+
+    def fitting(self, like: Likeness, shapes: tuple[Any, ...]) -> Variant | None:
+        """The first variant for such calls with tensors of these shapes."""
+        return next(
+            (variant for known, variant in self.known if known == like and variant.fits(shapes)), None
+        )
+
+    def shown(self, modes: Modes) -> Variant | None:
+        """The variant of a mode that fits most calls: most of its extents may vary."""
+        known = [variant for (mode, _), variant in self.known if mode == modes]
+        return max(known, key=Variant.varying, default=None)
+
+    def has_refused(self, modes: Modes) -> bool:
+        """Whether a call in this mode could not be captured."""
+        return any(mode == modes for mode, _ in self.refused)
+
+    def traced(self, modes: Modes, names: tuple[str, ...], shapes: tuple[Any, ...]) -> Variant | None:
+        """The variant for arguments of these names: one that admits the shapes, else the first; nothing is kept."""
+        alike = [v for (mode, shape), v in self.known if mode == modes and names == shape.names]
+        return next((variant for variant in alike if variant.admits(shapes)), alike[0] if alike else None)
