@@ -78,12 +78,26 @@ def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) ->
     return bindings
 
 
+def is_as_it_is(matrix: Matrix) -> bool:
+    """Whether a matrix is read as the model has it: a dense one that a rule leaves dense."""
+    return (
+        matrix.dense is not None
+        and matrix.format.is_dense
+        and matrix.format.is_short
+        and matrix.format.ordering == (0, 1)
+        and not matrix.transposed
+        and matrix.mark.dtype == "same"
+    )
+
+
 def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[fx.Node], Plan]) -> Binding:
     """The binding of a sparse operand.
 
     Its values are an argument when they follow from more than structure.
     """
     form = matrix.format
+    if is_as_it_is(matrix):
+        return Binding(name, node=matrix.dense)
     if matrix.dense is not None:
         plan = plans.setdefault(frozenset(matrix.leaves), Plan(matrix.leaves))
         is_full = operators.parameter_behind(matrix.dense) is None

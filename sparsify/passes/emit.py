@@ -122,6 +122,7 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
         if library is not None:
             return Site(region, call, arguments, {}, expected_sizes(draft, region))
         sizes = example_sizes(draft, region, call, arguments)
+        call.plan_for(sizes)
     except SparsifyError as error:
         return error
     once = {binding.name: binding.plan.leaves for binding in bindings if binding.plan is not None}

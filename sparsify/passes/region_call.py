@@ -19,6 +19,7 @@ from torch import fx
 from sparsify.compiler.differentiate import pull_back
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import plan
+from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
 from sparsify.passes.base import Notices
@@ -113,6 +114,10 @@ class RegionCall:
         self.differentiable: set[tuple[int, ...]] = set()
         self.origin: Origin | None = None
         _calls[self.handle] = self
+
+    def plan_for(self, sizes: Sizes) -> None:
+        """Plans the program again for operands of these sizes: dense products may be generated then."""
+        self.kernel = plan(self.program, options=self.options, sizes=sizes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RegionCall":
         return self  # kernels and memories are shared: they hold no parameters

@@ -23,6 +23,16 @@ KINDS: Final = (
     "fixed",
     "from_file",
 )
+# Dense linear layers are regions too, of torch's product or a generated one.
+DENSE: Final = {
+    "id": "linear",
+    "targets": ["param:*.weight"],
+    "types": ["Linear"],
+    "role": "weight",
+    "source": "given",
+    "format": "dense, dense",
+    "optional": True,
+}
 OPERATOR: Final = "op:scaled_dot_product_attention"
 
 
@@ -49,6 +59,8 @@ def with_sparse_attention(
 ) -> Recipe:
     """The recipe with a pattern in attention, in the place of those that it has.
 
+    Weights that no rule selects stay dense, and their products are generated where torch's are much slower.
+
     Args:
         recipe: of the model.
         kind: of recipes, `bigbird`.
@@ -60,6 +72,8 @@ def with_sparse_attention(
     """
     rules = [rule for rule in recipe.sparsify if rule.mask is None]
     mask = {"kind": kind, **numbers}
+    if not any(target.startswith("param:") for rule in rules for target in rule.targets):
+        rules.append(Rule.model_validate(DENSE))
     rules.append(Rule.model_validate({"id": "attention", "targets": [target(layers)], "mask": mask}))
     return recipe.model_copy(update={"sparsify": tuple(rules)})
 

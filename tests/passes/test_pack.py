@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import sparsify
+from sparsify.compiler import plan
 
 RECIPE: dict[str, Any] = {
     "schema": 1,
@@ -95,6 +96,30 @@ def test_a_format_that_a_rule_names_is_kept():
     rule = {**RECIPE["sparsify"][0], "format": "csr"}
     sparse = sparsify.apply(pruned(0.9, 64, 64), {**RECIPE, "sparsify": [rule]}, torch.randn(32, 64))
     assert sparse.report.regions[0].formats == {"W": "dense, compressed"}
+
+
+def test_weights_that_a_rule_leaves_dense_are_read_as_they_are():
+    model = pruned(1.0, 96, 160, 64)
+    rule = {**RECIPE["sparsify"][0], "format": "dense, dense"}
+    sparse = sparsify.apply(model, {**RECIPE, "sparsify": [rule]}, torch.randn(32, 96))
+    assert len(sparse.report.regions) == 2
+    assert not sparse.report.conversions
+    assert not sparse.report.weights
+    assert sparse.get_parameter("0.weight") is model[0].weight
+    assert sparse.verify_gradients(torch.randn(7, 96)) < 1e-3
+
+
+def test_dense_products_are_planned_for_their_sizes(monkeypatch):
+    asked = []
+
+    def is_generated(program, statement, sizes):
+        asked.append(dict(sizes.extents))
+        return False
+
+    monkeypatch.setattr(plan, "is_generated", is_generated)
+    rule = {**RECIPE["sparsify"][0], "format": "dense, dense"}
+    sparsify.apply(pruned(1.0, 41, 43), {**RECIPE, "sparsify": [rule]}, torch.randn(37, 41))
+    assert {"i": 37, "j": 41, "k": 43} in asked
 
 
 def test_weights_to_train_are_not_packed():

@@ -21,6 +21,8 @@ def test_a_rule_is_added():
     assert attention.targets == (OPERATOR,)
     assert attention.mask is not None
     assert (attention.mask.kind, attention.mask.model_extra) == ("bigbird", {"block": 32})
+    alone = with_sparse_attention(found.model_copy(update={"sparsify": ()}), "causal", {})
+    assert [rule.format for rule in alone.sparsify] == ["dense, dense", "auto"]
     again = with_sparse_attention(found, "causal", {})
     assert [rule.mask and rule.mask.kind for rule in again.sparsify] == [None, "causal"]
 
