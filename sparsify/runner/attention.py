@@ -6,23 +6,16 @@ In: the recipe of BERT, `"bigbird"`, `{"block": 32}`, layers `"0,2-5"`. Out: the
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from sparsify.errors import SparsifyError
+from sparsify.passes.masked import GIVEN
 from sparsify.recipe import Recipe, Rule
+from sparsify.recipe.schema import MaskKind
 from sparsify.recipe.source import nearest
 
 SHORT: Final = {"window": "sliding_window", "segments": "block_diagonal"}
-KINDS: Final = (
-    "bigbird",
-    "longformer",
-    "sliding_window",
-    "block_diagonal",
-    "causal",
-    "strided",
-    "fixed",
-    "from_file",
-)
+KINDS: Final[tuple[str, ...]] = tuple(kind for kind in get_args(MaskKind) if kind != GIVEN)
 # Dense linear layers are regions too, of torch's product or a generated one.
 DENSE: Final = {
     "id": "linear",
