@@ -3,6 +3,8 @@
 In: a case, the name of a result, two arrays. Out: nothing, or an `AssertionError` that shows where they differ.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,7 +16,7 @@ from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import walk
 
 from .data import SPECIAL, Case
-from .dense import COMPARISONS
+from .dense import COMPARISONS, compute, has_extremes
 
 Values = NDArray[np.float64]
 
@@ -48,6 +50,17 @@ def assert_close(where: str, case: Case, name: str, found: Values, wanted: Value
         np.testing.assert_allclose(found, wanted, rtol=error, atol=error * scale)
     except AssertionError as problem:
         raise AssertionError(f"{where}{problem}") from None
+
+
+def decided_by_order(
+    case: Case, masks: Mapping[str, NDArray[np.bool_]], results: Mapping[str, Values]
+) -> dict[str, NDArray[np.bool_]]:
+    """Where comparisons, minima or maxima decide by infinity or NaN, of which the order of products makes either."""
+    is_any = has_extremes(case.program)
+    if not may_be_factored(case.program) or not (is_any or has_comparisons(case.program)):
+        return {}
+    unknown = compute(case.program, case.values, masks, is_open=True)
+    return {name: np.isnan(each) & (is_any | ~np.isnan(results[name])) for name, each in unknown.items()}
 
 
 def in_range(values: Values, dtype: str) -> Values:

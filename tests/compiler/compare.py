@@ -39,7 +39,7 @@ from sparsify.storage import validate
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
-from .closeness import assert_close, has_comparisons, has_logic, has_temporaries, may_be_factored
+from .closeness import assert_close, decided_by_order, has_comparisons, has_logic, has_temporaries
 from .data import SPECIAL, Case, array_of, dense_of
 from .dense import compute
 
@@ -385,11 +385,10 @@ def _compare_dense(case: Case, results: Mapping[str, tuple[Values, NDArray[np.bo
         and any(np.isnan(found).any() for found in computed.values())
     ):
         case.undecided |= computed.keys()
-    if case.data.values == SPECIAL.values and has_comparisons(case.program) and may_be_factored(case.program):
-        unknown = compute(case.program, case.values, masks, is_open=True)
-        case.compared |= {
-            name: np.isnan(each) & ~np.isnan(results[name][0]) for name, each in unknown.items()
-        }
+    if case.data.values == SPECIAL.values:
+        case.compared |= decided_by_order(
+            case, masks, {name: values for name, (values, _) in results.items()}
+        )
     for name, found in computed.items():
         wanted = results[name][0]
         case.doubtful[name] = np.isnan(found) & (infinite or has_temporaries(case.program))

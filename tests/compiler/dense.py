@@ -67,6 +67,7 @@ class Given:
         sizes: of index variables.
         fills: of tensors.
         is_open: whether what is made of a comparison of infinity or NaN is NaN.
+        are_sums_open: whether sums that are infinite are NaN.
     """
 
     values: Mapping[str, Array]
@@ -74,6 +75,7 @@ class Given:
     sizes: Mapping[str, int]
     fills: Mapping[str, float]
     is_open: bool
+    are_sums_open: bool
 
 
 def compute(
@@ -87,8 +89,10 @@ def compute(
 
     Args:
         masks: for all tensors, results too, which entries are stored.
-        is_open: whether what is made of a comparison of infinity or NaN is NaN: it hangs on the order of products.
+        is_open: whether what is made of a comparison of infinity or NaN is NaN: it hangs on the order of products. So
+            does which of them a sum is, where a minimum may pass over it.
     """
+    are_sums_open = is_open and has_extremes(program)
     values = dict(arrays)
     extents: dict[str, int] = dict(program.extents)
     for name in program.inputs:
@@ -102,12 +106,18 @@ def compute(
             value = Reduce(assign.monoid, more, value)
         with np.errstate(all="ignore"):
             fills = {d.name: float(d.fill) for d in program.declarations}
-            found = _value(value, kept, Given(values, masks, sizes, fills, is_open))
+            found = _value(value, kept, Given(values, masks, sizes, fills, is_open, are_sums_open))
             if assign.monoid is not None and name in values:
                 found = combine(assign.monoid, values[name], found)
         declared = program.declaration(name)
         values[name] = found if declared.pattern_of is None else np.where(masks[name], found, declared.fill)
     return {assign.target.tensor: values[assign.target.tensor] for assign in program.statements}
+
+
+def has_extremes(program: Program) -> bool:
+    """Whether minima or maxima are taken: infinity is passed over, NaN is not."""
+    reduced = {node.monoid for node in walk(program) if isinstance(node, Reduce)}
+    return not {"min", "max"}.isdisjoint({*reduced, *(each.monoid for each in program.statements)})
 
 
 def _sizes(program: Program, extents: Mapping[str, int]) -> dict[str, int]:
@@ -142,7 +152,9 @@ def _value(expr: Expr, names: list[str], given: Given) -> Array:
             if monoid not in ARITHMETIC:
                 return fold(monoid, inside, len(more))
             axes = tuple(range(len(names), len(names) + len(more)))
-            return np.asarray(ARITHMETIC[monoid].reduce(inside, axis=axes, initial=NEUTRAL[monoid]))
+            found = np.asarray(ARITHMETIC[monoid].reduce(inside, axis=axes, initial=NEUTRAL[monoid]))
+            is_sum = given.are_sums_open and monoid == "sum"
+            return np.where(np.isfinite(found), found, np.nan) if is_sum else found
         case Cast(dtype, value):
             inside = _value(value, names, given)
             return inside.astype(dtype).astype(float)

@@ -1,5 +1,7 @@
 """What decides how close results of random programs must be."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,15 @@ from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.parse import parse
 from sparsify.storage.format import Format
 
-from .closeness import assert_close, computed_dtypes, has_comparisons, has_logic, in_range, sums_nothing
+from .closeness import (
+    assert_close,
+    computed_dtypes,
+    decided_by_order,
+    has_comparisons,
+    has_logic,
+    in_range,
+    sums_nothing,
+)
 from .data import SPECIAL, Case
 from .dense import compute
 
@@ -67,6 +77,21 @@ def test_comparisons_of_what_is_not_finite_are_open():
     assert_close("", case, "Y", np.array([1.0, 2.0]), np.array([0.0, 2.0]))
     with pytest.raises(AssertionError):
         assert_close("", case, "Y", np.array([1.0, 2.0]), np.array([1.0, 3.0]))
+
+
+def test_extremes_of_sums_that_are_not_finite_are_open():
+    text = program("Y[i] max= exp(A[i]); Y[i] max= sum(j, B[j] * A[i])")
+    given = {"A": np.array([-np.inf, 1.0]), "B": np.array([1.0, -1.0])}
+    case = Case(0, text, 16, 1, SPECIAL, given)
+    wanted = compute(text, given, {})["Y"]
+    np.testing.assert_equal(wanted, [np.nan, np.e])
+    case.compared |= decided_by_order(case, {}, {"Y": wanted})
+    assert_close(
+        "", case, "Y", np.array([0.0, np.e]), wanted
+    )  # -inf * 0, or -inf + inf: NaN; of -inf, exp(-inf)
+    with pytest.raises(AssertionError):
+        assert_close("", case, "Y", np.array([0.0, np.nan]), wanted)
+    assert not decided_by_order(replace(case, program=program("Y[i] max= A[i]")), {}, {"Y": wanted})
 
 
 def test_infinite_fills_beside_nan_are_open():
