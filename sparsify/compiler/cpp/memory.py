@@ -14,6 +14,7 @@ INLINE: Final = "static inline __attribute__((always_inline)) "
 # Builtins of AVX-512 by (dtype, bytes of the vector); lanes of 32 or 64 bits only.
 AVX512_NAMES: Final = {"float32": "ups", "float64": "upd", "int32": "dqusi", "int64": "dqudi"}
 AVX2_NAMES: Final = {"float32": "ps", "float64": "pd", "int32": "d", "int64": "q"}
+GATHER_NAMES: Final = {"float32": "sf", "float64": "df", "int32": "si", "int64": "di"}
 # The element types that the builtins are declared with.
 BUILTIN_ELEMENTS: Final = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
 
@@ -208,8 +209,31 @@ def _gather_part_from(unit: Unit, dtype: str, lanes: int) -> str:
         "template <class Index>\n"
         f"{INLINE}{vector} gather_part_from_{vector}(\n"
         f"    const {element} *address, const Index *indices, int64_t count) {{\n"
+        f"{_masked_gather(unit, dtype, lanes)}"
         f"  if (count <= 0) return {vector}{{}};\n"
         f"  return {keep}({vector}{{{items}}}, count, {vector}{{}});\n}}"
+    )
+
+
+def _masked_gather(unit: Unit, dtype: str, lanes: int) -> str:
+    """The gather instruction for int32 indices in memory, "" where AVX-512 masks no vectors of this size."""
+    size = types.BYTES[dtype] * lanes
+    if dtype not in GATHER_NAMES or lanes < 4 or size not in (16, 32, 64):
+        return ""
+    vector, native, index = unit.type(dtype, lanes), f"native_{dtype}x{lanes}", f"native_int32x{lanes}"
+    load = unit.use("load_part", "int32", lanes)
+    unit.declare("native " + native, _native(dtype, lanes))
+    unit.declare("native " + index, _native("int32", lanes))
+    bits = "unsigned char" if lanes <= 8 else "unsigned short"
+    builtin = f"__builtin_ia32_gather{'' if size == 64 else '3'}siv{lanes}{GATHER_NAMES[dtype]}"
+    places = f"({index}){load}((const int32_t *)indices, count)"
+    return (
+        f"#if defined({'__AVX512F__' if size == 64 else '__AVX512VL__'})\n"
+        "  if (sizeof(Index) == 4) {\n"
+        f"    const {bits} mask = ({bits})((1u << (count < {lanes} ? count : {lanes})) - 1);\n"
+        f"    return ({vector}){builtin}(({native}){vector}{{}}, address, {places}, mask, {types.BYTES[dtype]});\n"
+        "  }\n"
+        "#endif\n"
     )
 
 

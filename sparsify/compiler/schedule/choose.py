@@ -21,6 +21,7 @@ from sparsify.compiler.schedule.experts import experts
 from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.panels import panels
 from sparsify.compiler.schedule.row_chain import row_chain
+from sparsify.compiler.schedule.row_lanes import Rows
 from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
@@ -36,11 +37,9 @@ TILE_BYTES = 512
 AHEAD_BYTES = 1 << 14
 # Rows of two cache lines or more are asked for.
 LEAST_BYTES = 128
-# Registers that hold sums at least, where rows are long enough: fewer wait for the latency of an fma. Where
-# there are no columns, entries of rows this long (in registers) take lanes.
+# Registers that hold sums at least, where rows are long enough: fewer wait for the latency of an fma.
 CHAINS = 4
 LONG_ROW = 8
-LONG_LANES = 1.5
 
 
 def candidates(
@@ -242,8 +241,8 @@ class _Shape:
         leading = [name for name in outer if name in self.target]
         ordered = outer == leading + sums
         if lane is None:
-            if sets and vector and ordered and self._is_long(leading, sums):
-                return self._stored_lanes(leading, sums, parallel)
+            if sets and vector and ordered and (count := self._row_lanes(leading, sums)) > 1:
+                return self._stored_lanes(leading, sums, count, parallel)
             return self._scalar(outer, leading, ordered, parallel)
         if lane in self.target:
             return self._free_lanes(lane, leading, sums, outer, ordered, parallel, sets)
@@ -358,17 +357,18 @@ class _Shape:
         ]
         return d.Schedule((*steps, *self._parallel(order, parallel)))
 
-    def _is_long(self, leading: list[str], sums: list[str]) -> bool:
-        """Whether a scalar sum runs over so many stored entries of a row that they are worth lanes."""
+    def _row_lanes(self, leading: list[str], sums: list[str]) -> int:
+        """How many stored entries of a row a scalar sum takes at a time, in lanes; 1 where that does not pay."""
         driver = self._driver(sums)
-        mean = None if driver is None else self.sizes.mean_below(driver)
-        is_sum = bool(self.assign.monoid) and bool(leading) and len(sums) == 1 and self.lanes > 1
-        return is_sum and mean is not None and mean >= LONG_LANES * self.lanes
+        if driver is None or not self.assign.monoid or not leading or len(sums) != 1 or self.lanes == 1:
+            return 1
+        is_picked = any(sums[0] in index_names(a) for a in self.reads if a.tensor != driver.name)
+        return Rows(driver, self.sizes, self.lanes, self.item_bytes, is_picked).at_a_time()
 
-    def _stored_lanes(self, leading: list[str], sums: list[str], parallel: bool) -> d.Schedule:
+    def _stored_lanes(self, leading: list[str], sums: list[str], count: int, parallel: bool) -> d.Schedule:
         """Lanes along stored entries: one partial sum a lane, added up at the end of a row."""
         collect = self._collect(leading[-1])
-        sums, steps, after = self._positions(sums, self.lanes, collect.temporary, [])
+        sums, steps, after = self._positions(sums, count, collect.temporary, [])
         order = [*leading, *sums]
         steps += [*self._reorder(order), collect, *after, d.Vector(sums[-1])]
         return d.Schedule((*steps, *self._parallel(order, parallel)))

@@ -109,13 +109,6 @@ def test_bands_are_near(product: Program, rows: int) -> None:
         assert ("prefetch B 32" in text) == is_far
 
 
-@pytest.mark.parametrize("nnz, in_lanes", [(40 * ROWS, True), (5 * ROWS, False)])
-def test_long_rows_times_a_vector_run_in_lanes(nnz: int, in_lanes: bool) -> None:
-    kernel, _ = einsum_kernel("ij,j->i", (sparsify.tensor(torch.eye(3), "csr"), torch.ones(3)), None, None)
-    text = best(kernel.program, Sizes({"i": ROWS, "j": ROWS}, {"A": nnz}))
-    assert ("pos j p A; split p po pi 8;" in text and "vector pi" in text) == in_lanes
-
-
 @pytest.mark.parametrize(
     "text",
     [
