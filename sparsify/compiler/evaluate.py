@@ -264,7 +264,9 @@ def _einsum_program(
     names = tuple(f"{letter}" for letter in _names(len(described)))
     assign = read_subscripts(subscripts, shapes, names, "Y")
     formats = _formats((assign,), format)
-    program = declare((assign,), dict(zip(names, described, strict=True)), ("Y",), formats=formats)
+    operands = dict(zip(names, described, strict=True))
+    given = dict(zip(names, shapes, strict=True))
+    program = declare((assign,), operands, ("Y",), formats=formats, shapes=given)
     return program, tuple(names.index(name) for name in program.inputs)
 
 
@@ -329,7 +331,8 @@ def _program(
     given = {**dict(source.sizes), **(sizes or {})}
     names = (outputs,) if isinstance(outputs, str) else outputs or ()
     described = {name: _describe(value) for name, value in tensors.items()}
-    program = declare(statements, described, names, formats=_formats(statements, format), sizes=given)
+    formats = _formats(statements, format)
+    program = declare(statements, described, names, formats=formats, sizes=given, shapes=shapes)
     _check_names(source.statements, operands, sizes or {})
     bind_extents(statements, {name: tensors[name].shape for name in program.inputs}, given, slices)
     return program

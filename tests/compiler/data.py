@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import sparsify
 from sparsify.compiler.einsum.extents import declared_extents
+from sparsify.compiler.einsum.infer_format import hangs_on_extents
 from sparsify.compiler.einsum.nodes import Assign, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices
 from sparsify.compiler.node import walk
@@ -102,7 +103,7 @@ def refilled(case: Case, number: int) -> Case:
     What nothing is reduced to by a monoid other than the sum decides the plan: there modes keep their coordinates.
     """
     data = LAYERS if case.data is LAYERS and number % 2 else MORE[number % len(MORE)]
-    if 0 in data.extents and _reductions(case.program) - {"sum"}:
+    if 0 in data.extents and (_reductions(case.program) - {"sum"} or hangs_on_extents(case.program)):
         data = replace(data, extents=tuple(extent for extent in data.extents if extent))
     if case.data.values != VALUES:
         data = replace(data, values=case.data.values)

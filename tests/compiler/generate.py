@@ -158,6 +158,8 @@ def draw(
     threads = 2 if assembled else int(rng.choice([1, 2]))
     case = Case(seed, program, int(rng.choice(WIDTHS)), threads, data)
     fill_operands(case, rng)
+    shapes = {name: values.shape for name, values in case.values.items()}
+    case.program = declare(statements, operands, outputs, formats=formats, sizes=sizes, shapes=shapes)
     return case
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparsify.compiler.einsum.diagonal import search_diagonals
-from sparsify.compiler.einsum.extents import mode_extents
-from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.extents import declared_extents, mode_extents
+from sparsify.compiler.einsum.infer_format import hangs_on_extents, infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Program
 from sparsify.compiler.einsum.register import expand_statements
 from sparsify.compiler.einsum.verify import verify, verify_statements
@@ -36,6 +36,7 @@ def declare(
     *,
     formats: Mapping[str, Format] | None = None,
     sizes: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Program:
     """The program of `statements` over `operands`, verified, with formats inferred.
 
@@ -43,6 +44,7 @@ def declare(
         outputs: the names of the results to return; without them the last one.
         formats: the formats of results that are not to be inferred.
         sizes: extents that are fixed.
+        shapes: of operands; what is reduced over an extent of 0 has another fill where the reduction says so.
 
     Raises:
         EinsumError: a name, an index variable or an assignment that does not fit.
@@ -63,9 +65,20 @@ def declare(
     )
     for name, format in (formats or {}).items():
         program = _fix_format(program, name, format)
+    empty = _empty(program, shapes or {})
+    if not empty.keys() <= (sizes or {}).keys():
+        return declare(statements, operands, outputs, formats=formats, sizes={**(sizes or {}), **empty})
     program = search_diagonals(program)
     verify(program)
     return program
+
+
+def _empty(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The index variables with the extent 0 on which fills hang: `m` of `max(m, A[i] * B[m])` with an empty B."""
+    if not any(0 in shape for shape in shapes.values()):
+        return {}
+    extents = declared_extents(program, shapes)
+    return {name: 0 for name in hangs_on_extents(program) if extents.get(name) == 0}
 
 
 def _fix_format(program: Program, name: str, format: Format) -> Program:

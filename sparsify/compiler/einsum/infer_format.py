@@ -13,7 +13,7 @@ one operand has a place for each entry of the result anyway.
 Source: Yan et al., Scorch, 2024, Algorithm 4.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 
@@ -77,11 +77,12 @@ def infer_format(program: Program) -> Program:
     ranks |= {statement.target.tensor: len(statement.target.indices) for statement in statements}
     extents = mode_extents(statements, ranks)
     names = _declared_names(program.declarations, extents)
+    empty = {name for name, size in program.extents if size == 0}
     for name in dict.fromkeys(statement.target.tensor for statement in statements):
         if name not in known:
             group = [statement for statement in statements if statement.target.tensor == name]
             modes = tuple(names.get(extent, extent) for extent in extents[name])
-            known[name] = _declare(group, modes, known)
+            known[name] = _declare(group, modes, known, empty)
     return replace(program, declarations=tuple(known.values()))
 
 
@@ -90,8 +91,14 @@ def dense_format(rank: int) -> Format:
     return Format(", ".join(["dense"] * rank) or "scalar")
 
 
-def infer_sparsity(expr: Expr, declarations: Mapping[str, Declaration]) -> Sparsity:
-    """Where an expression is its fill, and in which levels."""
+def infer_sparsity(
+    expr: Expr, declarations: Mapping[str, Declaration], empty: Collection[str] = ()
+) -> Sparsity:
+    """Where an expression is its fill, and in which levels.
+
+    Args:
+        empty: the index variables that are known to have the extent 0.
+    """
     match expr:
         case Const(value):
             return Sparsity(value, is_number=True)
@@ -101,11 +108,11 @@ def infer_sparsity(expr: Expr, declarations: Mapping[str, Declaration]) -> Spars
             sparsity = _of_tensor(declarations[access.tensor], access.indices)
             return sparsity if sparsity.fill is None else replace(sparsity, fill=False)
         case Reduce(monoid, indices, body):
-            return _reduced(monoid, indices, infer_sparsity(body, declarations))
+            return _reduced(monoid, indices, infer_sparsity(body, declarations, empty), empty)
         case Cast(_, value):
-            return infer_sparsity(value, declarations)
+            return infer_sparsity(value, declarations, empty)
         case Call(function, args):
-            return _of_call(function, [infer_sparsity(arg, declarations) for arg in args])
+            return _of_call(function, [infer_sparsity(arg, declarations, empty) for arg in args])
     return DENSE
 
 
@@ -161,8 +168,11 @@ def _common_pattern(parts: Sequence[Sparsity]) -> tuple[str, tuple[Expr, ...]] |
     return patterns.pop() if len(patterns) == 1 else None
 
 
-def _reduced(monoid: str, indices: Sequence[str], body: Sparsity) -> Sparsity:
-    """The sparsity of a reduction: dense when the number of unstored entries changes the value."""
+def _reduced(monoid: str, indices: Sequence[str], body: Sparsity, empty: Collection[str]) -> Sparsity:
+    """The sparsity of a reduction: dense when the number of unstored entries changes the value.
+
+    Over nothing it is its identity: `max(m, A[i] * B[m])` of an empty B is -inf for each i.
+    """
     if body.is_number or body.fill is None:
         return DENSE
     if not is_kept(monoid, body.fill):
@@ -172,19 +182,43 @@ def _reduced(monoid: str, indices: Sequence[str], body: Sparsity) -> Sparsity:
     pattern = body.pattern
     if pattern is not None and any(name in indices for index in pattern[1] for name in free_indices(index)):
         pattern = None
-    return Sparsity(body.fill, False, compressed, pattern)
+    fill = body.fill if set(indices).isdisjoint(empty) else MONOIDS[monoid].neutral
+    return Sparsity(fill, False, compressed, pattern)
 
 
-def _declare(group: list[Assign], modes: tuple[str, ...], known: Mapping[str, Declaration]) -> Declaration:
+def hangs_on_extents(program: Program) -> tuple[str, ...]:
+    """The index variables of reductions that give another value than their fill where nothing is reduced."""
+    declarations = {declared.name: declared for declared in program.declarations}
+    found: list[tuple[str, tuple[str, ...], Expr]] = [
+        (node.monoid, node.indices, node.body) for s in program.statements for node in find(s.value, Reduce)
+    ]
+    for s in program.statements:
+        free = free_indices(s.target)
+        reduced = tuple(name for name in free_indices(s.value) if name not in free)
+        found += [(s.monoid, reduced, s.value)] if s.monoid is not None and reduced else []
+    names = [
+        indices
+        for monoid, indices, body in found
+        if infer_sparsity(body, declarations).fill not in (None, MONOIDS[monoid].neutral)
+    ]
+    return tuple(dict.fromkeys(name for indices in names for name in indices))
+
+
+def _declare(
+    group: list[Assign],
+    modes: tuple[str, ...],
+    known: Mapping[str, Declaration],
+    empty: Collection[str],
+) -> Declaration:
     """The declaration of a result that the statements of `group` assign."""
     target = group[0].target
     parts = []
     for statement in group:
-        part = infer_sparsity(statement.value, known)
+        part = infer_sparsity(statement.value, known, empty)
         order = free_indices(statement.target)
         if statement.monoid is not None:
             reduced = tuple(name for name in free_indices(statement.value) if name not in order)
-            part = _reduced(statement.monoid, reduced, part) if reduced else part
+            part = _reduced(statement.monoid, reduced, part, empty) if reduced else part
         parts.append(part)
     if len(parts) == 1:
         total = parts[0]

@@ -197,6 +197,8 @@ class _Machine:
                         index in values and not {outer, inner} & values.keys()
                     ):
                         values[outer], values[inner] = divmod(values[index], size)
+                    case Split(index, outer, inner, size) if {index, outer} <= values.keys() - {inner}:
+                        values[inner] = values[index] - values[outer] * size  # outside of the part, elsewhere
                     case Fuse(first, second, fused) if fused in values:
                         extent = max(self._extent(second, env), 1)
                         values[first], values[second] = divmod(values[fused], extent)

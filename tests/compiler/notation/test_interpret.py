@@ -120,6 +120,16 @@ def test_a_temporary_starts_anew_with_each_let():
     check(replace(notation, body=parse_notation(body)), inputs, expected)
 
 
+def test_a_loop_over_the_whole_inside_of_a_part_is_about_the_part():
+    _, notation, inputs, expected = setting("z[k] = relu(b[k])", 0, b="dense")
+    body = (
+        "forall s: let t[p,ki]: float64 in memory: (forall p: forall ki: t[p,ki] = relu(b[k])); "
+        "forall k: z[k] = t[p,ki]"
+    )
+    parts = (Split("k", "ko", "ki", 2), Split("ko", "s", "p", 3))
+    check(replace(notation, body=parse_notation(body), relations=parts), inputs, expected)
+
+
 def test_reading_what_was_never_written_shows():
     _, notation, inputs, _ = setting("y[i] = A[i,j] * x[j]", 0, A="csr", x="dense")
     body = (

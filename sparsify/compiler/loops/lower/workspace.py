@@ -16,6 +16,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, integer, plus, times
 from sparsify.compiler.loops.lower import iterate as ranges
+from sparsify.compiler.loops.lower import sparse
 from sparsify.compiler.loops.lower.environment import Environment, scalar
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.node import find
@@ -100,6 +101,7 @@ def iterate(low: Lowering, loop: notation.Forall, name: str, env: Environment) -
             f"{loop.index} runs over the entries in use of {name}, and its body is about others too",
             f"{name} not listed, or a serial loop of its own",
         )
+    sparse.note_skipping(low, loop.body, [])
     place = loops.Var(low.fresh(f"p{name}"), loops.INT)
     coordinate = loops.Var(low.fresh(loop.index), loops.INT)
     bound, inner = ranges.bind(low, loop.index, scalar(coordinate), loop.body, env)

@@ -43,6 +43,15 @@ def test_lanes_past_the_end_are_not_added_up():
     assert "where(0..8 <" not in code("Y[i] = A[i,j] * x[j]", schedule, A="dense, dense", x="dense")
 
 
+def test_a_dense_result_that_is_read_from_a_list_starts_filled():
+    schedule = "order i, j, k; precompute w at i in memory listed; order k"
+    text = code(
+        "Y[i,k] = b[k] * sum(j, A[i,j] * B[j,k])", schedule, "dense, dense", A="csr", B="csr", b="dense"
+    )
+    assert "w_list" in text
+    assert "fill Y_vals[0 ..(i_extent * k_extent)] = 0.0" in text
+
+
 def test_blocks_are_cut_at_the_edge():
     text = code("Y[i] = A[i,j] * x[j]", vector_bytes=0, A="bcsr(2, 3)", x="dense")
     assert "min(3, j_extent - " in text
