@@ -31,7 +31,7 @@ class Entry:
         recipe: the recipe that is used when none is given.
         datasets: what it can run on; the first is the default.
         inputs: what its forward takes: the features of a graph and an edge_index or a normalised adjacency; or rows
-            of features, of tokens, or images.
+            of features, of pixels, most of them 0, of numbers with bags of rows of tables, of tokens, or images.
         extra: of this distribution, that installs what the model is built with.
     """
 
@@ -39,7 +39,9 @@ class Entry:
     factory: Factory | str
     recipe: str
     datasets: tuple[str, ...] = GRAPHS
-    inputs: Literal["edge_index", "adjacency", "features", "tokens", "images"] = "edge_index"
+    inputs: Literal["edge_index", "adjacency", "features", "pixels", "bags", "tokens", "images"] = (
+        "edge_index"
+    )
     extra: str = "graph"
 
     @property
@@ -129,3 +131,13 @@ register(
     Entry("bert", f"{__package__}.bert:bert", recipe="bert", datasets=RANDOM, inputs="tokens", extra="text")
 )
 register(Entry("vit", f"{__package__}.vit:vit", recipe="vit", datasets=RANDOM, inputs="images", extra="text"))
+register(
+    Entry(
+        "autoencoder",
+        f"{__package__}.autoencoder:Autoencoder",
+        recipe="autoencoder",
+        datasets=(*RANDOM, "mnist"),
+        inputs="pixels",
+    )
+)
+register(Entry("dlrm", f"{__package__}.dlrm:DLRM", recipe="dlrm", datasets=RANDOM, inputs="bags"))

@@ -35,7 +35,7 @@ stages:
 
 
 def test_built_in_recipes_load_and_know_their_lines():
-    assert recipe.names() == ["bert", "gat", "gcn", "gin", "mlp", "sage", "vit"]
+    assert recipe.names() == ["autoencoder", "bert", "dlrm", "gat", "gcn", "gin", "mlp", "sage", "vit"]
     gcn = recipe.load("gcn")
     assert gcn.name == "gcn"
     assert gcn.file.endswith("gcn.yaml")

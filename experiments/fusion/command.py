@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from experiments.foundation import command
-from experiments.fusion import graph_attention
+from experiments.fusion import graph_attention, layers
 from experiments.fusion.attention import backward, blocked, one_head, sliding
 from experiments.fusion.experts import experts
 from experiments.fusion.memory import peak
@@ -40,6 +40,9 @@ CASES: Final[Mapping[str, command.Make]] = {
     "gatconv-arxiv": partial(graph_attention.layer, "arxiv", "GATConv", pyg_ratio=10.0),
     "gatv2conv-arxiv": partial(graph_attention.layer, "arxiv", "GATv2Conv"),
     "transformerconv-arxiv": partial(graph_attention.layer, "arxiv", "TransformerConv"),
+    **{f"autoencoder-{features}": partial(layers.autoencoder, features) for features in (784, 3072, 4096)},
+    **{f"bags-{mode}": partial(layers.bags, mode) for mode in ("sum", "mean", "max")},
+    **{f"bags-{mode}-step": partial(layers.bags, mode, is_step=True) for mode in ("sum", "max")},
     "gatconv-step-arxiv": partial(graph_attention.step, "arxiv", "GATConv"),
 }
 MEMORY: Final = {"attention-memory-16384-64": partial(peak, 16384, 64)}

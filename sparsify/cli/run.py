@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 Model = Annotated[
-    str, typer.Argument(help="A registered model: gcn, gcn-matmul, sage, gin, gat, mlp, bert, vit.")
+    str,
+    typer.Argument(
+        help="A registered model: gcn, gcn-matmul, sage, gin, gat, mlp, bert, vit, autoencoder, dlrm."
+    ),
 ]
 Pairs = Annotated[
     list[str] | None,
@@ -37,9 +40,11 @@ SparseAttn = Annotated[
 Layers = Annotated[str | None, typer.Option(metavar="0,2-5", help="Only these get the pattern of attention.")]
 Dataset = Annotated[
     str | None,
-    typer.Option(help="Of graph models: synthetic (default), cora, citeseer, pubmed or ogbn-arxiv."),
+    typer.Option(help="Of graph models: synthetic (default), cora, citeseer, pubmed or ogbn-arxiv; mnist."),
 ]
-Batch = Annotated[int | None, typer.Option(help="Rows, texts or images of one pass of mlp, bert, vit.")]
+Batch = Annotated[
+    int | None, typer.Option(help="Rows, texts or images of one pass of models without a graph.")
+]
 Seq = Annotated[int | None, typer.Option("--seq", "--seq-len", help="Tokens of each text: 128 (default).")]
 
 

@@ -7,6 +7,7 @@ In: the captured graph of a GCN and `gcn.yaml`. Out: a graph of two calls, `call
 from sparsify.passes.attention import attention
 from sparsify.passes.base import Pass
 from sparsify.passes.check import check
+from sparsify.passes.contest import contest
 from sparsify.passes.emit import emit
 from sparsify.passes.flatten import flatten
 from sparsify.passes.fuse import fuse
@@ -32,6 +33,9 @@ PASSES: tuple[Pass, ...] = (
     Pass("lifted", lift, fragments_text),  # needs all marks: what is sparse decides what is an einsum operand
     Pass("fused", fuse, regions_text),  # needs all fragments: joins across modules
     Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense
+    Pass(
+        "contested", contest, regions_text
+    ),  # needs finished programs; what torch does faster stays as it is
     Pass("emitted", emit, whole_graph),  # cuts out what is computed once, puts kernels in
     Pass("checked", check, whole_graph),  # last: looks at the graph that will run
 )

@@ -12,11 +12,12 @@ import torch
 from torch import fx
 
 from sparsify.passes import canonicalize, operators
+from sparsify.passes.bags import BagsOutput
 from sparsify.passes.base import Draft
-from sparsify.passes.lift.matrix import Matrix, PatternOperand, row_scales
+from sparsify.passes.lift.matrix import Bags, Matrix, PatternOperand, row_scales
 from sparsify.passes.operators import operator_name, tensor_value
 from sparsify.passes.region import Region
-from sparsify.passes.structure import MatrixOutput, PatternOutput, Structure
+from sparsify.passes.structure import MatrixOutput, Output, PatternOutput, Structure
 from sparsify.report import ConversionEntry
 
 
@@ -26,7 +27,7 @@ class Plan:
 
     leaves: list[fx.Node]
     outputs: list[fx.Node | int] = field(default_factory=list)
-    results: list[int | MatrixOutput | PatternOutput] = field(default_factory=list)
+    results: list[Output] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     structure: Structure | None = None
 
@@ -36,7 +37,7 @@ class Plan:
             self.outputs.append(node)
         return self.outputs.index(node)
 
-    def result(self, spec: int | MatrixOutput | PatternOutput, name: str) -> int:
+    def result(self, spec: Output, name: str) -> int:
         """The position of a result, which equal operands share."""
         if spec not in self.results:
             self.results.append(spec)
@@ -67,6 +68,9 @@ def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) ->
             continue
         if isinstance(operand, PatternOperand):
             bindings.append(bind_pattern(operand, short, plans))
+            continue
+        if isinstance(operand, Bags):
+            bindings.append(bind_bags(operand, short, plans))
             continue
         is_scales = operand.target is row_scales
         leaves = list(operand.all_input_nodes) if is_scales else once_leaves(operand, plans)
@@ -148,6 +152,31 @@ def bind_pattern(pattern: PatternOperand, name: str, plans: dict[frozenset[fx.No
     return Binding(name, plan=plan, result=plan.result(PatternOutput(pattern.spec, rows, columns), name))
 
 
+def bind_bags(bags: Bags, name: str, plans: dict[frozenset[fx.Node], Plan]) -> Binding:
+    """The binding of bags: they follow from whole numbers alone, else from their indices and offsets as they are."""
+    needed = [bags.indices, bags.offsets]
+    leaves = leaves_of(needed)
+    if any(is_floating(leaf) for leaf in leaves):
+        leaves = needed
+    plan = plans.setdefault(frozenset(leaves), Plan(leaves))
+    spec = BagsOutput(
+        indices=plan.output(bags.indices),
+        offsets=plan.output(bags.offsets),
+        rows=bags.extents[2],
+        has_last=bags.has_last,
+        padding=bags.padding,
+        dtype=bags.dtype,
+        is_weighted=bags.weights is not None,
+    )
+    return Binding(name, node=bags.weights, plan=plan, result=plan.result(spec, name))
+
+
+def is_floating(node: fx.Node) -> bool:
+    """Whether a node computes numbers that are not whole."""
+    value = tensor_value(node)
+    return value is not None and value.is_floating_point()
+
+
 def leaves_of(nodes: Iterable[fx.Node]) -> list[fx.Node]:
     """Inputs, attributes and sizes from which `nodes` are computed, in graph order."""
     found = set(leaves_behind(nodes))
@@ -212,7 +241,8 @@ def cut_out(draft: Draft, plan: Plan) -> None:
     module = extract(draft, plan.leaves, plan.outputs)
     matrices = [spec for spec in plan.results if isinstance(spec, MatrixOutput)]
     masks = [str(spec.spec) for spec in plan.results if isinstance(spec, PatternOutput)]
-    target = str(matrices[0].format) if matrices else ", ".join(masks) or "row-major"
+    has_bags = any(isinstance(spec, BagsOutput) for spec in plan.results)
+    target = str(matrices[0].format) if matrices else "bags" if has_bags else ", ".join(masks) or "row-major"
     entry = ConversionEntry(", ".join(plan.names), ", ".join(leaf.name for leaf in plan.leaves), target)
     draft.report.conversions.append(entry)
     plan.structure = Structure(module, plan.results, entry)

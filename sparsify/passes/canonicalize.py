@@ -4,6 +4,7 @@ In: `%z = new_zeros(%m, [n]); %s = scatter_add_(%z, 0, %i, %m)`, twice.
 Out: `%z = zeros([n], dtype, device); %s = scatter_add(%z, 0, %i, %m)`, once.
 """
 
+import operator
 from typing import Any
 
 import torch
@@ -126,14 +127,32 @@ def size_node(like: fx.Node, mode: int, extent: Any, user: fx.Node) -> fx.Node:
 def input_of_extent(graph: fx.Graph, extent: Any) -> tuple[fx.Node, int] | None:
     """An input and the mode of it that has the same symbol as extent."""
     symbol = getattr(extent, "node", None)
-    if symbol is None:
-        return None
+    return None if symbol is None else input_of_expression(graph, symbol.expr)
+
+
+def input_of_expression(graph: fx.Graph, expression: Any) -> tuple[fx.Node, int] | None:
+    """An input and the mode of it whose extent export writes so."""
     for source in graph.find_nodes(op="placeholder"):
         value = operators.tensor_value(source)
         for mode, other in enumerate(value.shape if value is not None else ()):
-            if not isinstance(other, int) and other.node.expr == symbol.expr:
+            if not isinstance(other, int) and other.node.expr == expression:
                 return source, mode
     return None
+
+
+def shifted_size(extent: Any, user: fx.Node) -> fx.Node | None:
+    """A node before `user` for an extent of an input and a number, `n - 1`; `None` for other extents."""
+    symbol = getattr(extent, "node", None)
+    constant, rest = symbol.expr.as_coeff_Add() if symbol is not None else (0, None)
+    found = input_of_expression(user.graph, rest) if constant else None
+    if found is None:
+        return None
+    source, mode = found
+    size = size_node(source, mode, source.meta["val"].shape[mode], user)
+    with user.graph.inserting_before(user):
+        shifted = user.graph.call_function(operator.add, (size, int(constant)))
+    shifted.meta["val"] = extent
+    return shifted
 
 
 def expand_to_sizes(node: fx.Node) -> bool:

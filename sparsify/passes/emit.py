@@ -164,9 +164,12 @@ def output_shape(region: Region, at: Any) -> tuple[int | SizeAt, ...]:
             shape.append(int(str(extent)))
             continue
         found = canonicalize.input_of_extent(node.graph, extent) or operand_of_extent(region, extent)
-        if found is None:
+        size = (
+            canonicalize.size_node(*found, extent, node) if found else canonicalize.shifted_size(extent, node)
+        )
+        if size is None:
             raise SparsifyError(f"the extent {extent} of {node.name} is no extent of an input")
-        shape.append(SizeAt(at(canonicalize.size_node(*found, extent, node))))
+        shape.append(SizeAt(at(size)))
     return tuple(shape)
 
 

@@ -12,12 +12,12 @@ from torch import fx
 from sparsify.compiler import calibrate
 from sparsify.compiler.schedule.cost import estimate_us
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
+from sparsify.passes.aligned import Aligned
 from sparsify.passes.base import Draft
-from sparsify.passes.lift.matrix import Matrix, PatternOperand
+from sparsify.passes.lift.matrix import Bags, Matrix, PatternOperand
 from sparsify.passes.operators import operator_name, sources, tensor_value
 from sparsify.passes.region import Region, finish
 from sparsify.passes.region_call import RegionCall
-from sparsify.passes.structure import Aligned
 from sparsify.storage.tensor import SparseTensor
 
 # Rows of an input whose size only a run can tell.
@@ -53,14 +53,17 @@ def expected_sizes(draft: Draft, region: Region) -> Sizes:
             count = stored_entries(draft, operand)
             if count is not None:
                 stored[declared.name] = count
+        if isinstance(operand, Bags) and (count := known_size(operand.extents[1])) is not None:
+            stored[declared.name] = count
     return Sizes({**extents, **dict(region.program.extents)}, stored)
 
 
-def extents_of(operand: fx.Node | Matrix | PatternOperand) -> tuple[Any, ...]:
+def extents_of(operand: fx.Node | Matrix | PatternOperand | Bags) -> tuple[Any, ...]:
     """The extents of an operand, as numbers, symbols or nodes that compute them."""
     if isinstance(operand, PatternOperand):
         return operand.shape
-    if isinstance(operand, Matrix) and operand.extents is not None:
+    if isinstance(operand, Bags) or (isinstance(operand, Matrix) and operand.extents is not None):
+        assert operand.extents is not None, "bags have extents"
         return operand.extents
     dense = operand.dense if isinstance(operand, Matrix) else operand
     value = tensor_value(dense)

@@ -326,6 +326,8 @@ def inferred_role(candidate: Candidate) -> str:
     """The role of a tensor whose rule does not say it: weights by name, square inputs are adjacencies."""
     if candidate.kind == "param":
         return "weight"
+    if candidate.kind == "op" and candidate.name == "embedding_bag":
+        return "activation"
     shape = [str(extent) for extent in getattr(candidate.node.meta.get("val"), "shape", ())]
     is_square = len(shape) == 2 and shape[0] == shape[1]
     is_edges = len(shape) == 1 or shape[:1] == ["2"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from sparsify.compiler.einsum.printer import declaration_parts
-from sparsify.passes.lift.matrix import Matrix, PatternOperand
+from sparsify.passes.lift.matrix import Bags, Matrix, PatternOperand
 from sparsify.passes.operators import operator_name
 from sparsify.passes.printer import aligned, graph_text, in_order, value_text
 
@@ -55,7 +55,7 @@ def origin(
         short = region.names[name]
         now = replaced.get(operand, operand) if isinstance(operand, fx.Node) else operand
         sources[short] = source(now, leaves.get(short))
-        if isinstance(operand, Matrix):
+        if isinstance(operand, Matrix | Bags):
             mark = operand.mark
             assert region.program is not None, "fuse finishes programs"
             name, _, levels = declaration_parts(region.program.declaration(short))
@@ -63,10 +63,12 @@ def origin(
     return Origin(graph_text(in_order(graph, region.covered), sizes), aligned(marks), sources)
 
 
-def source(operand: fx.Node | Matrix | PatternOperand, leaves: Sequence[fx.Node] | None) -> str:
+def source(operand: fx.Node | Matrix | PatternOperand | Bags, leaves: Sequence[fx.Node] | None) -> str:
     """The tensor behind an operand, in words."""
     if isinstance(operand, PatternOperand):
         return f"{operand.spec}, made once for each length"
+    if isinstance(operand, Bags):
+        return f"the bags of {plain(operand.indices)} from {plain(operand.offsets)} on, as they are"
     if isinstance(operand, Matrix) and operand.dense is not None:
         return f"{plain(operand.dense)}{', transposed' if operand.transposed else ''}, converted once"
     if leaves is None:

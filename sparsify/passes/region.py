@@ -15,7 +15,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, In
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, find, map_children, walk
 from sparsify.passes.lift.fragment import Fragment
-from sparsify.passes.lift.matrix import Matrix, PatternOperand, row_scales
+from sparsify.passes.lift.matrix import Bags, Matrix, PatternOperand, row_scales
 from sparsify.passes.operators import parameter_behind, tensor_value
 from sparsify.storage.format import Format
 
@@ -32,15 +32,17 @@ class Region:
         covered: all nodes that the region replaces.
         notes: decisions for the report.
         backend: the library whose product computes it, "" for a kernel.
+        is_contested: whether torch has an operator of its own for all of it, which may be as fast.
     """
 
     statements: list[tuple[fx.Node, tuple[str, ...], Expr]]
-    operands: dict[str, fx.Node | Matrix | PatternOperand]
+    operands: dict[str, fx.Node | Matrix | PatternOperand | Bags]
     covered: list[fx.Node]
     notes: list[str] = field(default_factory=list)
     program: Program | None = None
     names: dict[str, str] = field(default_factory=dict)
     backend: str = ""
+    is_contested: bool = False
 
     @property
     def output(self) -> fx.Node:
@@ -57,6 +59,8 @@ class Region:
                 found += [operand.rows, operand.columns, operand.values, operand.dense, *extents]
             elif isinstance(operand, PatternOperand):
                 found += operand.size_nodes
+            elif isinstance(operand, Bags):
+                found += operand.inputs
             else:
                 found.append(operand)
         return [node for node in dict.fromkeys(found) if node is not None]
@@ -184,7 +188,9 @@ def mode_name(index: Expr) -> str:
     return index.name
 
 
-def declare(name: str, extents: tuple[str, ...], operand: fx.Node | Matrix | PatternOperand) -> Declaration:
+def declare(
+    name: str, extents: tuple[str, ...], operand: fx.Node | Matrix | PatternOperand | Bags
+) -> Declaration:
     """How an operand or a result is stored."""
     if isinstance(operand, Matrix):
         form = operand.format

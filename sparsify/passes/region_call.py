@@ -22,9 +22,10 @@ from sparsify.compiler.kernel import plan
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
+from sparsify.passes.aligned import Aligned
 from sparsify.passes.base import Notices
 from sparsify.passes.origin import Origin
-from sparsify.passes.structure import Aligned, Structure
+from sparsify.passes.structure import Structure
 from sparsify.storage.tensor import SparseTensor
 
 FAILURES: Final = (CompilerError, KernelError, UnsupportedProgramError)

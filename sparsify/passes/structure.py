@@ -17,6 +17,8 @@ from typing import Any, Literal
 import torch
 
 from sparsify.errors import InvalidTensorError, UnsupportedProgramError
+from sparsify.passes.aligned import Aligned
+from sparsify.passes.bags import BagsOutput
 from sparsify.report import ConversionEntry
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import narrowed, widened
@@ -112,19 +114,8 @@ class PatternOutput:
         return self.spec.mask(int(raw[self.rows]), int(raw[self.columns]))
 
 
-@dataclass(frozen=True)
-class Aligned:
-    """A pattern and where each edge's value goes: `positions[e]` is the slot of edge `e`, None when it is `e`."""
-
-    pattern: Pattern
-    positions: torch.Tensor | None
-
-    def values(self, edges: torch.Tensor) -> torch.Tensor:
-        """The values in storage order, duplicates added up, differentiable in `edges`."""
-        if self.positions is None:
-            return edges
-        slots = edges.new_zeros(self.pattern.nnz)
-        return slots.index_add(0, self.positions, edges)
+# How a result follows from the outputs of a structure module; a number is the position of a tensor among them.
+Output = int | MatrixOutput | PatternOutput | BagsOutput
 
 
 @dataclass(frozen=True)
@@ -198,11 +189,11 @@ class Structure:
     def __init__(
         self,
         module: Callable[..., Sequence[Any]],
-        outputs: Sequence[int | MatrixOutput | PatternOutput],
+        outputs: Sequence[Output],
         entry: ConversionEntry,
     ) -> None:
         self.module, self.outputs, self.entry = module, tuple(outputs), entry
-        self.has_matrices = any(isinstance(spec, MatrixOutput) for spec in self.outputs)
+        self.has_matrices = any(isinstance(spec, MatrixOutput | BagsOutput) for spec in self.outputs)
         self.weight = weight_of(self.outputs)
         self.memory: list[Remembered] = []
 
@@ -236,7 +227,8 @@ class Structure:
         with torch.no_grad():
             raw = self.module(*leaves)
             aligned = [
-                self.align(spec, raw) if isinstance(spec, MatrixOutput) else None for spec in self.outputs
+                None if isinstance(spec, int | PatternOutput) else self.align(spec, raw)
+                for spec in self.outputs
             ]
             results = [self.result(spec, raw, at) for spec, at in zip(self.outputs, aligned, strict=True)]
         self.note_bytes(raw, results)
@@ -282,8 +274,10 @@ class Structure:
         known = aligned or [None] * len(self.outputs)
         return [self.result(spec, raw, at) for spec, at in zip(self.outputs, known, strict=True)]
 
-    def align(self, spec: MatrixOutput, raw: Sequence[Any]) -> Aligned:
+    def align(self, spec: MatrixOutput | BagsOutput, raw: Sequence[Any]) -> Aligned:
         """The pattern of a matrix and the slots of its edges."""
+        if isinstance(spec, BagsOutput):
+            return spec.align(raw)
         if spec.dense is not None:
             dense = raw[spec.dense].t() if spec.transposed else raw[spec.dense]
             rows, columns = torch.nonzero(dense, as_tuple=True)
@@ -291,15 +285,15 @@ class Structure:
         shape = (int(raw[spec.extents[0]]), int(raw[spec.extents[1]]))
         return align_edges(raw[spec.rows], raw[spec.columns], shape, spec.format)
 
-    def result(
-        self, spec: int | MatrixOutput | PatternOutput, raw: Sequence[Any], aligned: Aligned | None
-    ) -> Any:
+    def result(self, spec: Output, raw: Sequence[Any], aligned: Aligned | None) -> Any:
         """One result: a tensor, a sparse tensor, or `Aligned` when the values come later."""
         if isinstance(spec, int):
             return raw[spec]
         if isinstance(spec, PatternOutput):
             return spec.made(raw)
         assert aligned is not None, "a matrix is aligned"
+        if isinstance(spec, BagsOutput):
+            return spec.made(aligned)
         if spec.values == -1:
             return aligned
         if spec.dense is not None:
@@ -316,7 +310,7 @@ class Structure:
         return SparseTensor(aligned.pattern, values.log() if spec.joins == "logsumexp" else values)
 
 
-def weight_of(outputs: Sequence[int | MatrixOutput | PatternOutput]) -> MatrixOutput | None:
+def weight_of(outputs: Sequence[Output]) -> MatrixOutput | None:
     """What a structure makes of a frozen weight, where that is all that it makes."""
     specs = [spec for spec in outputs if isinstance(spec, MatrixOutput)]
     if not specs or not specs[0].is_frozen or any(spec != specs[0] for spec in specs):

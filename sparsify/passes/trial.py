@@ -16,7 +16,7 @@ from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.passes.base import Draft
 from sparsify.passes.bind import Plan, bind, bind_matrix, cut_out, extract
-from sparsify.passes.emit import site_of
+from sparsify.passes.emit import Site, site_of
 from sparsify.passes.estimate import example
 from sparsify.passes.region import Region
 from sparsify.report import Report
@@ -37,8 +37,8 @@ class Trial:
     sizes: Sizes | None = None
 
 
-def trial(draft: Draft, region: Region) -> Trial:
-    """The call of a region; its kernel is not compiled yet.
+def site(draft: Draft, region: Region) -> Site:
+    """The call of a region with the nodes of its arguments; its kernel is not compiled yet.
 
     Raises:
         SparsifyError: the region cannot be called.
@@ -50,13 +50,23 @@ def trial(draft: Draft, region: Region) -> Trial:
     bindings = bind(scratch, region, plans)
     for plan in plans.values():
         cut_out(scratch, plan)
-    site = site_of(scratch, region, bindings)
-    if isinstance(site, SparsifyError):
-        raise site
-    call = partial(site.call, *(example(draft, node) for node in site.arguments))
-    if site.call.library is not None:
+    found = site_of(scratch, region, bindings)
+    if isinstance(found, SparsifyError):
+        raise found
+    return found
+
+
+def trial(draft: Draft, region: Region) -> Trial:
+    """The call of a region with the example's inputs; its kernel is not compiled yet.
+
+    Raises:
+        SparsifyError: the region cannot be called.
+    """
+    found = site(draft, region)
+    call = partial(found.call, *(example(draft, node) for node in found.arguments))
+    if found.call.library is not None:
         return Trial(call)
-    return Trial(call, site.call.kernel, site.sizes)
+    return Trial(call, found.call.kernel, found.sizes)
 
 
 def dense_trial(draft: Draft, region: Region) -> Trial:

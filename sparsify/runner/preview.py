@@ -16,7 +16,7 @@ from sparsify.models.data import Graph
 from sparsify.passes import PASSES, base, calls
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.capture import capture, example_tensors
-from sparsify.passes.lift.matrix import Matrix
+from sparsify.passes.lift.matrix import Bags, Matrix
 from sparsify.passes.prune import prune
 from sparsify.report import Report
 from sparsify.runner.request import Request
@@ -108,7 +108,9 @@ def row(draft: Draft, graph: Graph | None, node: fx.Node, found: Mark) -> Row:
     """One row, for the node that a rule marked."""
     form = chosen_format(draft, node, found)
     stored, before = operand(draft, graph, node, form, found.dtype)
-    programs = [region.program for region in draft.regions if any(is_of(m, node) for m in region.matrices)]
+    programs = [
+        region.program for region in draft.regions if any(is_of(o, node) for o in region.operands.values())
+    ]
     texts = dict.fromkeys("; ".join(str(s) for s in program.statements) for program in programs)
     after = None if stored is None else sum(t.nbytes for t in arrays(stored))
     if after is not None and found.dtype == "int8":
@@ -120,14 +122,19 @@ def row(draft: Draft, graph: Graph | None, node: fx.Node, found: Mark) -> Row:
 
 def chosen_format(draft: Draft, node: fx.Node, found: Mark) -> str:
     """The format of a mark; of a packed weight the one that suits its zeros."""
+    bags = [o for r in draft.regions for o in r.operands.values() if isinstance(o, Bags) and is_of(o, node)]
+    if bags:
+        return str(bags[0].declared.format)
     packed = (m.packed for region in draft.regions for m in region.matrices if m.dense is node)
     chosen = next((form for form in packed if form is not None), None)
     return "csr" if found.format == "auto" and chosen is None else str(chosen or found.format)
 
 
-def is_of(matrix: Matrix, node: fx.Node) -> bool:
-    """Whether a sparse operand is the marked node, or the adjacency of its message passing."""
-    return matrix.dense is node or matrix.name == f"A_{node.name}"
+def is_of(operand: object, node: fx.Node) -> bool:
+    """Whether an operand is the marked node, the adjacency of its message passing, or its bags."""
+    if isinstance(operand, Matrix) and operand.dense is node:
+        return True
+    return isinstance(operand, Matrix | Bags) and operand.name == f"A_{node.name}"
 
 
 def operand(

@@ -28,8 +28,9 @@ def subject(request: Request) -> Subject:
     entry, arguments, seed = request.entry, request.arguments, request.seed
     if not entry.is_graph:
         model = entry.make(arguments, seed).eval()
-        example, text = sample(entry, model, request.batch, request.seq, seed)
-        return Subject(model, (example,), text)
+        sizes = request.batch, request.seq, seed
+        example, text = sample(entry, model, *sizes, request.dataset, request.data_root)
+        return Subject(model, example, text)
     graph = data.load(request.dataset, request.data_root, seed)
     model = entry.build(graph.x.shape[1], graph.classes, arguments, seed).eval()
     return Subject(model, tuple(inputs.example_inputs(entry, graph)), str(graph), graph)

@@ -42,7 +42,10 @@ def small(monkeypatch):
         ),
         (("mlp", "--sparse-weights", "1.5"), "a share of zeros is at least 0 and below 1"),
         (("mlp", "--sparse-weights", "half"), "--sparse-weights half: no such pattern is known"),
-        (("gcn", "--batch", "3"), "--batch 3: gcn has no such size; it is for mlp, bert, vit"),
+        (
+            ("gcn", "--batch", "3"),
+            "--batch 3: gcn has no such size; it is for mlp, bert, vit, autoencoder, dlrm",
+        ),
         (("mlp", "--seq", "3"), "--seq 3: mlp has no such size; it is for bert"),
         (("mlp", "--batch", "0"), "--batch 0: at least 1 is wanted"),
     ],

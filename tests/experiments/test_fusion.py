@@ -17,6 +17,8 @@ TINY = Place(None, 0.02)
         "attention-one-head-1024-16",
         "attention-backward-1024-16",
         "experts-8",
+        "autoencoder-784",
+        "bags-max-step",
         "gatconv-arxiv",
         "gatconv-step-arxiv",
     ],

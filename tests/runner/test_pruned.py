@@ -61,6 +61,27 @@ def test_reasons_of_a_kind():
     assert kind_of(one) != kind_of("matmul has no sparse form for x")
 
 
+def test_an_autoencoder_is_a_program_for_each_layer():
+    result = run("autoencoder", overrides={"features": 300, "hidden": 256}, seconds=0.0, quiet=True)
+    assert result.verified
+    assert [entry.einsum for entry in result.report.regions] == [
+        "Y[i,k] = relu(sum(j, X[i,j] * W[k,j]) + b[k])",
+        "Y[i,k] = sigmoid(sum(j, X[i,j] * W[k,j]) + b[k])",
+    ]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_a_recommendation_model(mode):
+    sizes = {"rows": 60, "tables": 2, "columns": 16, "hidden": 64, "mode": mode}
+    result = run("dlrm", overrides=sizes, batch=40, seconds=0.0, quiet=True)
+    assert result.verified
+    assert sum("W[j,k]" in entry.einsum for entry in result.report.regions) == 2
+    shown = preview(resolve("dlrm", overrides=sizes, batch=40))
+    found = [row for row in shown.rows if row.rule == "bags"]
+    assert [row.format for row in found] == ["dense, coordinate, coordinate"] * 2
+    assert all("A[b,p,j]" in row.kernels[0] for row in found)
+
+
 def test_dry_run_shows_the_format_that_would_be_chosen():
     found = preview(resolve("mlp", overrides=MLP, batch=96))
     assert [row.tensor for row in found.rows] == ["_0_weight", "_2_weight"]

@@ -7,12 +7,12 @@ In: a marked graph. Out: `node.meta["fragment"]` on every node that is an einsum
 from torch import fx
 
 from sparsify.passes.base import Draft, Mark
-from sparsify.passes.lift import aggregation, edge_softmax, experts, gather_scatter
+from sparsify.passes.lift import aggregation, bags, edge_softmax, experts, gather_scatter
 from sparsify.passes.lift.attention import attention_region
 from sparsify.passes.lift.edge_softmax import EdgeSoftmax
 from sparsify.passes.lift.fragment import DTYPES, HALVES, PRODUCTS, Fragment, Lifter
 from sparsify.passes.lift.matrix import Matrix, declared_sparse
-from sparsify.passes.operators import module_type, operator_name, sources, tensor_value
+from sparsify.passes.operators import module_type, operator_name, parameter_behind, sources, tensor_value
 from sparsify.passes.region import Region
 
 __all__ = ["Fragment", "lift"]
@@ -34,6 +34,13 @@ def lift(draft: Draft) -> Draft:
         if over_edges is not None:
             node.meta["dense_reason" if isinstance(over_edges, str) else "region"] = over_edges
             continue
+        embedding = bags.recognise(node)
+        if embedding is not None and embedding.mark is not None:
+            made = bags.bags_region(embedding, embedding.mark)
+            (embedding.call if isinstance(made, str) else node).meta[
+                "dense_reason" if isinstance(made, str) else "region"
+            ] = made
+            continue
         mixture = experts.recognise(node)
         gate = None if mixture is None else experts.mark_of(mixture)
         if mixture is not None and gate is not None:
@@ -45,11 +52,23 @@ def lift(draft: Draft) -> Draft:
         fragment = lifter.fragment(node, adjacency)
         if fragment is not None:
             node.meta["fragment"] = fragment
+            note_weights(fragment)
         if fragment is None or not fragment.matrices:
             why = reason_to_stay_dense(draft, node, adjacency)
             if why:
                 node.meta["dense_reason"] = why
     return draft
+
+
+def note_weights(fragment: Fragment) -> None:
+    """Says of weights that are read dense beside other sparse operands why they are."""
+    for operand in fragment.operands.values() if fragment.matrices else ():
+        weight = parameter_behind(operand) if isinstance(operand, fx.Node) else None
+        mark = None if weight is None else weight.meta.get("sparse")
+        if weight is not None and isinstance(mark, Mark):
+            weight.meta["dense_reason"] = (
+                "rows of it are read whole for the entries of the other matrix: to look for what both store is slower"
+            )
 
 
 def attention_over_edges(draft: Draft) -> dict[fx.Node, EdgeSoftmax]:

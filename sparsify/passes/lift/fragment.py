@@ -107,8 +107,12 @@ class Lifter:
     def linear(self, node: fx.Node) -> Fragment | None:
         """`y[i,k] = sum(f, x[i,f] * w[k,f]) + b[k]`."""
         x, w, b = node.args[0], node.args[1], argument(node, 2, "bias")
-        is_sparse = declared_sparse(x) is not None and declared_sparse(w) is None
-        if is_sparse and isinstance(w, fx.Node) and same_dtype(node, w):
+        if (
+            declared_sparse(x) is not None
+            and is_free(declared_sparse(w))
+            and isinstance(w, fx.Node)
+            and same_dtype(node, w)
+        ):
             product = self.contraction(node, x, turned(w, node), transposed=False)  # rows of w are gathered
         else:
             product = self.contraction(node, x, w, transposed=True)
@@ -183,6 +187,11 @@ PRODUCTS: dict[str, Callable[[Lifter, fx.Node], Fragment | None]] = {
     "mv": Lifter.matmul,
     "addmm": Lifter.addmm,
 }
+
+
+def is_free(weight: Matrix | None) -> bool:
+    """Whether a weight may be read dense: no rule makes it sparse, or one that leaves its format open."""
+    return weight is None or (weight.dense is not None and weight.mark.format == "auto")
 
 
 def turned(weight: fx.Node, user: fx.Node) -> fx.Node:

@@ -11,7 +11,10 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from sparsify.compiler.dtypes import name_of
+from sparsify.compiler.einsum.declare import Operand
 from sparsify.passes import operators
+from sparsify.passes.bags import BAGS
 from sparsify.passes.base import Mark
 from sparsify.passes.canonicalize import size_node
 from sparsify.passes.lift.gather_scatter import GatherScatter
@@ -101,6 +104,44 @@ class PatternOperand:
     def size_nodes(self) -> list[fx.Node]:
         """The extents that only a call knows."""
         return [extent for extent in self.extents if isinstance(extent, fx.Node)]
+
+
+@dataclass(frozen=True)
+class Bags:
+    """The rows of a table that each bag names, `A[b,p,j]` with the places of all bags as a mode: 1, or a weight.
+
+    Attributes:
+        name: among the operands of its region.
+        extents: how many bags, indices and rows of the table there are, as numbers or symbols.
+        indices: the rows that are named, bag by bag.
+        offsets: where bags begin.
+        weights: one for each index, None when all are 1.
+        has_last: whether the last offset is the end of the last bag.
+        padding: the row that counts for nothing, None without one.
+        dtype: of the values.
+        mark: why it is sparse.
+    """
+
+    name: str
+    extents: tuple[Any, Any, int]
+    indices: fx.Node
+    offsets: fx.Node
+    weights: fx.Node | None
+    has_last: bool
+    padding: int | None
+    dtype: torch.dtype
+    mark: Mark
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """The nodes that it is made of."""
+        return [self.indices, self.offsets, *([] if self.weights is None else [self.weights])]
+
+    @property
+    def declared(self) -> Operand:
+        """How programs read it: its arrays are the indices and offsets of the model."""
+        crd, pos = (name_of(node.meta["val"].dtype) for node in (self.indices, self.offsets))
+        return Operand(BAGS, name_of(self.dtype), 0.0, (("", ""), (pos, crd), ("", crd)))
 
 
 def of_message_passing(match: GatherScatter, mark: Mark) -> Matrix | None:

@@ -1,0 +1,124 @@
+"""Regions for which torch has one operator of its own, timed against it: the faster one runs.
+
+In: the region of an embedding of bags, which torch computes in one fast loop, too. Out: the region, with what both took
+as a note; or none, the operator as it was, and the report says why.
+
+Every turn converts its operands anew, as calls with other bags do; of a model in training a turn has gradients.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from sparsify.compiler import calibrate
+from sparsify.compiler.kernel import prepare_all
+from sparsify.compiler.recall import recall
+from sparsify.errors import SparsifyError
+from sparsify.passes import trial
+from sparsify.passes.base import Draft
+from sparsify.passes.estimate import example, expected_sizes
+from sparsify.passes.operators import operator_name, scope
+from sparsify.passes.race import is_agreed, race
+from sparsify.passes.region import Region
+from sparsify.passes.region_call import RegionCall
+
+# By what share of torch's time a kernel may be slower by chance.
+NOISE: Final = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What both took.
+
+    Attributes:
+        us: of a call of the region.
+        dense_us: of torch's operator.
+        is_agreed: whether turns agreed.
+    """
+
+    us: float
+    dense_us: float
+    is_agreed: bool
+
+    @property
+    def is_won(self) -> bool:
+        """Whether the kernel is not slower."""
+        return self.us <= (1 + NOISE) * self.dense_us
+
+    def __str__(self) -> str:
+        disturbed = "" if self.is_agreed else " (other work disturbed it)"
+        return f"timed {self.us:.0f} us, torch's {self.dense_us:.0f}{disturbed}"
+
+
+def contest(draft: Draft) -> Draft:
+    """The draft without the regions that torch's own operator is faster than; nothing is timed without seconds."""
+    if draft.options.tune_seconds == 0:
+        return draft
+    kept = []
+    for region in draft.regions:
+        found = outcome(draft, region) if region.is_contested else None
+        if found is None or found.is_won:
+            region.notes += [] if found is None else [str(found)]
+            kept.append(region)
+            continue
+        node = region.covered[0]
+        name = operator_name(node)
+        draft.report.left_dense(node.name, name, scope(node), f"torch's {name} is faster: {found}")
+    draft.regions = kept
+    return draft
+
+
+def outcome(draft: Draft, region: Region) -> Outcome | None:
+    """What a region and torch take for the example; `None` without a kernel, as `emit` will say."""
+    what = "a step of training" if draft.is_trainable else "a call"
+    question = f"{what} against torch's operator {region.program} {calibrate.key_of(draft.options)}"
+    sizes = expected_sizes(draft, region)
+    try:
+        return recall(question, sizes, partial(timed, draft, region), draft.options, lambda o: o.is_agreed)
+    except SparsifyError:
+        return None
+
+
+def timed(draft: Draft, region: Region) -> Outcome:
+    """What both take in turns.
+
+    Raises:
+        SparsifyError: the kernel cannot be built.
+    """
+    site = trial.site(draft, region)
+    for error in prepare_all([(site.call.kernel, site.sizes)]):
+        if error is not None:
+            raise error
+    arguments = [example(draft, node) for node in site.arguments]
+    if draft.is_trainable:
+        arguments = [
+            arg.requires_grad_() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
+            for arg in arguments
+        ]
+    own = step(partial(anew, site.call), arguments)
+    theirs = step(lambda *args: site.call.dense(*args)[0], arguments)
+    with torch.set_grad_enabled(draft.is_trainable):
+        found = race([own, theirs], draft.options.tune_seconds)
+    return Outcome(found[0].us, found[1].us, is_agreed(found))
+
+
+def anew(call: RegionCall, *arguments: Any) -> torch.Tensor:
+    """A call that remembers no operand."""
+    for operand in call.operands:
+        if operand.structure is not None:
+            operand.structure.memory.clear()
+    return call(*arguments)
+
+
+def step(call: Callable[..., torch.Tensor], arguments: Sequence[Any]) -> Callable[[], Any]:
+    """A call without arguments; with the gradients of all of them where some require it."""
+    wanted = [arg for arg in arguments if isinstance(arg, torch.Tensor) and arg.requires_grad]
+
+    def run() -> Any:
+        found = call(*arguments)
+        return torch.autograd.grad(found, wanted, torch.ones_like(found)) if wanted else found
+
+    return run
