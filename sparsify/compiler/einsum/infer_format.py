@@ -15,7 +15,7 @@ Source: Yan et al., Scorch, 2024, Algorithm 4.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isnan
+from math import isinf, isnan
 
 import numpy as np
 
@@ -171,18 +171,18 @@ def _common_pattern(parts: Sequence[Sparsity]) -> tuple[str, tuple[Expr, ...]] |
 def _reduced(monoid: str, indices: Sequence[str], body: Sparsity, empty: Collection[str]) -> Sparsity:
     """The sparsity of a reduction: dense when the number of unstored entries changes the value.
 
-    Over nothing it is its identity: `max(m, A[i] * B[m])` of an empty B is -inf for each i.
+    Over nothing it is its identity: `max(m, A[i] * B[m])` of an empty B is -inf for each i, of integers their least.
     """
     if body.is_number or body.fill is None:
         return DENSE
-    if not is_kept(monoid, body.fill):
+    fill = body.fill if set(indices).isdisjoint(empty) else MONOIDS[monoid].neutral
+    if not is_kept(monoid, body.fill) or (fill != body.fill and isinf(fill)):
         return DENSE
     compressed = tuple(item for item in body.compressed if item[0] not in indices)
     # A sum over other indices than those of the pattern leaves the pattern as it is.
     pattern = body.pattern
     if pattern is not None and any(name in indices for index in pattern[1] for name in free_indices(index)):
         pattern = None
-    fill = body.fill if set(indices).isdisjoint(empty) else MONOIDS[monoid].neutral
     return Sparsity(fill, False, compressed, pattern)
 
 
