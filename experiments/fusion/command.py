@@ -10,7 +10,7 @@ from typing import Any, Final
 from experiments.foundation import command
 from experiments.fusion import graph_attention, layers
 from experiments.fusion.attention import backward, blocked, one_head, sliding
-from experiments.fusion.experts import experts
+from experiments.fusion.experts import experts, step
 from experiments.fusion.memory import peak
 from sparsify.bench.harness import Clock
 from sparsify.bench.place import Place
@@ -37,6 +37,7 @@ CASES: Final[Mapping[str, command.Make]] = {
         for tokens, block in BLOCKED
     },
     **{f"experts-{count}": partial(experts, count, ratio=1.3) for count in (8, 64)},
+    **{f"experts-step-{count}": partial(step, count, ratio=1.0) for count in (8, 64)},
     "gatconv-arxiv": partial(graph_attention.layer, "arxiv", "GATConv", pyg_ratio=10.0),
     "gatv2conv-arxiv": partial(graph_attention.layer, "arxiv", "GATv2Conv"),
     "transformerconv-arxiv": partial(graph_attention.layer, "arxiv", "TransformerConv"),

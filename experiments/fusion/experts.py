@@ -1,9 +1,11 @@
 """Mixtures of experts by a top-k gate, against the implementations that transformers has.
 
-In: `experts(8, place)`. Out: a `Case` whose result is checked against float64.
+In: `experts(8, place)`, `step(8, place)`. Out: a `Case` whose result is checked against float64, of a call or of a
+step of training.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Final
@@ -14,6 +16,7 @@ from torch.nn.functional import linear, silu
 
 import sparsify
 from sparsify.bench.harness import Case, Target
+from sparsify.bench.peers import Call
 from sparsify.bench.place import Place
 from sparsify.bench.products import ITEM, against, row, scaled
 from sparsify.bench.roofline import Work
@@ -33,64 +36,141 @@ Y[t,o] += H[t,e,h] * V[e,o,h]
 
 def experts(count: int, place: Place, ratio: float | None = None) -> Case:
     """Experts with gated units, of which a gate chooses two for each token."""
-    tokens, width, hidden = (scaled(size, place) for size in (TOKENS, WIDTH, HIDDEN))
-    numbers = torch.Generator().manual_seed(0)
-    x = torch.randn(tokens, width, generator=numbers)
-    up = torch.randn(count, 2 * hidden, width, generator=numbers) / width**0.5
-    down = torch.randn(count, width, hidden, generator=numbers) / hidden**0.5
-    weights, chosen = torch.randn(tokens, count, generator=numbers).softmax(-1).topk(CHOSEN)
-    pairs = tokens * CHOSEN
-    size = ITEM * (up.numel() + down.numel())
-    case = row(
-        f"experts-{count}",
-        f"{count} experts, {CHOSEN} a token, {tokens} tokens, {width} channels, {hidden} inside",
-        lambda: _looped(x.double(), up.double(), down.double(), weights.double(), chosen),
-        Work(6.0 * pairs * width * hidden, size + ITEM * tokens * width, 0.0, ITEM * tokens * width),
-    )
-    token = torch.arange(tokens).repeat_interleave(CHOSEN)
-    parts = up.view(count, 2, hidden, width)
+    given = _Given.of(count, place)
+    case = given.row(f"experts-{count}", 1)
+    case.expected = lambda: given.double().looped()
+    return _asked(case, given.ours, given.theirs(), ratio)
 
-    def ours() -> Tensor:
-        places = torch.stack((token, chosen.flatten()))
-        gate = sparsify.tensor((places, weights.flatten(), (tokens, count)), "csc")
-        found: Tensor = sparsify.evaluate(TEXT, "Y", G=gate, X=x, U=parts, V=down)
-        return found
 
-    theirs = {name: _theirs(name, x, up, down, weights, chosen) for name in IMPLEMENTATIONS}
+def step(count: int, place: Place, ratio: float | None = None) -> Case:
+    """The same forwards and backwards: gradients of tokens, weights of the gate and all matrices, side by side."""
+    given = _Given.of(count, place)
+    case = given.row(f"experts-step-{count}", 3)
+    trained = given.trained()
+    wide = given.double().trained()
+    case.expected = lambda: wide.gradients(wide.looped)()
+    theirs = {name: call and trained.gradients(call) for name, call in trained.theirs().items()}
+    return _asked(case, trained.gradients(trained.ours), theirs, ratio)
+
+
+def _asked(
+    case: Case, ours: Call, theirs: Mapping[str, Callable[[], Any] | None], ratio: float | None
+) -> Case:
+    """The case with its contenders; the fastest of theirs is what a ratio is asked against."""
     case = against(case, ours, theirs)
     present = tuple(name for name, call in theirs.items() if call is not None)
     case.targets = [Target("sparsify", present, ratio, "the fastest of transformers'")] if present else []
     return case
 
 
-def _looped(x: Tensor, up: Tensor, down: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-    """One expert after the other, on the tokens that chose it."""
-    result = torch.zeros_like(x)
-    for expert in range(len(up)):
-        token, place = torch.where(chosen == expert)
-        gate, rows = linear(x[token], up[expert]).chunk(2, -1)
-        rows = linear(silu(gate) * rows, down[expert])
-        result.index_add_(0, token, rows * weights[token, place, None])
-    return result
+@dataclass(frozen=True)
+class _Given:
+    """What a mixture reads.
 
+    Attributes:
+        x: [tokens, channels].
+        up: [experts, 2 * inside, channels].
+        down: [experts, channels, inside].
+        weights: of the chosen experts, [tokens, CHOSEN].
+        chosen: these experts, of the same shape.
+    """
 
-def _theirs(
-    name: str, x: Tensor, up: Tensor, down: Tensor, weights: Tensor, chosen: Tensor
-) -> Callable[[], Tensor] | None:
-    """The experts of transformers' Mixtral with one of its implementations; `None` without transformers."""
-    try:
-        module: Any = import_module("transformers.models.mixtral.modeling_mixtral")
-    except ImportError:
-        return None
-    count, width, hidden = down.shape
-    config = SimpleNamespace(
-        num_local_experts=count,
-        hidden_size=width,
-        intermediate_size=hidden,
-        hidden_act="silu",
-        _experts_implementation=name,
-    )
-    found = module.MixtralExperts(config).requires_grad_(False)
-    found.gate_up_proj.copy_(up)
-    found.down_proj.copy_(down)
-    return lambda: found(x, chosen, weights)
+    x: Tensor
+    up: Tensor
+    down: Tensor
+    weights: Tensor
+    chosen: Tensor
+
+    @classmethod
+    def of(cls, count: int, place: Place) -> "_Given":
+        """Random ones."""
+        tokens, width, hidden = (scaled(size, place) for size in (TOKENS, WIDTH, HIDDEN))
+        numbers = torch.Generator().manual_seed(0)
+        x = torch.randn(tokens, width, generator=numbers)
+        up = torch.randn(count, 2 * hidden, width, generator=numbers) / width**0.5
+        down = torch.randn(count, width, hidden, generator=numbers) / hidden**0.5
+        weights, chosen = torch.randn(tokens, count, generator=numbers).softmax(-1).topk(CHOSEN)
+        return cls(x, up, down, weights, chosen)
+
+    def row(self, name: str, passes: int) -> Case:
+        """The case without contenders; each pass does the work of the first one."""
+        (tokens, width), (count, _, hidden) = self.x.shape, self.down.shape
+        size = ITEM * (self.up.numel() + self.down.numel())
+        return row(
+            name,
+            f"{count} experts, {CHOSEN} a token, {tokens} tokens, {width} channels, {hidden} inside",
+            None,
+            Work(
+                passes * 6.0 * self.chosen.numel() * width * hidden,
+                passes * size + ITEM * tokens * width,
+                0.0,
+                ITEM * tokens * width,
+            ),
+        )
+
+    def double(self) -> "_Given":
+        """The same numbers in float64."""
+        wide = (tensor.double() for tensor in (self.x, self.up, self.down, self.weights))
+        return _Given(*wide, self.chosen)
+
+    def trained(self) -> "_Given":
+        """The same, with gradients."""
+        leaves = (tensor.clone().requires_grad_() for tensor in (self.x, self.up, self.down, self.weights))
+        return _Given(*leaves, self.chosen)
+
+    def gradients(self, call: Call) -> Call:
+        """The gradients of tokens and weights through a call; those of the matrices are computed on the way."""
+        leaves = (self.x, self.up, self.down, self.weights)
+        numbers = torch.Generator().manual_seed(1)
+        gradient = torch.randn(self.x.shape, generator=numbers).to(self.x.dtype)
+
+        def called() -> Tensor:
+            found = torch.autograd.grad(call(), leaves, gradient)
+            return torch.cat((found[0].flatten(), found[-1].flatten()))
+
+        return called
+
+    def ours(self) -> Tensor:
+        """One kernel over the entries of a gate that lists the tokens of each expert."""
+        (tokens, _), (count, width, hidden) = self.x.shape, self.down.shape
+        token = torch.arange(tokens).repeat_interleave(CHOSEN)
+        places = torch.stack((token, self.chosen.flatten()))
+        gate = sparsify.tensor((places, self.weights.flatten(), (tokens, count)), "csc")
+        parts = self.up.view(count, 2, hidden, width)
+        found: Tensor = sparsify.evaluate(TEXT, "Y", G=gate, X=self.x, U=parts, V=self.down)
+        return found
+
+    def looped(self) -> Tensor:
+        """One expert after the other, on the tokens that chose it."""
+        result = torch.zeros_like(self.x)
+        for expert in range(len(self.up)):
+            token, place = torch.where(self.chosen == expert)
+            gate, rows = linear(self.x[token], self.up[expert]).chunk(2, -1)
+            rows = linear(silu(gate) * rows, self.down[expert])
+            result = result.index_add(0, token, rows * self.weights[token, place, None])
+        return result
+
+    def theirs(self) -> dict[str, Call | None]:
+        """The implementations of transformers; `None` without it."""
+        return {name: self._of(name) for name in IMPLEMENTATIONS}
+
+    def _of(self, name: str) -> Call | None:
+        """The experts of transformers' Mixtral with one of its implementations."""
+        try:
+            module: Any = import_module("transformers.models.mixtral.modeling_mixtral")
+        except ImportError:
+            return None
+        count, width, hidden = self.down.shape
+        config = SimpleNamespace(
+            num_local_experts=count,
+            hidden_size=width,
+            intermediate_size=hidden,
+            hidden_act="silu",
+            _experts_implementation=name,
+        )
+        with torch.device("meta"):
+            found = module.MixtralExperts(config)
+        # Its parameters are these tensors, so that their gradients are.
+        del found.gate_up_proj, found.down_proj
+        found.gate_up_proj, found.down_proj = self.up, self.down
+        return lambda: found(self.x, self.chosen, self.weights)

@@ -342,10 +342,13 @@ class GeneratedStep:
             dtype = getattr(torch, output.dtype)
             if output.pattern_of is None:
                 stored = [extents[output.extents[mode]] for mode in output.format.ordering]
-                buffers.append(torch.empty(stored, dtype=dtype))
+                buffers.append(POOL.empty(tuple(stored), dtype))
                 results.append(buffers[-1].permute(_modes(output.format)))  # type: ignore[union-attr]
                 continue
-            pattern = operands[self.program.inputs.index(output.pattern_of)]._pattern  # type: ignore[attr-defined]
+            root = self.program.inputs.index(output.pattern_of)
+            pattern = operands[root]._pattern  # type: ignore[attr-defined]
+            if self._inputs[root].is_twin:
+                pattern = conversion(pattern, output.format).pattern
             results.append(wrap(pattern, torch.empty(pattern.nnz, dtype=dtype), output.fill))
             buffers.append(results[-1]._vals)  # type: ignore[attr-defined]
         frame.call(tuple(sizes), tuple(buffers), count(self.options), None)

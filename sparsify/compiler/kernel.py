@@ -20,6 +20,7 @@ from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.keep import Keeping, keeping, wide, with_results, with_wide_rows
+from sparsify.compiler.mixture import mixture_adjoint
 from sparsify.compiler.plan import Convert, DenseProduct, Step, starts_otherwise, steps
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.directives import Schedule
@@ -187,7 +188,9 @@ class Kernel:
         """
         if wrt not in self._adjoints:
             gradients = {name: f"g_{name}" for name in self.program.outputs}
-            program = adjoint(self.program, wrt, gradients, self.keeping.again)
+            program = mixture_adjoint(self.program, wrt, gradients, self.sizes.extents) or adjoint(
+                self.program, wrt, gradients, self.keeping.again
+            )
             given = {*self.program.inputs, *self.program.outputs, *gradients.values()}
             kept = set(program.inputs) - given
             self._adjoints[wrt] = _plan(wide(program, kept), None, current(), self.sizes)

@@ -27,7 +27,7 @@ from sparsify.compiler.einsum.nodes import (
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_tensors
 from sparsify.compiler.fuse import Fusion, fusion
-from sparsify.compiler.mixture import Mixture, mixture
+from sparsify.compiler.mixture import WHY, Mixture, mixture
 from sparsify.compiler.multiply import is_generated
 from sparsify.compiler.narrow import narrow
 from sparsify.compiler.node import find
@@ -191,7 +191,7 @@ def steps(
         if chain is not None and chain.is_faster:
             return _whole(program)
         if (experts := joined_experts(program)) is not None:
-            return (Step(experts.program, experts.twins),)
+            return (Step(experts.program, experts.twins), *_moved_back(program, experts))
         split = contract(count_unstored(name_extents(program), sizes), sizes)
         program, sizes = split.program, sizes.expecting(split.stored)
     program = program if scheduled else name_extents(narrow(cut(program)))
@@ -219,6 +219,12 @@ def joined_rows(program: Program, sizes: Sizes) -> Fusion | None:
 def joined_experts(program: Program) -> Mixture | None:
     """The mixture of experts that all statements of a program are; `None` for other programs."""
     return mixture(_whole(collect(program))[0].program)
+
+
+def _moved_back(program: Program, experts: Mixture) -> list[Convert]:
+    """The results that a mixture gives on the pattern of a twin, on that of the gate."""
+    moved = [(program.declaration(name), source) for name, source in experts.moved]
+    return [Convert(d.name, source, d.format, d.pattern_of, d.fill, WHY) for d, source in moved]
 
 
 def starts_otherwise(program: Program, sizes: Sizes) -> bool:

@@ -104,13 +104,15 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
         return Binding(name, node=matrix.dense)
     if matrix.dense is not None:
         plan = plans.setdefault(frozenset(matrix.leaves), Plan(matrix.leaves))
-        is_full = operators.parameter_behind(matrix.dense) is None
+        is_weight = operators.parameter_behind(matrix.dense) is not None
+        is_full = not is_weight and matrix.places is None
         spec = MatrixOutput(
             form,
             matrix.dtype,
             dense=plan.output(matrix.dense),
+            places=None if matrix.places is None else plan.output(matrix.places),
             transposed=matrix.transposed,
-            is_frozen=not is_full and not draft.is_trainable,
+            is_frozen=is_weight and not draft.is_trainable,
             rounds=None if matrix.mark.dtype == "same" else dtype_of(matrix.dense),
         )
         return Binding(name, plan=plan, result=plan.result(spec, name), is_full=is_full)

@@ -20,10 +20,10 @@ NAME: Final = "sparsify_all_experts"
 
 @contextmanager
 def spelled_out(model: nn.Module) -> Iterator[None]:
-    """Within this context experts of transformers that are not in training compute all results and weight them."""
+    """Within this context experts of transformers compute all results and weight them."""
     table: Any = getattr(sys.modules.get(MODULE), "ALL_EXPERTS_FUNCTIONS", None)
     experts: list[Any] = [m for m in model.modules() if is_known(m)] if table is not None else []
-    configs = {id(module.config): module.config for module in experts if not module.training}
+    configs = {id(module.config): module.config for module in experts}
     before = {key: config._experts_implementation for key, config in configs.items()}
     if configs:
         table[NAME] = all_experts

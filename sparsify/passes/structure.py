@@ -40,6 +40,7 @@ class MatrixOutput:
         values: position of the values; None for ones, -1 when the caller brings them.
         extents: positions of the extents.
         dense: position of a dense tensor whose zeros are left out; the other positions are then unused.
+        places: position of a tensor that is 0 where the dense one has no entries, None where its zeros say so.
         transposed: whether the operand is its transpose.
         is_frozen: whether its values get no gradient.
         rounds: the dtype of a dense tensor whose values are stored rounded to `dtype`, None where they are as they
@@ -54,6 +55,7 @@ class MatrixOutput:
     values: int | None = None
     extents: tuple[int, int] = (0, 0)
     dense: int | None = None
+    places: int | None = None
     transposed: bool = False
     is_frozen: bool = False
     rounds: torch.dtype | None = None
@@ -279,7 +281,8 @@ class Structure:
         if isinstance(spec, BagsOutput):
             return spec.align(raw)
         if spec.dense is not None:
-            dense = raw[spec.dense].t() if spec.transposed else raw[spec.dense]
+            decides = raw[spec.dense if spec.places is None else spec.places]
+            dense = decides.t() if spec.transposed else decides
             rows, columns = torch.nonzero(dense, as_tuple=True)
             return align_edges(rows, columns, tuple(dense.shape), spec.format)
         shape = (int(raw[spec.extents[0]]), int(raw[spec.extents[1]]))

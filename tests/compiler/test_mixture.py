@@ -183,6 +183,54 @@ def test_other_programs_are_right_too(text):
     assert joined_experts(kernel.program) is None
 
 
+GRADIENTS = [
+    (GATED, "csc", (23, 12, 33, 65), 64),
+    (PLAIN, "csr", (7, 3, 1, 64), 64),
+    (SINGLE, "coo", (23, 5, 17, 33), 32),
+]
+
+
+@pytest.mark.parametrize(("text", "form", "shape", "vector_bytes"), GRADIENTS)
+def test_gradients_are_one_kernel(text, form, shape, vector_bytes):
+    given = operands(text, *shape)
+    wide = {name: value.double().requires_grad_() for name, value in given.items()}
+    result = dense(text, wide)
+    gradient = torch.randn_like(result)
+    result.backward(gradient)
+    gate = sparsify.tensor(given["G"], form)
+    mine = {name: value.clone().requires_grad_() for name, value in given.items()}
+    mine["G"] = gate.requires_grad_()
+    with override(**QUICK, vector_bytes=vector_bytes):
+        kernel = evaluate_kernel(text, **mine)
+        backward = kernel.adjoint(kernel.program.inputs)
+        assert len(backward.generated) == 1
+        sparsify.evaluate(text, **mine).backward(gradient.float())
+    for name, leaf in wide.items():
+        found, expected = mine[name].grad, leaf.grad
+        if name == "G":  # of stored entries alone
+            found, expected = found.to_dense(), expected * (given["G"] != 0)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)  # sums of products of sums
+
+
+def test_gradients_read_chosen_experts_alone():
+    given = operands(PLAIN, 23, 5, 17, 33)
+    given["U"][-1] = given["V"][-1] = torch.nan
+    mine = {name: value.clone().requires_grad_() for name, value in given.items() if name != "G"}
+    with override(**QUICK):
+        sparsify.evaluate(PLAIN, **mine, G=sparsify.tensor(given["G"], "csc")).sum().backward()
+    assert mine["X"].grad.isfinite().all()
+    assert not mine["U"].grad[-1].any()
+    assert not mine["V"].grad[-1].any()
+
+
+def test_second_derivatives():
+    given = operands(SINGLE, 5, 3, 4, 6, torch.float64)
+    gate = sparsify.tensor(given["G"], "csc")
+    x, v = (given[name].requires_grad_() for name in "XV")
+    with override(**QUICK):
+        assert torch.autograd.gradgradcheck(lambda x, v: sparsify.evaluate(SINGLE, G=gate, X=x, V=v), (x, v))
+
+
 def test_explained():
     given = operands(PLAIN, 23, 5, 17, 33)
     text = str(sparsify.explain(PLAIN, **{**given, "G": sparsify.tensor(given["G"], "csr")}))

@@ -19,6 +19,7 @@ TINY = Place(None, 0.02)
         "experts-8",
         "autoencoder-784",
         "bags-max-step",
+        "experts-step-8",
         "gatconv-arxiv",
         "gatconv-step-arxiv",
     ],

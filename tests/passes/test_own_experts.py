@@ -1,5 +1,7 @@
 """Experts of transformers' models: captured, computed where they are chosen, and left as they were."""
 
+import copy
+
 import pytest
 import torch
 
@@ -18,20 +20,32 @@ MORE = {
 }
 
 
+RECIPE = {"schema": 1, "name": "experts", "sparsify": [RULE]}
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("name", MORE)
 def test_models(name):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SIZES, **MORE[name])
-    model = getattr(transformers, f"{name}Model")(config).eval()
+    model = getattr(transformers, f"{name}Model")(config)
+    wide = copy.deepcopy(model).double()
+    wide.config._experts_implementation = "eager"
     before = config._experts_implementation
-    recipe = {"schema": 1, "name": "experts", "sparsify": [RULE]}
-    with override(compiler_flags=("-O1",)), torch.no_grad():
-        sparse = sparsify.apply(model, recipe, torch.randint(50, (2, 9)))
+    with override(compiler_flags=("-O1",)):
+        sparse = sparsify.apply(model, RECIPE, torch.randint(50, (2, 9)))
         assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]] * 2
         for shape in ((2, 9), (3, 14)):
             ids = torch.randint(50, shape)
-            expected = model(ids).last_hidden_state
-            torch.testing.assert_close(sparse(ids).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
+            expected, found = wide(ids).last_hidden_state, sparse(ids).last_hidden_state
+            torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+            gradient = torch.randn_like(expected)
+            theirs = torch.autograd.grad(expected, list(wide.parameters()), gradient)
+            mine = torch.autograd.grad(found, list(model.parameters()), gradient.float())
+            for own, other in zip(mine, theirs, strict=True):
+                # Sums over all tokens of products of weights as large as the largest one.
+                torch.testing.assert_close(
+                    own.double(), other, rtol=1e-3, atol=1e-4 * float(other.abs().max())
+                )
     assert config._experts_implementation == before

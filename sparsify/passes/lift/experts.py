@@ -20,6 +20,7 @@ from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.base import Mark
 from sparsify.passes.lift.fragment import UNARY
+from sparsify.passes.lift.gates import places
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import argument, is_inactive_dropout, operator_name, tensor_value
 from sparsify.passes.region import Region
@@ -146,7 +147,7 @@ def experts_region(match: Experts, mark: Mark) -> Region | str:
         return f"{leaves[0].name} is read elsewhere too"
     matrix = Matrix(
         f"A_{match.gate.name}", None, None, None, None, match.gate, False, value.dtype, mark,
-        packed=BY_EXPERT if mark.format == "auto" else None,
+        packed=BY_EXPERT if mark.format == "auto" else None, places=places(match.gate),
     )  # fmt: skip
     dtype = DTYPES[value.dtype]
     declared = {"G": Operand(matrix.format, dtype, 0.0, result_index_dtypes(matrix.format))}
@@ -159,7 +160,10 @@ def experts_region(match: Experts, mark: Mark) -> Region | str:
     operands = {named[short].name: named[short] for short in program.inputs}
     names = {operand.name: short for short, operand in named.items()} | {match.node.name: "Y"}
     statement = (match.node, ("t", "o"), Const(0))
-    return Region([statement], operands, covered, ["mixture of experts"], program, names)
+    notes = ["mixture of experts"]
+    if matrix.places is None:
+        notes.append(f"gradients are of all experts: {match.gate.name} is 0 where its values say so")
+    return Region([statement], operands, covered, notes, program, names)
 
 
 def program_text(match: Experts, rows: "Rows") -> str | None:

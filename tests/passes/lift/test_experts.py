@@ -1,5 +1,7 @@
 """Mixtures of experts in models: found by their operators, computed where the gate chooses, equal to the model."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -110,20 +112,61 @@ def test_unchosen_experts_are_not_computed():
         assert model(x).isnan().all()
 
 
-def test_gradients():
+@pytest.mark.parametrize("kind", [Gated, AtOnce, Single])
+def test_gradients(kind):
     torch.manual_seed(0)
-    model = Gated().eval()
+    model = kind().eval()
+    with torch.no_grad():  # the last expert is never chosen
+        model.router.weight[-1], model.router.bias = 0, nn.Parameter(torch.tensor([0.0] * 4 + [-99]))
     x = torch.randn(9, WIDTH, requires_grad=True)
+    wide, y = copy.deepcopy(model).double(), x.detach().double().requires_grad_()
+    expected = torch.autograd.grad(wide(y).square().sum(), [y, *wide.parameters()], allow_unused=True)
     with override(**QUICK):
         sparse = sparsify.apply(model, recipe(), x)
-        wanted = [x, *sparse.parameters()]
-        found = torch.autograd.grad(sparse(x).square().sum(), wanted, allow_unused=True)
-    names = [name for name, _ in sparse.named_parameters()]
-    own = [model.get_parameter(name) for name in names]
-    expected = torch.autograd.grad(model(x).square().sum(), [x, *own], allow_unused=True)
-    for name, mine, theirs in zip(["x", *names], found, expected, strict=True):
-        if name != "b":  # which this model does not read
-            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+        with torch.no_grad():
+            model.up[-1], model.down[-1] = torch.nan, torch.nan
+        found = torch.autograd.grad(sparse(x).square().sum(), [x, *model.parameters()], allow_unused=True)
+    for name, mine, theirs in zip(["x", *dict(model.named_parameters())], found, expected, strict=True):
+        if mine is not None or theirs is not None:
+            assert mine.shape[0] != EXPERTS or name.startswith("router") or not mine[-1].any()
+            torch.testing.assert_close(
+                mine.double(), theirs, rtol=1e-4, atol=1e-3
+            )  # sums of products of sums
+
+
+def test_gradients_of_weights_that_are_zero():
+    class Signed(Gated):
+        """Weights that may be 0."""
+
+        def gate(self, x: torch.Tensor) -> torch.Tensor:
+            weights, chosen = self.router(x).topk(2)
+            return torch.zeros(x.shape[0], EXPERTS).scatter(1, chosen, weights)
+
+    model, x = Signed().eval(), torch.randn(4, WIDTH)
+    nn.init.zeros_(model.router.weight)
+    expected = torch.autograd.grad(model(x).square().sum() + model(x).sum(), model.router.weight)
+    with override(**QUICK):
+        sparse = sparsify.apply(model, recipe(), x)
+        found = torch.autograd.grad(sparse(x).square().sum() + sparse(x).sum(), model.router.weight)
+    assert expected[0].any()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_gate_of_unknown_zeros_has_the_gradients_of_the_model():
+    class Cut(Gated):
+        """Weights below a bound are 0."""
+
+        def gate(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.threshold(self.router(x).softmax(-1), 0.2, 0.0)
+
+    torch.manual_seed(0)
+    model, x = Cut().eval(), torch.randn(9, WIDTH)
+    expected = torch.autograd.grad(model(x).square().sum(), [model.up, model.router.weight])
+    with override(**QUICK):
+        sparse = sparsify.apply(model, recipe(), x)
+        found = torch.autograd.grad(sparse(x).square().sum(), [model.up, model.router.weight])
+    assert any("gradients are of all experts" in note for note in sparse.report.regions[0].notes)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 class ReadTwice(Gated):

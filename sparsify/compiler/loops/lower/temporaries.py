@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.einsum.nodes import Access, Assign, Const, Expr, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, minus, plus, product
 from sparsify.compiler.loops.lower import marked, workspace
@@ -173,8 +173,9 @@ def has_room(low: Lowering, name: str, index: str, lanes: int) -> bool:
 
 def position(low: Lowering, temporary: notation.Temporary, access: Access, env: Environment) -> Coordinate:
     """The position of an entry in a temporary in memory: its modes folded in storage order."""
+    is_by_positions = temporary.pattern_of is not None and _is_whole(temporary)
     for index in access.indices:
-        if not isinstance(index, Index):
+        if not isinstance(index, Index | Const) or (isinstance(index, Const) and not is_by_positions):
             raise UnsupportedProgramError(f"{access} has the index {index}", "plain index variables")
     names = [index.name for index in access.indices if isinstance(index, Index)]
     for name in names:
@@ -183,8 +184,8 @@ def position(low: Lowering, temporary: notation.Temporary, access: Access, env: 
                 f"{access} is read or written where {name} is not known", "order its loops outermost first"
             )
     result = scalar(ZERO)
-    if temporary.pattern_of is not None and _is_whole(temporary):
-        return _whole_position(low, temporary, names, access, env)
+    if is_by_positions:
+        return _whole_position(low, temporary, access, env)
     for mode in temporary.layout or range(len(temporary.indices)):
         own = temporary.indices[mode]
         if temporary.pattern_of is None:
@@ -196,22 +197,29 @@ def position(low: Lowering, temporary: notation.Temporary, access: Access, env: 
 
 
 def _whole_position(
-    low: Lowering, temporary: notation.Temporary, names: list[str], access: Access, env: Environment
+    low: Lowering, temporary: notation.Temporary, access: Access, env: Environment
 ) -> Coordinate:
     """The position of an entry in a temporary with all positions of its pattern.
 
     `S[h,i,j]` by positions of `M[i,j]` has those of one `h` side by side, `H[t,e,h]` by positions of `G[t,e]` has the
-    row over `h` of each.
+    row over `h` of each; `Z[t,e,1,h]` is a part of that row.
     """
     last = max(map(temporary.indices.index, temporary.pattern_indices), default=-1)
     result = scalar(ZERO)
-    for mode, (name, own) in enumerate(zip(names, temporary.indices, strict=True)):
+    for mode, (index, own) in enumerate(zip(access.indices, temporary.indices, strict=True)):
         if own not in temporary.pattern_indices:
-            result = result.times(low.bound(own)).plus(env.coordinates[name])
+            at = env.coordinates[index.name] if isinstance(index, Index) else _constant(index)
+            result = result.times(low.bound(own)).plus(at)
         elif mode == last:
             stored = loops.Var(f"{temporary.pattern_of}_nnz", loops.INT)
             result = result.times(stored).plus(_stored_position(low, access, env))
     return result
+
+
+def _constant(index: Expr) -> Coordinate:
+    """The coordinate that a number says."""
+    assert isinstance(index, Const), "indices are variables or numbers here"
+    return scalar(loops.Literal(int(index.value), loops.INT))
 
 
 def _is_whole(temporary: notation.Temporary) -> bool:
