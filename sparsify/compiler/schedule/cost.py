@@ -14,6 +14,7 @@ from typing import Final
 
 from sparsify.compiler.dtypes import BYTES
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Expr, Index, Program, Reduce
+from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.node import children, find
 from sparsify.compiler.schedule.machine import Machine
 from sparsify.compiler.schedule.product_cost import (
@@ -79,8 +80,7 @@ def estimate_us(
     for statement in program.statements:
         name = statement.target.tensor
         if not program.declaration(name).format.is_dense and name not in counts:
-            most = prod(known[index] for index in program.declaration(name).extents)
-            counts[name] = int(min(most, entries(program, statement.value, known, counts) or most))
+            counts[name] = expected_entries(program, statement, known, counts)
         total += statement_us(program, statement, known, counts, machine)
     return total
 
@@ -93,6 +93,19 @@ def known_extents(program: Program, extents: Mapping[str, int]) -> dict[str, int
             if isinstance(index, Index) and extent in known:
                 known.setdefault(index.name, known[extent])
     return known
+
+
+def expected_entries(
+    program: Program, statement: Assign, extents: Mapping[str, int], stored: Mapping[str, int]
+) -> int:
+    """How many entries a sparse result stores: `S[h,i,j]` on the pattern of `M[i,j]` those of M for each `h`."""
+    target = statement.target
+    root = pattern_access(program, target)
+    if root.tensor != target.tensor and root.tensor in stored:
+        further = index_names(target) - index_names(root)
+        return stored[root.tensor] * prod(extents[name] for name in further)
+    most = prod(extents[index] for index in program.declaration(target.tensor).extents)
+    return int(min(most, entries(program, statement.value, extents, stored) or most))
 
 
 def entries(

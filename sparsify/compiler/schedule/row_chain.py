@@ -95,18 +95,24 @@ class RowChain(Rows):
         held: the temporaries of a row that the nests share, sums of products aside.
         collected: the sums of products.
         taken: names that new loops and temporaries must not have.
+        constants: extents of index variables that are known when the kernel is compiled.
     """
 
     nests: tuple[Nest, ...]
     held: tuple[str, ...]
     collected: tuple[str, ...]
     taken: frozenset[str]
+    constants: tuple[tuple[str, int], ...] = ()
 
     def fresh(self, text: str) -> str:
         """A name that nothing has."""
         while text in self.taken:
             text += "_"
         return text
+
+    def constant(self, index: str) -> int | None:
+        """The extent of an index variable that is known when the kernel is compiled."""
+        return dict(self.constants).get(index)
 
     @property
     def adds_to_columns(self) -> bool:
@@ -177,7 +183,20 @@ def row_chain(program: Notation) -> RowChain | None:
     held = tuple(t.name for t in body.temporaries if t.name not in collected)
     sums = tuple(t.name for t in body.temporaries if t.name in collected)
     given = {field.name: getattr(rows, field.name) for field in fields(Rows)}
-    return RowChain(**given, nests=found, held=held, collected=sums, taken=taken)
+    constants = _constants(program)
+    return RowChain(**given, nests=found, held=held, collected=sums, taken=taken, constants=constants)
+
+
+def _constants(program: Notation) -> tuple[tuple[str, int], ...]:
+    """The extents of index variables that the program fixes, by the modes of tensors that they run over."""
+    known = dict(program.extents)
+    extents = {declared.name: declared.extents for declared in program.declarations}
+    found: dict[str, int] = {}
+    for access in find(program.body, Access):
+        for index, extent in zip(access.indices, extents.get(access.tensor, ()), strict=False):
+            if isinstance(index, Index) and extent in known:
+                found[index.name] = known[extent]
+    return tuple(sorted(found.items()))
 
 
 def _rows(program: Notation, kept: Temporary) -> Rows | None:

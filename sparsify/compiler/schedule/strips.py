@@ -15,6 +15,7 @@ from typing import Final
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule.entry_modes import EntryModes
 from sparsify.compiler.schedule.entry_rows import EntryRows
 from sparsify.compiler.schedule.row_chain import Nest, RowChain
 from sparsify.compiler.schedule.sizes import Sizes
@@ -51,7 +52,10 @@ def tile_rows(height: int, vectors: int, registers: int) -> int:
 def chain_schedules(chain: RowChain, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
     """The schedules of a row-wise chain as one kernel, the best first; nothing where none is known to be fast."""
     yield from Strips(chain, lanes, item_bytes, sizes).schedules()
-    yield from EntryRows(chain, lanes, sizes).schedules()
+    together, apart = EntryModes(chain, lanes, item_bytes, sizes), EntryRows(chain, lanes, sizes)
+    is_apart = not together.fits or together.cycles() > together.cycles_apart()
+    for entries in (apart, together) if is_apart else (together, apart):
+        yield from entries.schedules()
 
 
 @dataclass(frozen=True, slots=True)

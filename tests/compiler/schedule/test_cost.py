@@ -45,6 +45,18 @@ def test_work_follows_what_is_stored_not_the_shape(text):
     assert most < 50_000  # 40,000 entries; the whole has 16 million
 
 
+def test_attention_over_edges_costs_what_edges_do():
+    text = """
+    S[h,i,j] = where(stored(A[i,j]), a[j,h] + b[i,h], -inf)
+    m[h,i] max= S[h,i,j]
+    P[h,i,j] = exp(S[h,i,j] - where(m[h,i] == -inf, 0, m[h,i]))
+    Y[i,h] += P[h,i,j] * a[j,h]
+    """
+    a = torch.ones(4000, 8)
+    few, many = (cost(text, A=sparse(4000, 4000, every), a=a, b=a) for every in (4001, 401))
+    assert few < many < 20_000  # 40,000 edges of 8 heads; all pairs of nodes would be 128 million scores
+
+
 def test_a_region_costs_what_its_packing_was_chosen_for():
     mask = torch.rand(512, 384, generator=torch.Generator().manual_seed(0)) < 0.1
     chosen = pack_matrix(mask, 96, 4, Machine())[0]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.dtypes import BYTES
 from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, integer, minus, plus, smaller
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, minus, plus, smaller
 from sparsify.compiler.loops.lower.environment import Environment, scalar
 from sparsify.compiler.loops.lower.levels import first_below, place_of
 from sparsify.compiler.node import Node, find
@@ -64,6 +64,11 @@ def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
     inside = any(isinstance(i, Index) and _is_inside(low, i.name, env) for i in access.indices)
     for name in inner:
         split = low.splits.get(name)
+        whole = low.constant_extent(name)
+        if split is None and whole is not None:
+            reach *= whole
+            env = env.with_coordinate(name, scalar(ZERO))
+            continue
         if split is None or split.index not in env.bases:
             return []
         known = env.ranges.get(split.inner)
