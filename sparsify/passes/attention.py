@@ -17,7 +17,14 @@ from torch import fx
 
 from sparsify.passes.base import Draft
 from sparsify.passes.canonicalize import remove_unused, sizes_of
-from sparsify.passes.operators import argument, is_inactive_dropout, operator_name, scope, tensor_value
+from sparsify.passes.operators import (
+    argument,
+    is_dropout,
+    is_inactive_dropout,
+    operator_name,
+    scope,
+    tensor_value,
+)
 from sparsify.passes.own_patterns import own_pattern
 
 aten = torch.ops.aten
@@ -68,10 +75,11 @@ def join(softmax: fx.Node) -> None:
     weights = tensor_value(softmax)
     if weights is None or argument(softmax, 1, "dim") not in (-1, weights.dim() - 1):
         return
-    product = weighted_sum(softmax)
+    path, rate = weighted_sum(softmax)
     scores = scores_of(softmax.args[0], weights.dtype)
-    if product is None or scores is None:
+    if not path or scores is None:
         return
+    product = path[-1]
     query, keys = scores.product.args[:2]
     value = product.args[1]
     operands = [
@@ -83,17 +91,17 @@ def join(softmax: fx.Node) -> None:
         operands[1] = turned_back(keys, weights.dim()) or call(aten.transpose.int, operands[1], -1, -2)
         if scores.split is not None:
             operands = [split_first(operand, scores.split) for operand in operands]
-        mask = mask_of(scores)
-        new = product.graph.call_function(
-            aten.scaled_dot_product_attention.default,
-            tuple(operands),
-            {"attn_mask": mask, "scale": scores.scale},
-        )
+        named: dict[str, Any] = {"attn_mask": mask_of(scores), "scale": scores.scale}
+        if rate:
+            named["dropout_p"] = rate
+        new = product.graph.call_function(aten.scaled_dot_product_attention.default, tuple(operands), named)
         new.meta = dict(product.meta)
         if scores.split is not None:
             new.meta["val"] = split_value(product, scores.split)
             new = call(aten.flatten.using_ints, new, 0, 1)
     product.replace_all_uses_with(new)
+    for node in reversed(path):  # dropout among them: what is random stays where it is, read or not
+        node.graph.erase_node(node)
 
 
 def call(target: Any, *args: Any) -> fx.Node:
@@ -132,17 +140,23 @@ def split_value(node: fx.Node, split: fx.Node) -> torch.Tensor:
     return value.new_empty((*wanted.shape[:-2], *value.shape[-2:]))
 
 
-def weighted_sum(softmax: fx.Node) -> fx.Node | None:
-    """The product of the weights with the values, where nothing else reads the weights."""
-    node = softmax
+def weighted_sum(softmax: fx.Node) -> tuple[list[fx.Node], float]:
+    """The nodes from the weights to their product with the values, and the rate of dropout among them.
+
+    None where something else reads the weights.
+    """
+    node, path, rate = softmax, list[fx.Node](), 0.0
     while len(node.users) == 1:
         user = next(iter(node.users))
+        path.append(user)
         if operator_name(user) in PRODUCTS:
-            return user if user.args[0] is node else None
-        if not (keeps_values(user, node) or is_inactive_dropout(user)):
-            return None
+            return (path, rate) if user.args[0] is node else ([], 0.0)
+        if is_dropout(user) and rate == 0:
+            rate = float(argument(user, 1, "p", 0.5))
+        elif not (keeps_values(user, node) or is_inactive_dropout(user)):
+            break
         node = user
-    return None
+    return [], 0.0
 
 
 def keeps_values(node: fx.Node, operand: fx.Node) -> bool:

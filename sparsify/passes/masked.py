@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.canonicalize import size_node
+from sparsify.passes.dropped import dropped_attention, seeds
 from sparsify.passes.operators import argument, operator_name, tensor_value
 from sparsify.passes.own_masks import factors, is_causal
 from sparsify.sparsification.mask_spec import MaskSpec
@@ -89,7 +90,11 @@ def put_in(node: fx.Node, spec: MaskSpec) -> None:
         own, modes = _without_broadcast(mask, node)
         made += _combined(made[-1], own, modes, node)
     rest = {name: value for name, value in given.items() if name not in (*names[:4], "is_causal")}
-    node.args, node.kwargs = (query, key, value), {"attn_mask": made[-1], **rest}
+    operands = [query, key, value]
+    if rest.get("dropout_p"):
+        operands.append(seeds(query, node, _leading(query, node)))
+        node.target = dropped_attention
+    node.args, node.kwargs = tuple(operands), {"attn_mask": made[-1], **rest}
     node.meta["attention"] = Put(spec, modes)
 
 
@@ -180,12 +185,19 @@ def _repeated_modes(modes: tuple[int, ...]) -> int:
     return -min(modes, default=0) - len(modes)
 
 
-def _extent(operand: fx.Node, user: fx.Node) -> Any:
-    """How many tokens an operand has, as a number or a size node."""
+def _extent(operand: fx.Node, user: fx.Node, mode: int = -2) -> Any:
+    """How many tokens an operand has, or the extent of another mode, as a number or a size node."""
     value = tensor_value(operand)
     assert value is not None, "attention is of tensors"
-    extent = value.shape[-2]
-    return int(str(extent)) if str(extent).isdigit() else size_node(operand, value.dim() - 2, extent, user)
+    extent = value.shape[mode]
+    return int(str(extent)) if str(extent).isdigit() else size_node(operand, mode % value.dim(), extent, user)
+
+
+def _leading(operand: fx.Node, user: fx.Node) -> list[Any]:
+    """The extents of batch and heads."""
+    value = tensor_value(operand)
+    assert value is not None, "attention is of tensors"
+    return [_extent(operand, user, mode) for mode in range(value.dim() - 2)]
 
 
 def _call(user: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:

@@ -163,6 +163,11 @@ def is_inactive_dropout(node: fx.Node) -> bool:
     return argument(node, 2, "train", True) is False or probability == 0
 
 
+def is_dropout(node: fx.Node) -> bool:
+    """Whether `node` drops entries, each by itself: in training, with a probability above 0."""
+    return raw_name(node) in ("dropout", "dropout_") and not is_inactive_dropout(node)
+
+
 def parameter_behind(node: fx.Node) -> fx.Node | None:
     """The attribute that `node` is, or that it only turns or copies; None for other nodes."""
     while (

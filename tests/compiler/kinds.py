@@ -26,7 +26,7 @@ from .data import CUT, HOLLOW, SPECIAL, Case
 from .generate import draw, draw_adjoint
 from .layers import draw_layer
 from .schedules import Drawn, Offered
-from .writer import RANKED, REDUCED, SHORT, SPARSE, USERS
+from .writer import DRAWN, RANKED, REDUCED, SHORT, SPARSE, USERS
 
 REFUSALS = (UnsupportedProgramError, FormatError)
 
@@ -103,6 +103,7 @@ KINDS = {
     "ranked": Kind(partial(draw, style=RANKED)),
     "reduced": Kind(draw_reduced, (*REFUSALS, DtypeError, EinsumError)),
     "special": Kind(partial(draw, data=SPECIAL)),
+    "drawn": Kind(partial(draw, style=DRAWN)),
     "packed": Kind(draw_layer),
     "packed offered": Kind(draw_layer, _SCHEDULED, Offered),
     "packed scheduled": Kind(draw_layer, _SCHEDULED, Drawn),

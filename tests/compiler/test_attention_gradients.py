@@ -5,6 +5,7 @@ import torch
 
 import sparsify
 from sparsify import options
+from sparsify.compiler.einsum.threefry import uniform
 from sparsify.compiler.evaluate import evaluate_kernel
 
 PROGRAM = """
@@ -19,6 +20,13 @@ TEXTS = {
     "heads": PROGRAM.replace("b,h,", "h,").replace(" + B[b,j]", ""),
     "one head": PROGRAM.replace("b,h,", "").replace("B[b,j]", "B[j]"),
 }
+# A quarter of the weights is dropped, the others become larger.
+DROPPED = PROGRAM.replace(
+    "Y[b,h,i,l] += P[b,h,i,j]",
+    "D[b,h,i,j] = P[b,h,i,j] * where(uniform(seed[b,h], i, j) < 0.25, 0, 1.3333333333333333)\nY[b,h,i,l] += D[b,h,i,j]",
+)
+TEXTS["dropped"] = DROPPED
+TEXTS["dropped, heads"] = DROPPED.replace("b,h", "h").replace(" + B[b,j]", "")
 # Built quickly: asked for right results only.
 QUICK = {"compiler_flags": ("-O1",), "serial_threshold": 0}
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # sums of products in float32
@@ -38,6 +46,8 @@ def operands(text: str, size: int, form: str, dtype: torch.dtype = torch.float32
     if "B[" in text:
         found["B"] = torch.zeros((2, size) if "b,h," in text else (size,), dtype=dtype)
         found["B"][..., 2] = -torch.inf
+    if "seed[" in text:
+        found["seed"] = torch.randint(-(2**62), 2**62, shape[:-1], generator=generator)
     return {**found, "M": sparsify.tensor(allowed.to(dtype), form)}
 
 
@@ -55,12 +65,16 @@ def dense(given: dict[str, torch.Tensor]) -> torch.Tensor:
     most = scores.detach().amax(-1, keepdim=True)
     weights = torch.exp(scores - torch.where(most == -torch.inf, 0, most))
     total = weights.sum(-1, keepdim=True)
+    if "seed" in given:
+        places = torch.arange(len(stored))
+        numbers = uniform(given["seed"][..., None, None], places[:, None], places)
+        weights = weights * torch.from_numpy(numbers >= 0.25) / 0.75
     return weights @ given["V"] / torch.where(total == 0, 1, total)
 
 
 def check(text: str, size: int, form: str, tolerance: dict = CLOSE, **settings: object) -> None:
     given = operands(text, size, form)
-    wrt = [name for name in given if name != "M"]
+    wrt = [name for name, value in given.items() if name != "M" and value.is_floating_point()]
     ours = {name: value.requires_grad_() if name in wrt else value for name, value in given.items()}
     theirs = {n: v.detach().double().requires_grad_() if n in wrt else v for n, v in given.items()}
     with options.override(**QUICK, **settings):
@@ -82,6 +96,8 @@ def check(text: str, size: int, form: str, tolerance: dict = CLOSE, **settings: 
         ("heads", "csr"),
         ("one head", "bcsr(8,8)"),
         ("one head", "csr"),
+        ("dropped", "bcsr(8,8)"),
+        ("dropped, heads", "csr"),
     ],
 )
 def test_gradients(name, form):
@@ -110,6 +126,38 @@ def test_rows_are_kept_and_entries_computed_again():
         "d_V[h,j,l] = sum(i, d_w1[h,i,l] * P[h,i,j])",
     ]
     assert len(kernel.adjoint(("Q", "K", "V")).steps) == 1
+
+
+def test_what_is_dropped_is_drawn_again_and_not_kept():
+    text = TEXTS["dropped, heads"]
+    given = operands(text, 40, "bcsr(8,8)")
+    kernel = evaluate_kernel(text, "Y", **given)
+    assert kernel.keeping.kept == ("m", "d")
+    assert kernel.keeping.again == ("S", "P", "D")
+    backward = kernel.adjoint(("Q", "K", "V"))
+    assert set(backward.program.inputs) == {"M", "Q", "K", "V", "seed", "m", "d", "Y", "g_Y"}
+    assert len(backward.steps) == 1
+    # An entry of D is drawn once, in lanes, and not once more for each part of a row of values.
+    statements = [str(statement) for statement in backward.program.statements]
+    assert statements[1].startswith("D[h,i,j] = P[h,i,j] * where(uniform(seed[h], i, j) < 0.25")
+    assert statements[-1] == "d_V[h,j,l] = sum(i, d_w1[h,i,l] * D[h,i,j])"
+
+
+@pytest.mark.parametrize("form", ["bcsr(4,4)", "csr"])
+def test_second_derivatives_have_the_same_numbers(form):
+    """In float64, of a fixed seed; the numbers of a seed do not depend on the dtype."""
+    text = DROPPED.replace("b,h,", "").replace("[b,h]", "").replace(" + B[b,j]", "")
+    generator = torch.Generator().manual_seed(0)
+    allowed = torch.rand(6, 6, generator=generator) < 0.6
+    M, seed = sparsify.tensor(allowed.double(), form), torch.tensor(5)
+    Q, K, V = (torch.randn(6, 3, dtype=torch.float64, generator=generator).requires_grad_() for _ in "QKV")
+
+    def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
+        return sparsify.evaluate(text, "Y", Q=Q, K=K, V=V, M=M, seed=seed)
+
+    with options.override(**QUICK):
+        assert torch.autograd.gradcheck(attend, (Q, K, V))
+        assert torch.autograd.gradgradcheck(attend, (Q, K, V))
 
 
 @pytest.mark.parametrize("form", ["bcsr(8,8)", "csr"])

@@ -55,6 +55,8 @@ STATEMENTS = [
     "Y[i,j] = where(A[i,j] > 0, B[i,j], A[i,j])",
     "Y[i,j] = where(stored(A[i,j]), B[i,j], inf)",
     "Y[i,j] = A[i,j] * (3*i + j)",
+    "Y[i,j] = A[i,j] * uniform(-7, i, 3*j)",
+    "Y[i,j] = where(uniform(7, j, i) < 0.5, 0, A[i,j])",
     "Y[i,j] = A[i,j] ** 2 + 0.5",
     "y = A[i,i] * B[i,i]",
 ]

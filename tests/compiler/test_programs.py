@@ -48,6 +48,7 @@ def run(done: list[Prepared], folder: Path, compiler: str | None = None) -> None
         ("ranked", range(2), 1),
         ("reduced", range(5), 4),
         ("special", range(5), 4),
+        ("drawn", range(6), 4),
         ("assembled", range(5), 4),
         ("packed scheduled", range(2), 1),
     ],

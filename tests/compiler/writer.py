@@ -25,6 +25,7 @@ class Style:
         monoids: of sums inside of expressions.
         assigned: of statements that reduce.
         most_statements: how many there are at most.
+        drawn: how often an expression is dropped, or scaled, by random numbers.
     """
 
     letters: str = "ijklm"
@@ -34,11 +35,13 @@ class Style:
     monoids: tuple[str, ...] = ("sum", "sum", "sum", "sum", "max", "min")
     assigned: tuple[str, ...] = ("sum", "max", "min")
     most_statements: int = 3
+    drawn: float = 0.0
 
 
 PLAIN = Style()
 RANKED = Style("ijklmn", (0, 1, 2, 3, 4, 4, 5, 6), 6, (1, 2, 3, 4, 5, 6))
 SPARSE = Style(ranks=(1, 2, 2, 2, 3))
+DRAWN = Style("ijkl", (1, 2, 2, 3), 3, drawn=0.4)
 SHORT = Style("ijkl", (0, 1, 1, 2, 2), 3, most_statements=1)
 # User's monoids: the number of largest or least magnitude, the one of two that is not their identity.
 USERS = {
@@ -97,6 +100,8 @@ class Writer:
 
     def expression(self, depth: int, names: tuple[str, ...]) -> Expr:
         """Any expression over the index variables `names`."""
+        if self.style.drawn and names and self.rng.random() < self.style.drawn:
+            return self.dropped(names)
         if depth == 0:
             return self.leaf(names)
         match self.rng.random():
@@ -115,6 +120,15 @@ class Writer:
                     no = self.number() if self.rng.random() < 0.5 else self.expression(depth - 1, names)
                     return Call("where", (Stored(guard), self.expression(depth - 1, names), no))
         return self.leaf(names)
+
+    def dropped(self, names: tuple[str, ...]) -> Expr:
+        """An entry that a random number of its place scales, or replaces by 0."""
+        row, column = (Index(str(name)) for name in self.rng.choice(names, 2))
+        seed = Const(int(self.rng.integers(-(2**53), 2**53)))  # which a float holds, too
+        number, entry = Call("uniform", (seed, row, column)), self.access(names)
+        if self.rng.random() < 0.5:
+            return Call("mul", (entry, number))
+        return Call("where", (Call("lt", (number, Const(0.5))), Const(0), entry))
 
     def reduction(self, depth: int, names: tuple[str, ...]) -> Expr:
         """A product or another expression reduced over one or two more index variables."""

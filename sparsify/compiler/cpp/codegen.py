@@ -20,6 +20,7 @@ from sparsify.compiler.cpp import (
     memory,
     names,
     parallel,
+    random_numbers,
     shuffles,
     types,
 )
@@ -36,6 +37,7 @@ TEMPLATES: Final[dict[str, Template]] = {
     **shuffles.TEMPLATES,
     **arithmetic.TEMPLATES,
     **elementary.TEMPLATES,
+    **random_numbers.TEMPLATES,
     **parallel.TEMPLATES,
 }
 

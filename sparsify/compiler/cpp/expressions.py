@@ -7,7 +7,7 @@ In: `fma(A_vals[p], T_vals[j * k_extent ..8], w_0)`. Out:
 from dataclasses import dataclass, field
 from typing import Final
 
-from sparsify.compiler.cpp import complex_numbers, types
+from sparsify.compiler.cpp import complex_numbers, random_numbers, types
 from sparsify.compiler.cpp.arithmetic import constant, identity, narrow
 from sparsify.compiler.cpp.bits import is_expanded_wide
 from sparsify.compiler.cpp.unit import Unit
@@ -180,6 +180,8 @@ class Expressions:
             )
         if name == "logical_not":
             return f"!{within(self.write(args[0]), PREFIX)}", PREFIX
+        if name == "uniform":
+            return random_numbers.call(self, expr), ATOM
         power = _power_of_two(args[1], type) if name in ("floordiv", "mod") else None
         if power is not None:
             return self._by_power(name, args[0], power)

@@ -7,8 +7,9 @@ Out: the program of `d_A[i,j] = g[i,j] * sum(k, Q[i,k] * K[j,k])` with inputs A 
 from collections.abc import Collection, Mapping, Sequence
 
 from sparsify.compiler.einsum.flatten import Flat
+from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer_format import infer_format
-from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_indices, replace
 from sparsify.compiler.einsum.simplify import simplify
 from sparsify.compiler.node import find
@@ -95,11 +96,21 @@ def _recompute(
 
 
 def _can_inline(statement: Assign, flat: Flat, fixed: Collection[str]) -> bool:
-    """Whether a statement reads a temporary once, by plain index variables, and none of a `fixed` extent is renamed."""
+    """Whether a statement reads a temporary once, by plain index variables, and none of a `fixed` extent is renamed.
+
+    Random numbers are for entries: a statement with further index variables would draw each again and again.
+    """
     accesses = [n for n in find(statement.value, Access) if n.tensor == flat.target.tensor]
     plain = len(accesses) == 1 and all(isinstance(index, Index) for index in accesses[0].indices)
     inner = set(all_indices((flat.assign(),))) - set(flat.indices)
+    if len(all_indices((statement,))) > len(flat.indices) and any(map(is_random, find(flat.body, Call))):
+        return False
     return plain and not (inner & set(fixed) & set(all_indices((statement,))))
+
+
+def is_random(call: Call) -> bool:
+    """Whether a function is one of random numbers."""
+    return call.function in FUNCTIONS and FUNCTIONS[call.function].of_integers
 
 
 def _inline(statement: Assign, flat: Flat) -> Assign:

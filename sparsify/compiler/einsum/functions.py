@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from sparsify.compiler.einsum.threefry import uniform
+
 Evaluate = Callable[..., Any]
 
 COMPARISON: Final = 1
@@ -20,12 +22,12 @@ NEGATION: Final = 4
 POWER: Final = 5
 ATOM: Final = 6
 
-NOT_OF_BOOL: Final = frozenset({"sub", "neg", "abs", "relu", "mod", "pow", "conj", "real"})
+NOT_OF_BOOL: Final = frozenset({"sub", "neg", "abs", "relu", "mod", "pow", "conj", "real", "uniform"})
 # Complex numbers have no order, and these have no complex extension in torch.
 NOT_OF_COMPLEX: Final = frozenset(
     {
         *("lt", "le", "gt", "ge", "min", "max", "relu", "sign", "heaviside", "mod"),
-        *("atan2", "cbrt", "erf", "gelu", "gelu_tanh"),
+        *("atan2", "cbrt", "erf", "gelu", "gelu_tanh", "uniform"),
     }
 )
 
@@ -40,7 +42,8 @@ class Function:
             `f`; `None` where it is zero everywhere or the argument is discrete.
         symbol: the infix or prefix operator it is written with, "" when it is written as a call.
         precedence: how tightly the operator binds; a call binds tightest.
-        result: "promote" for the common dtype of the arguments, "float" when integers become floats, "bool".
+        result: "promote" for the common dtype of the arguments, "float" when integers become floats, "bool", "float32"
+            for functions of integers alone.
         body: for a function that a user registered, its definition as index notation over its arguments.
     """
 
@@ -57,6 +60,11 @@ class Function:
     def of_bool(self) -> bool:
         """Whether torch computes the function of truth values."""
         return self.name not in NOT_OF_BOOL
+
+    @property
+    def of_integers(self) -> bool:
+        """Whether the function takes integers alone, as int64, and gives float32."""
+        return self.result == "float32"
 
     @property
     def of_complex(self) -> bool:
@@ -183,6 +191,8 @@ _CALLS = (
     _binary("logical_and", np.logical_and, None, None, "bool"),
     _binary("logical_or", np.logical_or, None, None, "bool"),
     _binary("logical_xor", np.logical_xor, None, None, "bool"),
+    # Counter-based random numbers, of a seed, a row and a column.
+    Function("uniform", 3, uniform, (None, None, None), result="float32"),
     Function("where", 3, np.where, (None, "where(x, 1, 0)", "where(x, 0, 1)")),
 )
 

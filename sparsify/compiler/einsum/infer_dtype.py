@@ -114,6 +114,10 @@ def operand_kind(function: str, kinds: list[Kind]) -> Kind:
             if kind == BOOL
             else "the absolute values, or another function",
         )
+    if described.of_integers:
+        if kind != INTEGER:
+            raise DtypeError(f"{function} of {common.dtype}", "integers: a seed, a row and a column")
+        return Kind("int64", max(common.strength, SCALAR))
     if function in ("logical_and", "logical_or", "logical_xor", "logical_not"):
         return Kind("bool", common.strength)
     if described.result == "float" and kind < FLOATING:
@@ -126,8 +130,8 @@ def operand_kind(function: str, kinds: list[Kind]) -> Kind:
 def result_kind(function: str, kinds: list[Kind]) -> Kind:
     """The kind of a call of operands of these kinds."""
     common = operand_kind(function, kinds)
-    if FUNCTIONS[function].result == "bool":
-        return Kind("bool", common.strength)
+    if FUNCTIONS[function].result in ("bool", "float32"):
+        return Kind(FUNCTIONS[function].result, common.strength)
     return Kind(real(common.dtype), common.strength) if function in ("abs", "real") else common
 
 

@@ -20,6 +20,7 @@ from math import isinf, isnan
 import numpy as np
 
 from sparsify.compiler.einsum.extents import mode_extents
+from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer_dtype import infer_dtype
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import (
@@ -130,6 +131,8 @@ def _of_tensor(declared: Declaration, indices: Sequence[Expr]) -> Sparsity:
 
 def _of_call(function: str, args: list[Sparsity]) -> Sparsity:
     """The sparsity of a call: of its annihilating arguments together, or of all where none annihilates."""
+    if FUNCTIONS[function].of_integers:
+        return DENSE
     grids = [arg.grid() for arg in args]
     with np.errstate(all="ignore"):
         result = choose(*grids) if function == "where" else apply(function, grids)

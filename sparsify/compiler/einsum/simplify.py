@@ -31,6 +31,8 @@ def fold_constants(node: Node) -> Node | None:
         case Call("neg", (Const(value),)) if not isinstance(value, bool):
             return Const(-value)
         case Call(name, args) if name in FUNCTIONS and all(isinstance(arg, Const) for arg in args):
+            if FUNCTIONS[name].of_integers:
+                return None
             values = [arg.value for arg in args if isinstance(arg, Const)]
             with np.errstate(all="ignore"):
                 result = FUNCTIONS[name].evaluate(*_as_numbers(name, values))

@@ -165,6 +165,8 @@ class Scope:
             fits = args == [nodes.Type("bool", kind.lanes), kind, kind]
         elif name in ("abs", "real"):
             fits = kind.dtype == real(args[0].dtype) != "bool" and kind.lanes == args[0].lanes
+        elif name in FUNCTIONS and FUNCTIONS[name].of_integers:
+            fits = kind.dtype == "float32" and args.count(nodes.Type("int64", kind.lanes)) == len(args)
         elif name in ON_BITS:
             fits = args == [nodes.INT] == [kind]
         else:

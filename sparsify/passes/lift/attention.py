@@ -13,9 +13,11 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.einsum.nodes import Const
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.passes.dropped import dropped_attention, kept_factor, threshold
 from sparsify.passes.lift.matrix import PatternOperand
 from sparsify.passes.masked import mask_of
 from sparsify.passes.operators import argument, tensor_value
@@ -51,6 +53,10 @@ def attention_region(node: fx.Node) -> Region | str:
     declared = dict.fromkeys("QKV", dense)
     stored, fill = ("float32", -inf) if match.spec.is_weighted else ("bool", False)
     declared["M"] = Operand(mask.format, stored, fill, result_index_dtypes(mask.format))
+    if node.target is dropped_attention:
+        seed = argument(node, 3, "seed")
+        names[seed.name], operands[seed.name] = "seed", seed
+        declared["seed"] = Operand(dense_format(len(outer)), "int64")
     own = ""
     if match.own is not None:
         indices = [(*outer, "i", "j")[mode] for mode in match.modes]
@@ -60,7 +66,7 @@ def attention_region(node: fx.Node) -> Region | str:
         own_dtype = "bool" if kind.dtype == torch.bool else DTYPES[kind.dtype]
         declared["B"] = Operand(Format("dense", rank=len(indices)), own_dtype)
         own = f"B[{','.join(indices)}]"
-    text = program_text(outer, scale_of(node), match.spec, own, declared.get("B"))
+    text = program_text(outer, scale_of(node), match.spec, own, declared.get("B"), dropped(node, outer))
     widths = {"k": query.meta["val"].shape[-1], "l": value.meta["val"].shape[-1]}
     sizes = {index: int(str(width)) for index, width in widths.items() if str(width).isdigit()}
     program = declare(parse(text), declared, ("Y",), sizes=sizes)
@@ -84,8 +90,6 @@ def reason_against(node: fx.Node, query: fx.Node, key: fx.Node, value: fx.Node) 
         return f"batch or heads of queries, keys and values differ: {sorted(shapes)}"
     if result.dim() - 2 > len(OUTER):
         return f"attention with {result.dim()} modes is not supported"
-    if argument(node, 4, "dropout_p", 0.0) != 0:
-        return "dropout inside of attention is not supported yet"
     return ""
 
 
@@ -99,8 +103,22 @@ def scale_of(node: fx.Node) -> float | None:
     return float(int(query.shape[-1]) ** -0.5)
 
 
+def dropped(node: fx.Node, outer: tuple[str, ...]) -> str:
+    """The factor of weights that may be dropped, in index notation; "" without dropout."""
+    if node.target is not dropped_attention:
+        return ""
+    rate = float(node.kwargs["dropout_p"])  # type: ignore[arg-type]
+    seed = f"seed[{','.join(outer)}]" if outer else "seed"
+    return f"where(uniform({seed}, i, j) < {threshold(rate)!r}, 0, {kept_factor(rate)!r})"
+
+
 def program_text(
-    outer: tuple[str, ...], scale: float | None, spec: MaskSpec, own: str, declared: Operand | None
+    outer: tuple[str, ...],
+    scale: float | None,
+    spec: MaskSpec,
+    own: str,
+    declared: Operand | None,
+    factor: str = "",
 ) -> str:
     """The statements of attention in index notation.
 
@@ -110,6 +128,7 @@ def program_text(
         spec: the pattern.
         own: the access to the model's own mask, "" without one.
         declared: how that is stored: truth values keep, numbers are added.
+        factor: of the weights, "" without dropout.
     """
     at = "".join(f"{name}," for name in outer)
     score = f"{scale!r} * sum(k, Q[{at}i,k] * K[{at}j,k])"
@@ -123,9 +142,12 @@ def program_text(
         score = f"{score} + {mask}"
     if not spec.is_whole:
         score = f"where({mask}, {score}, -inf)"
+    # A statement by itself: what is drawn for an entry is drawn once, whatever the width of the values.
+    weights, drop = ("D", f"D[{at}i,j] = P[{at}i,j] * {factor}") if factor else ("P", "")
     return f"""
         S[{at}i,j] = where(stored({mask}), {score}, -inf)
         m[{at}i] max= S[{at}i,j]
         P[{at}i,j] = exp(S[{at}i,j] - where(m[{at}i] == -inf, 0, m[{at}i]))
         d[{at}i] += P[{at}i,j]
-        Y[{at}i,l] += P[{at}i,j] * V[{at}j,l] / where(d[{at}i] == 0, 1, d[{at}i])"""
+        {drop}
+        Y[{at}i,l] += {weights}[{at}i,j] * V[{at}j,l] / where(d[{at}i] == 0, 1, d[{at}i])"""

@@ -76,7 +76,7 @@ def _call(low: Lowering, function: str, args: tuple[Expr, ...], env: Environment
         return operands[0]
     if dtype == "bool" and function in OF_BOOL:
         function, operands = OF_BOOL[function], operands * (3 - len(operands))
-    made = "bool" if result == "bool" else real(dtype) if function in ("abs", "real") else dtype
+    made = result if result in ("bool", "float32") else real(dtype) if function in ("abs", "real") else dtype
     return loops.Op(function, tuple(operands), loops.Type(made, lanes_of(operands[0])))
 
 

@@ -147,7 +147,7 @@ def _call_regions(function: str, args: list[Regions]) -> Regions:
     for arg in args:
         points = points | arg.points | _combined(points, arg.points)
     backgrounds = [arg.background for arg in args]
-    if deciding or any(background is None for background in backgrounds):
+    if deciding or any(background is None for background in backgrounds) or FUNCTIONS[function].of_integers:
         return Regions(points | EVERYWHERE, None)
     value = _evaluate(function, backgrounds)
     return Regions(points, value, all(arg.is_number for arg in args))
@@ -161,8 +161,11 @@ def _decided(function: str, place: int, fill: Value) -> Value | None:
 
 def _evaluate(function: str, values: Iterable[Value | None]) -> Value:
     """The value of a function of constants."""
+    known = [value for value in values if value is not None]
+    if not FUNCTIONS[function].of_integers:
+        known = [float(value) for value in known]
     with np.errstate(all="ignore"):
-        return float(FUNCTIONS[function].evaluate(*(float(value) for value in values if value is not None)))
+        return float(FUNCTIONS[function].evaluate(*known))
 
 
 def _combined(first: frozenset[Point], second: frozenset[Point]) -> frozenset[Point]:

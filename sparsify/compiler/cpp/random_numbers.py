@@ -1,0 +1,78 @@
+"""Random numbers that are functions of a seed and a place: Threefry-2x32 on scalars and on vectors.
+
+In: `uniform(seed, i, j0 + lane)` with 16 lanes. Out: the C++ text of `uniform_int64x16(..)`, whose arguments are words
+of 32 bits, and its call with the words of the operands: sums and products of integers need no wider lanes for them.
+
+The rounds and constants are those of `einsum.threefry`, which names the source: scalars and vectors of any length have
+the bits that the interpreter has.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from sparsify.compiler.cpp import types
+from sparsify.compiler.cpp.memory import INLINE
+from sparsify.compiler.cpp.unit import Template, Unit, indent
+from sparsify.compiler.einsum.threefry import GROUP, KEPT_BITS, PARITY, ROTATIONS, ROUNDS, WORD_BITS
+from sparsify.compiler.loops import nodes
+from sparsify.compiler.loops.nodes import type_of
+
+if TYPE_CHECKING:
+    from sparsify.compiler.cpp.expressions import Expressions
+
+# Operations whose last bits follow from the last bits of their operands.
+MODULAR: Final = {"add": "+", "sub": "-", "mul": "*"}
+
+
+def call(write: "Expressions", expr: nodes.Op) -> str:
+    """The call of the function with the words of a seed, a row and a column."""
+    seed, row, column = expr.args
+    helper = write.unit.use("uniform", "int64", expr.type.lanes)
+    words = (word(write, seed), word(write, seed, WORD_BITS), word(write, row), word(write, column))
+    return f"{helper}({', '.join(words)})"
+
+
+def word(write: "Expressions", expr: nodes.Expr, first: int = 0) -> str:
+    """32 bits of an integer of 64 bits in each lane, the last ones or those from bit `first` on."""
+    lanes = type_of(expr).lanes
+    words = write.unit.type("uint32", lanes)
+    shift = f" >> {first}" if first else ""
+    if lanes == 1:
+        return f"(uint32_t)(({write.text(expr)}){shift})"
+    match expr:
+        case nodes.Broadcast(value, _):
+            return f"{write.unit.use('broadcast', 'uint32', lanes)}({word(write, value, first)})"
+        case nodes.Lanes(start, _) if not first:
+            numbers = ", ".join(map(str, range(lanes)))
+            return f"({word(write, start)} + {words}{{{numbers}}})"
+        case nodes.Op(name, (left, right), _) if name in MODULAR and not first:
+            return f"({word(write, left)} {MODULAR[name]} {word(write, right)})"
+        case nodes.Convert(value, _) if type_of(value).dtype == "int32" and not first:
+            return f"({words})({write.text(value)})"
+    return f"__builtin_convertvector(({write.text(expr)}){shift}, {words})"
+
+
+def _uniform(unit: Unit, dtype: str, lanes: int) -> str:
+    """A number of [0, 1) for each lane, from both words of the key and of the counter."""
+    words, signed, value = (unit.type(kind, lanes) for kind in ("uint32", "int32", "float32"))
+    lines = [
+        f"const {words} third = seed ^ rest ^ {PARITY:#x}u;",
+        f"{words} first = row + seed, second = column + rest;",
+    ]
+    keys = ("seed", "rest", "third")
+    for number in range(ROUNDS):
+        turn = ROTATIONS[number % len(ROTATIONS)]
+        lines.append("first += second;")
+        lines.append(f"second = (second << {turn} | second >> {WORD_BITS - turn}) ^ first;")
+        group, left = divmod(number + 1, GROUP)
+        if left == 0:
+            lines.append(f"first += {keys[group % 3]};")
+            lines.append(f"second += {keys[(group + 1) % 3]} + {group}u;")
+    kept = f"({signed})(first >> {WORD_BITS - KEPT_BITS})"
+    found = f"({value}){kept}" if lanes == 1 else f"__builtin_convertvector({kept}, {value})"
+    lines.append(f"return {found} * 0x1p-{KEPT_BITS}f;")
+    arguments = ", ".join(f"{words} {name}" for name in ("seed", "rest", "row", "column"))
+    head = f"{INLINE}{value} uniform_{types.suffix(dtype, lanes)}({arguments}) {{"
+    return "\n".join([head, *indent(lines), "}"])
+
+
+TEMPLATES: Final[dict[str, Template]] = {"uniform": _uniform}

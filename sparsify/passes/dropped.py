@@ -1,0 +1,96 @@
+"""Dropout inside of attention, by random numbers that are a function of a seed, the query and the key.
+
+In: `%y = scaled_dot_product_attention(%q, %k, %v, dropout_p=0.1)` in training.
+Out: `%s = randint(2**63 - 1, [batch, heads]); %y = dropped_attention(%q, %k, %v, %s, dropout_p=0.1)`.
+
+The seeds, one for each head of a call, come from torch's generator. The kernel draws the same numbers where it needs
+them, forwards and backwards: which weights are dropped depends on seeds, queries and keys alone.
+"""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+
+from sparsify.compiler.einsum.threefry import KEPT_BITS, kept_bits
+
+# Seeds are drawn below it.
+SEEDS: Final = 2**63 - 1
+
+
+def threshold(rate: float) -> float:
+    """The float32 that random numbers are compared with: weights below it are dropped, in every dtype the same.
+
+    >>> threshold(0.5), threshold(0.1)
+    (0.5, 0.10000000149011612)
+    """
+    return float(torch.tensor(rate, dtype=torch.float32))
+
+
+def kept_factor(rate: float) -> float:
+    """What weights that are not dropped are multiplied with; 0 where all are.
+
+    >>> kept_factor(0.5), kept_factor(1.0)
+    (2.0, 0.0)
+    """
+    return 1 / (1 - rate) if rate < 1 else 0.0
+
+
+def seeds(query: Any, user: fx.Node, extents: list[Any]) -> fx.Node:
+    """A node that draws a seed for each batch and head, before `user`.
+
+    Args:
+        extents: of the modes of `query` but the last two, numbers or size nodes.
+    """
+    value: Tensor = query.meta["val"]
+    with user.graph.inserting_before(user):
+        node = user.graph.call_function(
+            torch.ops.aten.randint.default, (SEEDS, extents), {"dtype": torch.int64}
+        )
+    node.meta["val"] = value.new_empty(value.shape[:-2], dtype=torch.int64)
+    return node
+
+
+def dropped_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seed: Tensor,
+    *,
+    attn_mask: Tensor,
+    dropout_p: float,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention some of whose weights are 0, the others divided by how many are left on average.
+
+    Densely: what the kernel is compared with, and what runs where none can be built.
+
+    Args:
+        query: [.., queries, width]; `key` and `value` are like it.
+        seed: integers, one for each [queries, keys] of weights.
+        attn_mask: of truth values, or what is added to the scores.
+        dropout_p: how likely a weight is dropped.
+        scale: of the scores, `width ** -0.5` by default.
+        enable_gqa: whether several heads of queries share one of keys and values.
+
+    Source: Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov, Dropout, 2014.
+    """
+    if enable_gqa:
+        key, value = (part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    else:
+        scores = scores + attn_mask
+    weights = torch.softmax(scores, -1)
+    weights = weights.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
+    return weights * is_kept(seed, weights.shape, dropout_p) * kept_factor(dropout_p) @ value
+
+
+def is_kept(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
+    """Which of the weights of a shape, [.., queries, keys], are not dropped."""
+    rows, columns = (torch.arange(extent) for extent in shape[-2:])
+    numbers = kept_bits(seed[..., None, None], rows[:, None], columns) * 2.0**-KEPT_BITS
+    kept: Tensor = numbers >= threshold(rate)
+    return kept
