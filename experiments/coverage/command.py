@@ -13,8 +13,8 @@ from experiments.coverage.verify import Coverage, verify
 from sparsify import options
 
 HEAD: Final = (
-    "| model | attention | linear layers | captured graphs | outputs and gradients |",
-    "|---|---|---|---|---|",
+    "| model | attention | linear layers | given matrices | tier | captured graphs | outputs and gradients |",
+    "|---|---|---|---|---|---|---|",
 )
 
 
@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def row(name: str, found: Coverage) -> str:
     """A line of the table."""
-    attention, linear = (f"{count} of {total}" for count, total in (found.attention, found.linear))
+    counts = (found.attention, found.linear, found.given)
+    parts = [f"{count} of {total}" if total else "" for count, total in counts]
     verified = "as in float64" if found.is_whole else f"{found.outputs:.0e}, {found.gradients:.0e}"
-    return f"| {name} | {attention} | {linear} | {found.graphs} | {verified} |"
+    return f"| {' | '.join([name, *parts, str(found.tier), str(found.graphs), verified])} |"

@@ -9,11 +9,17 @@ Sequences are tokens of texts, or patches of pictures, which have one size for e
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
 from torch import nn
+
+import sparsify
+from sparsify.models import registry
+from sparsify.models.autoencoder import Autoencoder
+from sparsify.models.dlrm import DLRM
 
 VOCABULARY = 50
 TEXT: Final = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -36,18 +42,24 @@ class Subject:
         package: that it comes from.
         make: the module, from torch's random numbers.
         inputs: the arguments of a call for a batch and a length.
-        mask: the pattern that a rule puts into its attention.
+        mask: the pattern that a rule puts into its attention, None without attention over tokens.
         dynamic: dimensions of inputs that vary, None for all.
         shapes: of the inputs to compare, [batch, length].
+        given: what a rule names that is sparse as it is, "" without.
+        given_count: how many products with such matrices there are.
+        dense: the weights of linear layers that are not pruned.
     """
 
     name: str
     package: str
     make: Callable[[], nn.Module]
     inputs: Callable[[int, int], Inputs]
-    mask: Mapping[str, Any]
+    mask: Mapping[str, Any] | None
     dynamic: Mapping[str, tuple[int, ...]] | None = None
     shapes: tuple[tuple[int, int], ...] = ((2, 40), (3, 27))
+    given: str = ""
+    given_count: int = 0
+    dense: tuple[str, ...] = ()
 
     @property
     def is_installed(self) -> bool:
@@ -88,6 +100,32 @@ def vectors(batch: int, length: int) -> Inputs:
     """Vectors of tokens, and which of them are padding."""
     x = torch.randn(batch, length, 32, generator=torch.Generator().manual_seed(length))
     return {"src": x, "src_key_padding_mask": texts(batch, length)["attention_mask"] == 0}
+
+
+def edges(batch: int, length: int) -> Inputs:
+    """The features of so many nodes, and four edges a node."""
+    draws = torch.Generator().manual_seed(length)
+    x = torch.randn(length, 12, generator=draws)
+    return {"x": x, "edge_index": torch.randint(0, length, (2, 4 * length), generator=draws)}
+
+
+def rows(batch: int, length: int) -> Inputs:
+    """Rows of numbers that are mostly 0, as a sparse matrix."""
+    x = torch.rand(length, 24, generator=torch.Generator().manual_seed(length))
+    return {"input": sparsify.tensor(x * (x > 0.8), format="csr")}
+
+
+def bags(batch: int, length: int) -> Inputs:
+    """Numbers, and rows of three tables."""
+    draws = torch.Generator().manual_seed(length)
+    indices = torch.randint(0, VOCABULARY, (3, length, 5), generator=draws)
+    return {"numbers": torch.randn(length, 13, generator=draws), "indices": indices}
+
+
+def graph_attention() -> nn.Module:
+    """torch-geometric's attention over edges, two layers."""
+    found: nn.Module = registry.find("gat").load()(12, 5, hidden=4, heads=2)
+    return found
 
 
 def hugging_face(name: str, **sizes: Any) -> Callable[[], nn.Module]:
@@ -164,12 +202,12 @@ _ALL: Final = (
         ),
         shapes=((2, 40), (3, 37)),  # shorter texts have full attention
     ),
-    _texts("GPT-2", "GPT2", LONGFORMER, n_embd=32, n_layer=2, n_head=2, n_inner=48, use_cache=False),
-    _texts("Llama", "Llama", BIGBIRD, **SIZES, num_key_value_heads=1, use_cache=False),
+    _texts("GPT-2", "GPT2", LONGFORMER, n_embd=32, n_layer=2, n_head=2, n_inner=48),
+    _texts("Llama", "Llama", BIGBIRD, **SIZES, num_key_value_heads=1),
     Subject(
         "T5",
         "transformers",
-        hugging_face("T5", vocab_size=VOCABULARY, use_cache=False, **_T5),
+        hugging_face("T5", vocab_size=VOCABULARY, **_T5),
         pairs,
         LONGFORMER,
     ),
@@ -178,5 +216,27 @@ _ALL: Final = (
     Subject("nn.TransformerEncoder", "torch", encoder, vectors, BIGBIRD),
     Subject("ViT", "torchvision", torchvision_vit, pixels, BIGBIRD),
     Subject("Swin", "torchvision", torchvision_swin, pixels, WINDOW, {"x": (0,)}),
+    Subject(
+        "GAT", "torch_geometric", graph_attention, edges, None, given="op:message_passing", given_count=2
+    ),
+    Subject(
+        "Autoencoder, sparse batch",
+        "torch",
+        partial(Autoencoder, 24, 16),
+        rows,
+        None,
+        given="input:input",
+        given_count=1,
+        dense=("0.weight",),
+    ),
+    Subject(
+        "DLRM",
+        "torch",
+        partial(DLRM, tables=3, rows=VOCABULARY, columns=8, hidden=16),
+        bags,
+        None,
+        given="op:embedding_bag",
+        given_count=3,
+    ),
 )
 SUBJECTS: Final = {f"{subject.name} ({subject.package})": subject for subject in _ALL}

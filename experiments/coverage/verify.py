@@ -6,6 +6,7 @@ gradients.
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ SPARSITY: Final = 0.5
 LINEAR: Final = ("Linear", "NonDynamicallyQuantizableLinear", "MultiheadAttention", "Conv1D")
 # Of float32 against float64, relative to the largest entry: a few hundred roundings of 6e-8 each.
 LIMIT: Final = 2e-5
+# What programs call adjacencies, bags and batches.
+GIVEN_NAMES: Final = frozenset("AX")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class Coverage:
     Attributes:
         attention: how many of its calls of attention are kernels, and how many there are.
         linear: how many weights of linear layers are in kernels, and how many there are.
+        given: how many products with matrices that are given sparse are kernels, and how many there are: with
+            adjacencies, bags and batches.
+        tier: how it was captured: 0 with parts in a form of ours, by the libraries' own registries; 1 by `torch.export`
+            alone.
         graphs: how many captured graphs all shapes needed.
         outputs: the largest error of an output over all shapes, relative to the largest entry of that output.
         gradients: the largest error of a parameter's gradient, relative to the largest entry of all of them.
@@ -40,6 +47,8 @@ class Coverage:
 
     attention: tuple[int, int]
     linear: tuple[int, int]
+    given: tuple[int, int]
+    tier: int
     graphs: int
     outputs: float
     gradients: float
@@ -47,21 +56,24 @@ class Coverage:
     @property
     def is_whole(self) -> bool:
         """Whether all was found, in one graph for all shapes, with the right results."""
-        found, total = zip(self.attention, self.linear, strict=True)
+        found, total = zip(self.attention, self.linear, self.given, strict=True)
         return found == total and self.graphs == 1 and max(self.outputs, self.gradients) < LIMIT
 
 
-def recipe(mask: Mapping[str, Any]) -> dict[str, Any]:
-    """A pattern for attention, and half of the weights of linear layers zero."""
-    attention = {"targets": ["op:scaled_dot_product_attention"], "mask": dict(mask)}
+def recipe(subject: Subject) -> dict[str, Any]:
+    """A pattern for attention, half of the weights of linear layers zero, and what is given sparse."""
+    attention = {"targets": ["op:scaled_dot_product_attention"], "mask": dict(subject.mask or {})}
+    given = {"targets": [subject.given], "source": "given", "format": "csr"}
     linear = {
         "targets": ["param:*weight"],
         "types": list(LINEAR),
         "role": "weight",
         "prune": {"method": "magnitude", "sparsity": SPARSITY},
+        "ignore": [f"param:{name}" for name in subject.dense],
         "format": "csr",
     }
-    return {"schema": 1, "name": "coverage", "sparsify": [attention, linear]}
+    rules = [linear, *([attention] if subject.mask else []), *([given] if subject.given else [])]
+    return {"schema": 1, "name": "coverage", "sparsify": rules}
 
 
 def verify(subject: Subject) -> Coverage:
@@ -74,7 +86,7 @@ def verify(subject: Subject) -> Coverage:
     model = subject.make().eval()
     sparse = sparsify.apply(
         model,
-        recipe(subject.mask),
+        recipe(subject),
         subject.inputs(*subject.shapes[0]),
         strict=True,
         trainable=True,
@@ -86,12 +98,15 @@ def verify(subject: Subject) -> Coverage:
     for shape in subject.shapes:
         *both, calls = compare(sparse, dense, subject.mask, subject.inputs(*shape))
         errors.append(both)
-    masked, pruned = (len(rule.matched) for rule in sparse.report.rules)
+    pruned, *others = (len(rule.matched) for rule in sparse.report.rules)
     attentions = sum(any(note.startswith(UNDER) for note in r.notes) for r in sparse.report.regions)
-    assert masked == attentions, "strict leaves nothing dense"
+    assert subject.mask is None or others[0] == attentions, "strict leaves nothing dense"
+    given = sum(bool(GIVEN_NAMES & region.formats.keys()) for region in sparse.report.regions)
     return Coverage(
         attention=(attentions, calls),
-        linear=(pruned, len(linear_weights(model))),
+        linear=(pruned, len(linear_weights(model)) - len(subject.dense)),
+        given=(given, subject.given_count),
+        tier=min(0 if variant.captured.is_lifted else 1 for variant in sparse.variants),
         graphs=len(sparse.variants),
         outputs=max(output for output, _ in errors),
         gradients=max(gradient for _, gradient in errors),
@@ -110,11 +125,12 @@ def linear_weights(model: nn.Module) -> list[str]:
 
 
 def compare(
-    sparse: SparseModule, dense: nn.Module, mask: Mapping[str, Any], inputs: Inputs
+    sparse: SparseModule, dense: nn.Module, mask: Mapping[str, Any] | None, inputs: Inputs
 ) -> tuple[float, float, int]:
     """The largest relative errors of outputs and gradients for one call, and how often it computes attention."""
     found = sparse(**inputs)
-    with own_attention(dense) if mask == GIVEN else masked_attention(mask) as calls:
+    reference = nullcontext([]) if mask is None else masked_attention(mask)
+    with own_attention(dense) if mask == GIVEN else reference as calls:
         expected = dense(**{name: as_float64(value) for name, value in inputs.items()})
     assert type(found) is type(expected), f"{type(found).__name__} in place of {type(expected).__name__}"
     have, want = (numbers(result) for result in (found, expected))
@@ -131,14 +147,24 @@ def compare(
 
 
 def as_float64(value: Any) -> Any:
-    """A tensor of floating point numbers in float64, other values as they are."""
+    """A tensor of floating point numbers in float64, written out; other values as they are."""
+    if isinstance(value, sparsify.SparseTensor):
+        value = value.to_dense()
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def numbers(result: Any) -> list[Tensor]:
-    """The tensors of floating point numbers in a result."""
-    leaves = pytree.tree_leaves(result)
+    """The tensors of floating point numbers in a result, the keys and values of caches among them."""
+    leaves = [part for leaf in pytree.tree_leaves(result) for part in parts_of(leaf)]
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def parts_of(leaf: Any) -> list[Any]:
+    """The keys and values of a cache of transformers, layer by layer; another leaf by itself."""
+    if hasattr(leaf, "self_attention_cache"):
+        return parts_of(leaf.self_attention_cache) + parts_of(leaf.cross_attention_cache)
+    layers = getattr(leaf, "layers", None)
+    return [leaf] if layers is None else [part for layer in layers for part in (layer.keys, layer.values)]
 
 
 def distance(found: Tensor, expected: Tensor) -> float:

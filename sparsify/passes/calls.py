@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
+from sparsify.passes import own_caches
 from sparsify.storage.tensor import SparseTensor
 
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -75,7 +76,7 @@ class Call:
             elif leaf.kind == "sparse":
                 leaves.append(sparse(leaf, *(next(rest) for _ in PARTS)))
             else:
-                leaves.append(value)
+                leaves.append(own_caches.fresh(value))
         arguments: dict[str, Any] = pytree.tree_unflatten(leaves, self.spec)
         return arguments
 

@@ -179,6 +179,22 @@ def no_operation(node: fx.Node) -> bool:
     return True
 
 
+def nothing_in_front(node: fx.Node) -> bool:
+    """`cat([empty, x]) -> x`: a vector without entries goes with tensors of every shape."""
+    parts = node.args[0] if operator_name(node) == "cat" else None
+    if not isinstance(parts, list | tuple):
+        return False
+    values = [operators.tensor_value(part) for part in parts]
+    if any(value is None for value in values):
+        return False
+    whole = [p for p, v in zip(parts, values, strict=True) if v is not None and tuple(v.shape) != (0,)]
+    if len(whole) != 1 or len(parts) == 1:
+        return False
+    node.replace_all_uses_with(whole[0])  # type: ignore[arg-type]
+    node.graph.erase_node(node)
+    return True
+
+
 def trivial_assertion(node: fx.Node) -> bool:
     """`assert size >= 0 -> nothing`: true of every size."""
     if operator_name(node) != "_assert_scalar":
@@ -212,6 +228,7 @@ def size_through(node: fx.Node) -> bool:
 
 RULES = (
     no_operation,
+    nothing_in_front,
     trivial_assertion,
     size_through,
     constant_factory,  # makes the tensor it copied from unused

@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
-from sparsify.passes import calls, own_experts, own_patterns, sparse_inputs
+from sparsify.passes import calls, own_caches, own_experts, own_patterns, sparse_inputs
 from sparsify.passes.canonicalize import canonicalize
 from sparsify.passes.inline import inline_blocks
 
@@ -46,6 +46,8 @@ class Captured:
         extents: per placeholder one entry per mode, a number or the name of a symbol.
         specialised: dimensions that were meant to be dynamic and are fixed, as `x[1] = 1433`.
         constants: tensors that the capture made, by attribute name.
+        is_lifted: whether parts of the model, or sparse matrices among its inputs, were captured in a form of ours,
+            which operators alone would not show.
     """
 
     graph: fx.Graph
@@ -55,6 +57,7 @@ class Captured:
     extents: list[tuple[int | str, ...]]
     specialised: list[str] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    is_lifted: bool = False
 
 
 class Flat(nn.Module):
@@ -71,7 +74,7 @@ class Flat(nn.Module):
         with sparse_inputs.capturing():
             bound = self.call.rebuild(tensors, matrix_of)
             args, kwargs = calls.arguments_of(bound, calls.signature(self.model))
-            leaves, output = pytree.tree_flatten(self.model(*args, **kwargs))
+            leaves, output = pytree.tree_flatten(own_caches.shown(self.model(*args, **kwargs)))
         self.record(output)
         return leaves
 
@@ -126,7 +129,17 @@ def capture(
         extents=extents,
         specialised=fixed_dimensions(names, extents, wanted),
         constants=constants,
+        is_lifted=is_lifted(model, call, masks=masks, gates=gates),
     )
+
+
+def is_lifted(model: nn.Module, call: calls.Call, *, masks: bool, gates: bool) -> bool:
+    """Whether a capture shows patterns, experts or sparse matrices in a form of ours."""
+    if any(leaf.kind == "sparse" for leaf in call.shape.leaves):
+        return True
+    parts = list(model.modules())
+    has_pattern = masks and any(own_patterns.own_pattern(part) is not None for part in parts)
+    return has_pattern or (gates and any(own_experts.is_known(part) and not part.training for part in parts))
 
 
 def example_tensors(call: calls.Call) -> list[torch.Tensor]:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify import options as settings
 from sparsify.errors import CaptureError
-from sparsify.passes import PASSES, base, calls
+from sparsify.passes import PASSES, base, calls, own_caches
 from sparsify.passes.base import Asked, Notices
 from sparsify.passes.capture import capture, sparse_parts
 from sparsify.passes.captures import Captures
@@ -33,6 +33,7 @@ from sparsify.runtime.peak import Peak
 
 MAX_CAPTURES = 8
 TIMED_CALLS = 3
+PAST = "a cache holds keys of earlier calls, for which there is no graph; such calls run as the source model has them"
 
 
 class SparseModule(fx.GraphModule):
@@ -139,13 +140,20 @@ class SparseModule(fx.GraphModule):
         if quick is not None and (known := self._quick.variants.get(quick[0])) is not None:
             return self.finish(known, quick[1])
         call = calls.flatten(self._signature, args, kwargs)
+        caches = own_caches.given(call.values)
+        if any(map(own_caches.has_past, caches)):
+            self._notices.warn(PAST)
+            return self.run_source(call)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is None:
             return self.original(*args, **kwargs)
         if quick is not None:
             self._quick.remember(quick[0], args, kwargs, call, variant)
-        return self.finish(variant, tensors)
+        result = self.finish(variant, tensors)
+        for cache in caches:
+            own_caches.fill(cache, result)
+        return result
 
     def finish(self, variant: Variant, tensors: Sequence[torch.Tensor]) -> Any:
         """The model's output class around the results of a variant."""
@@ -255,7 +263,7 @@ class SparseModule(fx.GraphModule):
 
     def run_source(self, call: calls.Call) -> Any:
         """What the source model computes for a call, without the patterns of rules."""
-        values = [value.to_torch() if calls.is_ours(value) else value for value in call.values]
+        values = [v.to_torch() if calls.is_ours(v) else own_caches.fresh(v) for v in call.values]
         args, kwargs = calls.arguments_of(pytree.tree_unflatten(values, call.spec), self._signature)
         with in_modes(self._source, self), self._weights.dense():
             return self._source(*args, **kwargs)

@@ -128,10 +128,21 @@ def repeated_vector(index: Any) -> fx.Node | None:
         ):
             return None
         is_column = inner.dim() == 1 or all(is_one(extent) for extent in inner.shape[1:])
-        if not is_column or str(inner.shape[0]) != str(value.shape[0]):
+        if not is_column or not may_agree(inner.shape[0], value.shape[0]):
             return None
         index = index.args[0]
     return None
+
+
+def may_agree(one: Any, other: Any) -> bool:
+    """Whether two extents are the same; what the data decide has another name wherever export meets it."""
+    return str(one) == str(other) or (is_counted(one) and is_counted(other))
+
+
+def is_counted(extent: Any) -> bool:
+    """Whether only the data of a call say how large an extent is, as of the edges that are no loops."""
+    symbols = extent.node.expr.free_symbols if isinstance(extent, torch.SymInt) else ()
+    return any(str(symbol).startswith("u") for symbol in symbols)
 
 
 def gathers_behind(nodes: Sequence[Any]) -> list[fx.Node]:

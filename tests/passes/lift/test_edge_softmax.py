@@ -184,3 +184,23 @@ def test_explain_shows_the_program():
     text = sparsify.explain(sparse)
     assert "attention over edges" in text
     assert "S, m, P, d, Y: one kernel" in text
+
+
+class TwoLayers(nn.Module):
+    """Two layers over the same edges, loops taken away and added by each; the second one has one head."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = geometric.GATConv(7, 4, heads=2), geometric.GATConv(8, 5, concat=False)
+
+    def forward(self, x, edge_index):
+        return self.second(F.elu(self.first(x, edge_index)), edge_index)
+
+
+def test_every_layer_over_shared_edges():
+    model = TwoLayers().eval()
+    sparse = apply(model, MESSAGES, graph(20, 50))
+    assert [region.notes[0] for region in sparse.report.regions] == ["attention over edges"] * 2
+    for arguments in (graph(20, 50), graph(31, 90)):
+        torch.testing.assert_close(sparse(*arguments), model(*arguments), rtol=1e-5, atol=1e-5)
+    assert len(sparse.variants) == 1

@@ -1,0 +1,112 @@
+"""Decoders that return caches: those of the model, and calls that bring one."""
+
+import copy
+
+import pytest
+import torch
+
+from experiments.coverage.subjects import hugging_face
+from experiments.coverage.verify import parts_of
+from sparsify import options
+from sparsify.passes.apply import apply
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytestmark = pytest.mark.model
+
+SIZES = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_inner": 24, "bos_token_id": 1}
+T5 = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+PRUNED = {
+    "schema": 1,
+    "name": "pruned",
+    "sparsify": [
+        {
+            "targets": ["param:*weight"],
+            "types": ["Conv1D", "Linear"],
+            "prune": {"method": "magnitude", "sparsity": 0.5},
+        }
+    ],
+}
+WINDOW = {
+    "schema": 1,
+    "name": "window",
+    "sparsify": [
+        {
+            "targets": ["op:scaled_dot_product_attention"],
+            "mask": {"kind": "sliding_window", "before": 40, "after": 40},
+        }
+    ],
+}
+TEXT = torch.arange(2, 26).view(2, 12)
+
+
+@pytest.fixture(autouse=True)
+def untimed():
+    with options.override(tune_seconds=0):
+        yield
+
+
+def gpt2():
+    torch.manual_seed(0)
+    return hugging_face("GPT2", **SIZES, eos_token_id=2)().eval()
+
+
+def same(found, expected):
+    """Asserts that two caches are of one class and hold the same."""
+    assert type(found) is type(expected)
+    have, want = parts_of(found), parts_of(expected)
+    assert len(have) == len(want) > 0
+    for one, other in zip(have, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", [PRUNED, WINDOW], ids=lambda recipe: recipe["name"])
+def test_the_first_call_returns_a_cache(recipe):
+    model = gpt2()
+    sparse = apply(model, recipe, TEXT, trainable=True)
+    dense = copy.deepcopy(model)
+    dense.load_state_dict(sparse.state_dict())
+    for text in (TEXT, TEXT[:, :7]):  # the window reaches all of these
+        with torch.no_grad():
+            found, expected = sparse(text), dense(text)
+        torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=1e-4, atol=1e-5)
+        same(found.past_key_values, expected.past_key_values)
+    assert len(sparse.variants) == 1
+
+
+def test_the_second_call_runs_as_the_model_has_it():
+    model = gpt2()
+    sparse = apply(model, WINDOW, TEXT)
+    with torch.no_grad():
+        cache = sparse(TEXT[:, :8]).past_key_values
+        with pytest.warns(RuntimeWarning, match="a cache holds keys of earlier calls"):
+            found = sparse(TEXT[:, 8:], past_key_values=cache)
+        expected = model(TEXT)
+    torch.testing.assert_close(
+        found.last_hidden_state, expected.last_hidden_state[:, 8:], rtol=1e-4, atol=1e-5
+    )
+    assert found.past_key_values is cache
+    same(cache, expected.past_key_values)
+
+
+def test_an_empty_cache_is_filled():
+    model = gpt2()
+    sparse = apply(model, PRUNED, TEXT, trainable=True)
+    dense = copy.deepcopy(model)
+    dense.load_state_dict(sparse.state_dict())
+    cache, other = transformers.DynamicCache(), transformers.DynamicCache()
+    with torch.no_grad():
+        sparse(TEXT, past_key_values=cache)
+        dense(TEXT, past_key_values=other)
+    same(cache, other)
+    assert len(sparse.variants) == 2  # one for calls without a cache, one for those with
+
+
+def test_both_caches_of_a_translation():
+    torch.manual_seed(0)
+    model = hugging_face("T5", **T5, decoder_start_token_id=0)().eval()
+    inputs = {"input_ids": TEXT, "decoder_input_ids": TEXT[:, :5]}
+    sparse = apply(model, WINDOW, inputs)
+    with torch.no_grad():
+        found, expected = sparse(**inputs), model(**inputs)
+    same(found.past_key_values, expected.past_key_values)
+    assert found.past_key_values.is_updated == expected.past_key_values.is_updated
