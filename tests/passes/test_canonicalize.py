@@ -48,6 +48,8 @@ CASES = [
     (lambda x: (x * 2) + (x * 2), ["mul", "add"]),
     (lambda x: torch.rand_like(x) + torch.rand_like(x), ["rand_like", "rand_like", "add"]),
     (lambda x: (x * 2) + (x * 2.0), ["mul", "mul", "add"]),
+    (lambda x: torch.cat([x.new_zeros(0), x * 2], -2), ["mul"]),
+    (lambda x: torch.cat([x.new_zeros(0, 3), x * 2]), ["zeros", "mul", "cat"]),
     (reads_before_and_after, ["exp", "mul", "add", "add"]),
 ]
 
