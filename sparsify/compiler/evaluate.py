@@ -27,6 +27,7 @@ from sparsify.compiler.remembered import recall, remember
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.compiler.shortcut import Learn, Operands, shortcut
+from sparsify.compiler.specialise import specialised
 from sparsify.compiler.torch_operator import Operator, register
 from sparsify.errors import DtypeError, EinsumError, FormatError, ScheduleError
 from sparsify.options import Options, current
@@ -187,7 +188,7 @@ def _evaluate_kernel(
     if found is None:
         program = _program(text, names, format, sizes, operands)
         met = sizes_of(program, [operands[name] for name in program.inputs])
-        found = (compile_program(program, schedule, options, met), options)
+        found = (compile_program(specialised(program, met), schedule, options, met), options)
         remember(_evaluations, tuple(key), found)
     kernel: Kernel = found[0]
     return kernel
@@ -231,6 +232,7 @@ def einsum_kernel(
         shapes = tuple(tuple(operand.shape) for operand in operands)
         program, order = _einsum_program(subscripts, described, shapes, format)
         sizes = sizes_of(program, [operands[n] for n in order])
+        program = specialised(program, sizes)
         found = (compile_program(program, schedule, options, sizes), order, options)
         remember(_kernels, tuple(key), found)
     kernel: Kernel = found[0]

@@ -15,12 +15,13 @@ from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Let, Notation, Sequence, Split
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import loop_chain, loop_names
-from sparsify.compiler.schedule.sizes import NARROW_BYTES, Sizes
+from sparsify.compiler.schedule.sizes import NARROW_BYTES, NEAR_BYTES, Sizes
 
 # Entries whose sums run side by side: each keeps a register or two, and their number hides the latency of an fma.
 TOGETHER = 4
-# How many stored positions ahead gathered rows are asked for.
+# How many stored positions ahead gathered rows are asked for, of tables larger than twice a near cache.
 AHEAD = 16
+NEAR_TABLE = 2 * NEAR_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,10 @@ class Sampled:
     def _ahead(self, lane: str, item_bytes: int, sizes: Sizes) -> list[d.Directive]:
         """Rows that the innermost stored coordinate picks, from memory too large to be near."""
         # Each step along a wide row asks for one line a row, which costs little even where rows come again soon.
-        is_wide = sizes.extents.get(lane, 0) * item_bytes > NARROW_BYTES
-        if not sizes.is_far(self.levels[-1], lane, item_bytes, None if is_wide else self.mask):
+        row_bytes = sizes.extents.get(lane, 0) * item_bytes
+        is_wide = row_bytes > NARROW_BYTES
+        is_far = sizes.is_far(self.levels[-1], lane, item_bytes, None if is_wide else self.mask)
+        if not is_far or (is_wide and sizes.extents.get(self.levels[-1], 0) * row_bytes <= NEAR_TABLE):
             return []
         gathered = [a.tensor for a in self.reads if index_names(a)[:1] == (self.levels[-1],)]
         return [d.Prefetch(name, AHEAD) for name in dict.fromkeys(gathered)]

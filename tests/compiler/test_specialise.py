@@ -1,0 +1,85 @@
+"""Which extents become constants, and that results are right for every extent."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify.compiler import specialise
+from sparsify.compiler.evaluate import einsum_kernel
+from sparsify.options import override
+
+SAMPLED = "ij,ik,jk->ij"
+
+
+def operands(columns: int) -> tuple[torch.Tensor, ...]:
+    """A sparse, and two dense matrices with so many columns."""
+    draw = torch.Generator().manual_seed(columns)
+    A = (torch.rand(9, 7, generator=draw) < 0.4) * torch.ones(())
+    dense = (torch.randn(extent, columns, generator=draw) for extent in (9, 7))
+    return sparsify.tensor(A, "csr"), *dense
+
+
+@pytest.mark.parametrize("columns", [1, 5, 16, 40, 128])
+@pytest.mark.parametrize("vector_bytes", [0, 32, 64])
+def test_sampled_products(columns: int, vector_bytes: int) -> None:
+    given = operands(columns)
+    A, P, Q = given
+    with override(vector_bytes=vector_bytes):
+        found = sparsify.einsum(SAMPLED, *given)
+        kernel, _ = einsum_kernel(SAMPLED, given, None, None)
+    assert dict(kernel.program.extents) == {"k": columns}
+    torch.testing.assert_close(found.to_dense(), A.to_dense() * (P @ Q.T))
+
+
+@pytest.mark.parametrize(
+    "subscripts, count", [("ij,jk->ik", 2), ("ij,ij->i", 2), ("ij,ij->ij", 2), ("ij,ik,jk->ik", 3)]
+)
+def test_other_sums_have_no_constants(subscripts: str, count: int) -> None:
+    shapes = {"ij": (3, 3), "jk": (3, 4), "ik": (3, 4)}
+    dense = [torch.ones(shapes[part]) for part in subscripts.split("->")[0].split(",")[1:]]
+    kernel, _ = einsum_kernel(subscripts, (sparsify.tensor(torch.eye(3), "csr"), *dense), None, None)
+    assert len(dense) + 1 == count
+    assert kernel.program.extents == ()
+
+
+def test_no_columns_are_no_constant() -> None:
+    A, P, Q = operands(0)
+    assert sparsify.einsum(SAMPLED, A, P, Q).values().tolist() == [0.0] * A.values().numel()
+
+
+def test_a_program_has_a_few_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specialise, "_given", {})
+    monkeypatch.setattr(specialise, "MOST", 2)
+    kernels = {}
+    for columns in (201, 202, 203, 201):
+        given = operands(columns)
+        kernels[columns], _ = einsum_kernel(SAMPLED, given, None, None)
+        A, P, Q = given
+        expected = A.to_dense() * (P @ Q.T)
+        torch.testing.assert_close(kernels[columns](*given).to_dense(), expected, rtol=1e-4, atol=1e-4)
+    assert [dict(kernels[columns].program.extents) for columns in (201, 202, 203)] == [
+        {"k": 201},
+        {"k": 202},
+        {},
+    ]
+
+
+def test_gradients() -> None:
+    A, P, Q = operands(6)
+    given = P.double().requires_grad_(), Q.double().requires_grad_()
+    pattern = A.double()
+    assert torch.autograd.gradcheck(
+        lambda p, q: sparsify.einsum(SAMPLED, pattern, p, q).values(), given, fast_mode=True
+    )
+
+
+def test_graphs_for_every_extent_have_no_constants() -> None:
+    pattern = operands(1)[0]
+
+    def product(P: torch.Tensor, Q: torch.Tensor) -> torch.Tensor:
+        return sparsify.einsum(SAMPLED, pattern, P, Q).to_dense()
+
+    compiled = torch.compile(product, dynamic=True, backend="eager")
+    for columns in (3, 5, 8):
+        _, P, Q = operands(columns)
+        torch.testing.assert_close(compiled(P, Q), pattern.to_dense() * (P @ Q.T))
