@@ -220,7 +220,7 @@ def once_leaves(node: fx.Node, plans: dict[frozenset[fx.Node], Plan]) -> list[fx
     """The leaves of an operand that follows from structure or is a turned weight, None for others."""
     if is_leaf(node):
         return None
-    if operators.parameter_behind(node) is not None:
+    if operators.parameter_behind(node) is not None or is_stack(node):
         return leaves_of([node])
     structures = [{leaf for leaf in known if leaf.op == "placeholder"} for known in plans]
     structural = set[fx.Node]().union(*structures)
@@ -231,6 +231,11 @@ def once_leaves(node: fx.Node, plans: dict[frozenset[fx.Node], Plan]) -> list[fx
     has_tensor = any(tensor_value(leaf) is not None for leaf in leaves)
     is_known = any(all(is_size_or(leaf, known) for leaf in leaves) for known in structures)
     return leaves if has_tensor and is_known else None
+
+
+def is_stack(node: fx.Node) -> bool:
+    """Whether an operand is made of parameters side by side."""
+    return operator_name(node) == "stack" and all(part.op == "get_attr" for part in node.all_input_nodes)
 
 
 def is_size_or(node: fx.Node, known: set[fx.Node]) -> bool:

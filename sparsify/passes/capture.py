@@ -7,7 +7,7 @@ own parameter names; one ATen node per operator, in canonical form.
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,6 +95,7 @@ def capture(
     *,
     masks: bool = False,
     gates: bool = False,
+    without: Collection[str] = (),
 ) -> Captured:
     """The graph of `model` for calls like `call`.
 
@@ -105,6 +106,7 @@ def capture(
             names to dimensions, `{"x": (0,)}`.
         masks: whether attention that has a pattern itself is captured without it, `own_patterns` has it then.
         gates: whether experts of transformers are captured as einsums over all of them, by `own_experts`.
+        without: names of experts that are not.
 
     Raises:
         CaptureError: export fails, or the model changes its buffers in a way that a graph cannot hold.
@@ -114,7 +116,7 @@ def capture(
     tensors = tuple(example_tensors(call))
     names = call.shape.tensor_names()
     shown = own_patterns.shown(model) if masks else nullcontext()
-    with shown, own_experts.spelled_out(model) if gates else nullcontext():
+    with shown, own_experts.spelled_out(model, without) if gates else nullcontext():
         program = export(flat, tensors, dimensions(names, tensors, dynamic), retry=dynamic is None)
     assert outputs, "export runs the model"
     graph, constants = inner_graph(program, names, first_names(model))

@@ -3,50 +3,125 @@
 In:  a Mixtral, whose experts run one after the other on the tokens that chose them: no graph can hold that.
 Out: while it is captured, `einsum("te,teo->to", gate, results)` with a gate that is 0 for experts that are not chosen.
 
-transformers' experts all ask one table for their implementation. What is in it stays as it was.
+transformers' experts with stacked matrices all ask one table for their implementation, those of Switch are a layer of
+their own each. The table and the modules stay as they were. Experts that no kernel computes afterwards are captured
+once more with an implementation of transformers, since all of them would take longer than the chosen ones.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+
+from sparsify.passes.operators import operator_name, scope
 
 MODULE: Final = "transformers.integrations.moe"
 NAME: Final = "sparsify_all_experts"
+# The implementation that graphs can hold.
+OWN: Final = "grouped_mm"
 
 
 @contextmanager
-def spelled_out(model: nn.Module) -> Iterator[None]:
-    """Within this context experts of transformers compute all results and weight them."""
+def spelled_out(model: nn.Module, without: Collection[str] = ()) -> Iterator[None]:
+    """Within this context experts of transformers compute all results and weight them.
+
+    Args:
+        without: names of those that run as transformers has them, in a form that graphs can hold.
+    """
     table: Any = getattr(sys.modules.get(MODULE), "ALL_EXPERTS_FUNCTIONS", None)
-    experts: list[Any] = [m for m in model.modules() if is_known(m)] if table is not None else []
-    configs = {id(module.config): module.config for module in experts}
+    named = dict(model.named_modules())
+    stacked: list[Any] = [m for m in named.values() if is_stacked(m)] if table is not None else []
+    layers: list[Any] = [m for name, m in named.items() if is_layers(m) and name not in without]
+    routers: list[Any] = [m for m in named.values() if layers and is_router(m)]
+    configs = {id(module.config): module.config for module in stacked}
     before = {key: config._experts_implementation for key, config in configs.items()}
+    apart = {id(named[name]) for name in without}
     if configs:
-        table[NAME] = all_experts
+        table[NAME] = partial(_experts, table, before, apart)
     try:
         for config in configs.values():
             config._experts_implementation = NAME
+        for module in layers:
+            module.forward = partial(all_layers, module)
+        for router in routers:
+            router.classifier.to = partial(_as_it_is, router.classifier)
         yield
     finally:
         for key, config in configs.items():
             config._experts_implementation = before[key]
+        for module in layers:
+            del module.forward
+        for router in routers:
+            del router.classifier.to
         if configs:
             del table[NAME]
 
 
+def left_over(graph: fx.Graph, model: nn.Module) -> list[str]:
+    """The names of experts that a graph computes for all tokens, after what kernels compute was taken out of it."""
+    named = model.named_modules()
+    known = {name for name, m in named if (is_stacked(m) and is_known(m)) or is_layers(m)}
+    scopes = (scope(n).partition("@")[0] for n in graph.nodes if operator_name(n) == "einsum")
+    return sorted(known & set(scopes))
+
+
+def is_stacked(module: Any) -> bool:
+    """Whether a module asks the table of transformers for an implementation of its experts."""
+    return hasattr(module, "_apply_gate") and hasattr(
+        getattr(module, "config", None), "_experts_implementation"
+    )
+
+
 def is_known(module: Any) -> bool:
-    """Whether a module has the matrices of experts stacked, `gate_up_proj` or `up_proj` and `down_proj`, no biases."""
-    if not hasattr(module, "_apply_gate") or not hasattr(module, "config"):
-        return False
+    """Whether stacked experts have the matrices `gate_up_proj` or `up_proj` and `down_proj`, and no biases."""
     first = "gate_up_proj" if getattr(module, "has_gate", False) else "up_proj"
     odd = [
         getattr(module, name, False) for name in ("has_bias", "has_post_expert_norm", "_is_expert_parallel")
     ]
     return not any(odd) and all(isinstance(getattr(module, n, None), Tensor) for n in (first, "down_proj"))
+
+
+def is_layers(module: Any) -> bool:
+    """Whether a module has two linear layers `wi` and `wo` without biases for each expert, as Switch has."""
+    if not isinstance(module, nn.ModuleDict) or not hasattr(module, "num_experts") or not len(module):
+        return False
+    for expert in module.values():
+        linear = [getattr(expert, name, None) for name in ("wi", "wo")]
+        if not all(isinstance(layer, nn.Linear) and layer.bias is None for layer in linear):
+            return False
+        dropout = getattr(expert, "dropout", None)
+        if not isinstance(dropout, nn.Dropout) or (dropout.training and dropout.p > 0):
+            return False
+        if not hasattr(expert, "act"):
+            return False
+    return True
+
+
+def is_router(module: Any) -> bool:
+    """Whether a module converts its classifier to a dtype that it has already, which no graph can hold."""
+    classifier = getattr(module, "classifier", None)
+    is_capped = hasattr(module, "expert_capacity") and isinstance(classifier, nn.Linear)
+    return is_capped and classifier.weight.dtype == getattr(module, "dtype", None)
+
+
+def _as_it_is(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A module that has this dtype."""
+    return module
+
+
+def _experts(
+    table: Any, before: dict[int, str], apart: Collection[int], experts: Any, *given: Any, **named: Any
+) -> Tensor:
+    """The results of experts: spelled out, or by an implementation of transformers."""
+    if is_known(experts) and id(experts) not in apart:
+        return all_experts(experts, *given, **named)
+    own = before[id(experts.config)]
+    found: Tensor = table[own if own in table else OWN](experts, *given, **named)
+    return found
 
 
 def all_experts(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -58,9 +133,6 @@ def all_experts(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -
         chosen: the experts of each token, [tokens, k].
         weights: theirs, of the same shape.
     """
-    if not is_known(experts):
-        found: Tensor = type(experts).forward.__wrapped__(experts, hidden, chosen, weights)
-        return found
     gate = hidden.new_zeros(hidden.shape[0], experts.num_experts)
     gate = gate.scatter_add(1, chosen, weights.to(gate.dtype))
     turned = getattr(experts, "is_transposed", False)
@@ -69,3 +141,19 @@ def all_experts(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -
     rows = experts._apply_gate(rows) if experts.has_gate else experts.act_fn(rows)
     results = torch.einsum("teh,eho->teo" if turned else "teh,eoh->teo", rows, experts.down_proj)
     return torch.einsum("te,teo->to", gate, results)
+
+
+def all_layers(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """The results of all experts that are layers of their own, weighted by a gate.
+
+    Args:
+        experts: the layers by name.
+        hidden: [tokens, channels].
+        chosen: 1 for the expert of a token and 0 for all others, and for tokens that are dropped, [tokens, 1, experts].
+        weights: of the chosen experts, [tokens, 1].
+    """
+    layers = list(experts.values())
+    gate = chosen.squeeze(1).to(hidden.dtype) * weights
+    first, last = (torch.stack([getattr(layer, name).weight for layer in layers]) for name in ("wi", "wo"))
+    rows = layers[0].act(torch.einsum("td,ehd->teh", hidden, first))
+    return torch.einsum("te,teo->to", gate, torch.einsum("teh,eoh->teo", rows, last))

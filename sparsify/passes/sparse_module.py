@@ -7,7 +7,6 @@ import copy
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,11 +15,12 @@ from torch.utils import _pytree as pytree
 
 from sparsify import options as settings
 from sparsify.errors import CaptureError
-from sparsify.passes import PASSES, base, calls, own_caches
+from sparsify.passes import base, calls, own_caches
 from sparsify.passes.base import Asked, Notices
-from sparsify.passes.capture import capture, sparse_parts
+from sparsify.passes.capture import sparse_parts
 from sparsify.passes.captures import Captures
 from sparsify.passes.check import compare
+from sparsify.passes.drafted import drafted
 from sparsify.passes.eager import eager
 from sparsify.passes.memory import Memory
 from sparsify.passes.no_graph import fail_without_graph
@@ -231,18 +231,9 @@ class SparseModule(fx.GraphModule):
 
     def build(self, call: calls.Call, tensors: list[torch.Tensor], dynamic: Any) -> Variant:
         """The variant for calls like `call`, compiled."""
-        asked = self._asked
-        captured = capture(self._source, call, dynamic, masks=asked.has_masks, gates=asked.has_gates)
-        report = Report(type(self._source).__name__, asked.recipe.name, specialised=captured.specialised)
-        examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
-        current = settings.current()
-        if asked.recipe.compile.threads is not None:
-            current = replace(current, threads=asked.recipe.compile.threads)
         known = {(name, held.spec.transposed): held.spec.format for name, held in self._weights.held.items()}
-        draft = base.Draft(
-            captured, self._source, asked, report, current, examples, notices=self._notices, formats=known
-        )
-        draft = base.run(PASSES, draft)
+        draft = drafted(self._source, self._asked, call, tensors, dynamic, self._notices, known)
+        captured, report = draft.captured, draft.report
         for name, constant in captured.constants.items():
             if not hasattr(self, name):
                 self.register_buffer(name, constant, persistent=False)

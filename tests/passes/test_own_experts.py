@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 import sparsify
 from sparsify.options import override
@@ -20,7 +21,24 @@ MORE = {
 }
 
 
+SWITCH = {
+    "vocab_size": 50, "d_model": 24, "d_kv": 8, "d_ff": 40, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2,
+    "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_experts": 5, "expert_capacity": 3,
+    "dropout_rate": 0.0, "router_jitter_noise": 0.0, "decoder_start_token_id": 0, "use_cache": False,
+}  # fmt: skip
 RECIPE = {"schema": 1, "name": "experts", "sparsify": [RULE]}
+
+
+def compare_gradients(found: torch.Tensor, expected: torch.Tensor, model: nn.Module, wide: nn.Module) -> None:
+    """The gradients of all parameters, those of routers too, are those of the same model in float64."""
+    gradient = torch.randn_like(expected)
+    theirs = torch.autograd.grad(expected, list(wide.parameters()), gradient, allow_unused=True)
+    mine = torch.autograd.grad(found, list(model.parameters()), gradient.float(), allow_unused=True)
+    for own, other in zip(mine, theirs, strict=True):
+        if own is not None or other is not None:
+            # Sums over all tokens of products of weights as large as the largest one.
+            largest = float(other.abs().max())
+            torch.testing.assert_close(own.double(), other, rtol=1e-3, atol=1e-4 * largest + 1e-6)
 
 
 @pytest.mark.model
@@ -40,12 +58,50 @@ def test_models(name):
             ids = torch.randint(50, shape)
             expected, found = wide(ids).last_hidden_state, sparse(ids).last_hidden_state
             torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
-            gradient = torch.randn_like(expected)
-            theirs = torch.autograd.grad(expected, list(wide.parameters()), gradient)
-            mine = torch.autograd.grad(found, list(model.parameters()), gradient.float())
-            for own, other in zip(mine, theirs, strict=True):
-                # Sums over all tokens of products of weights as large as the largest one.
-                torch.testing.assert_close(
-                    own.double(), other, rtol=1e-3, atol=1e-4 * float(other.abs().max())
-                )
+            compare_gradients(found, expected, model, wide)
     assert config._experts_implementation == before
+
+
+@pytest.mark.model
+def test_switch():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    model = transformers.SwitchTransformersModel(transformers.SwitchTransformersConfig(**SWITCH))
+    wide = copy.deepcopy(model).double()
+    for router in (m.router for m in wide.modules() if hasattr(m, "router")):
+        router.dtype = torch.float64  # routers convert themselves
+    with override(compiler_flags=("-O1",)):
+        sparse = sparsify.apply(model, RECIPE, texts(2, 9))
+        assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]] * 2
+        for shape in ((2, 9), (3, 14)):
+            expected, found = (m(**texts(*shape)).last_hidden_state for m in (wide, sparse))
+            torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+            compare_gradients(found, expected, model, wide)
+
+
+def texts(batch: int, length: int) -> dict[str, torch.Tensor]:
+    """Tokens and the beginnings of translations."""
+    ids = torch.randint(50, (batch, length), generator=torch.Generator().manual_seed(length))
+    mask = torch.ones_like(ids)
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "decoder_input_ids": ids.flip(1),
+        "decoder_attention_mask": mask,
+    }
+
+
+@pytest.mark.model
+def test_experts_without_a_kernel_are_those_of_the_model():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.MixtralConfig(
+        **{**SIZES, "num_hidden_layers": 1}, num_local_experts=5, hidden_act="mish"
+    )
+    model, ids = transformers.MixtralModel(config).eval(), torch.randint(50, (2, 9))
+    with torch.no_grad():
+        sparse = sparsify.apply(model, RECIPE, ids)
+        torch.testing.assert_close(sparse(ids).last_hidden_state, model(ids).last_hidden_state)
+    assert not sparse.report.regions
+    assert any(entry.reason.endswith("the model's own experts run") for entry in sparse.report.dense)
+    assert sparse.variants
+    assert not [node for node in sparse.graph.nodes if "einsum" in str(node.target)]

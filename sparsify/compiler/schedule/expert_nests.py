@@ -129,7 +129,7 @@ class _Reader:
             return None
         is_of_entry = {self.expert, self.token} <= set(names)
         if inner.monoid is None:
-            if not is_of_entry or not self._has_positions(inner.target) or set(names) < more:
+            if not is_of_entry or not self._has_positions(inner.target) or not more <= set(names):
                 return None
             return self._row(inner, names)
         if is_of_entry:

@@ -1,0 +1,89 @@
+"""A call of a model captured and taken through all passes.
+
+In: a model, a recipe and a call like those that will come. Out: a `Draft` whose graph calls kernels.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from sparsify import options as settings
+from sparsify.errors import CaptureError, RecipeError
+from sparsify.passes import PASSES, base, calls, own_experts
+from sparsify.passes.base import Asked, Draft, Notices
+from sparsify.passes.capture import Dynamic, capture
+from sparsify.recipe import Rule
+from sparsify.report import Report
+from sparsify.storage.format import Format
+
+
+def drafted(
+    source: nn.Module,
+    asked: Asked,
+    call: calls.Call,
+    tensors: Sequence[torch.Tensor],
+    dynamic: Dynamic,
+    notices: Notices,
+    formats: Mapping[tuple[str, bool], Format],
+) -> Draft:
+    """The draft for calls like `call`; experts that no kernel computes run as the model has them.
+
+    Args:
+        source: the model.
+        tensors: of the call.
+        formats: of weights that are packed already, by name and whether the transpose is read.
+
+    Raises:
+        CaptureError: as `capture`; with experts that no kernel computes and no graph can hold, the reason is theirs.
+    """
+
+    def made(asked: Asked, without: Collection[str] = ()) -> Draft:
+        captured = capture(
+            source, call, dynamic, masks=asked.has_masks, gates=asked.has_gates, without=without
+        )
+        report = Report(type(source).__name__, asked.recipe.name, specialised=captured.specialised)
+        examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
+        current = settings.current()
+        if asked.recipe.compile.threads is not None:
+            current = replace(current, threads=asked.recipe.compile.threads)
+        draft = Draft(
+            captured, source, asked, report, current, examples, notices=notices, formats=dict(formats)
+        )
+        return base.run(PASSES, draft)
+
+    found = made(asked)
+    left = own_experts.left_over(found.graph, source) if asked.has_gates else []
+    if not left:
+        return found
+    reasons = {name: _reason(found, name) for name in left}
+    try:
+        found = made(_with_fewer_gates(asked), left)
+    except CaptureError as error:
+        whys = "; ".join(f"no kernel computes {name}: {why}" for name, why in reasons.items())
+        raise CaptureError(f"{whys}; {error}") from error
+    except RecipeError as error:  # rules name nodes that are others now
+        found.report.warnings.append(f"all experts of {', '.join(left)} are computed: {error}")
+        return found
+    for name, why in reasons.items():
+        found.report.left_dense(name, "experts", name, f"{why}; the model's own experts run")
+    return found
+
+
+def _with_fewer_gates(asked: Asked) -> Asked:
+    """The same with rules for gates that may match nothing: there may be none left."""
+
+    def relaxed(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        return tuple(r.model_copy(update={"optional": True}) if r.role == "gate" else r for r in rules)
+
+    whole = asked.recipe
+    stages = tuple(s.model_copy(update={"sparsify": relaxed(s.sparsify)}) for s in whole.stages)
+    recipe = whole.model_copy(update={"sparsify": relaxed(whole.sparsify), "stages": stages})
+    return replace(asked, recipe=recipe)
+
+
+def _reason(draft: Draft, name: str) -> str:
+    """Why no kernel computes the experts of this name."""
+    found = (entry.reason for entry in draft.report.dense if entry.scope.partition("@")[0] == name)
+    return next(found, "no rule chose its gate")
