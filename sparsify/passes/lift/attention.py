@@ -142,8 +142,12 @@ def program_text(
         score = f"{score} + {mask}"
     if not spec.is_whole:
         score = f"where({mask}, {score}, -inf)"
-    # A statement by itself: what is drawn for an entry is drawn once, whatever the width of the values.
-    weights, drop = ("D", f"D[{at}i,j] = P[{at}i,j] * {factor}") if factor else ("P", "")
+    weights, drop = "P", ""
+    if factor:
+        # Statements by themselves: what is drawn for an entry is drawn once, for all that the gradients read it for.
+        weights = "D"
+        drop = f"""F[{at}i,j] = where(stored(S[{at}i,j]), {factor}, 0)
+        D[{at}i,j] = P[{at}i,j] * F[{at}i,j]"""
     return f"""
         S[{at}i,j] = where(stored({mask}), {score}, -inf)
         m[{at}i] max= S[{at}i,j]
