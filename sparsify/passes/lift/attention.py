@@ -6,6 +6,7 @@ Out: a region of five statements over `Q`, `K`, `V`, the pattern `M` and the mod
 Queries without any key give 0, as torch's attention does.
 """
 
+from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
@@ -70,6 +71,9 @@ def attention_region(node: fx.Node) -> Region | str:
     widths = {"k": query.meta["val"].shape[-1], "l": value.meta["val"].shape[-1]}
     sizes = {index: int(str(width)) for index, width in widths.items() if str(width).isdigit()}
     program = declare(parse(text), declared, ("Y",), sizes=sizes)
+    # Factors of numbers alone would be float32, whatever they are multiplied with.
+    declarations = (replace(d, dtype=dtype) if d.name in "FDY" else d for d in program.declarations)
+    program = replace(program, declarations=tuple(declarations))
     statement = (node, (*outer, "i", "l"), Const(0))
     covered = [*match.made, node]
     names[node.name] = "Y"
