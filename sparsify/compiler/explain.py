@@ -75,7 +75,7 @@ def _compared(program: Program, sizes: Sizes) -> list[str]:
     if chain is None:
         mixed = joined_experts(program)
         return alternatives(program, sizes) if mixed is None else [str(mixed)]
-    return [str(chain), *([] if chain.is_faster else alternatives(program, sizes))]
+    return [str(chain), *(chain.held() if chain.is_faster else alternatives(program, sizes))]
 
 
 def found(library: Library) -> str:

@@ -7,8 +7,9 @@ A fused chain moves operands and results alone, and both of its products run in 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Final
 
 from sparsify.compiler.cpp import target
 from sparsify.compiler.einsum.infer_format import infer_format
@@ -20,11 +21,17 @@ from sparsify.compiler.schedule.cost import known_extents, statement_us, tensor_
 from sparsify.compiler.schedule.machine import scaled
 from sparsify.compiler.schedule.product_cost import kernel_us
 from sparsify.compiler.schedule.row_chain import RowChain, row_chain
+from sparsify.compiler.schedule.row_ways import RowWay, row_ways
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.compiler.schedule.strips import chain_schedules
 from sparsify.errors import UnsupportedProgramError
 from sparsify.options import current
 from sparsify.runtime.threads import count
+
+WAYS: Final = {
+    "strip": "as a strip in scratch",
+    "online": "by chunks, sums rescaled",
+    "recomputed": "by chunks, computed again",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,7 @@ class Fusion:
         results: of the statements, in order.
         fused_us, apart_us: the expected times of a call; `None` where sizes are not known.
         moved: bytes that the temporaries take, which one kernel does not move.
+        ways: to hold a row, the best first, each with the time of one kernel.
     """
 
     chain: RowChain
@@ -43,6 +51,7 @@ class Fusion:
     fused_us: float | None = None
     apart_us: float | None = None
     moved: int = 0
+    ways: tuple[tuple[RowWay, float], ...] = ()
 
     @property
     def is_faster(self) -> bool:
@@ -56,6 +65,11 @@ class Fusion:
         times = f"one kernel {self.fused_us:,.0f} us, a kernel each {self.apart_us:,.0f} us"
         held = f"{self.moved:,} bytes of temporaries stay with their rows"
         return f"{names}: {times}; " + (held if self.is_faster else "cut, since one kernel loses")
+
+    def held(self) -> list[str]:
+        """A line for each way to hold a row, the one that is taken first."""
+        lines = (f"rows {WAYS[way.name]}: {us:,.0f} us; {way.why}" for way, us in self.ways)
+        return list(dict.fromkeys(lines))
 
 
 def fusion(program: Program, sizes: Sizes) -> Fusion | None:
@@ -78,14 +92,17 @@ def fusion(program: Program, sizes: Sizes) -> Fusion | None:
     if chain is None:
         return None
     width = lanes(plain, target.vector_bytes(current()))
-    if next(chain_schedules(chain, width, lane_bytes(plain), sizes), None) is None:
+    ways = row_ways(chain, width, lane_bytes(plain), sizes)
+    if not ways:
         return None
     results = tuple(statement.target.tensor for statement in inferred.statements)
     extents = known_extents(inferred, sizes.extents)
     names = {name for declared in inferred.declarations for name in declared.extents}
     if chain.mask.name not in sizes.stored or not names <= extents.keys():
         return Fusion(chain, results)
-    return _priced(inferred, chain, results, extents, sizes.stored)
+    if ways[0].extra_us is None:
+        ways = row_ways(chain, width, lane_bytes(plain), replace(sizes, extents=extents))
+    return _priced(inferred, chain, results, extents, sizes.stored, ways)
 
 
 def _priced(
@@ -94,6 +111,7 @@ def _priced(
     results: tuple[str, ...],
     extents: Mapping[str, int],
     stored: Mapping[str, int],
+    ways: tuple[RowWay, ...],
 ) -> Fusion:
     """The chain with the times of one kernel and of a kernel for each statement."""
     # As it is assumed: what becomes one kernel must not depend on a busy minute.
@@ -107,4 +125,5 @@ def _priced(
     moved = sum(tensor_bytes(declared, extents, counts) for declared in given)
     apart = sum(statement_us(program, s, extents, counts, machine) for s in program.statements)
     held = sum(tensor_bytes(declared, extents, counts) for declared in inside)
-    return Fusion(chain, results, kernel_us(busy, moved, machine), apart, held)
+    held_us = tuple((way, kernel_us(busy + (way.extra_us or 0.0), moved, machine)) for way in ways)
+    return Fusion(chain, results, held_us[0][1], apart, held, held_us)

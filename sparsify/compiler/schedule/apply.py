@@ -24,6 +24,8 @@ from sparsify.compiler.schedule.chains import (
     rewrite_loops,
 )
 from sparsify.compiler.schedule.place import pack, precompute_at, precompute_of, precompute_over
+from sparsify.compiler.schedule.recompute import recompute
+from sparsify.compiler.schedule.rescale import rescale
 from sparsify.errors import ScheduleError
 
 
@@ -63,6 +65,10 @@ def _step(program: Notation, directive: d.Directive) -> Notation:
             return precompute_of(program, directive)
         case d.Precompute():
             return precompute_at(program, directive)
+        case d.Recompute():
+            return recompute(program, directive)
+        case d.Rescale():
+            return rescale(program, directive)
         case d.Pack():
             return pack(program, directive)
         case d.Vector(index=index, nest=nest):

@@ -8,7 +8,17 @@ from dataclasses import replace
 
 from sparsify.compiler.einsum.nodes import Access, Assign
 from sparsify.compiler.node import Node, children, find, map_children, walk
-from sparsify.compiler.notation.nodes import Forall, Fuse, Notation, Position, Sequence, Split, Statement
+from sparsify.compiler.notation.nodes import (
+    Forall,
+    Fuse,
+    Let,
+    Notation,
+    Position,
+    Sequence,
+    Split,
+    Statement,
+)
+from sparsify.errors import ScheduleError
 
 Body = Statement | Assign
 
@@ -109,3 +119,28 @@ def replace_accesses(body: Body, tensor: str, access: Access, reader: str = "") 
     result = visit(body)
     assert isinstance(result, Statement | Assign)
     return result
+
+
+def replace_body(body: Body, old: Node, new: Body) -> Body:
+    """`body` with the node `old` (that very object) replaced."""
+
+    def visit(node: Node) -> Node:
+        return new if node is old else map_children(node, visit)
+
+    result = visit(body)
+    assert isinstance(result, Statement | Assign)
+    return result
+
+
+def let_of(program: Notation, name: str, directive: Node) -> Let:
+    """The `let` that declares the temporary `name`, which a directive asks for.
+
+    Raises:
+        ScheduleError: there is none.
+    """
+    lets = find(program.body, Let)
+    for let in lets:
+        if any(temporary.name == name for temporary in let.temporaries):
+            return let
+    names = [temporary.name for let in lets for temporary in let.temporaries]
+    raise ScheduleError(f"`{directive}`: there is no temporary {name}", f"one of {names}")

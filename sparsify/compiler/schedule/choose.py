@@ -22,10 +22,10 @@ from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.panels import panels
 from sparsify.compiler.schedule.row_chain import row_chain
 from sparsify.compiler.schedule.row_lanes import Rows
+from sparsify.compiler.schedule.row_ways import row_ways
 from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
-from sparsify.compiler.schedule.strips import chain_schedules
 from sparsify.compiler.schedule.tiles import tiles
 from sparsify.storage.levels import Level
 
@@ -69,7 +69,7 @@ def candidates(
     if (mixture := experts(program)) is not None:
         yield from mixture.schedules(lanes, item_bytes, sizes)
     if (chain := row_chain(program)) is not None:
-        yield from chain_schedules(chain, lanes, item_bytes, sizes)
+        yield from (way.schedule for way in row_ways(chain, lanes, item_bytes, sizes))
     yield from joined(program)
     nests = _nests(program)
     if len(nests) <= 2:

@@ -110,6 +110,31 @@ class Precompute(Directive):
 
 
 @dataclass(frozen=True, slots=True)
+class Recompute(Directive):
+    """`recompute S after m`: what comes after `m` reads an `S_again` of its own, computed as `S` is."""
+
+    temporary: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"recompute {self.temporary} after {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale(Directive):
+    """`rescale m at jo`: the nests up to `jo` are one, in which the largest number so far is in the place of `m`.
+
+    What is summed of `exp(S - m)` is multiplied with `exp(m - n)` when another chunk of the row makes `n` of `m`.
+    """
+
+    maximum: str
+    at: str
+
+    def __str__(self) -> str:
+        return f"rescale {self.maximum} at {self.at}"
+
+
+@dataclass(frozen=True, slots=True)
 class Pack(Directive):
     """`pack P = B[j, ki] at ko in thread`: inside loop `ko`, `B` is first copied to `P`, stored in that order.
 
@@ -263,6 +288,12 @@ _FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
         rf"precompute\s+(?P<temporary>{_NAME})(?:\s*=\s*(?P<source>{_NAME}))?\s+(?:at\s+(?P<at>{_NAME})|over\s+(?P<over>{_NAME}))\s+in\s+(?P<scope>{_NAME})(?:\s+(?P<listed>listed)|\s+(?P<marked>marked))?",
         Precompute,
     ),
+    (
+        "recompute S after m",
+        rf"recompute\s+(?P<temporary>{_NAME})\s+after\s+(?P<after>{_NAME})",
+        Recompute,
+    ),
+    ("rescale m at jo", rf"rescale\s+(?P<maximum>{_NAME})\s+at\s+(?P<at>{_NAME})", Rescale),
     (
         "pack P = B[j, ki] at ko in thread [for w]",
         rf"pack\s+(?P<temporary>{_NAME})\s*=\s*(?P<tensor>{_NAME})\s*\[\s*(?P<indices>{_LIST})\s*\]\s+at\s+(?P<at>{_NAME})\s+in\s+(?P<scope>{_NAME})(?:\s+for\s+(?P<reader>{_NAME}))?",

@@ -52,29 +52,44 @@ class EntryRows:
             d.Pos(chain.listed, position, chain.mask.name),
             d.Split(position, group, member, self.lanes),
         ]
-        tail = tuple(self.lanes * count for count in (4, 2, 1))
-        splits = {free: (name(f"{free}o"), name(f"{free}i")) for free in chain.lanes()}
-        for free, (outer, inner) in splits.items():
-            steps.append(d.Split(free, outer, inner, ROW_VECTORS * self.lanes, tail))
-        sums = {
-            nest.inner: (name(f"{nest.inner}o"), name(f"{nest.inner}i")) for nest in chain.nests if nest.inner
-        }
-        for free, (outer, inner) in sums.items():
-            steps.append(d.Split(free, outer, inner, SUM_VECTORS * self.lanes, (self.lanes,)))
-        around = (*chain.around(self.sizes), chain.outer)
-        if chain.is_row_first:
-            around = (chain.outer, *chain.leading)
+        made, splits = self.splits()
+        steps += made
+        around = self.around()
         entries = (*around, group, member)
         for nest in chain.nests:
-            steps += _ordered(nest, around, entries, {**splits, **sums}, chain)
+            steps += _ordered(nest, around, entries, splits, chain)
         steps += [d.Precompute(held, "thread", at=around[-1]) for held in chain.held]
         for nest in chain.nests:
-            steps += _kinds(nest, member, {**splits, **sums}, chain)
+            steps += _kinds(nest, member, splits, chain)
+        return d.Schedule((*steps, self.shared()))
+
+    def around(self) -> tuple[str, ...]:
+        """The loops around the entries of a row."""
+        chain = self.chain
+        if chain.is_row_first:
+            return (chain.outer, *chain.leading)
+        return (*chain.around(self.sizes), chain.outer)
+
+    def shared(self) -> d.Parallel:
+        """What threads share."""
+        chain = self.chain
         if chain.is_row_first or chain.shares_rows(self.sizes):
-            steps.append(d.Parallel(chain.outer, "dynamic", chain.mask.name))
-        else:
-            steps.append(d.Parallel(around[0], "dynamic"))
-        return d.Schedule(tuple(steps))
+            return d.Parallel(chain.outer, "dynamic", chain.mask.name)
+        return d.Parallel(self.around()[0], "dynamic")
+
+    def splits(self) -> tuple[list[d.Directive], dict[str, tuple[str, str]]]:
+        """The loops along rows of results and along sums, and what makes them."""
+        name = self.chain.fresh
+        tail = tuple(self.lanes * count for count in (4, 2, 1))
+        steps: list[d.Directive] = []
+        made: dict[str, tuple[str, str]] = {}
+        for free in self.chain.lanes():
+            made[free] = outer, inner = name(f"{free}o"), name(f"{free}i")
+            steps.append(d.Split(free, outer, inner, ROW_VECTORS * self.lanes, tail))
+        for free in dict.fromkeys(nest.inner for nest in self.chain.nests if nest.inner):
+            made[free] = outer, inner = name(f"{free}o"), name(f"{free}i")
+            steps.append(d.Split(free, outer, inner, SUM_VECTORS * self.lanes, (self.lanes,)))
+        return steps, made
 
 
 def _ordered(

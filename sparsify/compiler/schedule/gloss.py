@@ -31,6 +31,10 @@ def gloss(directive: d.Directive) -> str:
             return f"{position} runs over the stored positions of {tensor}, {index} is read from them"
         case d.Precompute():
             return _precompute(directive)
+        case d.Recompute(temporary, after):
+            return f"what comes after {after} computes {temporary} again"
+        case d.Rescale(maximum, at):
+            return f"each iteration of {at} has a {maximum} of what came so far, by which earlier sums are rescaled"
         case d.Pack(temporary, tensor, indices, at, scope, reader):
             place = f"inside {at}" if at else "first"
             stored = f"stored by {', '.join(indices)}{f' for {reader}' if reader else ''}"

@@ -11,7 +11,7 @@ from itertools import takewhile
 from sparsify.compiler.dtypes import Kind, computing
 from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of, reduced
 from sparsify.compiler.einsum.nodes import Access, Assign, Index, Stored
-from sparsify.compiler.node import Node, find, map_children, walk
+from sparsify.compiler.node import Node, find, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import (
     Forall,
@@ -21,7 +21,6 @@ from sparsify.compiler.notation.nodes import (
     Sequence,
     Serial,
     Split,
-    Statement,
     Temporary,
 )
 from sparsify.compiler.notation.provenance import Provenance
@@ -31,10 +30,12 @@ from sparsify.compiler.schedule.chains import (
     accesses,
     assigns,
     close_chain,
+    let_of,
     loop_chain,
     loops_around,
     loops_to_assignment,
     replace_accesses,
+    replace_body,
     rewrite_loops,
     sequence,
 )
@@ -47,7 +48,7 @@ def precompute_at(program: Notation, directive: d.Precompute) -> Notation:
     All statements from the first that names `w` to the last move into one loop. A `w` that already lives inside
     the loop moves out of those around it, `forall p: let w: P; C -> let w[p]: (forall p: P); forall p: C`.
     """
-    let = _let_of(program, directive)
+    let = let_of(program, directive.temporary, directive)
     temporary = next(t for t in let.temporaries if t.name == directive.temporary)
     if not directive.at:
         return _replace_let(program, let, _with(let, _kept(temporary, directive)))
@@ -133,7 +134,8 @@ def _out_of_loops(
             statement = replace_accesses(statement, t.name, _access(t))
         parts.append(close_chain(between, statement))
     return replace(
-        program, body=_replace(program.body, around, replace(around, body=Let(tuple(wider), sequence(parts))))
+        program,
+        body=replace_body(program.body, around, replace(around, body=Let(tuple(wider), sequence(parts)))),
     )
 
 
@@ -165,7 +167,7 @@ def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
     collect = close_chain(chain, Assign(access, assign.monoid, assign.value))
     give = close_chain(given, Assign(assign.target, None if whole else assign.monoid, access))
     new = close_chain(shared, Let((shrunk,), Sequence((collect, give))))
-    return replace(program, body=_replace(program.body, nest, new))
+    return replace(program, body=replace_body(program.body, nest, new))
 
 
 def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
@@ -201,7 +203,7 @@ def precompute_over(program: Notation, directive: d.Precompute) -> Notation:
     loops.sort(key=lambda loop: copies.indices.index(loop.index))
     give = close_chain(loops, Assign(assign.target, assign.monoid, access))
     new = close_chain(outer, Let((copies,), Sequence((collect, give))))
-    return replace(program, body=_replace(program.body, nest, new))
+    return replace(program, body=replace_body(program.body, nest, new))
 
 
 def pack(program: Notation, directive: d.Pack) -> Notation:
@@ -315,15 +317,6 @@ def _statements(node: Node) -> tuple[Body, ...]:
     return ()
 
 
-def _let_of(program: Notation, directive: d.Precompute) -> Let:
-    """The `let` that declares the temporary of the directive."""
-    for node in walk(program.body):
-        if isinstance(node, Let) and any(t.name == directive.temporary for t in node.temporaries):
-            return node
-    names = [t.name for node in find(program.body, Let) for t in node.temporaries]
-    raise ScheduleError(f"`{directive}`: there is no temporary {directive.temporary}", f"one of {names}")
-
-
 def _with(let: Let, temporary: Temporary) -> Let:
     return replace(
         let, temporaries=tuple(temporary if t.name == temporary.name else t for t in let.temporaries)
@@ -331,18 +324,7 @@ def _with(let: Let, temporary: Temporary) -> Let:
 
 
 def _replace_let(program: Notation, let: Let, new: Body) -> Notation:
-    return replace(program, body=_replace(program.body, let, new))
-
-
-def _replace(body: Body, old: Node, new: Body) -> Body:
-    """`body` with the node `old` (that very object) replaced."""
-
-    def visit(node: Node) -> Node:
-        return new if node is old else map_children(node, visit)
-
-    result = visit(body)
-    assert isinstance(result, Statement | Assign)
-    return result
+    return replace(program, body=replace_body(program.body, let, new))
 
 
 def _access(temporary: Temporary) -> Access:

@@ -32,7 +32,7 @@ class Nest:
 
     Attributes:
         kind: what it computes.
-        result: the tensor or temporary that it assigns.
+        assign: the assignment of its result.
         lane: the index variable along a row of a product or of its result, "" without.
         summed: of scores, the temporary of the sum.
         inner: of scores, the index variable of the sum.
@@ -42,13 +42,18 @@ class Nest:
     """
 
     kind: Kind
-    result: str
+    assign: Assign
     lane: str = ""
     summed: str = ""
     inner: str = ""
     turned: Access | None = None
     apart: tuple[str, ...] = ()
     panel: Access | None = None
+
+    @property
+    def result(self) -> str:
+        """The tensor or temporary that it assigns."""
+        return self.assign.target.tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,22 +245,18 @@ def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
     if not {*rows.leading, rows.row} <= names:
         return None
     if loops == rows.of_entries and index_names(target) == kept.indices and inner.monoid is None:
-        return Nest("entries", target.tensor)
+        return Nest("entries", inner)
     if loops == rows.of_entries and names == {*rows.leading, rows.row} and inner.monoid is not None:
-        return Nest("reduction", target.tensor)
+        return Nest("reduction", inner)
     more = loops - rows.of_entries
     lane = next(iter(more), "")
     if len(more) == 1 and loops - more == rows.of_rows and names == {*rows.leading, rows.row}:
-        return (
-            Nest("total", target.tensor, lane) if inner.monoid == "sum" and _is_along(inner, lane) else None
-        )
+        return Nest("total", inner, lane) if inner.monoid == "sum" and _is_along(inner, lane) else None
     if len(more) > 1 or (lane and index_names(target)[-1] != lane):
         return None
     if loops >= rows.of_entries and inner.monoid is not None and _is_along(inner, lane):
-        return Nest("product", target.tensor, lane, panel=_panel(inner, lane, rows.column))
-    return (
-        Nest("rows", target.tensor, lane) if loops - more == rows.of_rows and inner.monoid is None else None
-    )
+        return Nest("product", inner, lane, panel=_panel(inner, lane, rows.column))
+    return Nest("rows", inner, lane) if loops - more == rows.of_rows and inner.monoid is None else None
 
 
 def _of_columns(assign: Assign, loops: set[str], rows: Rows) -> Nest | None:
@@ -269,8 +270,8 @@ def _of_columns(assign: Assign, loops: set[str], rows: Rows) -> Nest | None:
     if set(names) != {*apart, rows.column, lane} or names[-1] != lane:
         return None
     if not more:
-        return Nest("gathered", assign.target.tensor, apart=apart)
-    return Nest("columns", assign.target.tensor, lane, apart=apart) if _is_along(assign, lane) else None
+        return Nest("gathered", assign, apart=apart)
+    return Nest("columns", assign, lane, apart=apart) if _is_along(assign, lane) else None
 
 
 def _is_along(assign: Assign, lane: str) -> bool:
@@ -305,7 +306,7 @@ def _scores(let: Let, column: str, kept: Temporary) -> Nest | None:
     turned = keys[0] if keys[0].indices[-1] == Index(inner) else None
     if turned is not None and not all(isinstance(index, Index) for index in turned.indices):
         return None
-    return Nest("scores", written.target.tensor, "", let.temporaries[0].name, inner, turned)
+    return Nest("scores", written, "", let.temporaries[0].name, inner, turned)
 
 
 def _names(access: Access) -> set[str]:

@@ -15,8 +15,6 @@ from typing import Final
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.entry_modes import EntryModes
-from sparsify.compiler.schedule.entry_rows import EntryRows
 from sparsify.compiler.schedule.row_chain import Nest, RowChain
 from sparsify.compiler.schedule.sizes import Sizes
 
@@ -47,15 +45,6 @@ def tile_rows(height: int, vectors: int, registers: int) -> int:
     most = max(1, min(height, ROWS, (registers - vectors - 1) // vectors))
     fitting = [rows for rows in range(1, most + 1) if height % rows == 0]
     return fitting[-1] if fitting[-1] * vectors >= min(CHAINS, most * vectors) else most
-
-
-def chain_schedules(chain: RowChain, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
-    """The schedules of a row-wise chain as one kernel, the best first; nothing where none is known to be fast."""
-    yield from Strips(chain, lanes, item_bytes, sizes).schedules()
-    together, apart = EntryModes(chain, lanes, item_bytes, sizes), EntryRows(chain, lanes, sizes)
-    is_apart = not together.fits or together.cycles() > together.cycles_apart()
-    for entries in (apart, together) if is_apart else (together, apart):
-        yield from entries.schedules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +81,28 @@ class Strips:
     def schedule(self) -> d.Schedule:
         """Strips of rows, each nest in its order, what they share in scratch, keys transposed."""
         chain = self.chain
+        steps, loops = self.tiled()
+        for nest in chain.nests:
+            steps += _ordered(nest, loops, chain)
+        for nest in chain.nests:
+            steps += _collected(nest, loops, chain)
+        steps += [d.Precompute(held, "thread", at=loops.around[-1]) for held in chain.held]
+        for nest in chain.nests:
+            steps += self.packed(nest, loops)
+        for nest in chain.nests:
+            steps += kinds(nest, loops, chain)
+        return d.Schedule((*steps, self.shared()))
+
+    def shared(self) -> d.Parallel:
+        """What threads share."""
+        chain = self.chain
+        return d.Parallel(
+            chain.outer if chain.shares_rows(self.sizes) else chain.around(self.sizes)[0], "dynamic"
+        )
+
+    def tiled(self) -> tuple[list[d.Directive], "Loops"]:
+        """The loops over strips and over register tiles, and what makes them."""
+        chain = self.chain
         registers = WIDE_REGISTERS if self.lanes * self.item_bytes >= WIDE_BYTES else REGISTERS
         rows, columns = tile_rows(chain.height, self.vectors, registers), self.columns
         name = chain.fresh
@@ -118,29 +129,9 @@ class Strips:
             cells = (name(f"{chain.column}q"), name(f"{chain.column}r"))
             steps.append(d.Split(lane, *cells, tile_rows(columns, self.vectors, registers)))
             steps += _tiles_joined(chain, lane, splits)
-        loops = _Loops(
-            (*chain.around(self.sizes), *dict.fromkeys((chain.outer, strip))),
-            chain.listed,
-            part,
-            lane,
-            tile,
-            member,
-            splits,
-            *cells,
-            *squares,
-        )
-        for nest in chain.nests:
-            steps += _ordered(nest, loops, chain)
-        for nest in chain.nests:
-            steps += _collected(nest, loops, chain)
-        steps += [d.Precompute(held, "thread", at=strip) for held in chain.held]
-        for nest in chain.nests:
-            steps += self._packed(nest, loops)
-        for nest in chain.nests:
-            steps += _kinds(nest, loops, chain)
-        shared = chain.outer if chain.shares_rows(self.sizes) else chain.around(self.sizes)[0]
-        steps.append(d.Parallel(shared, "dynamic"))
-        return d.Schedule(tuple(steps))
+        around = (*chain.around(self.sizes), *dict.fromkeys((chain.outer, strip)))
+        loops = Loops(around, chain.listed, part, lane, tile, member, splits, *cells, *squares)
+        return steps, loops
 
     def has_squares(self, rows: int, registers: int) -> bool:
         """Whether products have square tiles: rows of values are then read as they are, in whole tiles."""
@@ -154,7 +145,7 @@ class Strips:
             and whole
         )
 
-    def _packed(self, nest: Nest, loops: "_Loops") -> list[d.Directive]:
+    def packed(self, nest: Nest, loops: "Loops") -> list[d.Directive]:
         """What entries read, copied tile by tile where it begins to be the same: rows of keys are transposed.
 
         Wide rows become panels as wide as a tile: a column of them would fill few sets of a cache.
@@ -172,7 +163,7 @@ class Strips:
             return []
         outer, inner = loops.free[nest.lane]
         panels = (outer, loops.listed, loops.part, loops.lane, inner)
-        copy = self._copy(f"panels_{nest.panel.tensor}", nest.panel, panels, _sums(nest, chain))
+        copy = self._copy(f"panels_{nest.panel.tensor}", nest.panel, panels, sums(nest, chain))
         return [copy, d.Vector(inner, copy.temporary)]
 
     def _copy(self, name: str, access: Access, indices: tuple[str, ...], reader: str) -> d.Pack:
@@ -189,7 +180,7 @@ class Strips:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loops:
+class Loops:
     """The loops of a strip: around it, over the tiles of what is stored, over tiles of rows, over tiles of results.
 
     What rows add to columns has tiles of columns: `place`, and the `cell`s of one. Products may have tiles of rows of
@@ -230,7 +221,7 @@ def _tiles_joined(chain: RowChain, lane: str, splits: dict[str, tuple[str, str]]
     return steps
 
 
-def _ordered(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
+def _ordered(nest: Nest, loops: Loops, chain: RowChain) -> list[d.Directive]:
     """The loops of a nest in their order."""
     around, listed, part, lane = loops.around, loops.listed, loops.part, loops.lane
     tile, member = loops.tile, loops.member
@@ -269,23 +260,23 @@ def _ordered(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
     return [d.Order((*around, outer, *loops.tiles, loops.within, inner), nest.result)]
 
 
-def _collected(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
+def _collected(nest: Nest, loops: Loops, chain: RowChain) -> list[d.Directive]:
     """The sums of a product in registers."""
     if nest.kind not in ("product", "columns"):
         return []
     if nest.kind == "columns":
-        return [d.Precompute(_sums(nest, chain), "register", at=loops.place, source=nest.result)]
+        return [d.Precompute(sums(nest, chain), "register", at=loops.place, source=nest.result)]
     if nest.result in chain.collected:
         return [d.Precompute(nest.result, "register", at=loops.tiles[-1])]
-    return [d.Precompute(_sums(nest, chain), "register", at=loops.tiles[-1], source=nest.result)]
+    return [d.Precompute(sums(nest, chain), "register", at=loops.tiles[-1], source=nest.result)]
 
 
-def _sums(nest: Nest, chain: RowChain) -> str:
+def sums(nest: Nest, chain: RowChain) -> str:
     """The temporary in registers that collects a product."""
     return nest.result if nest.result in chain.collected else chain.fresh(f"sum_{nest.result}")
 
 
-def _kinds(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
+def kinds(nest: Nest, loops: Loops, chain: RowChain) -> list[d.Directive]:
     """What is written out and what runs in lanes."""
     member, lane = loops.member, loops.lane
     _, inner = loops.free.get(nest.lane, ("", ""))
@@ -298,11 +289,11 @@ def _kinds(nest: Nest, loops: _Loops, chain: RowChain) -> list[d.Directive]:
         case "total":
             return [d.Vector(inner, chain.fresh(f"lanes_{nest.result}")), d.Vector(inner, nest.result)]
         case "columns":
-            names = (_sums(nest, chain), nest.result)
+            names = (sums(nest, chain), nest.result)
             return [kind for name in names for kind in (d.Unroll(loops.cell, name), d.Vector(inner, name))]
         case "reduction":
             return [d.Vector(lane, chain.fresh(f"lanes_{nest.result}")), d.Vector(lane, nest.result)]
-    written = [_sums(nest, chain), nest.result] if nest.kind == "product" else [nest.result]
+    written = [sums(nest, chain), nest.result] if nest.kind == "product" else [nest.result]
     return (
         [
             kind

@@ -11,8 +11,8 @@ from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.schedule.entry_modes import EntryModes
 from sparsify.compiler.schedule.row_chain import row_chain
+from sparsify.compiler.schedule.row_ways import row_ways
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.compiler.schedule.strips import chain_schedules
 
 ROWS = """
 m[h,i] max= S[h,i,j]
@@ -75,7 +75,7 @@ def chain(text: str, **fixed: int):
 
 def test_the_schedule():
     far = Sizes({"i": 10**6, "j": 10**6, "h": 8, "f": 8}, {"A": 10**7})
-    first = next(chain_schedules(chain(SUMS, h=8, f=8), 16, 4, far))
+    first = next(iter(row_ways(chain(SUMS, h=8, f=8), 16, 4, far))).schedule
     assert str(first) == (
         "split f fo fi 16; order S: i, j, h; order m: i, j, h; precompute sum_m = m at i in register; "
         "order P: i, j, h; order d: i, j, h; precompute sum_d = d at i in register; order w: i, fo, j, h, fi; "

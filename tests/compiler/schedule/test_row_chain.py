@@ -15,8 +15,8 @@ from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.plan import steps
 from sparsify.compiler.schedule.row_chain import row_chain
+from sparsify.compiler.schedule.row_ways import row_ways
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.compiler.schedule.strips import chain_schedules
 from sparsify.storage.format import Format
 
 ROWS = """
@@ -139,8 +139,8 @@ def test_the_gradients_of_attention_are_a_chain():
     ]
     # Rows add to columns: threads share heads, be there few of them.
     assert chain.apart == ("h",) and not chain.shares_rows(Sizes({"h": 2}))
-    (schedule,) = chain_schedules(chain, 8, 4, Sizes())
-    text = str(schedule)
+    (way,) = row_ways(chain, 8, 4, Sizes())
+    text = str(way.schedule)
     assert "order d_K: h, io, jo, jt, ko, jq, it, is, jr, ki; " in text
     assert "pack turned_K = K[jo, jt, k, js] at h in thread for w; transpose k js in turned_K; " in text
     assert text.endswith("parallel h dynamic")

@@ -80,12 +80,25 @@ def statement_points(
             before = known.get(name, Regions(NOWHERE, background))
             known[name] = Regions(before.points | regions.points, regions.background)
             continue
+        if assign.monoid is None and (changes := _changes(assign, known)) is not None:
+            found |= changes
+            continue
         found |= regions.points
         if regions.background is None or regions.background != (
             tensors.fill_of(assign.target) if neutral is None else neutral
         ):
             found |= EVERYWHERE
     return _closed(frozenset(found))
+
+
+def _changes(assign: Assign, known: Mapping[str, Regions]) -> frozenset[Point] | None:
+    """The points at which `x = x * s + y` changes `x`: where `s` is 1 and `y` 0 it does not; `None` for others."""
+    match assign.value:
+        case Call("add", (Call("mul", (target, Access(tensor=factor))), Access(tensor=added))):
+            regions = [known.get(factor), known.get(added)]
+            if target == assign.target and [r.background for r in regions if r is not None] == [1, 0]:
+                return frozenset[Point]().union(*(r.points for r in regions if r is not None))
+    return None
 
 
 def expression_regions(
@@ -140,6 +153,9 @@ def _call_regions(function: str, args: list[Regions]) -> Regions:
     if function == "where" and args[2].background is not None and args[0].background == 0.0:
         inside = _combined(args[0].points, args[1].points | EVERYWHERE) | args[2].points
         return Regions(inside, args[2].background)
+    if function == "where" and args[1].background is not None and args[0].background == 1.0:
+        inside = _combined(args[0].points, args[2].points | EVERYWHERE) | args[1].points
+        return Regions(inside, args[1].background)
     if function == "where" and args[1].background is not None and args[1].background == args[2].background:
         either = args[1].points | args[2].points | _combined(args[1].points, args[2].points)
         return Regions(either | _combined(either, args[0].points), args[1].background)

@@ -5,10 +5,11 @@ from collections import defaultdict
 import pytest
 
 from sparsify.compiler.dtypes import Kind
-from sparsify.compiler.einsum.nodes import Access, Assign
+from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.loops.lower.lattice import prune, statement_points
 from sparsify.compiler.node import walk
+from sparsify.compiler.notation.nodes import Let, Sequence, Temporary
 
 
 class Fills:
@@ -50,10 +51,23 @@ def points(text: str, sparse: str, absent: str = "", **fills: float) -> list[str
         ("y[i] = where(stored(A[i]), x[i], 0)", "A", ["A"]),
         ("y[i] = where(stored(A[i]), x[i], C[i])", "AC", ["A", "AC", "C"]),
         ("y[i] = A[i] * 0.0", "A", ["A"]),
+        ("y[i] = where(A[i] == 0, 0, x[i])", "A", ["A"]),
+        ("y[i] = where(A[i] == 0, 1, x[i])", "A", ["", "A"]),
     ],
 )
 def test_points(text, sparse, expected):
     assert points(text, sparse) == expected
+
+
+def test_sums_that_are_rescaled_change_where_the_factor_is_not_one_and_something_is_added():
+    """`y = y * s + w` in a `let` of `s = where(A == 0, 1, x)` and `w += A`."""
+    text = "s[i] = where(A[i] == 0, {}, x[i])\nw[i] += A[i]\ny[i] = y[i] * s[i] + w[i]"
+    for factor, expected in ((1, ["A"]), (2, ["", "A"])):
+        body = parse(text.format(factor))
+        temporaries = tuple(Temporary(name, ("i",), "float32") for name in ("s", "w"))
+        stored = frozenset({Access("A", (Index("i"),))})
+        found = statement_points(Let(temporaries, Sequence(body)), stored, Fills(), frozenset())
+        assert sorted("".join(access.tensor for access in point) for point in found) == expected
 
 
 def test_infinite_fills_annihilate_sums():

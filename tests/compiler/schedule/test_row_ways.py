@@ -1,0 +1,211 @@
+"""Three ways to hold a row: as a strip, by chunks with rescaled sums, by chunks that are computed again."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify import options
+from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.explain import explain_program
+from sparsify.compiler.fuse import fusion
+from sparsify.compiler.notation import printer
+from sparsify.compiler.notation.concretize import concretize
+from sparsify.compiler.pipeline import compile_stages, plain_notation
+from sparsify.compiler.plan import steps
+from sparsify.compiler.schedule.apply import apply
+from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.row_chain import row_chain
+from sparsify.compiler.schedule.row_ways import row_ways
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.errors import ScheduleError
+from sparsify.storage.format import Format
+from tests.compiler.schedule.test_row_chain import CLOSE, QUICK, attention, normal, pattern
+
+DOTS = "sum(k, Q[b,h,i,k] * K[b,h,j,k])"
+FORMS = {"csr": 1, "bcsr(16,16)": 16, "bcsr(64,64)": 64}
+
+
+def program(form: str, scores: str = "sum(k, Q[h,i,k] * K[h,j,k])", leading: str = "h,"):
+    """Attention over a mask in a format."""
+    index = tuple(("int32", "int32") if "compressed" in str(s) else ("", "") for s in Format(form).levels)
+    text = attention(scores, leading)
+    names = [name for name in ("Q", "K", "V", "p", "a") if f"{name}[" in text]
+    modes = {"p": "dense, dense", "a": "dense, dense"}
+    rank = ", ".join(["dense"] * (2 + leading.count(",")))
+    given = {name: Operand(Format(modes.get(name, rank)), "float32") for name in names}
+    mask = Operand(Format(form), "float32", index_dtypes=index)
+    return declare(parse(text), {"M": mask, **given}, ("Y",))
+
+
+def ways(form: str, lanes: int, sizes: Sizes = UNKNOWN, **given):
+    """The ways to hold the rows of attention, by name."""
+    (step,) = steps(program(form, **given), scheduled=True)
+    chain = row_chain(plain_notation(step))
+    assert chain is not None
+    return {way.name: way for way in row_ways(chain, lanes, 4, sizes)}
+
+
+def weighted(scores: torch.Tensor, allowed: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
+    """Dense attention in float64; rows of which nothing is left give 0."""
+    weights = torch.softmax(scores.double().masked_fill(allowed == 0, -torch.inf), -1)
+    return (torch.nan_to_num(weights) @ V.double()).float()
+
+
+@pytest.mark.parametrize(
+    ("way", "form", "vector_bytes", "threads"),
+    [
+        ("strip", "bcsr(64,64)", 64, 2),
+        *[
+            (way, *case)
+            for way in ("online", "recomputed")
+            for case in (("csr", 64, 2), ("csr", 16, 1), ("bcsr(16,16)", 32, 1), ("bcsr(64,64)", 64, 2))
+        ],
+    ],
+)
+def test_each_way_is_forced_by_its_schedule(way, form, vector_bytes, threads):
+    """Empty rows, rows and chunks that are all -inf, maxima that grow by hundreds, padded blocks, several lengths."""
+    text = attention(f"{DOTS} + p[b,j]", "b,h,")
+    given = {"scores": f"{DOTS} + p[b,j]", "leading": "b,h,"}
+    schedule = str(ways(form, vector_bytes // 4, **given)[way].schedule)
+    assert Schedule.parse(schedule) == ways(form, vector_bytes // 4, **given)[way].schedule
+    for size in (300, 70):
+        Q, K, V = normal(2, 2, size, 7), normal(2, 3, size, 7)[:, :2], normal(2, 2, size, 35)
+        K = K * torch.linspace(1, 60, size)[:, None]
+        allowed = pattern(FORMS[form], size=size)
+        if form == "csr":
+            allowed[3:6] = 1  # of some chunks
+        padding = torch.zeros(2, size)
+        padding[0, : size // 2] = padding[1] = -torch.inf  # whole chunks of the first, of the second all
+        M = sparsify.tensor(allowed, form)
+        with options.override(**QUICK, vector_bytes=vector_bytes, threads=threads):
+            Y = sparsify.evaluate(text, "Y", M=M, Q=Q, K=K, V=V, p=padding, schedule=schedule)
+        scores = Q.double() @ K.double().mT + padding[:, None, None]
+        torch.testing.assert_close(Y, weighted(scores, allowed, V), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["online", "recomputed"])
+def test_rows_with_numbers_that_are_none(way):
+    size = 64
+    Q, K, V = normal(1, size, 7), normal(2, size, 7)[:1], normal(1, size, 9)
+    Q[0, 3, 2] = torch.nan
+    allowed = pattern(16, size=size)
+    allowed[:16] = 1
+    schedule = str(ways("bcsr(16,16)", 8)[way].schedule)
+    M = sparsify.tensor(allowed, "bcsr(16,16)")
+    with options.override(**QUICK, vector_bytes=32):
+        Y = sparsify.evaluate(
+            attention("sum(k, Q[h,i,k] * K[h,j,k])"), "Y", M=M, Q=Q, K=K, V=V, schedule=schedule
+        )
+    assert Y[0, 3].isnan().all()
+    rest = [row for row in range(size) if row != 3]
+    torch.testing.assert_close(Y[0, rest], weighted(Q @ K.mT, allowed, V)[0, rest], **CLOSE)
+
+
+@pytest.mark.parametrize("form", ["csr", "bcsr(16,16)"])
+@pytest.mark.parametrize("way", ["online", "recomputed"])
+def test_no_memory_depends_on_the_length_of_a_row(form, way):
+    (step,) = steps(program(form), scheduled=True)
+    strip, chunks = (compile_stages(step, ways(form, 8)[name].schedule, 32).cpp for name in ("strip", way))
+    assert "longest" in strip and "longest" not in chunks
+
+
+def test_chunks_that_are_not_stored_are_skipped():
+    """Loops over chunks run over what is stored of a row of blocks, once or twice; extents of any kind have two."""
+    (step,) = steps(program("bcsr(16,16)"), scheduled=True)
+    for way, loops in (("online", 2), ("recomputed", 4)):
+        stages = compile_stages(step, ways("bcsr(16,16)", 8)[way].schedule, 32)
+        assert str(stages.loops).count("for pM2") == loops
+
+
+def test_notation_of_both_ways(golden):
+    plain = concretize(program("bcsr(16,16)"))
+    order = "order S: h, io, jo, ii, ji; order m: h, io, jo, ii, ji; order P: h, io, jo, ii, ji; "
+    order += "order d: h, io, jo, ii, ji; order w1: h, io, jo, ii, l, ji; "
+    texts = [
+        printer.indented(apply(plain, Schedule.parse(order + directive)).body)
+        for directive in ("rescale m at jo", "recompute S after m")
+    ]
+    golden("schedule/row_ways.txt", "\n\n".join(texts) + "\n")
+
+
+LONG = Sizes({"h": 8, "i": 16384, "j": 16384, "k": 64, "l": 64}, {"M": 1 << 27})
+SHORT = Sizes({"h": 8, "i": 1024, "j": 1024, "k": 64, "l": 64}, {"M": 600_000})
+
+
+@pytest.mark.parametrize(
+    ("form", "sizes", "first"),
+    [
+        ("bcsr(64,64)", LONG, "online"),  # a strip of 16 rows leaves the near caches
+        ("bcsr(64,64)", SHORT, "strip"),
+        ("bcsr(16,16)", SHORT, "strip"),
+        ("csr", SHORT, "strip"),
+        ("bcsr(64,64)", Sizes(), "strip"),  # nothing is known
+    ],
+)
+def test_the_cheapest_way_is_tried_first(form, sizes, first):
+    assert next(iter(ways(form, 16, sizes))) == first
+    (step,) = steps(program(form), scheduled=True)
+    found = compile_stages(step, None, 64, sizes=sizes)
+    assert found.schedule == ways(form, 16, sizes)[first].schedule and not found.refused
+
+
+def test_cheap_scores_are_computed_again():
+    sizes = Sizes({"h": 8, "i": 16384, "j": 16384, "l": 256}, {"M": 1 << 27})
+    assert next(iter(ways("bcsr(64,64)", 16, sizes, scores="a[h,i] + p[h,j]"))) == "recomputed"
+
+
+def test_explain_names_the_ways_and_why():
+    given = program("bcsr(64,64)")
+    lines = fusion(given, LONG).held()
+    assert [line.split(":")[0] for line in lines] == [
+        "rows by chunks, sums rescaled",
+        "rows as a strip in scratch",
+        "rows by chunks, computed again",
+    ]
+    assert "a strip is 1,048,576 bytes" in lines[1] and "scores are computed again" in lines[2]
+    text = "\n".join(map(str, explain_program(given, sizes=LONG)))
+    assert all(line in text for line in lines) and "rescale m at" in text and "runners-up" in text
+
+
+def test_strips_are_the_only_way_of_what_is_no_multiple_of_exponentials():
+    """`P` is of other kinds, or read beyond the sums: its rows cannot be rescaled."""
+    for old, new in (
+        ("exp(S[h,i,j] - where(m[h,i] == -inf, 0, m[h,i]))", "exp(S[h,i,j] - m[h,i])"),
+        ("m[h,i] max= S[h,i,j]", "m[h,i] min= S[h,i,j]"),
+        ("d[h,i] += P[h,i,j]", "d[h,i] += square(P[h,i,j])"),
+        ("d[h,i] += P[h,i,j]", "d[h,i] += P[h,i,j] * m[h,i]"),
+    ):
+        text = attention("sum(k, Q[h,i,k] * K[h,j,k])").replace(old, new)
+        assert new in text
+        given = program("bcsr(16,16)")
+        operands = {
+            d.name: Operand(d.format, d.dtype, index_dtypes=d.index_dtypes)
+            for d in given.declarations
+            if d.name in given.inputs
+        }
+        chain = row_chain(concretize(declare(parse(text), operands, ("Y",))))
+        assert [way.name for way in row_ways(chain, 8, 4, Sizes())] == ["strip", "recomputed"]
+
+
+ORDERED = "order m: h, io, jo, ii, ji; order P: h, io, jo, ii, ji; order d: h, io, jo, ii, ji; "
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("rescale d at jo", "no maximum|are rescaled|no loop"),
+        ("rescale m at l", "there is no loop l around m"),
+        ("rescale m at io", "each iteration of io has a whole row"),
+        (ORDERED + "rescale m at jo", "is wanted relative to the maximum of its row"),  # w1 is outside
+        ("rescale Q at jo", "there is no temporary Q"),
+        ("recompute Q after m", "there is no temporary Q"),
+        ("recompute m after S", "by one statement each"),
+        ("recompute S after P", "nothing after P reads S"),
+        ("recompute P after d; recompute P after w1", "nothing after w1 reads P"),
+    ],
+)
+def test_directives_that_do_not_fit(schedule, message):
+    (step,) = steps(program("bcsr(16,16)"), scheduled=True)
+    with pytest.raises(ScheduleError, match=message):
+        apply(plain_notation(step), Schedule.parse(schedule))
