@@ -190,7 +190,7 @@ def nothing_in_front(node: fx.Node) -> bool:
     whole = [p for p, v in zip(parts, values, strict=True) if v is not None and tuple(v.shape) != (0,)]
     if len(whole) != 1 or len(parts) == 1:
         return False
-    node.replace_all_uses_with(whole[0])  # type: ignore[arg-type]
+    node.replace_all_uses_with(whole[0])
     node.graph.erase_node(node)
     return True
 
