@@ -11,13 +11,14 @@ from typing import Any, Final
 
 from sparsify.compiler.cpp import target
 from sparsify.compiler.cpp.cache import Library
+from sparsify.compiler.dense_product import DenseProduct
 from sparsify.compiler.einsum import printer as einsum
 from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.notation import printer
 from sparsify.compiler.pipeline import Stages, compile_stages, directives_text
-from sparsify.compiler.plan import Convert, DenseProduct, joined_experts, joined_rows, steps
+from sparsify.compiler.plan import Convert, divided_rows, joined_experts, joined_rows, steps
 from sparsify.compiler.schedule.alternatives import alternatives
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
@@ -73,8 +74,8 @@ def _compared(program: Program, sizes: Sizes) -> list[str]:
     """Whether the statements share a kernel, and why; of those that do not, the orders of loops that were compared."""
     chain = joined_rows(program, sizes)
     if chain is None:
-        mixed = joined_experts(program)
-        return alternatives(program, sizes) if mixed is None else [str(mixed)]
+        known = joined_experts(program) or divided_rows(program, sizes)
+        return alternatives(program, sizes) if known is None else [str(known)]
     return [str(chain), *(chain.held() if chain.is_faster else alternatives(program, sizes))]
 
 

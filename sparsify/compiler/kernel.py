@@ -13,6 +13,7 @@ import torch
 
 from sparsify.compiler import shortcut, traced, transforms
 from sparsify.compiler.cpp import target
+from sparsify.compiler.dense_product import DenseProduct
 from sparsify.compiler.differentiate import Differentiable, Kept
 from sparsify.compiler.einsum.adjoint_program import needed
 from sparsify.compiler.einsum.gradient import adjoint
@@ -21,7 +22,7 @@ from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.keep import Keeping, keeping, wide, with_results, with_wide_rows
 from sparsify.compiler.mixture import mixture_adjoint
-from sparsify.compiler.plan import Convert, DenseProduct, Step, starts_otherwise, steps
+from sparsify.compiler.plan import Convert, Step, starts_otherwise, steps
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of

@@ -5,22 +5,19 @@ Out: `T = torch.mm(X, W.t())`, then one generated kernel for `Y`.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 
 from sparsify.compiler.cut import cut
-from sparsify.compiler.dtypes import FLOATING, category
+from sparsify.compiler.dense_product import DenseProduct, dense_product
+from sparsify.compiler.divide import Divided, divided
 from sparsify.compiler.einsum.collect import collect
 from sparsify.compiler.einsum.extents import name_extents
 from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
-    Call,
     Declaration,
-    Expr,
     Extent,
-    Index,
     Program,
     Reduce,
 )
@@ -31,7 +28,6 @@ from sparsify.compiler.mixture import WHY, Mixture, mixture
 from sparsify.compiler.multiply import is_generated
 from sparsify.compiler.narrow import narrow
 from sparsify.compiler.node import find
-from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.one_kernel import check_results
 from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.order import statement_order
@@ -39,67 +35,10 @@ from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.turn import Twin, index_dtypes_in, turned_declaration, twins, with_twins
 from sparsify.compiler.unblock import Unblocked, assembled, unblocked, whole
 from sparsify.compiler.unstored import count_unstored
-from sparsify.errors import ShapeError
-from sparsify.runtime.buffers import POOL, SMALLEST_BYTES
 from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
 from sparsify.storage.interop import tensor
 from sparsify.storage.tensor import SparseTensor, wrap
-
-PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
-@dataclass(frozen=True, slots=True)
-class DenseProduct:
-    """`result[i,k] = sum(j, left[i,j] * right[j,k])` over dense matrices by torch's product, plus `bias[k]`."""
-
-    result: str
-    left: str
-    right: str
-    left_transposed: bool
-    right_transposed: bool
-    bias: str = ""
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        """The names of its operands."""
-        return (self.left, self.right, self.bias) if self.bias else (self.left, self.right)
-
-    def compute(self, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The product."""
-        left, right, *rest = operands
-        if type(left) not in PLAIN or type(right) not in PLAIN:
-            left, right = _plain(left), _plain(right)
-        shape = left.size(1 if self.left_transposed else 0), right.size(0 if self.right_transposed else 1)
-        if rest and rest[0].shape != shape[1:]:  # torch would take one number for all columns
-            raise ShapeError(
-                f"{self.bias} has shape {list(rest[0].shape)} for {shape[1]} columns of {self.result}"
-            )
-        size = shape[0] * shape[1] * left.element_size()
-        is_small = size < SMALLEST_BYTES or not POOL.is_recycled(size)
-        if is_small and self.right_transposed and not self.left_transposed:
-            return torch.nn.functional.linear(left, right, *rest)  # the same product in one call less
-        left = left.t() if self.left_transposed else left
-        right = right.t() if self.right_transposed else right
-        factors = (*(_plain(bias) for bias in rest), left, right)
-        # Into memory that is there already nothing is differentiated.
-        if is_small or (torch.is_grad_enabled() and any(factor.requires_grad for factor in factors)):
-            return torch.addmm(*factors) if rest else torch.mm(left, right)
-        memory = POOL.empty(shape, left.dtype)
-        return torch.addmm(*factors, out=memory) if rest else torch.mm(left, right, out=memory)
-
-    def __str__(self) -> str:
-        right = f"{self.right}.t()" if self.right_transposed else self.right
-        factors = f"{self.left}{'.t()' if self.left_transposed else ''}, {right}"
-        product = f"torch.addmm({self.bias}, {factors})" if self.bias else f"torch.mm({factors})"
-        return f"{self.result} = {product}"
-
-
-def _plain(operand: torch.Tensor) -> torch.Tensor:
-    """The operand as torch lays out a tensor."""
-    if type(operand) is not torch.Tensor and isinstance(operand, SparseTensor):
-        return operand.to_dense()
-    return operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +131,9 @@ def steps(
             return _whole(program)
         if (experts := joined_experts(program)) is not None:
             return (Step(experts.program, experts.twins), *_moved_back(program, experts))
+        if (parts := divided_rows(program, sizes)) is not None:
+            before, after = ([] if p is None else steps(p, sizes) for p in (parts.first, parts.last))
+            return (*before, Step(parts.rows), Step(parts.columns, (parts.twin,)), *after)
         split = contract(count_unstored(name_extents(program), sizes), sizes)
         program, sizes = split.program, sizes.expecting(split.stored)
     program = program if scheduled else name_extents(narrow(cut(program)))
@@ -210,10 +152,22 @@ def joined_rows(program: Program, sizes: Sizes) -> Fusion | None:
     Sums over what is not stored, and products that are split, are no part of chains.
     """
     program = collect(program)
-    named = name_extents(program)
-    if len(program.statements) < 2 or contract(count_unstored(named, sizes), sizes).program != named:
+    if len(program.statements) < 2 or not _is_uncontracted(program, sizes):
         return None
     return fusion(_whole(program)[0].program, sizes)
+
+
+def _is_uncontracted(program: Program, sizes: Sizes) -> bool:
+    """Whether no statement sums over what is not stored, nor is split."""
+    named = name_extents(program)
+    return contract(count_unstored(named, sizes), sizes).program == named
+
+
+def divided_rows(program: Program, sizes: Sizes) -> Divided | None:
+    """The program as a chain over rows and one over columns, where that is faster; `None` for other programs."""
+    if len(program.statements) < 3 or not _is_uncontracted(program, sizes):
+        return None
+    return divided(_whole(name_extents(program))[0].program, sizes)
 
 
 def joined_experts(program: Program) -> Mixture | None:
@@ -231,57 +185,6 @@ def starts_otherwise(program: Program, sizes: Sizes) -> bool:
     """Whether modes of extent 0 among these sizes ask for steps of their own: what is counted there is nothing."""
     program = name_extents(collect(program))
     return count_unstored(program, sizes) != count_unstored(program, UNKNOWN)
-
-
-def dense_product(program: Program, statement: Assign) -> DenseProduct | None:
-    """`statement` as a product of two dense matrices, with a bias or without, `None` when it is anything else."""
-    value, bias = without_bias(program, statement)
-    if statement.monoid is not None or not isinstance(value, Reduce) or value.monoid != "sum":
-        return None
-    match value.body:
-        case Call("mul", (Access() as left, Access() as right)):
-            pass
-        case _:
-            return None
-    for access in (left, right, statement.target):
-        declared = program.declaration(access.tensor)
-        plain = all(isinstance(index, Index) for index in access.indices)
-        if not declared.format.is_dense or len(access.indices) != 2 or not plain:
-            return None
-        if category(declared.dtype) < FLOATING:
-            return None
-    if len({program.declaration(a.tensor).dtype for a in (left, right, statement.target)}) > 1:
-        return None
-    first, second = index_names(statement.target)
-    if len(value.indices) != 1 or first == second:
-        return None
-    if first in index_names(right) and second in index_names(left):
-        left, right = right, left
-    summed = value.indices[0]
-    if set(index_names(left)) != {first, summed} or set(index_names(right)) != {summed, second}:
-        return None
-    return DenseProduct(
-        statement.target.tensor,
-        left.tensor,
-        right.tensor,
-        index_names(left) != (first, summed),
-        index_names(right) != (summed, second),
-        bias,
-    )
-
-
-def without_bias(program: Program, statement: Assign) -> tuple[Expr, str]:
-    """The value of `Y[i,k] = value + b[k]` and the name of `b`; the whole value and "" for other statements."""
-    match statement.value:
-        case Call("add", (Reduce() as product, Access() as added) | (Access() as added, Reduce() as product)):
-            pass
-        case _:
-            return statement.value, ""
-    declared, target = program.declaration(added.tensor), statement.target
-    is_vector = declared.format.is_dense and added.indices == target.indices[-1:] and len(target.indices) == 2
-    if not is_vector or declared.dtype != program.declaration(target.tensor).dtype:
-        return statement.value, ""
-    return product, added.tensor
 
 
 def _leaves_blocks(program: Program) -> bool:

@@ -20,6 +20,7 @@ from sparsify.compiler.arguments import DenseInput, SparseInput
 from sparsify.compiler.cpp import bridge
 from sparsify.compiler.cpp.build import BRIDGE, command, find_compiler
 from sparsify.compiler.cpp.cache import Library
+from sparsify.compiler.dense_product import DenseProduct
 from sparsify.compiler.einsum.interpret import interpret as interpret_program
 from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.generated import GeneratedStep
@@ -29,7 +30,7 @@ from sparsify.compiler.loops.interpret import interpret as interpret_loops
 from sparsify.compiler.loops.lower.assemble import is_assembled
 from sparsify.compiler.notation.interpret import interpret as interpret_notation
 from sparsify.compiler.pipeline import Stages, compile_stages
-from sparsify.compiler.plan import Convert, DenseProduct, Step, steps
+from sparsify.compiler.plan import Convert, Step, steps
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.compiler.variants import Variant, Variants

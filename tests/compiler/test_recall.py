@@ -9,9 +9,9 @@ import torch
 import sparsify
 from sparsify.compiler import kernel, recall, variants
 from sparsify.compiler.cpp import cache, directories
+from sparsify.compiler.dense_product import DenseProduct
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.kernel import compile_program
-from sparsify.compiler.plan import DenseProduct
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.options import Options, override
 

@@ -12,7 +12,7 @@ from sparsify.compiler.dtypes import COMPLEX, Kind, category
 from sparsify.compiler.einsum.affine import Affine, affine
 from sparsify.compiler.einsum.functions import FUNCTIONS, argument_names
 from sparsify.compiler.einsum.infer_dtype import kind_of
-from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.einsum.rename import substitute_scalars
 from sparsify.compiler.node import Node, find, map_children
@@ -196,3 +196,26 @@ def put(expr: Expr, name: str, form: Affine) -> Expr:
 def _parsed(text: str) -> Expr:
     """The expression of a derivative."""
     return parse_expression(text)
+
+
+def united(left: Expr, right: Expr) -> Expr | None:
+    """`where(c, x, 0) + where(c, 0, y) -> where(c, x, y)`, inside of sums over the same, too; else `None`."""
+    match left, right:
+        case Const(0), other:
+            return other
+        case other, Const(0):
+            return other
+        case Call("where", (condition, *some)), Call("where", (same, *others)) if condition == same:
+            both = [united(one, other) for one, other in zip(some, others, strict=True)]
+            found = [part for part in both if part is not None]
+            return Call("where", (condition, *found)) if len(found) == len(both) else None
+        case Reduce("sum", over, body), Reduce("sum", same, other) if over == same:
+            inner = united(body, other)
+            return None if inner is None else Reduce("sum", over, inner)
+    return None
+
+
+def append(parts: list[Expr], part: Expr) -> None:
+    """Adds a term to those of a sum, in one with the last of them where conditions tell them apart."""
+    whole = united(parts[-1], part) if parts else None
+    parts[-1:] = [*parts[-1:], part] if whole is None else [whole]

@@ -21,6 +21,7 @@ from sparsify.compiler.einsum.adjoint_program import assemble, joined
 from sparsify.compiler.einsum.adjoint_rules import (
     ONE,
     ZERO,
+    append,
     chosen,
     conjugate,
     equals,
@@ -306,7 +307,9 @@ class _Reverse:
     def _total(self, name: str, indices: tuple[str, ...]) -> Expr:
         """The sum of all contributions to the gradient of a tensor, at the given index variables."""
         root = None if name in self.recomputed else pattern_root(self.program, name)
-        parts = [self._rename_part(part, indices) for part in self.parts[name]]
+        parts: list[Expr] = []
+        for part in self.parts[name]:
+            append(parts, self._rename_part(part, indices))
         if name in self.again:
             total = reduce(lambda left, right: Call("add", (left, right)), parts)
             stored = pattern_access(self.program, _access(name, indices))

@@ -59,7 +59,7 @@ class EntryModes:
         chain = self.chain
         if chain.within_row or self.lanes < 2 or len(chain.leading) != 1 or not chain.is_row_first:
             return False
-        return not chain.adds_to_columns and all(n.kind != "total" for n in chain.nests) and self.is_known
+        return not chain.adds_to_columns and self.is_known
 
     @property
     def beside(self) -> str:
@@ -124,6 +124,11 @@ class EntryModes:
                 steps.append(d.Split(along, *splits[along], max(2, self.width(nest) * self.lanes)))
         for nest in chain.nests:
             steps += self._ordered(nest, *splits.get(nest.lane or nest.inner, ("", "")))
+        for nest in chain.nests:
+            if nest.kind == "product":
+                source = "" if nest.result in chain.collected else nest.result
+                at = splits[nest.lane][0] if nest.lane else chain.outer
+                steps.append(d.Precompute(self._sums(nest), "register", at=at, source=source))
         steps += [d.Precompute(held, "thread", at=chain.outer) for held in chain.held]
         for nest in chain.nests:
             steps += self._kinds(nest, *splits.get(nest.lane or nest.inner, ("", "")))
@@ -148,16 +153,11 @@ class EntryModes:
                 sums = d.Precompute(self._sums(nest), "register", at=row, source=nest.result)
                 return [d.Order(entries, nest.result), sums]
             case "product":
-                source = "" if nest.result in chain.collected else nest.result
-                collected = d.Precompute(self._sums(nest), "register", at=outer, source=source)
-                # What is computed of a sum is in the same loops before they are joined.
-                rows = [
-                    d.Order((row, outer, beside, inner), other.result)
-                    for other in chain.nests
-                    if other.kind == "rows" and other.lane == nest.lane
-                ]
-                return [d.Order((row, outer, chain.listed, beside, inner), nest.result), *rows, collected]
-        return [] if inner else [d.Order((row, beside), nest.result)]
+                return [d.Order((row, outer, chain.listed, beside, inner), nest.result)]
+            case "total":
+                lanes = d.Precompute(self._apart(nest), "register", source=nest.result, over=inner)
+                return [d.Order((row, beside, outer, inner), nest.result), lanes]
+        return [d.Order((row, outer, beside, inner) if inner else (row, beside), nest.result)]
 
     def _kinds(self, nest: Nest, outer: str, inner: str) -> list[d.Directive]:
         """What is written out and what runs in lanes."""
@@ -166,6 +166,9 @@ class EntryModes:
                 names = (self._apart(nest), nest.summed)
                 written = [d.Unroll(self.beside, name) for name in (*names, nest.result)]
                 return [*written, *(d.Vector(inner, name) for name in names)]
+            case "total":
+                lanes = self._apart(nest)
+                return [d.Unroll(self.beside, lanes), d.Vector(inner, lanes), d.Vector(inner, nest.result)]
             case "reduction" | "product":
                 names = tuple(dict.fromkeys((self._sums(nest), nest.result)))
             case _:
@@ -180,7 +183,7 @@ class EntryModes:
 
     def _apart(self, nest: Nest) -> str:
         """The temporary with a sum for each lane."""
-        return self.chain.fresh(f"lanes_{nest.summed}")
+        return self.chain.fresh(f"lanes_{nest.summed or nest.result}")
 
     def _asked(self) -> list[d.Directive]:
         """What stored coordinates pick and is asked for ahead: long rows from memory that is not near."""

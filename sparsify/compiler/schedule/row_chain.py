@@ -177,7 +177,7 @@ def row_chain(program: Notation) -> RowChain | None:
     taken |= {t.name for let in find(body, Let) for t in let.temporaries}
     nests = [_nest(statement, rows, kept[0]) for statement in body.body.statements]
     found = tuple(nest for nest in nests if nest is not None)
-    if len(found) < len(nests) or len(found) < 2 or not any(nest.kind == "product" for nest in found):
+    if len(found) < len(nests) or len(found) < 2 or not {nest.kind for nest in found} & {"product", "scores"}:
         return None
     added = [nest for nest in found if nest.kind in OF_COLUMNS]
     if any(nest.result not in program.outputs for nest in added):

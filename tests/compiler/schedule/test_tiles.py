@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import sparsify
+from sparsify.compiler.dense_product import DenseProduct
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.notation.concretize import concretize
-from sparsify.compiler.plan import DenseProduct, Step, steps
+from sparsify.compiler.plan import Step, steps
 from sparsify.compiler.schedule.choose import candidates
 from sparsify.compiler.schedule.machine import scaled
 from sparsify.compiler.schedule.product_cost import dense_us, product_us, tiled_us

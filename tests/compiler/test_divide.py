@@ -1,0 +1,83 @@
+"""Gradients of attention over edges: a kernel over rows and one over columns, equal to dense attention in float64."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify import options
+from sparsify.compiler.divide import divide
+from sparsify.compiler.evaluate import _program, evaluate_kernel
+
+ROWS = """
+m[h,i] max= S[h,i,j]
+P[h,i,j] = exp(S[h,i,j] - where(m[h,i] == -inf, 0, m[h,i]))
+d[h,i] += P[h,i,j]
+Y[i,h,f] += P[h,i,j] * X[j,h,f] / where(d[h,i] == 0, 1, d[h,i])
+"""
+LEAKY = "where(a[j,h] + b[i,h] > 0, a[j,h] + b[i,h], 0.2 * (a[j,h] + b[i,h]))"
+SCORES = {"sums": LEAKY, "products": "0.5 * sum(k, Q[i,h,k] * K[j,h,k])"}
+TEXTS = {name: f"S[h,i,j] = where(stored(A[i,j]), {score}, -inf)" + ROWS for name, score in SCORES.items()}
+NODES = 25
+
+
+def operands(text: str, heads: int, width: int) -> dict[str, torch.Tensor]:
+    """Operands with a row and a column without entries."""
+    generator = torch.Generator().manual_seed(width)
+    stored = torch.rand(NODES, NODES, generator=generator) < 0.2
+    stored[3], stored[:, 4] = False, False
+    shapes = dict.fromkeys("ab", (NODES, heads)) | dict.fromkeys("QKX", (NODES, heads, width))
+    found = {n: torch.randn(s, generator=generator) for n, s in shapes.items() if f"{n}[" in text}
+    return {"A": sparsify.tensor(stored.float(), "csr"), **found}
+
+
+def dense(name: str, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    if name == "sums":
+        scores = given["a"].T[:, None] + given["b"].T[:, :, None]
+        scores = torch.where(scores > 0, scores, 0.2 * scores)
+    else:
+        scores = 0.5 * torch.einsum("ihk,jhk->hij", given["Q"], given["K"])
+    scores = scores.masked_fill(given["A"].to_dense() == 0, -torch.inf)
+    return torch.einsum("hij,jhf->ihf", torch.nan_to_num(torch.softmax(scores, -1)), given["X"])
+
+
+@pytest.mark.parametrize(("heads", "width", "vector_bytes"), [(4, 3, 64), (2, 5, 16)])
+@pytest.mark.parametrize("name", TEXTS)
+def test_two_kernels(name, heads, width, vector_bytes):
+    given = operands(TEXTS[name], heads, width)
+    wrt = tuple(n for n in given if n != "A")
+    fixed = {"h": heads, "f": width} | ({"k": width} if name == "products" else {})
+    with options.override(vector_bytes=vector_bytes, compiler_flags=("-O1",), serial_threshold=0):
+        kernel = evaluate_kernel(TEXTS[name], "Y", sizes=fixed, **given)
+        ours = {n: x.requires_grad_() if n in wrt else x for n, x in given.items()}
+        found = kernel(*[ours[n] for n in kernel.program.inputs])
+        seed = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+        gradients = torch.autograd.grad(found, [ours[n] for n in wrt], seed)
+        reverse = kernel.adjoint(wrt)
+    assert [[twin.name for twin in step.step.twins] for step in reverse.steps] == [[], ["A_10"]]
+    assert all(not step.current.stages.refused for step in reverse.generated)
+    theirs = {n: x.detach().double().requires_grad_() if n in wrt else x for n, x in given.items()}
+    wanted = torch.autograd.grad(dense(name, theirs), [theirs[n] for n in wrt], seed.double())
+    for gradient, other in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient.double(), other, rtol=1e-4, atol=1e-5)  # sums in float32
+
+
+def test_explain_says_what_is_computed_by_both():
+    given = operands(TEXTS["sums"], 4, 3)
+    reverse = evaluate_kernel(TEXTS["sums"], "Y", sizes={"h": 4, "f": 3}, **given).adjoint(("X", "a", "b"))
+    parts = divide(reverse.program)
+    assert str(parts) == (
+        "d_b, d_w, d_d: one kernel over rows; d_X, d_a: one over columns, on A_10; P, d_S: computed by both"
+    )
+
+
+def test_leaky_scores_are_summed_once():
+    given = operands(TEXTS["sums"], 4, 3)
+    kernel = evaluate_kernel(TEXTS["sums"], "Y", **given)
+    texts = [str(statement) for statement in kernel.adjoint(("a",)).program.statements]
+    assert texts[-1] == (
+        "d_a[j,h] = sum(i, where(stored(A[i,j]), where(a[j,h] + b[i,h] > 0, d_S[h,i,j], d_S[h,i,j] * 0.2), 0))"
+    )
+
+
+def test_programs_of_rows_alone_stay_whole():
+    assert divide(_program(TEXTS["sums"], "Y", None, None, operands(TEXTS["sums"], 2, 3))) is None
