@@ -14,8 +14,8 @@ from torch import Tensor, fx
 
 from sparsify.compiler.einsum.threefry import KEPT_BITS, kept_bits
 
-# Seeds are drawn below it.
-SEEDS: Final = 2**63 - 1
+# Seeds are drawn below it: int32, as operands of wider entries would halve the lanes of a kernel.
+SEEDS: Final = 2**31 - 1
 
 
 def threshold(rate: float) -> float:
@@ -45,9 +45,9 @@ def seeds(query: Any, user: fx.Node, extents: list[Any]) -> fx.Node:
     value: Tensor = query.meta["val"]
     with user.graph.inserting_before(user):
         node = user.graph.call_function(
-            torch.ops.aten.randint.default, (SEEDS, extents), {"dtype": torch.int64}
+            torch.ops.aten.randint.default, (SEEDS, extents), {"dtype": torch.int32}
         )
-    node.meta["val"] = value.new_empty(value.shape[:-2], dtype=torch.int64)
+    node.meta["val"] = value.new_empty(value.shape[:-2], dtype=torch.int32)
     return node
 
 
@@ -91,6 +91,6 @@ def dropped_attention(
 def is_kept(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
     """Which of the weights of a shape, [.., queries, keys], are not dropped."""
     rows, columns = (torch.arange(extent) for extent in shape[-2:])
-    numbers = kept_bits(seed[..., None, None], rows[:, None], columns) * 2.0**-KEPT_BITS
+    numbers = kept_bits(seed.long()[..., None, None], rows[:, None], columns) * 2.0**-KEPT_BITS
     kept: Tensor = numbers >= threshold(rate)
     return kept

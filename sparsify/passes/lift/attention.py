@@ -57,7 +57,7 @@ def attention_region(node: fx.Node) -> Region | str:
     if node.target is dropped_attention:
         seed = argument(node, 3, "seed")
         names[seed.name], operands[seed.name] = "seed", seed
-        declared["seed"] = Operand(dense_format(len(outer)), "int64")
+        declared["seed"] = Operand(dense_format(len(outer)), "int32")
     own = ""
     if match.own is not None:
         indices = [(*outer, "i", "j")[mode] for mode in match.modes]
