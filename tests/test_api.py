@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -213,8 +214,11 @@ def test_nested_tensors_are_refused():
 
 def test_scalars_are_values():
     v = torch.rand(3)
-    for alpha in (2, 2.5, -1):
-        torch.testing.assert_close(sparsify.evaluate("y[i] = alpha * v[i]", v=v, alpha=alpha), alpha * v)
+    for alpha in (2, 2.5, -1, np.float64(2.5), np.float32(2.5), np.int64(2), np.bool_(True)):
+        found = sparsify.evaluate("y[i] = alpha * v[i]", v=v, alpha=alpha)
+        torch.testing.assert_close(found, float(alpha) * v)
+    turned = sparsify.evaluate("y[i] = alpha * v[i]", v=v, alpha=np.complex64(2j))
+    torch.testing.assert_close(turned, 2j * v)
 
 
 def test_named_formats_take_the_rank_of_the_result():

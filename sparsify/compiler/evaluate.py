@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -113,8 +114,8 @@ def evaluate(
         format: of the result, or a mapping from results to formats.
         schedule: for all statements, which become one kernel; without it each gets its own.
         sizes: extents of index variables that no operand has.
-        operands: tensors and Python scalars by name. A scalar is a constant of the kernel: what changes from call
-            to call is better a tensor without dimensions.
+        operands: tensors and Python's or numpy's scalars by name. A scalar is a constant of the kernel: what changes
+            from call to call is better a tensor without dimensions.
 
     Raises:
         ParseError, EinsumError, ShapeError, DtypeError: mistakes in the text or the operands.
@@ -205,12 +206,16 @@ def _check_kinds(name: str, wanted: str, text: Any, format: Any, schedule: Any) 
 
 
 def _held(operands: Mapping[str, Any]) -> dict[str, Any]:
-    """Sorted operands, complex numbers as tensors without modes: there are no constants of them, they promote alike."""
+    """Sorted operands, complex numbers as tensors without modes: there are no constants of them, they promote alike.
+
+    Numbers of numpy are those of Python.
+    """
+    plain = {name: o.item() if isinstance(o, np.generic) else o for name, o in operands.items()}
     return {
         name: torch.tensor(operand, dtype=torch.complex128)
         if isinstance(operand, complex)
         else ascending(operand)
-        for name, operand in operands.items()
+        for name, operand in plain.items()
     }
 
 

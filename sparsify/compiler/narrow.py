@@ -76,7 +76,7 @@ class _Narrowing:
     def apart(self, node: Call) -> Call:
         """`where(w, c, d) -> where(w, c, -0.0) + where(w, -0.0, d)`, each a tensor of its own with two operands.
 
-        To -0.0 every number adds as it is, -0.0 too.
+        To -0.0 every number adds as it is, -0.0 too. Of truth values: `where(w, c, False) or where(w, False, d)`.
         """
         match node:
             case Call("where", (Access() as condition, Access() as first, Access() as second)):
@@ -84,13 +84,16 @@ class _Narrowing:
             case _:
                 return node
         declared = [self.tensors.declarations[access.tensor] for access in (first, second)]
-        if any(category(d.dtype) < category("int8") for d in declared):
+        are_true = {category(d.dtype) < category("int8") for d in declared}
+        if len(are_true) > 1:
             return node
+        combine = "logical_or" if True in are_true else "add"
         nothing = Const(-0.0 if any(category(d.dtype) >= FLOATING for d in declared) else 0)
+        nothing = Const(False) if True in are_true else nothing
         chosen = Call("where", (condition, first, nothing)), Call("where", (condition, nothing, second))
         if sum(bodies(part, self.tensors) for part in chosen) >= bodies(node, self.tensors):
             return node
-        return Call("add", tuple(map(self.computed, chosen)))
+        return Call(combine, tuple(map(self.computed, chosen)))
 
     def computed(self, part: Expr) -> Access:
         """The tensor of a part, which a statement computes."""

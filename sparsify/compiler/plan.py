@@ -32,8 +32,8 @@ from sparsify.compiler.one_kernel import check_results
 from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.order import statement_order
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
-from sparsify.compiler.turn import Twin, index_dtypes_in, turned_declaration, twins, with_twins
-from sparsify.compiler.unblock import Unblocked, assembled, unblocked, whole
+from sparsify.compiler.turn import Twin, turned_declaration, twins, with_twins
+from sparsify.compiler.unblock import Unblocked, assembled, index_dtypes_in, taken_apart, unblocked, whole
 from sparsify.compiler.unstored import count_unstored
 from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
@@ -258,7 +258,7 @@ def _step(
     """`statement` alone, with its operands in formats and mode orderings that let its loops run result first."""
     output = program.declaration(statement.target.tensor)
     if stated is None:
-        best = None if apart.formats else statement_order(program, statement, sizes)
+        best = statement_order(taken_apart(program, apart), statement, sizes)
         order = () if best is None else best.names
     else:
         order = stated if set(all_indices((statement,))) <= set(stated) else ()

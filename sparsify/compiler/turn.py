@@ -14,7 +14,7 @@ from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.compiler.notation.concretize import index_names
-from sparsify.compiler.unblock import Unblocked
+from sparsify.compiler.unblock import Unblocked, index_dtypes_in
 from sparsify.storage.format import Format, LevelExpression, StoredLevel
 from sparsify.storage.levels import Compressed
 
@@ -131,15 +131,6 @@ def with_twins(value: Expr, found: Mapping[Access, Twin]) -> Expr:
         return map_children(node, visit)
 
     return cast(Expr, visit(value))
-
-
-def index_dtypes_in(format: Format, declared: Declaration) -> tuple[tuple[str, str], ...]:
-    """The dtypes of the arrays of `format`, as wide as those of a declared tensor."""
-    widest = "int64" if any("int64" in pair for pair in declared.index_dtypes) else "int32"
-    return tuple(
-        (widest if "pos" in s.level.arrays else "", widest if "crd" in s.level.arrays else "")
-        for s in format.levels
-    )
 
 
 def turned_declaration(twin: Twin, source: Declaration) -> Declaration:

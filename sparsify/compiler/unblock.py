@@ -5,9 +5,9 @@ Out: A is read compressed by row. Where Y is asked for in blocks, it is computed
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Index, Program, Reduce
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.storage.format import Format, Kind, LevelExpression, StoredLevel
@@ -42,6 +42,29 @@ def unblocked(program: Program, statement: Assign) -> Unblocked:
     why = f"the pattern of {output.name} is not known" if is_unknown else _in_the_way(formats)
     why = why or _bits_in_the_way(program, statement, formats)
     return Unblocked({a: whole(format) for a, format in blocked.items()}, why) if why else Unblocked()
+
+
+def taken_apart(program: Program, apart: Unblocked) -> Program:
+    """`program` with its operands declared in the formats in which loops read them."""
+    formats = {access.tensor: format for access, format in apart.formats.items()}
+    return replace(
+        program,
+        declarations=tuple(
+            replace(d, format=formats[d.name], index_dtypes=index_dtypes_in(formats[d.name], d))
+            if d.name in formats
+            else d
+            for d in program.declarations
+        ),
+    )
+
+
+def index_dtypes_in(format: Format, declared: Declaration) -> tuple[tuple[str, str], ...]:
+    """The dtypes of the arrays of `format`, as wide as those of a declared tensor."""
+    widest = "int64" if any("int64" in pair for pair in declared.index_dtypes) else "int32"
+    return tuple(
+        (widest if "pos" in s.level.arrays else "", widest if "crd" in s.level.arrays else "")
+        for s in format.levels
+    )
 
 
 def whole(format: Format) -> Format:

@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 from sparsify.compiler.evaluate import evaluate, evaluate_pair
 from sparsify.compiler.traced import is_traced
-from sparsify.errors import DtypeError, ShapeError
+from sparsify.errors import DtypeError, EinsumError, ShapeError
 from sparsify.ops.reshape import reshaped
 from sparsify.ops.table import operator, refuse
 from sparsify.storage.tensor import SparseTensor, wrap
@@ -50,19 +50,19 @@ SCALE = frozenset({torch.mul, torch.div})
 @operator(torch.add, Tensor.add)
 def add(input: Any, other: Any, *, alpha: Any = 1, out: Tensor | None = None) -> Tensor:
     """`torch.add`: `input + alpha * other`."""
-    return _combine(torch.add, "{} + {}", input, _scaled(other, alpha), out)
+    return _combine(torch.add, "{} + {}", input, scaled(other, alpha, input), out)
 
 
 @operator(torch.sub, Tensor.sub, torch.subtract, Tensor.subtract)
 def sub(input: Any, other: Any, *, alpha: Any = 1, out: Tensor | None = None) -> Tensor:
     """`torch.sub`: `input - alpha * other`."""
-    return _combine(torch.sub, "{} - {}", input, _scaled(other, alpha), out)
+    return _combine(torch.sub, "{} - {}", input, scaled(other, alpha, input), out)
 
 
 @operator(torch.rsub, Tensor.__rsub__)
 def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
     """`torch.rsub`: `other - alpha * input`."""
-    return _combine(torch.sub, "{} - {}", other, _scaled(input, alpha), None)
+    return _combine(torch.sub, "{} - {}", other, scaled(input, alpha, other), None)
 
 
 @operator(torch.mul, Tensor.mul, torch.multiply, Tensor.multiply)
@@ -79,8 +79,11 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None, out: Tensor
     return _combine(torch.div, "{} / {}", input, other, out)
 
 
-def _scaled(operand: Any, alpha: Any) -> Any:
-    """`alpha * operand`."""
+def scaled(operand: Any, alpha: Any, beside: Any) -> Any:
+    """`alpha * operand`, to be added to what is beside it; integers are added to integers."""
+    dtype = torch.result_type(operand, beside)
+    if isinstance(alpha, float) and not (dtype.is_floating_point or dtype.is_complex):
+        raise EinsumError(f"{alpha} times integers beside integers", "a factor that is an integer")
     return operand if alpha == 1 else mul(operand, alpha)
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.evaluate import einsum, evaluate
 from sparsify.errors import ShapeError
-from sparsify.ops.elementwise import INDICES, add, mul
+from sparsify.ops.elementwise import INDICES, add, scaled
 from sparsify.ops.fallback import is_dense
 from sparsify.ops.reshape import reshaped
 from sparsify.ops.table import operator, refuse
@@ -37,19 +37,11 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor
         flat = matmul(input.reshape(-1, input.shape[-1]), other)
         return flat.reshape(*input.shape[:-1], *columns)
     batches = max(input.dim() - 2, 0), max(other.dim() - 2, 0)
-    _equal_batches(input.shape[: batches[0]], other.shape[: batches[1]])
     letters = BATCH[: max(batches)]
     left = letters[len(letters) - batches[0] :] + ("i" if rows else "") + "j"
     right = letters[len(letters) - batches[1] :] + "j" + ("k" if columns else "")
     result = letters + ("i" if rows else "") + ("k" if columns else "")
     return _einsum(f"{left},{right}->{result}", input, other)
-
-
-def _equal_batches(first: Sequence[int], second: Sequence[int]) -> None:
-    """Nothing when modes of batches have equal extents, counted from the last."""
-    for one, other in zip(reversed(first), reversed(second)):
-        if one != other and 1 in (one, other):
-            raise refuse(f"a batch of {one} matrices with a batch of {other}", "expand the dense operand")
 
 
 @operator(torch.mm, Tensor.mm, torch.sparse.mm)
@@ -107,16 +99,7 @@ def addmm(
 ) -> Tensor:
     """`torch.addmm`: `beta * input + alpha * mat1 @ mat2`."""
     _no_out(out)
-    if is_dense(input):
-        product = mm(mat1, mat2)
-        product = product if alpha == 1 else product * alpha
-        return add(product, input if beta == 1 else input * beta)
-    text = "sum(j, A[i,j] * B[j,k])"
-    text = text if alpha == 1 else f"alpha * {text}"
-    text += " + C[i,k]" if beta == 1 else " + beta * C[i,k]"
-    scalars: dict[str, Any] = {name: s for name, s in (("alpha", alpha), ("beta", beta)) if s != 1}
-    result: Tensor = evaluate(f"Y[i,k] = {text}", A=mat1, B=mat2, C=input, **scalars)
-    return result
+    return _added(input, mm(mat1, mat2), beta, alpha)
 
 
 @operator(torch.addmv, Tensor.addmv)
@@ -125,7 +108,7 @@ def addmv(
 ) -> Tensor:
     """`torch.addmv`: `beta * input + alpha * mat @ vec`."""
     _no_out(out)
-    return add(mul(mv(mat, vec), alpha), mul(input, beta))
+    return _added(input, mv(mat, vec), beta, alpha)
 
 
 @operator(torch.baddbmm, Tensor.baddbmm)
@@ -140,7 +123,17 @@ def baddbmm(
 ) -> Tensor:
     """`torch.baddbmm`: `beta * input + alpha * batch1 @ batch2`."""
     _no_out(out)
-    return add(mul(bmm(batch1, batch2), alpha), mul(input, beta))
+    return _added(input, bmm(batch1, batch2), beta, alpha)
+
+
+def _added(input: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    """`beta * input + alpha * product`; an input that counts nothing is not read, as in torch."""
+    if torch.broadcast_shapes(input.shape, product.shape) != product.shape:
+        raise ShapeError(f"an input of shape {list(input.shape)} beside a product of {list(product.shape)}")
+    product = scaled(product, alpha, input)
+    if beta == 0:
+        return product.to(torch.result_type(input, product))
+    return add(product, scaled(input, beta, product))
 
 
 @operator(torch.dot, Tensor.dot)

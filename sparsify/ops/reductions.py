@@ -15,8 +15,8 @@ from torch import Tensor
 from sparsify.compiler.compact import LARGE, TIMES
 from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.evaluate import evaluate
-from sparsify.errors import ShapeError
-from sparsify.ops.elementwise import INDICES, div
+from sparsify.errors import EinsumError, ShapeError
+from sparsify.ops.elementwise import INDICES
 from sparsify.ops.reshape import reshaped
 from sparsify.ops.table import operator, refuse
 from sparsify.storage.tensor import SparseTensor
@@ -46,9 +46,15 @@ def mean(
     dtype: torch.dtype | None = None,
     out: Any = None,
 ) -> Tensor:
-    """`torch.mean`: over all entries, unstored ones included."""
-    total = sum(input, dim, keepdim, dtype=dtype, out=out)
-    return div(total, math.prod(input.shape[mode] for mode in modes_of(input, dim)))
+    """`torch.mean`: over all entries, unstored ones included.
+
+    Raises:
+        EinsumError: integers and truth values, as in torch; `dtype` says what they are to be.
+    """
+    taken = input if dtype is None else input.to(dtype)
+    if not (taken.dtype.is_floating_point or taken.dtype.is_complex):
+        raise EinsumError(f"torch.mean of {taken.dtype}", "mean(..., dtype=torch.float32)")
+    return _reduced("+=", taken, dim, keepdim, out, is_mean=True)
 
 
 @operator(torch.amax, Tensor.amax)
@@ -133,8 +139,10 @@ def modes_of(input: Tensor, dim: Modes) -> tuple[int, ...]:
     return found
 
 
-def _reduced(assignment: str, input: SparseTensor, dim: Modes, keepdim: bool, out: Any) -> Tensor:
-    """The entries of a tensor combined along modes."""
+def _reduced(
+    assignment: str, input: SparseTensor, dim: Modes, keepdim: bool, out: Any, *, is_mean: bool = False
+) -> Tensor:
+    """The entries of a tensor combined along modes, sums divided by their number where a mean is asked for."""
     if out is not None:
         raise refuse("a reduction with out=", "use the result")
     gone = modes_of(input, dim)
@@ -145,7 +153,13 @@ def _reduced(assignment: str, input: SparseTensor, dim: Modes, keepdim: bool, ou
     # A vector is handier dense, whatever can be inferred; modes of extent 1 are no modes of a format.
     is_dense = not kept or ((keepdim or len(kept) < 2) and not is_vast(input, kept))
     format = dense_format(len(kept)) if is_dense else None
-    result = cast(Tensor, evaluate(f"{target} {assignment} A[{','.join(names)}]", A=input, format=format))
+    entry, scalars = f"A[{','.join(names)}]", {}
+    text = f"{target} {assignment} {entry}"
+    if is_mean:
+        # One program, since the sum of numbers of 16 bits may be none of 16 bits.
+        text = f"{target} = sum({','.join(names[mode] for mode in gone)}, {entry}) / count"
+        scalars = {"count": math.prod(input.shape[mode] for mode in gone)}
+    result = cast(Tensor, evaluate(text, A=input, format=format, **scalars))
     return with_ones(result, input.shape, gone) if keepdim else result
 
 

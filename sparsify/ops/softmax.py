@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.evaluate import evaluate
+from sparsify.errors import EinsumError
 from sparsify.ops.elementwise import INDICES
 from sparsify.ops.move import entries_of
 from sparsify.ops.reductions import modes_of
@@ -29,10 +30,16 @@ MOST_EMPTY_ROWS: Final = 2**20
 def softmax(
     input: SparseTensor, dim: int, dtype: torch.dtype | None = None, *, out: Any = None
 ) -> SparseTensor:
-    """`torch.softmax` along one mode of the stored entries."""
+    """`torch.softmax` along one mode of the stored entries.
+
+    Raises:
+        EinsumError: integers, truth values and complex numbers, as in torch; `dtype` says what they are to be.
+    """
     if out is not None:
         raise refuse("softmax with out=", "use the result")
     taken = input if dtype is None else input.to(dtype)
+    if not taken.dtype.is_floating_point:
+        raise EinsumError(f"softmax of {taken.dtype}", "softmax(..., dtype=torch.float32)")
     (mode,) = modes_of(input, dim)
     format = taken.format
     rows = prod(extent for place, extent in enumerate(taken.shape) if place != mode)

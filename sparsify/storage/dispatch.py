@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from sparsify.errors import UnsupportedOperatorError
+from sparsify.storage import validate
 from sparsify.storage.fill import Fill, decided, same
 from sparsify.storage.tensor import SparseTensor, wrap
 
@@ -111,6 +112,8 @@ def _on_values(
     result = func(*new_args, **new_kwargs)
     if _is_inplace(func):
         return _written(args[0], fill)
+    if result.dtype != sparse[0].dtype:
+        validate.value_dtype(result.dtype)
     return wrap(pattern, result, fill)
 
 

@@ -10,13 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsify.errors import InvalidTensorError, UnsupportedOperatorError
+from sparsify.errors import InvalidTensorError, ShapeError, UnsupportedOperatorError
 from sparsify.storage.tensor import SparseTensor, operators
 
 
 def _reversed_modes(tensor: SparseTensor) -> SparseTensor:
     """`tensor.T`."""
     return tensor.permute(tuple(reversed(range(tensor.dim()))))
+
+
+def _transposed_matrix(tensor: SparseTensor) -> SparseTensor:
+    """`tensor.t()`: of a matrix, or a vector as it is."""
+    if tensor.dim() > 2:
+        raise ShapeError(f"t() of a tensor of {tensor.dim()} modes; transpose(m, n) names two of them")
+    return _reversed_modes(tensor)
 
 
 def _permute(tensor: SparseTensor, *modes: Any, dims: Any = None) -> SparseTensor:
@@ -84,7 +91,8 @@ def _without_memory(name: str) -> Callable[..., Any]:
 
 
 for _names, _operator in (
-    ((torch.t, Tensor.t, Tensor.T.__get__), _reversed_modes),  # type: ignore[attr-defined]
+    ((Tensor.T.__get__,), _reversed_modes),  # type: ignore[attr-defined]
+    ((torch.t, Tensor.t), _transposed_matrix),
     ((torch.permute, Tensor.permute), _permute),
     ((torch.transpose, torch.swapaxes, torch.swapdims, Tensor.swapaxes, Tensor.swapdims), _transpose),
     ((torch.movedim, torch.moveaxis, Tensor.movedim, Tensor.moveaxis), _move),

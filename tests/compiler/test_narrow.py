@@ -75,7 +75,13 @@ def test_a_choice_of_many_modes_is_a_sum_of_two():
 
 
 @pytest.mark.parametrize(
-    "dtype, fills", [(torch.float64, (0, 0)), (torch.float32, (2, float("inf"))), (torch.int64, (0, 3))]
+    "dtype, fills",
+    [
+        (torch.float64, (0, 0)),
+        (torch.float32, (2, float("inf"))),
+        (torch.int64, (0, 3)),
+        (torch.bool, (False, True)),
+    ],
 )
 def test_choices_in_two_parts(monkeypatch, dtype, fills):
     """Entries, fills, signs of zeros and NaN as torch chooses them."""

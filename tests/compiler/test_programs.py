@@ -40,7 +40,7 @@ def run(done: list[Prepared], folder: Path, compiler: str | None = None) -> None
     ("kind", "seeds", "least"),
     [
         ("plain", range(20), 15),
-        ("scheduled", range(100, 110), 5),
+        ("scheduled", range(100, 113), 5),
         ("blocked", range(60), 45),
         ("adjoint", range(8), 3),
         ("typed", range(300, 310), 6),

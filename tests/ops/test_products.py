@@ -3,8 +3,7 @@ import torch
 from torch.nn import functional
 
 from sparsify import SparseTensor
-from sparsify.errors import ShapeError
-from sparsify.ops.fallback import forgotten
+from sparsify.errors import EinsumError, ShapeError
 from tests.ops.operands import assert_as_dense, assert_gradients, full, sparse, thin
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -111,6 +110,32 @@ def test_shapes_that_do_not_fit():
         torch.matmul(sparse(7, 9), full().reshape(()))
 
 
-def test_batches_that_spread_become_dense():
-    with forgotten(), pytest.warns(RuntimeWarning, match=r"Tensor\.matmul: a batch of 1 matrices"):
-        assert_as_dense(matmul, sparse(1, 7, 9, format="csf"), full(2, 9, 5))
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        (sparse(1, 7, 9, format="csf"), full(2, 9, 5)),
+        (sparse(2, 7, 9, format="coo"), full(1, 9, 5)),
+        (sparse(2, 3, 7, 9, format="csf"), full(2, 1, 9, 5)),
+        (full(3, 1, 5, 7), sparse(2, 7, 9, format="csf")),
+        (sparse(1, 7, 9, format="csf"), sparse(2, 9, 5, format="coo")),
+    ],
+)
+def test_batches_spread(first, second):
+    assert_as_dense(matmul, first, second)
+
+
+def test_inputs_that_count_nothing_are_not_read():
+    a, b, nothing = sparse(7, 9), full(9, 5), torch.full((7, 5), torch.nan, dtype=torch.float64)
+    assert_as_dense(lambda c, a, b: torch.addmm(c, a, b, beta=0), nothing, a, b)
+    assert_as_dense(lambda c, a, b: torch.addmv(c, a, b, beta=0, alpha=3.0), nothing[:, 0], a, b[:, 0])
+
+
+def test_what_is_added_has_to_fit():
+    with pytest.raises(ShapeError, match=r"\[2, 7, 5\] beside a product of \[7, 5\]"):
+        torch.addmm(full(2, 7, 5), sparse(7, 9), full(9, 5))
+    whole = [o.to(torch.int64) for o in (full(7, 5), sparse(7, 9), full(9, 5))]
+    assert_as_dense(lambda c, a, b: torch.addmm(c, a, b, alpha=3, beta=2), *whole)
+    with pytest.raises(EinsumError, match=r"0\.5 times integers"):
+        torch.addmm(*whole, alpha=0.5)
+    with pytest.raises(EinsumError, match=r"0\.5 times integers"):
+        torch.add(whole[1], whole[1], alpha=0.5)

@@ -3,7 +3,7 @@ import torch
 
 import sparsify
 from sparsify import SparseTensor
-from sparsify.errors import ShapeError
+from sparsify.errors import EinsumError, ShapeError
 from tests.ops.operands import assert_as_dense, assert_gradients, sparse
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -36,6 +36,20 @@ def test_whether_and_how_many():
         assert_as_dense(function, stored)
         assert_as_dense(lambda a, f=function: f(a, 1), stored.with_fill(1.0))
     assert_as_dense(lambda a: a.bool().any(0), stored)
+
+
+def test_means_of_numbers_whose_sum_is_too_large():
+    stored = sparsify.tensor(torch.full((2, 1000), 100.0, dtype=torch.float16).tril(900), "csr")
+    assert_as_dense(torch.mean, stored)
+    assert_as_dense(lambda a: a.mean(1), stored)
+
+
+def test_means_of_integers_ask_for_a_dtype():
+    stored = sparse(7, 9).to(torch.int64)
+    assert_as_dense(lambda a: a.mean(1, dtype=torch.float64), stored)
+    for function in (torch.mean, torch.softmax):
+        with pytest.raises(EinsumError, match=r"int64; .*dtype=torch.float32"):
+            function(stored, 1)
 
 
 def test_stored_entries_below_the_fill():

@@ -11,7 +11,7 @@ import torch.multiprocessing
 from torch import nn
 
 from sparsify.api import einsum
-from sparsify.errors import FormatError, InvalidTensorError, UnsupportedOperatorError
+from sparsify.errors import FormatError, InvalidTensorError, ShapeError, UnsupportedOperatorError
 from sparsify.options import strict
 from sparsify.storage import validate
 from sparsify.storage.format import Format
@@ -289,6 +289,9 @@ def test_to_dtype_and_norm():
     half = stored.to(torch.float32)
     assert half.dtype == torch.float32 and half.pattern is stored.pattern
     assert stored.double() is stored and stored.float().dtype == torch.float32
+    for refused in (lambda: stored.to(torch.uint8), stored.detach().byte):
+        with pytest.raises(InvalidTensorError, match=r"uint8; convert them to one of"):
+            refused()
     half.to_dense().sum().backward()
     assert stored.grad.dtype == torch.float64
     assert float(torch.linalg.vector_norm(stored.detach())) == pytest.approx(
@@ -319,6 +322,8 @@ def test_transposes_share_everything():
     with pytest.raises(IndexError):
         cube.moveaxis(0, 3)
     assert torch.equal(cube.transpose(-1, 0).to_dense(), cube.to_dense().transpose(-1, 0))
+    with pytest.raises(ShapeError, match=r"t\(\) of a tensor of 3 modes"):
+        cube.t()
 
 
 @pytest.mark.parametrize(

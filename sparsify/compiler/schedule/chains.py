@@ -3,7 +3,7 @@
 In: `forall i: forall j: body`. Out: `([forall i, forall j], body)`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from sparsify.compiler.einsum.nodes import Access, Assign
@@ -84,6 +84,23 @@ def sequence(statements: list[Body]) -> Body:
     for statement in statements:
         flat += statement.statements if isinstance(statement, Sequence) else (statement,)
     return flat[0] if len(flat) == 1 else Sequence(tuple(flat))
+
+
+def downward(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[str]:
+    """The loops in an order that goes down the levels of every operand, the first ones first where it does not matter.
+
+    `edges` are pairs of loops of which the first must be outside the second; where they go in circles no order does.
+
+    >>> downward("bcde", [("b", "c"), ("c", "d"), ("e", "d")])
+    ['b', 'c', 'e', 'd']
+    """
+    rest, inside = list(names), list(edges)
+    order: list[str] = []
+    while rest:
+        free = [n for n in rest if not any(b == n and a in rest and a != n for a, b in inside)]
+        order.append((free or rest)[0])
+        rest.remove(order[-1])
+    return order
 
 
 def loop_names(program: Notation) -> set[str]:

@@ -16,7 +16,7 @@ from sparsify.compiler.node import find, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.chains import loop_chain, loop_names
+from sparsify.compiler.schedule.chains import downward, loop_chain, loop_names
 from sparsify.compiler.schedule.experts import experts
 from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.panels import panels
@@ -204,19 +204,10 @@ class _Shape:
 
     def _concordant(self) -> list[str]:
         """The loops in an order that every sparse operand allows: those of the result first, lanes last."""
-        return self._ordered(
-            sorted(self.loops, key=lambda n: (n == self.lane, n not in self.target, self.loops.index(n)))
+        return downward(
+            sorted(self.loops, key=lambda n: (n == self.lane, n not in self.target, self.loops.index(n))),
+            self.edges,
         )
-
-    def _ordered(self, rest: list[str]) -> list[str]:
-        """These loops in an order that every sparse operand allows, the first ones first where it does not matter."""
-        order: list[str] = []
-        while rest:
-            free = [n for n in rest if not any(b == n and a in rest and a != n for a, b in self.edges)]
-            chosen = (free or rest)[0]
-            order.append(chosen)
-            rest.remove(chosen)
-        return order
 
     def _name(self, text: str) -> str:
         """A loop name that is not taken."""
@@ -228,7 +219,7 @@ class _Shape:
     def around(self) -> Iterator[d.Schedule]:
         """The loops around all nests in an order that every sparse operand allows, and the nests as they are."""
         chain = loop_chain(self.program.body)[0] if isinstance(self.program.body, Forall) else []
-        order = self._ordered([loop.index for loop in chain])
+        order = downward([loop.index for loop in chain], self.edges)
         if order:
             yield d.Schedule((*self._reorder(order), *self._parallel(order, True)))
             yield d.Schedule(tuple(self._reorder(order)))

@@ -31,6 +31,7 @@ from sparsify.compiler.rewrite import bottom_up
 from sparsify.compiler.schedule.paths import Part, Paths
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.work import Nest, is_plain, nest_of
+from sparsify.compiler.unblock import taken_apart, unblocked
 from sparsify.storage.format import Format
 
 # In which sums of rounded sums are not rounded more than the sum itself.
@@ -57,7 +58,7 @@ def contract(program: Program, sizes: Sizes) -> Contracted:
     stored: dict[str, int] = {}
     for statement in program.statements:
         known = replace(program, declarations=tuple(declared))
-        split = _Split(known, statement, sizes)
+        split = _Split(taken_apart(known, unblocked(known, statement)), statement, sizes)
         statements += split.statements()
         declared += split.declared
         stored |= split.stored

@@ -8,7 +8,7 @@ Source: Gustavson, Two Fast Algorithms for Sparse Matrices, 1978.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
@@ -16,6 +16,7 @@ from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation
 from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule.chains import downward
 from sparsify.compiler.schedule.sizes import Sizes
 
 # Flags of blocks that a row looks at together, see `loops/marks.py`; so many looks cost as much as a product, and as
@@ -35,7 +36,7 @@ class Scattered:
 
     Attributes:
         rows: the loops over all modes of the result but the last level's, outermost first.
-        sums: the loops that are summed.
+        sums: the loops that are summed, down the levels of the operands where some order goes down all of them.
         column: the loop over the last level's mode.
         collected: the sum's target, the result or a temporary that it is computed from.
         is_temporary: whether it is a temporary.
@@ -126,7 +127,17 @@ def scattered(program: Notation) -> Scattered | None:
     if len(set(stored)) < len(stored) or set(index_names(summed[0].target)) != set(stored):
         return None
     loops = dict.fromkeys(n.index for n in find(program.body, Forall))
-    sums = [name for name in loops if name not in stored]
+    levels = [
+        [
+            index.name
+            for stored in declarations[a.tensor].format.levels
+            if isinstance(index := a.indices[stored.expression.mode], Index)
+        ]
+        for a in find(summed[0].value, Access)
+        if a.tensor in declarations and not declarations[a.tensor].format.is_dense
+    ]
+    edges = [edge for names in levels for edge in pairwise(names)]
+    sums = downward([name for name in loops if name not in stored], edges)
     temporaries = {t.name for n in find(program.body, Let) for t in n.temporaries}
     target = summed[0].target.tensor
     by = (

@@ -22,7 +22,6 @@ from sparsify.compiler.loops.lower.declared import DeclaredTensors
 from sparsify.compiler.loops.lower.lattice import EVERYWHERE, Point, expression_regions
 from sparsify.compiler.node import find, holds
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.storage.levels import Compressed, Dense, Singleton
 
 # Where nothing is known: extents, and entries per coordinate of the longest mode.
 UNKNOWN_EXTENT: Final = 1000
@@ -280,8 +279,7 @@ def is_plain(access: Access, declared: Declaration) -> bool:
     """Whether each level of an operand is a loop over one of the index variables of an access, each another."""
     names = [index.name for index in access.indices if isinstance(index, Index)]
     whole = all(
-        stored.expression.kind == "whole" and isinstance(stored.level, Dense | Compressed | Singleton)
-        for stored in declared.format.levels
+        stored.expression.kind == "whole" and not stored.level.has_bits for stored in declared.format.levels
     )
     return whole and len(set(names)) == len(access.indices)
 
@@ -332,7 +330,7 @@ def _factor(
 ) -> Factor:
     """A sparse operand as counts: what is known of it, else ten entries a coordinate of its longest mode."""
     order = tuple(bits[name] for name in _level_names(access, declared))
-    is_dense = tuple(isinstance(stored.level, Dense) for stored in declared.format.levels)
+    is_dense = tuple(stored.level.is_full for stored in declared.format.levels)
     own = [extents[bit.bit_length() - 1] for bit in order]
     entries = sizes.stored.get(declared.name)
     stored = float(entries) if type(entries) is int else min(prod(own), UNKNOWN_ENTRIES * max(own))

@@ -6,7 +6,6 @@ Out: a region of five statements over `Q`, `K`, `V`, the pattern `M` and the mod
 Queries without any key give 0, as torch's attention does.
 """
 
-from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
@@ -71,9 +70,6 @@ def attention_region(node: fx.Node) -> Region | str:
     widths = {"k": query.meta["val"].shape[-1], "l": value.meta["val"].shape[-1]}
     sizes = {index: int(str(width)) for index, width in widths.items() if str(width).isdigit()}
     program = declare(parse(text), declared, ("Y",), sizes=sizes)
-    # Factors of numbers alone would be float32, whatever they are multiplied with.
-    declarations = (replace(d, dtype=dtype) if d.name in "FDY" else d for d in program.declarations)
-    program = replace(program, declarations=tuple(declarations))
     statement = (node, (*outer, "i", "l"), Const(0))
     covered = [*match.made, node]
     names[node.name] = "Y"
@@ -146,12 +142,8 @@ def program_text(
         score = f"{score} + {mask}"
     if not spec.is_whole:
         score = f"where({mask}, {score}, -inf)"
-    weights, drop = "P", ""
-    if factor:
-        # Statements by themselves: what is drawn for an entry is drawn once, for all that the gradients read it for.
-        weights = "D"
-        drop = f"""F[{at}i,j] = where(stored(S[{at}i,j]), {factor}, 0)
-        D[{at}i,j] = P[{at}i,j] * F[{at}i,j]"""
+    # A statement by itself: what is drawn for an entry is drawn once, whatever the width of the values.
+    weights, drop = ("D", f"D[{at}i,j] = P[{at}i,j] * {factor}") if factor else ("P", "")
     return f"""
         S[{at}i,j] = where(stored({mask}), {score}, -inf)
         m[{at}i] max= S[{at}i,j]

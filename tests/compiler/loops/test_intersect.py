@@ -6,14 +6,17 @@ import pytest
 import torch
 
 import sparsify
+from sparsify.compiler.einsum.declare import declare
+from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.evaluate import _describe
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.interpret import Machine
 from sparsify.compiler.loops.nodes import Load
 from sparsify.compiler.pipeline import compile_stages
 from sparsify.compiler.plan import Step, steps
+from sparsify.compiler.schedule.sizes import sizes_of
 
 from ...sampling import sampled
-from ..schedule.nests import program_of
 
 
 def vector(*coordinates: int, extent: int = 5000) -> sparsify.SparseTensor:
@@ -47,10 +50,11 @@ def test_ends_of_lists(first: tuple[int, ...], second: tuple[int, ...]) -> None:
 
 
 def looks(
-    first: sparsify.SparseTensor, second: sparsify.SparseTensor, monkeypatch: pytest.MonkeyPatch
+    text: str, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **vectors: sparsify.SparseTensor
 ) -> int:
-    """How often the product of two vectors reads a coordinate."""
-    program, sizes = program_of("i,i->", first, second)
+    """How often a statement that computes Y from sparse vectors reads a coordinate."""
+    program = declare(parse(text), {name: _describe(operand) for name, operand in vectors.items()})
+    sizes = sizes_of(program, [vectors[name] for name in program.inputs])
     (step,) = steps(program, sizes)
     assert isinstance(step, Step)
     function = compile_stages(step, None, 0, sizes=sizes).loops
@@ -63,21 +67,41 @@ def looks(
         return read(machine, expr, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Machine, "_read", counted)
-    arrays = {"Y_vals": torch.zeros(1).numpy()}
-    for name, operand in (("A", first), ("B", second)):
+    arrays = {"Y_vals": torch.zeros(expected.shape).numpy()}
+    for name, operand in vectors.items():
         arrays[f"{name}1_pos"], arrays[f"{name}1_crd"] = (
             array[0].numpy()
             for array in (operand.pattern.pos, operand.pattern.crd)  # type: ignore[union-attr]
         )
         arrays[f"{name}_vals"] = operand.values().numpy()
-    known = {"i_extent": 5000, "A_nnz": first.nnz, "B_nnz": second.nnz, "serial_threshold": 0}
+    known = {"i_extent": 5000, "serial_threshold": 0}
+    known |= {f"{name}_nnz": operand.nnz for name, operand in vectors.items()}
     Machine(function, arrays, 1).run(
         function.body, {n: torch.tensor([known[n]]).numpy() for n in function.sizes}
     )
-    assert arrays["Y_vals"][0] == pytest.approx(float(first.to_dense() @ second.to_dense()))
+    torch.testing.assert_close(torch.from_numpy(arrays["Y_vals"]), expected)
     return count
 
 
 def test_long_lists_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     long, short = vector(*range(0, 5000, 2)), vector(*range(100, 5000, 700))
-    assert looks(long, short, monkeypatch) < 7 * 40 < long.nnz / 8
+    expected = (long.to_dense() @ short.to_dense())[None]
+    assert looks("Y = A[i] * B[i]", expected, monkeypatch, A=long, B=short) < 7 * 40 < long.nnz / 8
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "most"),
+    [
+        ("Y[i] = where(stored(A[i]), B[i], 0)", "B", 50),
+        ("Y[i] = where(stored(A[i]), B[i] * C[i], 0)", "BC", 80),
+    ],
+)
+def test_long_lists_that_are_nothing_alone_are_searched(
+    text: str, names: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entries of a known pattern are all written, whether the others have them or not."""
+    short = vector(*range(100, 5000, 700))
+    long = {name: vector(*range(n, 5000, 2 + n)) for n, name in enumerate(names)}
+    dense = {name: operand.to_dense()[short.coordinates()[0]] for name, operand in long.items()}
+    expected = torch.stack(list(dense.values())).prod(0)
+    assert looks(text, expected, monkeypatch, A=short, **long) < 7 * most < long["B"].nnz / 4

@@ -58,6 +58,33 @@ def test_a_dense_product_takes_its_bias_along(text: str) -> None:
         kernel(*(given[name] for name in kernel.program.inputs))
 
 
+@pytest.mark.parametrize("format", ["csr", "bcsr(2,2)", "ell"])
+def test_blocks_and_groups_count_as_what_loops_read(format: str) -> None:
+    """A chain of products is one by one, whatever its matrices are stored in."""
+    parts = [random((1000, 1000), 0.02, "csr", seed).to(format=format) for seed in range(4)]
+    found = statements("ab,bc,cd,de->ae", *parts)
+    assert found[-1].startswith("Y[a,e] = sum(") and len(found) > 1
+    assert all(text.count("*") == 1 for text in found)
+
+
+@pytest.mark.parametrize(
+    "formats",
+    [
+        ("csr", "dcsr", "coo", "csc", "dia"),
+        ("bcsr(2,3)", "coo", "dcsc", "ell", "csc"),
+        ("csc", "bcsr(2,3)", "csc", "dia", "bcsr(2,3)"),
+    ],
+)
+def test_chains_of_any_formats(formats: tuple[str, ...]) -> None:
+    """Small ones are one nest, whose sums go down the levels of all matrices."""
+    shapes = ((3, 4), (4, 5), (5, 3), (3, 4), (4, 2))
+    parts = [random(shape, 0.6, "csr", n) for n, shape in enumerate(shapes)]
+    made = [part.to(format=format) for part, format in zip(parts, formats, strict=True)]
+    found = sparsify.einsum("ab,bc,cd,de,ef->af", *made)
+    expected = torch.linalg.multi_dot([part.to_dense() for part in parts])
+    torch.testing.assert_close(found.to_dense(), expected)
+
+
 def test_what_is_no_bias_is_added_by_a_kernel() -> None:
     x, w, b = dense(5, 7), dense(5, 7), dense(5)
     kernel = evaluate_kernel("T[j,k] = sum(f, X[j,f] * W[k,f]) + b[j]", None, X=x, W=w, b=b)

@@ -56,14 +56,14 @@ def intersection(
     after = [loops.Set(cursor.var, cursor.after(places)) for cursor in cursors]
     alive = reduce(both, (cursor.alive for cursor in cursors))
     most = reduce(larger, (cursor.coordinate(low) for cursor in cursors))
-    seeks = [stmt for cursor in cursors for stmt in _seek(low, cursor, coordinate)]
+    seeks = [stmt for cursor in cursors for stmt in seek(low, cursor, coordinate)]
     at = (compare("eq", cursor.coordinate(low), coordinate) for cursor in cursors)
     together = loops.If(both(alive, reduce(both, at)), loops.Block((*search, *body, *after)))
     step = loops.Block((loops.Declare(coordinate, most), *seeks, together))
     return [*(stmt for cursor in cursors for stmt in cursor.declarations), loops.While(alive, step)]
 
 
-def _seek(low: Lowering, cursor: Cursor, coordinate: loops.Var) -> Lowered:
+def seek(low: Lowering, cursor: Cursor, coordinate: loops.Var) -> Lowered:
     """The cursor at its first entry that is not before `coordinate`."""
 
     def is_before(position: loops.Expr) -> loops.Expr:

@@ -3,6 +3,9 @@
 In: `forall j: C[i,j] = A[i,j] + B[i,j]`, a cursor on each. Out: `while A and B have entries left:`, the cases that the
 next one is of A, of B or of both; then what is left of A, and of B.
 
+Where nothing is done without A, as in `P[i,j] = where(stored(A[i,j]), B[i,j], 0)`, the others are searched for its
+coordinates as in `intersect.py`.
+
 Source: Kjolstad et al., The Tensor Algebra Compiler, 2017, section 4 (merge lattices, while loops per point).
 """
 
@@ -14,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ZERO, both, compare, smaller
+from sparsify.compiler.loops.arithmetic import ZERO, both, compare, larger, smaller
 from sparsify.compiler.loops.lower.enter import body_at
 from sparsify.compiler.loops.lower.environment import Environment
+from sparsify.compiler.loops.lower.intersect import seek
 from sparsify.compiler.loops.lower.lattice import Point
 from sparsify.compiler.notation import nodes as notation
 
@@ -41,6 +45,8 @@ def merge(
             lowered += visit.alone(bodies)
         elif len(visit.cursors) == 2 and not visit.are_alike(bodies):
             lowered += visit.pair(bodies)
+        elif leading := visit.leading(bodies):
+            lowered += visit.led(bodies, leading)
         else:
             lowered += visit.together(bodies)
     return lowered
@@ -90,6 +96,11 @@ class Visit:
         """Whether the same is done wherever anything is stored."""
         return len(set(bodies.values())) == 1 and all(frozenset({c.access}) in bodies for c in self.cursors)
 
+    def leading(self, bodies: Bodies) -> list[Cursor]:
+        """The cursors without which nothing is done."""
+        done = [point for point, block in bodies.items() if block.statements]
+        return [cursor for cursor in self.cursors if all(cursor.access in point for point in done)]
+
     def alone(self, bodies: Bodies) -> Lowered:
         """`while A has entries left: j = crd[pA]`, and the body."""
         (cursor,) = self.cursors
@@ -112,6 +123,7 @@ class Visit:
         """`if jA < jB: ... elif jB < jA: ... else: ...`: each case steps on by itself.
 
         A coordinate is read once and held until its cursor steps on, and only who has stepped on may have nothing left.
+        A cursor that is nothing by itself goes to where the other is.
         """
         if not bodies:
             return []
@@ -133,7 +145,11 @@ class Visit:
             body += [] if done is None else [done]
             if body:
                 body = [loops.Declare(self.coordinate, held[here[0].access]), *body]
-            body += [self._steps[cursor.access] for cursor in here]
+            if len(here) == 1 and (done is None or not done.statements):
+                (other,) = (cursor for cursor in self.cursors if cursor is not here[0])
+                body = seek(self.low, here[0], held[other.access])
+            else:
+                body += [self._steps[cursor.access] for cursor in here]
             again = tuple(loops.Set(held[cursor.access], cursor.coordinate(self.low)) for cursor in here)
             still = reduce(both, (cursor.alive for cursor in here))
             return loops.Block((*body, loops.Set(left, still), loops.If(left, loops.Block(again))))
@@ -150,6 +166,15 @@ class Visit:
             return []
         least = reduce(smaller, (cursor.coordinate(self.low) for cursor in self.cursors))
         block = (loops.Declare(self.coordinate, least), *self.cases(bodies, is_merged=True))
+        return [loops.While(self._alive, loops.Block(block))]
+
+    def led(self, bodies: Bodies, leading: list[Cursor]) -> Lowered:
+        """`while all have entries left: j = where those that lead may be next`: all go there, then the cases."""
+        most = reduce(larger, (cursor.coordinate(self.low) for cursor in leading))
+        seeks = [stmt for cursor in self.cursors for stmt in seek(self.low, cursor, self.coordinate)]
+        at = (both(c.alive, compare("eq", c.coordinate(self.low), self.coordinate)) for c in leading)
+        found = loops.If(reduce(both, at), loops.Block(tuple(self.cases(bodies))))
+        block = (loops.Declare(self.coordinate, most), *seeks, found)
         return [loops.While(self._alive, loops.Block(block))]
 
     def cases(self, bodies: Bodies, is_merged: bool = False) -> Lowered:

@@ -39,11 +39,14 @@ def test_where_all_cases_are_alike_there_are_none():
         ("Y[i,j] = A[i,j] - B[i,j]", lambda a, b: a - b),
         ("Y[i,j] = A[i,j] + A[i,j] * B[i,j]", lambda a, b: a + a * b),
         ("Y[i,j] = max(A[i,j], B[i,j])", torch.maximum),
+        ("Y[i,j] = where(stored(A[i,j]), B[i,j], 0)", lambda a, b: torch.where(a != 0, b, 0)),
+        ("Y[i,j] = A[i,j] * (B[i,j] + A[j,i])", lambda a, b: a * (b + a.T)),
+        ("Y[i,j] = A[i,j] + A[i,j] * B[i,j] * B[j,i]", lambda a, b: a + a * b * b.T),
     ],
 )
 def test_merges_are_right(text, expected, form):
     """Rows of which one operand, both or none are empty, and operands that end before the other."""
-    a, b = random((40, 30), 0, 0.3), random((40, 30), 1, 0.3)
+    a, b = random((40, 40), 0, 0.3), random((40, 40), 1, 0.3)
     a[3:9], b[6:12], a[20, 15:], b[21, :15] = 0, 0, 0, 0
     found = sparsify.evaluate(text, A=sparsify.tensor(a, form), B=sparsify.tensor(b, form), format=form)
     torch.testing.assert_close(found.to_dense(), expected(a, b))
