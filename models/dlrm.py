@@ -48,7 +48,7 @@ class DLRM(nn.Module):
         bags = [table(rows) for table, rows in zip(self.tables, indices, strict=True)]
         vectors = torch.stack([x, *bags], dim=1)
         products = vectors @ vectors.transpose(1, 2)
-        first, second = self.pairs
+        first, second = self.get_buffer("pairs")
         return torch.sigmoid(self.click(self.top(torch.cat([x, products[:, first, second]], dim=1)))).squeeze(
             1
         )

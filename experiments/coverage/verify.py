@@ -6,7 +6,7 @@ gradients.
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -129,8 +129,10 @@ def compare(
 ) -> tuple[float, float, int]:
     """The largest relative errors of outputs and gradients for one call, and how often it computes attention."""
     found = sparse(**inputs)
-    reference = nullcontext([]) if mask is None else masked_attention(mask)
-    with own_attention(dense) if mask == GIVEN else reference as calls:
+    reference: AbstractContextManager[list[Any]] = nullcontext([])
+    if mask is not None:
+        reference = own_attention(dense) if mask == GIVEN else masked_attention(mask)
+    with reference as calls:
         expected = dense(**{name: as_float64(value) for name, value in inputs.items()})
     assert type(found) is type(expected), f"{type(found).__name__} in place of {type(expected).__name__}"
     have, want = (numbers(result) for result in (found, expected))

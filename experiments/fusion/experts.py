@@ -110,13 +110,16 @@ class _Given:
 
     def double(self) -> "_Given":
         """The same numbers in float64."""
-        wide = (tensor.double() for tensor in (self.x, self.up, self.down, self.weights))
-        return _Given(*wide, self.chosen)
+        return self._with(Tensor.double)
 
     def trained(self) -> "_Given":
         """The same, with gradients."""
-        leaves = (tensor.clone().requires_grad_() for tensor in (self.x, self.up, self.down, self.weights))
-        return _Given(*leaves, self.chosen)
+        return self._with(lambda tensor: tensor.clone().requires_grad_())
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> "_Given":
+        """The same with all numbers changed."""
+        x, up, down, weights = map(change, (self.x, self.up, self.down, self.weights))
+        return _Given(x, up, down, weights, self.chosen)
 
     def gradients(self, call: Call) -> Call:
         """The gradients of tokens and weights through a call; those of the matrices are computed on the way."""

@@ -6,6 +6,7 @@ In: `autoencoder(784, place)`. Out: a `Case` whose results are checked against f
 import copy
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -55,26 +56,27 @@ def autoencoder(features: int, place: Place) -> Case:
         }
     )
     model = prune(Autoencoder(columns, hidden), recipe).eval()
+    encoder, decoder = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
     case = row(
         f"autoencoder-{features}",
         f"{BATCH} rows of {columns} features, {DENSITY:.0%} not 0, {hidden} units, {SPARSITY:.0%} zeros in weights",
         lambda: _without_gradients(copy.deepcopy(model).double(), x.double())(),
     )
     batch, csr = sparsify.tensor(x, format="csr"), _csr(x)
-    weights = [_csr(layer.weight.detach()) for layer in (model[0], model[2])]
-    options = {"trainable": False, "verify": False}
-    by_weights = case.prepare("apply", lambda: sparsify.apply(model, recipe, x, **options))
-    by_batch = case.prepare("apply to batches", lambda: sparsify.apply(model, recipe, batch, **options))
+    weights = [_csr(layer.weight.detach()) for layer in (encoder, decoder)]
+    apply = partial(sparsify.apply, model, recipe, trainable=False, verify=False)
+    by_weights = case.prepare("apply", lambda: apply(x))
+    by_batch = case.prepare("apply to batches", lambda: apply(batch))
 
     def torch_sparse(first: Tensor) -> Tensor:
         """Both layers by torch's product of its CSR with dense matrices."""
-        h = torch.relu(torch.addmm(model[0].bias, first, model[0].weight.T))
-        return torch.sigmoid(torch.addmm(model[2].bias[:, None], weights[1], h.T).T)
+        h = torch.relu(torch.addmm(encoder.bias, first, encoder.weight.T))
+        return torch.sigmoid(torch.addmm(decoder.bias[:, None], weights[1], h.T).T)
 
     def torch_weights() -> Tensor:
         """Both layers by torch's CSR weights."""
-        h = torch.relu(torch.addmm(model[0].bias[:, None], weights[0], x.T))
-        return torch.sigmoid(torch.addmm(model[2].bias[:, None], weights[1], h).T)
+        h = torch.relu(torch.addmm(encoder.bias[:, None], weights[0], x.T))
+        return torch.sigmoid(torch.addmm(decoder.bias[:, None], weights[1], h).T)
 
     case.contenders += [
         Contender("sparsify", _without_gradients(by_weights, x), baseline=False),
@@ -106,8 +108,13 @@ def bags(mode: str, place: Place, *, is_step: bool = False) -> Case:
     )
     sparse = case.prepare("apply", lambda: sparsify.apply(table, dict(BAGS), indices, verify=False))
     calls = [_step(m, indices) if is_step else _without_gradients(m, indices) for m in (sparse, table)]
+
+    def renew() -> None:
+        """What was made of the indices does not hold any more."""
+        indices.copy_(indices)
+
     case.contenders += [
-        Contender("sparsify", calls[0], baseline=False, before=lambda: indices.copy_(indices)),
+        Contender("sparsify", calls[0], baseline=False, before=renew),
         Contender("torch", calls[1]),
     ]
     case.targets = [Target("sparsify", ("torch",), None, "torch")]
@@ -119,7 +126,7 @@ def _step(model: nn.Module, indices: Tensor) -> Call:
 
     def call() -> Tensor:
         found = model(indices)
-        (gradient,) = torch.autograd.grad(found, list(model.parameters()), found.detach())
+        gradient: Tensor = torch.autograd.grad(found, list(model.parameters()), found.detach())[0]
         return gradient
 
     return call

@@ -153,7 +153,7 @@ def _reduced(
     # A vector is handier dense, whatever can be inferred; modes of extent 1 are no modes of a format.
     is_dense = not kept or ((keepdim or len(kept) < 2) and not is_vast(input, kept))
     format = dense_format(len(kept)) if is_dense else None
-    entry, scalars = f"A[{','.join(names)}]", {}
+    entry, scalars = f"A[{','.join(names)}]", dict[str, Any]()
     text = f"{target} {assignment} {entry}"
     if is_mean:
         # One program, since the sum of numbers of 16 bits may be none of 16 bits.

@@ -104,8 +104,9 @@ def is_layers(module: Any) -> bool:
 def is_router(module: Any) -> bool:
     """Whether a module converts its classifier to a dtype that it has already, which no graph can hold."""
     classifier = getattr(module, "classifier", None)
-    is_capped = hasattr(module, "expert_capacity") and isinstance(classifier, nn.Linear)
-    return is_capped and classifier.weight.dtype == getattr(module, "dtype", None)
+    if not hasattr(module, "expert_capacity") or not isinstance(classifier, nn.Linear):
+        return False
+    return classifier.weight.dtype == getattr(module, "dtype", None)
 
 
 def _as_it_is(module: nn.Module, dtype: torch.dtype) -> nn.Module:

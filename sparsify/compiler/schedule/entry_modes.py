@@ -161,6 +161,7 @@ class EntryModes:
 
     def _kinds(self, nest: Nest, outer: str, inner: str) -> list[d.Directive]:
         """What is written out and what runs in lanes."""
+        names: tuple[str, ...]
         match nest.kind:
             case "scores":
                 names = (self._apart(nest), nest.summed)
