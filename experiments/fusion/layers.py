@@ -148,7 +148,8 @@ def _quiet(made: Call) -> Call:
 
     def call() -> Tensor:
         with torch.no_grad():
-            return made()
+            found: Tensor = made()
+        return found
 
     return call
 
