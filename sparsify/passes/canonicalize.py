@@ -187,12 +187,17 @@ def nothing_in_front(node: fx.Node) -> bool:
     values = [operators.tensor_value(part) for part in parts]
     if any(value is None for value in values):
         return False
-    whole = [p for p, v in zip(parts, values, strict=True) if v is not None and tuple(v.shape) != (0,)]
+    whole = [p for p, v in zip(parts, values, strict=True) if v is not None and not is_nothing(v)]
     if len(whole) != 1 or len(parts) == 1:
         return False
     node.replace_all_uses_with(whole[0])
     node.graph.erase_node(node)
     return True
+
+
+def is_nothing(value: torch.Tensor) -> bool:
+    """Whether a vector is known to have no entries; symbols are not looked at, that would fix them."""
+    return value.dim() == 1 and type(value.shape[0]) is int and value.shape[0] == 0
 
 
 def trivial_assertion(node: fx.Node) -> bool:

@@ -11,7 +11,7 @@ from graph_models import HandWritten, Kipf, KipfMatmul, TwoLayers, adjacency, gr
 from torch import nn
 
 from sparsify import errors, options
-from sparsify.passes import PASSES, sparse_module
+from sparsify.passes import PASSES, drafted, sparse_module
 from sparsify.passes.apply import apply
 from sparsify.storage.interop import tensor
 
@@ -305,7 +305,7 @@ def test_export_without_a_graph_is_an_error(monkeypatch):
     def refuse(*_, **__):
         raise errors.CaptureError("no graph of this model", "another model")
 
-    monkeypatch.setattr(sparse_module, "capture", refuse)
+    monkeypatch.setattr(drafted, "capture", refuse)
     with pytest.warns(RuntimeWarning, match="the source model runs"):
         sparse = apply(nn.Linear(3, 4), MESSAGES, (torch.ones(2, 3),))
     with pytest.raises(errors.CaptureError, match="no graph to export"):

@@ -360,8 +360,8 @@ def _points(
     if regions.background is None or regions.background != wanted:
         points = EVERYWHERE
     if output is not None and output.pattern_of in declared:
-        # What follows a pattern has entries only where that has them.
-        root = frozenset({fills.root_of(target)})
+        # What follows a pattern has entries only where that has them, which may be everywhere.
+        root = frozenset({fills.root_of(target)}.intersection(sparse))
         points = frozenset(point | root for point in points)
     return tuple(
         sorted(tuple(sorted(sparse.index(access) for access in point)) for point in _smallest(points))
