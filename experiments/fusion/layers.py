@@ -5,7 +5,7 @@ In: `autoencoder(784, place)`. Out: a `Case` whose results are checked against f
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -82,8 +82,8 @@ def autoencoder(features: int, place: Place) -> Case:
         Contender("sparsify", _without_gradients(by_weights, x), baseline=False),
         Contender("sparsify, sparse batch", _without_gradients(by_batch, batch), baseline=False),
         Contender("torch dense", _without_gradients(model, x)),
-        Contender("torch CSR weights", _quiet(torch_weights)),
-        Contender("torch CSR batch", _quiet(lambda: torch_sparse(csr))),
+        Contender("torch CSR weights", _without_gradients(torch_weights)),
+        Contender("torch CSR batch", _without_gradients(torch_sparse, csr)),
     ]
     theirs = ("torch CSR weights", "torch CSR batch")
     case.targets = [
@@ -132,24 +132,12 @@ def _step(model: nn.Module, indices: Tensor) -> Call:
     return call
 
 
-def _without_gradients(model: nn.Module, x: Any) -> Call:
-    """A call of a model that keeps nothing for gradients."""
+def _without_gradients(model: Callable[..., Tensor], *inputs: Any) -> Call:
+    """A call of a model or function that keeps nothing for gradients."""
 
     def call() -> Tensor:
         with torch.no_grad():
-            found: Tensor = model(x)
-        return found
-
-    return call
-
-
-def _quiet(made: Call) -> Call:
-    """A call without gradients."""
-
-    def call() -> Tensor:
-        with torch.no_grad():
-            found: Tensor = made()
-        return found
+            return model(*inputs)
 
     return call
 

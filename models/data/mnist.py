@@ -4,6 +4,7 @@ In: `mnist("/data")`. Out: a tensor [10000, 784].
 """
 
 import gzip
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,7 @@ def mnist(root: Path | None) -> Tensor:
         raise DataError(f"mnist needs {FILE}: {looked}", "--data-root names the folder that holds MNIST/raw")
     try:
         content = gzip.decompress((folder / FILE).read_bytes())
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{folder / FILE} cannot be read: {error}", "fetch the file again") from None
     kind, images, height, width = (int.from_bytes(content[at : at + 4], "big") for at in range(0, HEADER, 4))
     if kind != 2051 or len(content) != HEADER + images * height * width:

@@ -92,6 +92,8 @@ def divide(program: Program, joined: bool = True) -> Divided | None:
     beside = [
         s for s in first if joined and _belongs(s, row, column) and not _reads(s) & set(_targets(first))
     ]
+    needed_first = {name for s in first if s not in beside for name in _reads(s)}
+    beside = [s for s in beside if s.target.tensor not in needed_first]
     first = [s for s in first if s not in beside]
     of_rows = [s for s in results if _belongs(s, row, column)]
     of_columns = [s for s in results if _belongs(s, column, row)]

@@ -11,6 +11,7 @@ from typing import Final
 
 from sparsify.compiler.einsum.nodes import Program, Reduce
 from sparsify.compiler.node import find
+from sparsify.compiler.remembered import REMEMBERED
 from sparsify.compiler.schedule.sizes import Sizes
 
 MOST: Final = 8
@@ -24,6 +25,8 @@ def specialised(program: Program, sizes: Sizes) -> Program:
     constants = tuple((name, extent) for name, extent in found.items() if type(extent) is int and extent > 0)
     if not constants:
         return program
+    if program not in _given and len(_given) >= REMEMBERED:
+        _given.clear()
     given = _given.setdefault(program, set())
     if constants not in given and len(given) >= MOST:
         return program

@@ -128,7 +128,9 @@ def baddbmm(
 
 def _added(input: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
     """`beta * input + alpha * product`; an input that counts nothing is not read, as in torch."""
-    if torch.broadcast_shapes(input.shape, product.shape) != product.shape:
+    own, whole = tuple(input.shape), tuple(product.shape)
+    fits = len(own) <= len(whole) and all(n in (1, m) for n, m in zip(own[::-1], whole[::-1], strict=False))
+    if not fits:
         raise ShapeError(f"an input of shape {list(input.shape)} beside a product of {list(product.shape)}")
     product = scaled(product, alpha, input)
     if beta == 0:

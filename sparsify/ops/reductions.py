@@ -156,9 +156,10 @@ def _reduced(
     entry, scalars = f"A[{','.join(names)}]", dict[str, Any]()
     text = f"{target} {assignment} {entry}"
     if is_mean:
-        # One program, since the sum of numbers of 16 bits may be none of 16 bits.
+        # One program, since the sum of numbers of 16 bits may be none of 16 bits, for every number of entries.
         text = f"{target} = sum({','.join(names[mode] for mode in gone)}, {entry}) / count"
-        scalars = {"count": math.prod(input.shape[mode] for mode in gone)}
+        count = math.prod(input.shape[mode] for mode in gone)
+        scalars = {"count": torch.tensor(count, dtype=torch.float64)}
     result = cast(Tensor, evaluate(text, A=input, format=format, **scalars))
     return with_ones(result, input.shape, gone) if keepdim else result
 

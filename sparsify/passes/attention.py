@@ -143,7 +143,7 @@ def split_value(node: fx.Node, split: fx.Node) -> torch.Tensor:
 def weighted_sum(softmax: fx.Node) -> tuple[list[fx.Node], float]:
     """The nodes from the weights to their product with the values, and the rate of dropout among them.
 
-    None where something else reads the weights.
+    No nodes where something else reads the weights.
     """
     node, path, rate = softmax, list[fx.Node](), 0.0
     while len(node.users) == 1:

@@ -107,12 +107,12 @@ def is_tensor(value: Any) -> bool:
 
 
 def with_tensors(call: Call, tensors: Sequence[Any]) -> Call:
-    """The call with other values in place of its tensors, in order."""
+    """The call with other values in place of its tensors, in order, and copies of caches that it would fill."""
     rest = iter(tensors)
     return replace(
         call,
         values=[
-            value if leaf.kind == "constant" else next(rest)
+            own_caches.fresh(value) if leaf.kind == "constant" else next(rest)
             for value, leaf in zip(call.values, call.shape.leaves, strict=True)
         ],
     )

@@ -188,11 +188,21 @@ def nothing_in_front(node: fx.Node) -> bool:
     if any(value is None for value in values):
         return False
     whole = [p for p, v in zip(parts, values, strict=True) if v is not None and not is_nothing(v)]
-    if len(whole) != 1 or len(parts) == 1:
+    if len(whole) != 1 or len(parts) == 1 or is_written(node) or is_written(whole[0]):
+        return False
+    if any(v is not None and v.dtype != node.meta["val"].dtype for v in values):
         return False
     node.replace_all_uses_with(whole[0])
     node.graph.erase_node(node)
     return True
+
+
+def is_written(node: fx.Node) -> bool:
+    """Whether something writes into a tensor or a view of it."""
+    return any(
+        is_writer(user) or (operator_name(user) in operators.VIEWS and is_written(user))
+        for user in node.users
+    )
 
 
 def is_nothing(value: torch.Tensor) -> bool:

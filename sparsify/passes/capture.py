@@ -141,7 +141,7 @@ def is_lifted(model: nn.Module, call: calls.Call, *, masks: bool, gates: bool) -
         return True
     parts = list(model.modules())
     has_pattern = masks and any(own_patterns.own_pattern(part) is not None for part in parts)
-    return has_pattern or (gates and any(own_experts.is_known(part) and not part.training for part in parts))
+    return has_pattern or (gates and any(map(own_experts.is_shown, parts)))
 
 
 def example_tensors(call: calls.Call) -> list[torch.Tensor]:

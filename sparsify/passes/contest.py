@@ -72,13 +72,14 @@ def contest(draft: Draft) -> Draft:
 
 
 def outcome(draft: Draft, region: Region) -> Outcome | None:
-    """What a region and torch take for the example; `None` without a kernel, as `emit` will say."""
+    """What a region and torch take for the example; `None` where that cannot be timed, which a note says."""
     what = "a step of training" if draft.is_trainable else "a call"
     question = f"{what} against torch's operator {region.program} {calibrate.key_of(draft.options)}"
     sizes = expected_sizes(draft, region)
     try:
         return recall(question, sizes, partial(timed, draft, region), draft.options, lambda o: o.is_agreed)
-    except SparsifyError:
+    except SparsifyError as error:
+        region.notes.append(f"not timed against torch's operator: {error}")
         return None
 
 

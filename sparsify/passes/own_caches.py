@@ -3,13 +3,14 @@
 In:  the output of a model, `{"logits": %l, "past_key_values": DynamicCache(..)}`. Out: `shown(output)`, the same with
 the tensors of the cache as leaves of a tree, which a graph can return; the tree puts a cache together again.
 
-A call that brings an empty cache is like one that brings none, and fills it. A cache that holds keys of earlier calls
-asks for attention to these too, for which no pattern is known: such a call is computed as the model does.
+A call that brings an empty cache is like one that brings none, and fills it with the keys that it returns. A cache
+that holds keys of earlier calls asks for attention to these too, for which no pattern is known: such a call is
+computed as the model does.
 """
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -53,6 +54,16 @@ def has_past(cache: Any) -> bool:
 def fresh(value: Any) -> Any:
     """A copy of an empty cache, which whoever runs a model with it fills; other values as they are."""
     return copy.deepcopy(value) if is_cache(value) and not has_past(value) else value
+
+
+def anew(model: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[], Any]:
+    """A call with copies of empty caches, so that it begins alike each time."""
+
+    def call() -> Any:
+        own, named = pytree.tree_map(fresh, (args, kwargs), is_leaf=is_cache)
+        return model(*own, **named)
+
+    return call
 
 
 def fill(cache: Any, output: Any) -> None:

@@ -85,6 +85,11 @@ def is_known(module: Any) -> bool:
     return not any(odd) and all(isinstance(getattr(module, n, None), Tensor) for n in (first, "down_proj"))
 
 
+def is_shown(module: Any) -> bool:
+    """Whether the experts of a module are captured in a form of ours."""
+    return (is_stacked(module) and is_known(module)) or is_layers(module)
+
+
 def is_layers(module: Any) -> bool:
     """Whether a module has two linear layers `wi` and `wo` without biases for each expert, as Switch has."""
     if not isinstance(module, nn.ModuleDict) or not hasattr(module, "num_experts") or not len(module):

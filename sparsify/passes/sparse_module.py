@@ -33,7 +33,6 @@ from sparsify.runtime.peak import Peak
 
 MAX_CAPTURES = 8
 TIMED_CALLS = 3
-PAST = "a cache holds keys of earlier calls, for which there is no graph; such calls run as the source model has them"
 
 
 class SparseModule(fx.GraphModule):
@@ -133,6 +132,9 @@ class SparseModule(fx.GraphModule):
         """The model's result, by the variant that fits the call."""
         if torch.compiler.is_compiling():
             return self.traced(args, kwargs)
+        caches = own_caches.given((*args, *kwargs.values()))
+        if any(map(own_caches.has_past, caches)):
+            return self.with_past(args, kwargs)
         if torch.is_autocast_enabled("cpu"):
             self._notices.warn("autocast changes dtypes, which kernels do not; the source model runs")
             return self.original(*args, **kwargs)
@@ -140,10 +142,6 @@ class SparseModule(fx.GraphModule):
         if quick is not None and (known := self._quick.variants.get(quick[0])) is not None:
             return self.finish(known, quick[1])
         call = calls.flatten(self._signature, args, kwargs)
-        caches = own_caches.given(call.values)
-        if any(map(own_caches.has_past, caches)):
-            self._notices.warn(PAST)
-            return self.run_source(call)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is None:
@@ -154,6 +152,18 @@ class SparseModule(fx.GraphModule):
         for cache in caches:
             own_caches.fill(cache, result)
         return result
+
+    def with_past(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The source model's result for a call whose cache holds keys of earlier ones.
+
+        Raises:
+            CaptureError: nothing may run densely.
+        """
+        past = "a cache holds keys of earlier calls, for which there is no graph"
+        if self._asked.strict or settings.current().strict:
+            raise CaptureError(past, "calls without a cache, or without strict")
+        self._notices.warn(f"{past}; such calls run as the source model has them")
+        return self.run_source(calls.flatten(self._signature, args, kwargs))
 
     def finish(self, variant: Variant, tensors: Sequence[torch.Tensor]) -> Any:
         """The model's output class around the results of a variant."""
@@ -280,22 +290,23 @@ class SparseModule(fx.GraphModule):
 
     def verify_gradients(self, *args: Any, **kwargs: Any) -> float:
         """The largest difference of outputs and parameter gradients to the dense model's for these inputs."""
-        parameters = [parameter for parameter in self._source.parameters() if parameter.requires_grad]
+        parameters = [p for p in self._source.parameters() if p.requires_grad]
         with base.kept_buffers(self._source):
             return compare(
-                lambda: self.original(*args, **kwargs),
-                lambda: self(*args, **kwargs),
+                own_caches.anew(self.original, args, kwargs),
+                own_caches.anew(self, args, kwargs),
                 self._asked.recipe.verify,
                 parameters,
             )
 
     def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Report:
         """The report with the median time of each region over `repeats` calls, the first call not counted."""
-        self(*args, **kwargs)
+        run = own_caches.anew(self, args, kwargs)
+        run()
         call = calls.flatten(self._signature, args, kwargs)
         variant = self.variant_for(call, call.tensors(self._matrices))
         if variant is not None:
-            variant.timed(lambda: self(*args, **kwargs), repeats)
+            variant.timed(run, repeats)
         return self.report
 
     def original(self, *args: Any, **kwargs: Any) -> Any:

@@ -258,15 +258,6 @@ class Pattern:
         """
         return self.cached("reach", lambda: _reach(self))
 
-    def unevenness(self) -> float:
-        """The share of parents of the last level that have more or fewer entries than the one before.
-
-        0 in bands, nearly 1 in graphs; of many parents the first 65,536 are looked at.
-        """
-        from sparsify.storage.statistics import unevenness
-
-        return self.cached("unevenness", lambda: unevenness(self))
-
 
 _known: "WeakValueDictionary[tuple[Any, ...], Pattern]" = WeakValueDictionary()
 

@@ -55,20 +55,6 @@ def bucket(pattern: "Pattern") -> tuple[int, ...]:
     return tuple(count.bit_length() for count in (*outer, pattern.nnz))
 
 
-def unevenness(pattern: "Pattern") -> float:
-    """The share of parents of the last level that have more or fewer entries than the one before.
-
-    >>> from sparsify.storage.interop import tensor
-    >>> unevenness(tensor(torch.tensor([[1.0, 1.0], [0.0, 1.0], [1.0, 0.0]]), "csr").pattern)
-    0.5
-    """
-    pos = pattern.pos[-1] if pattern.pos else None
-    if pos is None or len(pos) < 3:
-        return 0.0
-    counts = pos[: SAMPLE + 1].diff()
-    return float((counts.diff() != 0).double().mean())
-
-
 def coordinates_at(pattern: "Pattern", positions: Tensor) -> list[Tensor | None]:
     """Per level the coordinates of the entries at some positions; `None` from a level on that is of another kind."""
     found: list[Tensor | None] = [None] * len(pattern.format.levels)

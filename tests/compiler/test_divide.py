@@ -7,6 +7,7 @@ import sparsify
 from sparsify import options
 from sparsify.compiler.divide import divide
 from sparsify.compiler.evaluate import _program, evaluate_kernel
+from sparsify.storage.tensor import SparseTensor
 
 ROWS = """
 m[h,i] max= S[h,i,j]
@@ -81,3 +82,26 @@ def test_leaky_scores_are_summed_once():
 
 def test_programs_of_rows_alone_stay_whole():
     assert divide(_program(TEXTS["sums"], "Y", None, None, operands(TEXTS["sums"], 2, 3))) is None
+
+
+def test_what_runs_before_the_parts_computes_what_it_reads():
+    text = """
+u[i,h] = 2 * b[i,h]
+z[h] += u[i,h]
+P[h,i,j] = where(stored(A[i,j]), exp(u[i,h] + v[j,h]), 0)
+Y[i,h,f] += P[h,i,j] * X[j,h,f]
+D[j,h,f] += P[h,i,j] * W[i,h,f]
+"""
+    heads, width = 4, 3
+    given = {"A": operands("", heads, width)["A"]}
+    given |= {name: torch.randn(NODES, heads) for name in "bv"}
+    given |= {name: torch.randn(NODES, heads, width) for name in "XW"}
+    found = sparsify.evaluate(text, ["z", "Y", "D"], sizes={"h": heads, "f": width}, **given)
+    P = torch.exp(2 * given["b"].T[:, :, None] + given["v"].T[:, None]) * (given["A"].to_dense() != 0)
+    wanted = (
+        2 * given["b"].sum(0),
+        torch.einsum("hij,jhf->ihf", P, given["X"]),
+        torch.einsum("hij,ihf->jhf", P, given["W"]),
+    )
+    found = [x.to_dense() if isinstance(x, SparseTensor) else x for x in found]
+    torch.testing.assert_close(tuple(found), wanted, rtol=1e-4, atol=1e-4)

@@ -31,14 +31,11 @@ def test_sampled_products(columns: int, vector_bytes: int) -> None:
     torch.testing.assert_close(found.to_dense(), A.to_dense() * (P @ Q.T))
 
 
-@pytest.mark.parametrize(
-    "subscripts, count", [("ij,jk->ik", 2), ("ij,ij->i", 2), ("ij,ij->ij", 2), ("ij,ik,jk->ik", 3)]
-)
-def test_other_sums_have_no_constants(subscripts: str, count: int) -> None:
+@pytest.mark.parametrize("subscripts", ["ij,jk->ik", "ij,ij->i", "ij,ij->ij", "ij,ik,jk->ik"])
+def test_other_sums_have_no_constants(subscripts: str) -> None:
     shapes = {"ij": (3, 3), "jk": (3, 4), "ik": (3, 4)}
     dense = [torch.ones(shapes[part]) for part in subscripts.split("->")[0].split(",")[1:]]
     kernel, _ = einsum_kernel(subscripts, (sparsify.tensor(torch.eye(3), "csr"), *dense), None, None)
-    assert len(dense) + 1 == count
     assert kernel.program.extents == ()
 
 

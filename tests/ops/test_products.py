@@ -133,6 +133,8 @@ def test_inputs_that_count_nothing_are_not_read():
 def test_what_is_added_has_to_fit():
     with pytest.raises(ShapeError, match=r"\[2, 7, 5\] beside a product of \[7, 5\]"):
         torch.addmm(full(2, 7, 5), sparse(7, 9), full(9, 5))
+    with pytest.raises(ShapeError, match=r"\[3, 5\] beside a product of \[4, 2\]"):
+        torch.addmm(full(3, 5), sparse(4, 9), full(9, 2))
     whole = [o.to(torch.int64) for o in (full(7, 5), sparse(7, 9), full(9, 5))]
     assert_as_dense(lambda c, a, b: torch.addmm(c, a, b, alpha=3, beta=2), *whole)
     with pytest.raises(EinsumError, match=r"0\.5 times integers"):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from sparsify.passes import calls, operators
 from sparsify.passes.capture import capture
@@ -50,8 +50,26 @@ CASES = [
     (lambda x: (x * 2) + (x * 2.0), ["mul", "mul", "add"]),
     (lambda x: torch.cat([x.new_zeros(0), x * 2], -2), ["mul"]),
     (lambda x: torch.cat([x.new_zeros(0, 3), x * 2]), ["zeros", "mul", "cat"]),
+    (
+        lambda x: torch.cat([x.new_zeros(0), (x * 2).long()]),
+        ["zeros", "mul", "_assert_tensor_metadata", "to", "cat"],
+    ),
     (reads_before_and_after, ["exp", "mul", "add", "add"]),
 ]
+
+
+def writes_into_what_follows_nothing(x):
+    y = torch.cat([x.new_zeros(0), x])
+    y[0].mul_(2)
+    return y
+
+
+def test_a_copy_that_is_written_to_stays_one():
+    model, x = Of(writes_into_what_follows_nothing), torch.rand(5, 3)
+    captured = capture(model, calls.flatten(calls.signature(model), (x.clone(),), {}))
+    given = x.clone()
+    fx.GraphModule(model, captured.graph)(given)
+    assert torch.equal(given, x)
 
 
 @pytest.mark.parametrize(("function", "names"), CASES, ids=[str(names) for _, names in CASES])

@@ -8,6 +8,7 @@ import torch
 from experiments.coverage.subjects import hugging_face
 from experiments.coverage.verify import parts_of
 from sparsify import options
+from sparsify.errors import CaptureError
 from sparsify.passes.apply import apply
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -110,3 +111,33 @@ def test_both_caches_of_a_translation():
         found, expected = sparse(**inputs), model(**inputs)
     same(found.past_key_values, expected.past_key_values)
     assert found.past_key_values.is_updated == expected.past_key_values.is_updated
+
+
+def test_a_cache_that_was_filled_is_no_example():
+    sparse = apply(gpt2(), WINDOW, (TEXT,), verify=False)
+    cache = transformers.DynamicCache()
+    with torch.no_grad():
+        sparse(TEXT, past_key_values=cache)
+        before = [part.clone() for part in parts_of(cache)]
+        sparse.train()
+        sparse.eval()
+    for one, other in zip(parts_of(cache), before, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_is_measured_and_verified_begins_without_a_past():
+    sparse = apply(gpt2(), PRUNED, (TEXT,), verify=False)
+    cache = transformers.DynamicCache()
+    sparse.measure(TEXT, past_key_values=cache, repeats=1)
+    assert sparse.verify_gradients(TEXT, past_key_values=cache) < 1e-4
+    assert cache.get_seq_length() == 0
+
+
+def test_a_past_is_an_error_where_nothing_may_run_densely():
+    sparse = apply(gpt2(), PRUNED, (TEXT,), verify=False, strict=True)
+    with torch.no_grad():
+        cache = sparse(TEXT).past_key_values
+        with pytest.raises(
+            CaptureError, match=r"holds keys of earlier calls.*without a cache, or without strict"
+        ):
+            sparse(TEXT, past_key_values=cache)

@@ -72,9 +72,9 @@ def _is_zero_outside(value: Expr, program: Program, gate: Access, but: str) -> b
             case Access(tensor, _) if tensor == but:
                 return False
             case Access():
-                return not program.declaration(expr.tensor).format.is_dense and (
-                    pattern_access(program, expr) == gate
-                )
+                declared = program.declaration(expr.tensor)
+                is_stored = not declared.format.is_dense and declared.fill == 0
+                return is_stored and pattern_access(program, expr) == gate
             case Call("mul", (left, right)):
                 return visit(left) or visit(right)
             case Call("add" | "sub", (left, right)):

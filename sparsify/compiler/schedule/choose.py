@@ -21,7 +21,7 @@ from sparsify.compiler.schedule.experts import experts
 from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.panels import panels
 from sparsify.compiler.schedule.row_chain import row_chain
-from sparsify.compiler.schedule.row_lanes import Rows
+from sparsify.compiler.schedule.row_lanes import entries_at_a_time
 from sparsify.compiler.schedule.row_ways import row_ways
 from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
@@ -354,7 +354,7 @@ class _Shape:
         if driver is None or not self.assign.monoid or not leading or len(sums) != 1 or self.lanes == 1:
             return 1
         is_picked = any(sums[0] in index_names(a) for a in self.reads if a.tensor != driver.name)
-        return Rows(driver, self.sizes, self.lanes, self.item_bytes, is_picked).at_a_time()
+        return entries_at_a_time(driver, self.sizes, self.lanes, is_picked)
 
     def _stored_lanes(self, leading: list[str], sums: list[str], count: int, parallel: bool) -> d.Schedule:
         """Lanes along stored entries: one partial sum a lane, added up at the end of a row."""

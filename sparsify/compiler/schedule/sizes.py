@@ -35,7 +35,6 @@ class Sizes:
         patterns: of sparse operands that are at hand and stored as they are read.
         reaches: of operands that are not at hand any more.
         counts: distinct coordinates of those.
-        uneven: how uneven their rows are.
     """
 
     extents: Mapping[str, int] = field(default_factory=dict)
@@ -43,7 +42,6 @@ class Sizes:
     patterns: Mapping[str, Pattern] = field(default_factory=dict)
     reaches: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
-    uneven: Mapping[str, float] = field(default_factory=dict)
 
     def mean_below(self, declared: Declaration) -> float | None:
         """The mean number of entries in the last level of an operand below each of its parents, at least."""
@@ -99,22 +97,12 @@ class Sizes:
         pattern = self.patterns.get(name)
         return self.reaches.get(name) if pattern is None else pattern.reach()
 
-    def unevenness(self, name: str) -> float:
-        """The share of an operand's rows that are as long as no foregoing one foretells (`Pattern.unevenness`)."""
-        pattern = self.patterns.get(name)
-        return self.uneven.get(name, 0.0) if pattern is None else pattern.unevenness()
-
     def without_operands(self) -> "Sizes":
         """The same knowledge in numbers alone, for what outlives the operands."""
         reaches = {name: found.reach() for name, found in self.patterns.items()}
         counts = {name: found.distinct() for name, found in self.patterns.items()}
-        uneven = {name: found.unevenness() for name, found in self.patterns.items()}
         return replace(
-            self,
-            patterns={},
-            reaches={**self.reaches, **reaches},
-            counts={**self.counts, **counts},
-            uneven={**self.uneven, **uneven},
+            self, patterns={}, reaches={**self.reaches, **reaches}, counts={**self.counts, **counts}
         )
 
     def is_far(self, row: str, column: str, item_bytes: int, driver: Declaration | None) -> bool:

@@ -34,6 +34,8 @@ def two_passes(chain: RowChain) -> TwoPasses | None:
     """The two passes of a chain; `None` for chains of others, and where a pass writes results of its own."""
     nests = chain.nests
     ends = [number for number, nest in enumerate(nests) if nest.kind not in ENTRIES]
+    if not ends:
+        return None
     end = ends[0]
     inside = {*chain.held, *chain.collected}
     if nests[end].kind != "reduction" or any(n.kind != "rows" and n.result not in inside for n in nests):

@@ -31,7 +31,7 @@ def places(gate: Any) -> fx.Node | None:
         return gate  # type: ignore[no-any-return]
     name = operator_name(gate)
     if name in KEEPING:
-        return places(gate.args[0])
+        return _of_shape(gate.args[0], value)
     if name == "relu":
         return gate  # type: ignore[no-any-return]
     if name == "mul":

@@ -8,7 +8,6 @@ from sparsify.compiler.evaluate import einsum_kernel
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.plan import Step, steps
 from sparsify.compiler.schedule.choose import candidates
-from sparsify.compiler.schedule.row_lanes import REMEMBERED_ROWS
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.options import override
 from sparsify.storage.tensor import SparseTensor
@@ -55,24 +54,6 @@ def test_sums_that_pick_nothing_take_whole_registers(entries: int, expected: str
     assert expected in chosen("ij->i", (sparsify.tensor(torch.eye(3), "csr"),), sizes)
 
 
-@pytest.mark.parametrize(
-    "rows, lanes, lengths, expected",
-    [
-        (REMEMBERED_ROWS + 1, 16, (3, 9), "split p po pi 8;"),
-        (REMEMBERED_ROWS + 1, 16, (1, 3), "split p po pi 4;"),  # too short for eight
-        (REMEMBERED_ROWS + 1, 16, (6, 6), "split p po pi 4;"),  # even
-        (REMEMBERED_ROWS + 1, 8, (3, 9), "split p po pi 4;"),  # without masks
-        (REMEMBERED_ROWS - 1, 16, (3, 9), "split p po pi 4;"),  # remembered
-    ],
-)
-def test_uneven_rows_take_more_lanes(rows: int, lanes: int, lengths: tuple[int, int], expected: str) -> None:
-    counts = torch.tensor(lengths).repeat(rows)[:rows]
-    pos = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).int()
-    crd = torch.arange(int(pos[-1])) - pos[:-1].repeat_interleave(counts)
-    A = sparsify.tensor(torch.sparse_csr_tensor(pos, crd.int(), torch.ones(len(crd)), (rows, 9)))
-    assert expected in chosen("ij,j->i", (A, torch.ones(9)), None, lanes)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize(
     "count, vector_bytes", [(4, 64), (8, 64), (16, 64), (4, 32), (8, 32), (4, 16), (2, 0)]
@@ -93,9 +74,3 @@ def test_vectors_are_no_longer_than_what_is_taken_at_a_time(count: int, vector: 
         stages = kernel.generated[0].stages
     assert f"var sums_0: {vector}" in str(stages.loops)
     assert f"gather_part_from_{vector}(B_vals, &A2_crd" in stages.cpp
-
-
-def test_unevenness_is_the_share_of_rows_that_differ_from_the_one_before() -> None:
-    assert ragged([2, 2, 3, 3, 1], 9).pattern.unevenness() == 0.5
-    assert ragged([4], 9).pattern.unevenness() == 0.0
-    assert sparsify.tensor(torch.eye(3), "coo").pattern.unevenness() == 0.0

@@ -209,3 +209,10 @@ def test_directives_that_do_not_fit(schedule, message):
     (step,) = steps(program("bcsr(16,16)"), scheduled=True)
     with pytest.raises(ScheduleError, match=message):
         apply(plain_notation(step), Schedule.parse(schedule))
+
+
+def test_chains_of_entries_alone_have_no_second_pass():
+    A, Q, K = sparsify.tensor(torch.eye(6), "csr"), normal(6, 4), normal(6, 4)
+    text = "S[i,j] = A[i,j] * sum(k, Q[i,k] * K[j,k])\nP[i,j] = A[i,j] * relu(S[i,j])"
+    found = sparsify.evaluate(text, A=A, Q=Q, K=K)
+    torch.testing.assert_close(found.values(), (Q * K).sum(1).relu(), **CLOSE)
