@@ -126,4 +126,5 @@ def _priced(
     apart = sum(statement_us(program, s, extents, counts, machine) for s in program.statements)
     held = sum(tensor_bytes(declared, extents, counts) for declared in inside)
     held_us = tuple((way, kernel_us(busy + (way.extra_us or 0.0), moved, machine)) for way in ways)
-    return Fusion(chain, results, held_us[0][1], apart, held, held_us)
+    # How a row is held counts among the ways alone: apart, no more than the bytes of temporaries are counted.
+    return Fusion(chain, results, kernel_us(busy, moved, machine), apart, held, held_us)
