@@ -21,7 +21,7 @@ from sparsify.compiler.schedule.sizes import Sizes
 MOST_SUMS: Final = 16
 # Rows of two cache lines or more are asked for, so many bytes ahead.
 LEAST_BYTES: Final = 128
-AHEAD_BYTES: Final = 1 << 13
+EDGES_AHEAD_BYTES: Final = 1 << 13
 # Cycles: what an fma waits for the one before it; of a vector of entries that is computed or reduced; of each entry of
 # a vector that is picked alone; of a loop over the entries of a row, which ends where nobody expects it.
 LATENCY: Final = 4.0
@@ -194,7 +194,7 @@ class EntryModes:
                 along = nest.lane or nest.inner
                 size = self.count() * (self.chain.constant(along) or 1) * self.item_bytes
                 if picked is not None and size >= LEAST_BYTES and self._is_far(along):
-                    found[picked.tensor] = d.Prefetch(picked.tensor, max(1, AHEAD_BYTES // size))
+                    found[picked.tensor] = d.Prefetch(picked.tensor, max(1, EDGES_AHEAD_BYTES // size))
         return list(found.values())
 
     def _is_far(self, along: str) -> bool:

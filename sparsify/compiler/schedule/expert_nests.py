@@ -143,9 +143,9 @@ class _Reader:
         kept = self.kept.get(target.tensor)
         if kept is not None:
             return kept.pattern_of == self.gate.name
-        return self.program_declaration(target.tensor).pattern_of == self.gate.name
+        return self._declaration(target.tensor).pattern_of == self.gate.name
 
-    def program_declaration(self, name: str) -> Declaration:
+    def _declaration(self, name: str) -> Declaration:
         """The declaration of an operand or result."""
         return next(declared for declared in self.program.declarations if declared.name == name)
 

@@ -72,7 +72,7 @@ def _is_zero(node: Any) -> bool:
     if not isinstance(node, fx.Node):
         return bool(node == 0)
     name = operator_name(node)
-    is_full = name in ("full", "full_like", "new_full", "scalar_tensor", "lift_fresh_copy")
+    is_full = name in ("full", "full_like", "new_full", "scalar_tensor")
     filled = argument(node, 0 if name == "scalar_tensor" else 1 if name != "new_full" else 2, "fill_value")
     return name in ZEROS or (is_full and isinstance(filled, int | float) and filled == 0)
 
