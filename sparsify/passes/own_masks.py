@@ -5,12 +5,13 @@ Out: the factors `[index(%padding, ...)]`, [b, 1, 1, k]; and whether a factor `l
 query.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import fx
 
-from sparsify.passes.operators import argument, operator_name, tensor_value
+from sparsify.passes.counted import constant, counted_mode
+from sparsify.passes.operators import operator_name, tensor_value
 
 CONJUNCTIONS: Final = ("__and__", "logical_and", "bitwise_and")
 COPIES: Final = ("to", "_to_copy", "clone", "contiguous", "alias", "expand")
@@ -38,7 +39,7 @@ def is_true(node: fx.Node) -> bool:
     value, name = tensor_value(node), operator_name(node)
     if name == "ge" and not isinstance(node.args[1], fx.Node):
         return counted_mode(node.args[0]) is not None and bool(node.args[1] == 0)
-    return name == "ones" and value is not None and value.dtype == torch.bool
+    return value is not None and value.dtype == torch.bool and constant(node) == 1
 
 
 def is_causal(node: fx.Node) -> bool:
@@ -47,20 +48,3 @@ def is_causal(node: fx.Node) -> bool:
         return False
     keys, queries = node.args[:2] if operator_name(node) == "le" else node.args[1::-1]
     return counted_mode(keys) == -1 and counted_mode(queries) == -2
-
-
-def counted_mode(node: Any) -> int | None:
-    """The mode, from the last one, along which a tensor is 0, 1, 2, ...; None for other tensors."""
-    value, name = tensor_value(node), operator_name(node) if isinstance(node, fx.Node) else ""
-    if value is None:
-        return None
-    if name == "arange":
-        return -1 if len(node.args) == 1 else None
-    inner = counted_mode(node.args[0]) if name in ("unsqueeze", "add") else None
-    if inner is None:
-        return None
-    if name == "add":
-        return inner if node.args[1] == 0 else None
-    place = value.dim() - 1 + inner
-    before = int(argument(node, 1, "dim")) % value.dim()
-    return place + int(before <= place) - value.dim()
