@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from experiments.coverage.subjects import SUBJECTS
+from experiments.coverage.catalogue import SUBJECTS
 from experiments.coverage.verify import Coverage, verify
 from sparsify import options
 
 HEAD: Final = (
-    "| model | attention | linear layers | given matrices | tier | captured graphs | outputs and gradients |",
-    "|---|---|---|---|---|---|---|",
+    "| model | attention | linear layers | given matrices | gates | tier | captured graphs | outputs and gradients |",
+    "|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def row(name: str, found: Coverage) -> str:
     """A line of the table."""
-    counts = (found.attention, found.linear, found.given)
+    counts = (found.attention, found.linear, found.given, found.gates)
     parts = [f"{count} of {total}" if total else "" for count, total in counts]
     verified = "as in float64" if found.is_whole else f"{found.outputs:.0e}, {found.gradients:.0e}"
     return f"| {' | '.join([name, *parts, str(found.tier), str(found.graphs), verified])} |"

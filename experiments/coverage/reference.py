@@ -6,13 +6,15 @@ model's result where every softmax of scores leaves out what the pattern does; `
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+# The modes of scores, [batch, heads, queries, keys]: those of routers are fewer.
+HEADED: Final = 4
 Keep = Callable[[Tensor, Tensor, int, int], Tensor]
 
 
@@ -67,6 +69,8 @@ def masked_attention(mask: Mapping[str, Any]) -> Iterator[list[torch.Size]]:
     softmax = functional.softmax
 
     def masked_softmax(scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if scores.dim() < HEADED:
+            return softmax(scores, *args, **kwargs)
         calls.append(scores.shape)
         kept = keep(mask, *scores.shape[-2:])
         return softmax(scores.masked_fill(~kept, -torch.inf), *args, **kwargs)

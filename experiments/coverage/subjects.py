@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 import sparsify
-from sparsify.models import registry
 from sparsify.models.autoencoder import Autoencoder
 from sparsify.models.dlrm import DLRM
 
@@ -47,6 +46,8 @@ class Subject:
         shapes: of the inputs to compare, [batch, length].
         given: what a rule names that is sparse as it is, "" without.
         given_count: how many products with such matrices there are.
+        gates: how many mixtures of experts there are.
+        widen: what a copy in float64 needs besides, which has its own way to compute in another dtype.
         dense: the weights of linear layers that are not pruned.
     """
 
@@ -59,7 +60,12 @@ class Subject:
     shapes: tuple[tuple[int, int], ...] = ((2, 40), (3, 27))
     given: str = ""
     given_count: int = 0
+    gates: int = 0
+    widen: Callable[[nn.Module], None] | None = None
     dense: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.package})"
 
     @property
     def is_installed(self) -> bool:
@@ -102,13 +108,6 @@ def vectors(batch: int, length: int) -> Inputs:
     return {"src": x, "src_key_padding_mask": texts(batch, length)["attention_mask"] == 0}
 
 
-def edges(batch: int, length: int) -> Inputs:
-    """The features of so many nodes, and four edges a node."""
-    draws = torch.Generator().manual_seed(length)
-    x = torch.randn(length, 12, generator=draws)
-    return {"x": x, "edge_index": torch.randint(0, length, (2, 4 * length), generator=draws)}
-
-
 def rows(batch: int, length: int) -> Inputs:
     """Rows of numbers that are mostly 0, as a sparse matrix."""
     x = torch.rand(length, 24, generator=torch.Generator().manual_seed(length))
@@ -120,12 +119,6 @@ def bags(batch: int, length: int) -> Inputs:
     draws = torch.Generator().manual_seed(length)
     indices = torch.randint(0, VOCABULARY, (3, length, 5), generator=draws)
     return {"numbers": torch.randn(length, 13, generator=draws), "indices": indices}
-
-
-def graph_attention() -> nn.Module:
-    """torch-geometric's attention over edges, two layers."""
-    found: nn.Module = registry.find("gat").load()(12, 5, hidden=4, heads=2)
-    return found
 
 
 def hugging_face(name: str, **sizes: Any) -> Callable[[], nn.Module]:
@@ -217,9 +210,6 @@ _ALL: Final = (
     Subject("ViT", "torchvision", torchvision_vit, pixels, BIGBIRD),
     Subject("Swin", "torchvision", torchvision_swin, pixels, WINDOW, {"x": (0,)}),
     Subject(
-        "GAT", "torch_geometric", graph_attention, edges, None, given="op:message_passing", given_count=2
-    ),
-    Subject(
         "Autoencoder, sparse batch",
         "torch",
         partial(Autoencoder, 24, 16),
@@ -239,4 +229,4 @@ _ALL: Final = (
         given_count=3,
     ),
 )
-SUBJECTS: Final = {f"{subject.name} ({subject.package})": subject for subject in _ALL}
+SUBJECTS: Final = {str(subject): subject for subject in _ALL}

@@ -18,6 +18,7 @@ import sparsify
 from experiments.coverage.reference import masked_attention, own_attention
 from experiments.coverage.subjects import GIVEN, Inputs, Subject
 from sparsify.passes.lift.attention import UNDER
+from sparsify.passes.lift.experts import MIXTURE
 from sparsify.passes.sparse_module import SparseModule
 
 SPARSITY: Final = 0.5
@@ -38,6 +39,7 @@ class Coverage:
         linear: how many weights of linear layers are in kernels, and how many there are.
         given: how many products with matrices that are given sparse are kernels, and how many there are: with
             adjacencies, bags and batches.
+        gates: how many mixtures of experts are kernels that compute the chosen ones alone, and how many there are.
         tier: how it was captured: 0 with parts in a form of ours, by the libraries' own registries; 1 by `torch.export`
             alone.
         graphs: how many captured graphs all shapes needed.
@@ -48,6 +50,7 @@ class Coverage:
     attention: tuple[int, int]
     linear: tuple[int, int]
     given: tuple[int, int]
+    gates: tuple[int, int]
     tier: int
     graphs: int
     outputs: float
@@ -56,12 +59,12 @@ class Coverage:
     @property
     def is_whole(self) -> bool:
         """Whether all was found, in one graph for all shapes, with the right results."""
-        found, total = zip(self.attention, self.linear, self.given, strict=True)
+        found, total = zip(self.attention, self.linear, self.given, self.gates, strict=True)
         return found == total and self.graphs == 1 and max(self.outputs, self.gradients) < LIMIT
 
 
 def recipe(subject: Subject) -> dict[str, Any]:
-    """A pattern for attention, half of the weights of linear layers zero, and what is given sparse."""
+    """A pattern for attention, half of the weights of linear layers zero, what is given sparse, and gates."""
     attention = {"targets": ["op:scaled_dot_product_attention"], "mask": dict(subject.mask or {})}
     given = {"targets": [subject.given], "source": "given", "format": "csr"}
     linear = {
@@ -70,9 +73,12 @@ def recipe(subject: Subject) -> dict[str, Any]:
         "role": "weight",
         "prune": {"method": "magnitude", "sparsity": SPARSITY},
         "ignore": [f"param:{name}" for name in subject.dense],
+        "optional": True,  # some have none
         "format": "csr",
     }
-    rules = [linear, *([attention] if subject.mask else []), *([given] if subject.given else [])]
+    gates = {"targets": ["op:experts"], "role": "gate", "source": "computed"}
+    asked = (linear, True), (attention, subject.mask), (given, subject.given), (gates, subject.gates)
+    rules = [rule for rule, is_asked in asked if is_asked]
     return {"schema": 1, "name": "coverage", "sparsify": rules}
 
 
@@ -94,6 +100,8 @@ def verify(subject: Subject) -> Coverage:
     )
     dense = copy.deepcopy(model).double()
     dense.load_state_dict(sparse.state_dict())
+    if subject.widen is not None:
+        subject.widen(dense)
     errors, calls = [], 0
     for shape in subject.shapes:
         *both, calls = compare(sparse, dense, subject.mask, subject.inputs(*shape))
@@ -102,10 +110,12 @@ def verify(subject: Subject) -> Coverage:
     attentions = sum(any(note.startswith(UNDER) for note in r.notes) for r in sparse.report.regions)
     assert subject.mask is None or others[0] == attentions, "strict leaves nothing dense"
     given = sum(bool(GIVEN_NAMES & region.formats.keys()) for region in sparse.report.regions)
+    gates = sum(MIXTURE in region.notes for region in sparse.report.regions)
     return Coverage(
         attention=(attentions, calls),
         linear=(pruned, len(linear_weights(model)) - len(subject.dense)),
         given=(given, subject.given_count),
+        gates=(gates, subject.gates),
         tier=min(0 if variant.captured.is_lifted else 1 for variant in sparse.variants),
         graphs=len(sparse.variants),
         outputs=max(output for output, _ in errors),
@@ -141,9 +151,12 @@ def compare(
         for one, other in zip(have, want, strict=True)
     )
     mine, theirs = gradients(have, sparse), gradients(want, dense)
+    missing = theirs.keys() - mine.keys()
+    assert not missing, f"no gradients of {missing}"
+    for name in mine.keys() - theirs.keys():  # of experts that no token chose
+        theirs[name] = torch.zeros_like(mine[name], dtype=torch.float64)
     for name in linear_weights(dense):
         theirs[name] *= dense.get_parameter(name) != 0  # zeros of a pattern have no gradients
-    assert mine.keys() == theirs.keys(), f"gradients of {mine.keys() ^ theirs.keys()} on one side alone"
     largest = max(float(gradient.abs().max()) for gradient in theirs.values())
     return outputs, max(distance(mine[name], theirs[name]) for name in theirs) / largest, len(calls)
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from experiments.coverage import command, reference, subjects
-from experiments.coverage.subjects import SUBJECTS
+from experiments.coverage.catalogue import SUBJECTS
 from experiments.coverage.verify import compare, linear_weights, verify
 from sparsify import patterns
 

@@ -30,6 +30,8 @@ DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
 SIGNS: Final = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 # How experts list their tokens.
 BY_EXPERT: Final = Format("csc")
+# The note of their regions.
+MIXTURE: Final = "mixture of experts"
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def experts_region(match: Experts, mark: Mark) -> Region | str:
     operands = {named[short].name: named[short] for short in program.inputs}
     names = {operand.name: short for short, operand in named.items()} | {match.node.name: "Y"}
     statement = (match.node, ("t", "o"), Const(0))
-    notes = ["mixture of experts"]
+    notes = [MIXTURE]
     if matrix.places is None:
         notes.append(f"gradients are of all experts: {match.gate.name} is 0 where its values say so")
     return Region([statement], operands, covered, notes, program, names)
