@@ -32,9 +32,9 @@ def one_by_one(model: nn.Module) -> None:
 def routed_in_float64(model: nn.Module) -> None:
     """Routers convert what they read to a dtype that they keep."""
     for module in model.modules():
-        router: Any = getattr(module, "router", None)
-        if isinstance(router, nn.Module):
-            router.dtype = torch.float64
+        if isinstance(getattr(module, "router", None), nn.Module):
+            routed: Any = module
+            routed.router.dtype = torch.float64
 
 
 def _mixture(name: str, kind: str, **sizes: Any) -> Subject:
