@@ -242,7 +242,7 @@ def region_of(
         for operand, name in edges.names.items()
     }
     outputs = OUTPUT[value.dim()]
-    known = zip(outputs, value.shape[1:], strict=True)
+    known = [*zip(outputs, value.shape[1:], strict=True), *edges.sums.items()]
     sizes = {name: int(str(extent)) for name, extent in known if str(extent).isdigit()}
     program = declare(parse(text), declared, ("Y",), sizes=sizes)
     named: dict[str, Any] = {name: operand for operand, name in edges.names.items()} | {"A": matrix}

@@ -43,6 +43,7 @@ class Edges:
         is_numbered: whether `columns` are the numbers of the edges: tensors over edges are then read as they are.
         names: of the tensors of nodes and the parameters that were read.
         covered: the nodes whose values were written as expressions.
+        sums: the extents of what is summed for each edge, by index variable.
     """
 
     rows: fx.Node
@@ -51,7 +52,7 @@ class Edges:
     is_numbered: bool = False
     names: dict[fx.Node, str] = field(default_factory=dict)
     covered: list[fx.Node] = field(default_factory=list)
-    sums: int = 0
+    sums: dict[str, Any] = field(default_factory=dict)
 
     def read(self, node: Any, modes: Modes) -> str | None:
         """A tensor over edges in index notation, its modes at these index variables; `None` where it has none."""
@@ -139,8 +140,8 @@ class Edges:
         if base is None or not isinstance(dims, list | tuple) or len(dims) != 1:
             return None
         summed = dims[0] % base.dim()
-        name = f"k{self.sums or ''}"
-        self.sums += 1
+        name = f"k{len(self.sums) or ''}"
+        self.sums[name] = base.shape[summed]
         rest = list(modes)
         if argument(node, 2, "keepdim", False):
             del rest[summed]

@@ -119,6 +119,10 @@ def test_one_kernel(name):
     _, sparse = applied(name)
     call = next(node for node in sparse.graph.nodes if node.target is call_region.call_region).meta["region"]
     assert len(call.kernel.steps) == 1
+    # All heads of an edge are computed at once, where the widths of all sums are known.
+    (step,) = call.kernel.generated
+    assert "unroll h" in str(step.current.stages.schedule) or name == "GAT"
+    assert dict(call.kernel.program.extents) == {"h": 2, "f": 4} | ({} if name == "GAT" else {"k": 4})
 
 
 @pytest.mark.parametrize("name", ["GAT", "GATv2", "TransformerConv"])
