@@ -90,12 +90,15 @@ def test_whole_rows_are_asked_for_ahead():
     text = str(first_loops(10**6))
     assert text.count("prefetch X_vals") == 4  # eight heads of eight numbers: 256 bytes
     assert "prefetch" not in str(first_loops(100))
+    # Both tables, each where its rows are read first: the loop over a sum, of known length, lies within.
+    text = str(first_loops(10**6, PRODUCTS))
+    assert (text.count("prefetch K_vals"), text.count("prefetch X_vals")) == (4, 4)
 
 
-def first_loops(nodes: int):
+def first_loops(nodes: int, text: str = SUMS):
     """The loops for a graph with so many nodes."""
-    given = operands(SUMS, 8, 8)
-    (step,) = kernel(SUMS, given, 8, 8).generated
+    given = operands(text, 8, 8)
+    (step,) = kernel(text, given, 8, 8).generated
     extents = {"i": nodes, "j": nodes, "h": 8, "f": 8}
     return compile_stages(step.step, None, 64, sizes=Sizes(extents, {"A": 10 * nodes})).loops
 

@@ -65,7 +65,8 @@ def _lines(low: Lowering, access: Access, env: Environment) -> list[loops.Stmt]:
     for name in inner:
         split = low.splits.get(name)
         whole = low.constant_extent(name)
-        if split is None and whole is not None:
+        is_walked = split is not None and split.index in env.bases
+        if whole is not None and not is_walked:  # all of it is read inside, be its loop split or not
             reach *= whole
             env = env.with_coordinate(name, scalar(ZERO))
             continue
