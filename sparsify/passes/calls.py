@@ -6,8 +6,8 @@ In: `model(x, adj=A)` with A a sparse tensor. Out: leaves `x`, `adj.rows`, `adj.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -18,6 +18,9 @@ from sparsify.storage.tensor import SparseTensor
 
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 PARTS = ("rows", "columns", "values", "extent")
+# Types of constants that compare in a trace.
+CONSTANTS: Final = (bool, int, float, str, type(None), torch.dtype)
+LISTS: Final = (list, tuple)
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,16 @@ class Leaf:
 
 @dataclass(frozen=True)
 class CallShape:
-    """The structure of a call: equal structures can share a graph when the extents fit too."""
+    """The structure of a call: equal structures can share a graph when the extents fit too.
+
+    Attributes:
+        told: the same as plain values, as `told` has it.
+    """
 
     names: tuple[str, ...]
     tree: str
     leaves: tuple[Leaf, ...]
+    told: Any = field(default=None, compare=False)
 
     def tensor_names(self) -> list[str]:
         """The names of the tensors that the graph takes, in order."""
@@ -98,7 +106,31 @@ def flatten(model_signature: inspect.Signature, args: Sequence[Any], kwargs: Map
     paths, spec = pytree.tree_flatten_with_path(arguments, is_leaf=is_tensor)
     leaves = tuple(leaf_of(pytree.keystr(path), value) for path, value in paths)
     values = [value for _, value in paths]
-    return Call(CallShape(tuple(arguments), str(spec), leaves), spec, values)
+    return Call(CallShape(tuple(arguments), str(spec), leaves, told(arguments)), spec, values)
+
+
+def told(value: Any) -> Any:
+    """What `value` has in common with those that share its graph; None where a trace cannot tell.
+
+    Made of types, numbers and names alone: plain values compare where Dynamo traces, structures do not.
+
+    >>> told([torch.ones(2), 3])
+    (<class 'list'>, (('tensor', torch.strided, torch.float32, 1, 'cpu'), (<class 'int'>, 3)))
+    >>> told(object())
+    """
+    if isinstance(value, torch.Tensor):
+        if is_sparse(value):
+            return None
+        return "tensor", value.layout, value.dtype, value.dim(), value.device.type
+    kind = type(value)
+    if kind in CONSTANTS:
+        return kind, repr(value) if kind is float else value  # -0.0 == 0.0
+    if kind is not dict and kind not in LISTS:
+        return None
+    parts = tuple([told(part) for part in (value.values() if kind is dict else value)])
+    if None in parts:
+        return None
+    return (kind, tuple(value), parts) if kind is dict else (kind, parts)
 
 
 def is_tensor(value: Any) -> bool:

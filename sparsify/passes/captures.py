@@ -53,7 +53,13 @@ class Captures:
         """Whether a call in this mode could not be captured."""
         return any(mode == modes for mode, _ in self.refused)
 
-    def traced(self, modes: Modes, names: tuple[str, ...], shapes: tuple[Any, ...]) -> Variant | None:
-        """The variant for arguments of these names: one that admits the shapes, else the first; nothing is kept."""
-        alike = [v for (mode, shape), v in self.known if mode == modes and names == shape.names]
-        return next((variant for variant in alike if variant.admits(shapes)), alike[0] if alike else None)
+    def traced(self, modes: Modes, told: Any, shapes: tuple[Any, ...]) -> Variant | None:
+        """The first variant for calls of which `told` is known, with tensors of these shapes; nothing is kept."""
+        for (mode, shape), variant in self.known:
+            if mode == modes and shape.told == told and variant.admits(shapes):
+                return variant
+        return None
+
+    def are_refused(self, modes: Modes, told: Any) -> bool:
+        """Whether calls of which `told` is known could not be captured."""
+        return any(mode == modes and shape.told == told for mode, shape in self.refused)

@@ -117,22 +117,26 @@ class Compiled:
             for at, value in enumerate(example_inputs)
             if isinstance(value, Tensor) and at not in self.members
         ]
-        self.known: list[tuple[tuple[Any, ...], Callable[..., Any]]] = []
+        self.numbers = [at for at in self.inputs if is_number(placeholders[at], example_inputs[at])]
+        self.inputs = [at for at in self.inputs if at not in self.numbers]
+        self.known: list[tuple[Any, list[Any], Callable[..., Any]]] = []
 
     def __call__(self, *values: Any) -> Any:
         """The results of the graph."""
-        return self.runner(values)(*[values[at] for at in self.inputs])
+        return self.runner(values)(*values)
 
     def runner(self, values: Sequence[Any]) -> Callable[..., Any]:
         """The sparse graph with the parameters among `values`, made when they are new, or frozen and changed."""
         members = [values[at] for at in self.members]
         trainable = self.is_trainable(members)
-        state = (trainable, *[m if trainable else (m, m._version) for m in members])
-        for known, run in self.known:
-            if is_same(known, state):
+        numbers = tuple([float(values[at]) for at in self.numbers])
+        how = (trainable, numbers)
+        state = [m if trainable else (m, m._version) for m in members]
+        for known_how, known, run in self.known:
+            if known_how == how and is_same(known, state):
                 return run
         run = self.made(values, trainable)
-        self.known = [(state, run), *self.known[: REMEMBERED - 1]]
+        self.known = [(how, state, run), *self.known[: REMEMBERED - 1]]
         return run
 
     def is_trainable(self, members: Sequence[Tensor]) -> bool:
@@ -143,25 +147,27 @@ class Compiled:
         return torch.is_grad_enabled() and any(member.requires_grad for member in members)
 
     def made(self, values: Sequence[Any], trainable: bool) -> Callable[..., Any]:
-        """The sparse graph with these parameters, compiled by the inner backend; dense where it cannot be captured."""
+        """The graph with these parameters, sparse and by the inner backend; as it is where it cannot be captured."""
         members = {name: values[at] for at, name in self.members.items()}
         if trainable and any(rule.prune is not None for rule in self.recipe.rules):
             raise SparsifyError(
                 "pruned weights cannot be trained through torch.compile: gradients would not reach the model's own",
                 "apply the recipe with sparsify.apply and compile the result, or call the model under torch.no_grad()",
             )
-        part = part_of(self.graph.graph, members, self.inputs).eval()
         example = tuple([values[at] for at in self.inputs])
         if not example:
-            return self.compiled(part)
+            return self.compiled(self.graph)
         try:
+            numbers = {at: float(values[at]) for at in self.numbers}
+            part = part_of(self.graph.graph, members, self.inputs, numbers).eval()
             module = apply(part, self.recipe, example, **{**self.how, "trainable": trainable})
         except CaptureError as error:
             if self.how.get("strict"):
                 raise
             warnings.warn(f"{error}; this graph stays dense", RuntimeWarning, stacklevel=2)
-            return self.compiled(part)
-        return self.compiled(module)
+            return self.compiled(self.graph)
+        run = self.compiled(module)
+        return lambda *values: run(*[values[at] for at in self.inputs])
 
     def compiled(self, module: nn.Module) -> Callable[..., Any]:
         """The module by the inner backend."""
@@ -196,15 +202,24 @@ class Part(nn.Module):
             return fx.Interpreter(self, graph=self.__dict__["_graph"]).run(*inputs)
 
 
-def part_of(graph: fx.Graph, members: Mapping[str, Tensor], inputs: Sequence[int]) -> Part:
+def is_number(node: fx.Node, value: Tensor) -> bool:
+    """Whether a placeholder is a number that Dynamo gives to the graph as a tensor: with `dynamic`, `norm.eps`."""
+    are_items = [user.op == "call_method" and user.target == "item" for user in node.users]
+    return value.dtype == torch.float64 and value.dim() == 0 and bool(are_items) and all(are_items)
+
+
+def part_of(
+    graph: fx.Graph, members: Mapping[str, Tensor], inputs: Sequence[int], numbers: Mapping[int, float]
+) -> Part:
     """The module of a graph.
 
     Args:
-        graph: whose placeholders are parameters, inputs and sizes.
+        graph: whose placeholders are parameters, inputs, numbers and sizes.
         members: parameters and buffers by qualified name.
         inputs: the positions of the placeholders that are inputs.
+        numbers: the placeholders that are numbers, by position; they are constants of the module.
     """
-    made = rebuilt(graph, inputs)
+    made = rebuilt(graph, inputs, numbers)
     names = [str(node.target) for node in made.find_nodes(op="placeholder")]
     arguments = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *names)]
 
@@ -253,17 +268,19 @@ def member_name(source: str) -> str:
     return ".".join(found[1] or found[2] for found in MEMBER.finditer(rest))
 
 
-def rebuilt(graph: fx.Graph, inputs: Sequence[int]) -> fx.Graph:
+def rebuilt(graph: fx.Graph, inputs: Sequence[int], numbers: Mapping[int, float]) -> fx.Graph:
     """The graph with attributes for parameters, sizes of inputs for numbers, and module scopes from the model on."""
     made = fx.Graph()
-    known: dict[fx.Node, fx.Node] = {}
     placeholders = graph.find_nodes(op="placeholder")
+    known: dict[fx.Node, Any] = {
+        item: value for at, value in numbers.items() for item in (placeholders[at], *placeholders[at].users)
+    }
     sources = {source_of(placeholders[at]): placeholders[at] for at in inputs}
     for at in inputs:
         node = placeholders[at]
         known[node] = made.placeholder(input_name(source_of(node)) or node.name)
     for node in placeholders:
-        if node in known:
+        if node in known or not node.users:  # strides of inputs are placeholders that are rarely used
             continue
         source = source_of(node)
         size = SIZE.match(source)
@@ -274,7 +291,7 @@ def rebuilt(graph: fx.Graph, inputs: Sequence[int]) -> fx.Graph:
         else:
             raise CaptureError(f"{source or node.name} is neither a tensor nor the size of one")
     for node in graph.nodes:
-        if node.op != "placeholder":
+        if node not in known and node.op != "placeholder":
             known[node] = made.node_copy(node, known.__getitem__)
             known[node].meta["nn_module_stack"] = scopes(node)
     return made

@@ -11,11 +11,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
+from sparsify.errors import CaptureError
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.canonicalize import size_node
 from sparsify.passes.dropped import dropped_attention, seeds
-from sparsify.passes.operators import argument, operator_name, tensor_value
+from sparsify.passes.operators import argument, operator_name, scope, tensor_value
 from sparsify.passes.own_masks import factors, is_causal
+from sparsify.passes.pasts import WHY, has_past
 from sparsify.sparsification.mask_spec import MaskSpec
 
 # How a rule calls the pattern that a model has itself.
@@ -55,19 +57,34 @@ class Put:
 
 
 def masked(draft: Draft) -> Draft:
-    """The draft with the patterns of rules in its attention nodes, and as the graph to compare with."""
-    has_masks = False
+    """The draft with the patterns of rules in its attention nodes, and as the graph to compare with.
+
+    Raises:
+        CaptureError: with `strict`, attention to keys of earlier calls, which stays as it is.
+    """
+    has_masks = draft.asked.has_masks
     for node in list(draft.graph.nodes):
         mark = node.meta.get("sparse")
         chosen = mark.mask if isinstance(mark, Mark) else None
         own = node.meta.get("own_pattern")
-        if chosen is not None or own is not None:
+        if chosen is not None and has_past(node):
+            leave(node, draft)
+        elif chosen is not None or own is not None:
             put_in(node, own if chosen is None or chosen.kind == GIVEN else chosen)
             has_masks = True
     if has_masks:
         draft.masked = fx.Graph()
         draft.masked.output(draft.masked.graph_copy(draft.graph, {}))
     return draft
+
+
+def leave(node: fx.Node, draft: Draft) -> None:
+    """Leaves attention to keys of earlier calls as the model has it, and says so."""
+    if draft.is_strict:
+        raise CaptureError(f"{WHY}: {node.name}", "calls without a cache, or without strict")
+    del node.meta["sparse"]
+    draft.report.left_dense(node.name, operator_name(node), scope(node), WHY)
+    draft.report.warnings.append(f"attention stays dense: {WHY}")
 
 
 def put_in(node: fx.Node, spec: MaskSpec) -> None:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify import options as settings
 from sparsify.errors import CaptureError
-from sparsify.passes import base, calls, own_caches
+from sparsify.passes import base, calls, own_caches, traced_calls
 from sparsify.passes.base import Asked, Notices
 from sparsify.passes.capture import sparse_parts
 from sparsify.passes.captures import Captures
@@ -27,6 +27,7 @@ from sparsify.passes.no_graph import fail_without_graph
 from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.quick import Quick
 from sparsify.passes.shell import fill_shell, in_modes, modes, share_again
+from sparsify.passes.traced_module import TracedModule
 from sparsify.passes.variant import Variant, return_plainly
 from sparsify.report import Report
 from sparsify.runtime.peak import Peak
@@ -35,7 +36,7 @@ MAX_CAPTURES = 8
 TIMED_CALLS = 3
 
 
-class SparseModule(fx.GraphModule):
+class SparseModule(TracedModule):
     """A model whose sparse regions are kernels.
 
     The parameters are those of the source model; frozen weights that kernels alone read are packed. `.graph` is
@@ -47,10 +48,7 @@ class SparseModule(fx.GraphModule):
     report: Report
     _weights: Weights
     _signature: inspect.Signature
-    _names: tuple[str, ...]
-    _asked: Asked
     _unpacked: dict[str, Held]
-    _captures: Captures
     _matrices: Memory
     _quick: Quick
     _notices: Notices
@@ -67,7 +65,7 @@ class SparseModule(fx.GraphModule):
         hidden = {
             "_weights": weights or Weights(model, asked.inplace),
             "_signature": calls.signature(model),
-            "_names": tuple(calls.signature(model).parameters),
+            "_taking": traced_calls.parameters_of(calls.signature(model)),
             "_asked": asked,
             "_captures": Captures(),
             "_matrices": matrices,
@@ -174,20 +172,6 @@ class SparseModule(fx.GraphModule):
             assert variant.eager is not None, "prepare compiles the graph"
             result = variant.eager(*tensors)
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
-
-    def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result while tracing: a variant of this mode and these arguments, the one for their shapes if known."""
-        values = dict(zip(self._names, args, strict=False)) | kwargs
-        leaves = pytree.tree_leaves(list(values.values()))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        shapes = tuple(tensor.shape for tensor in tensors)
-        if (variant := self._captures.traced(modes(self), tuple(values), shapes)) is not None:
-            return self.finish(variant, tensors)
-        if self._captures.has_refused(modes(self)):
-            return self.original(*args, **kwargs)
-        from sparsify.passes.not_captured import run_now  # loads Dynamo, which is there when it traces
-
-        return run_now(self, args, kwargs)
 
     def variant_for(self, call: calls.Call, tensors: list[torch.Tensor]) -> Variant | None:
         """The variant that fits a call, captured now when there is none.

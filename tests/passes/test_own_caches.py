@@ -89,6 +89,66 @@ def test_the_second_call_runs_as_the_model_has_it():
     same(cache, expected.past_key_values)
 
 
+NARROW = {
+    "schema": 1,
+    "name": "narrow",
+    "sparsify": [
+        {"targets": ["op:scaled_dot_product_attention"], "mask": {"kind": "sliding_window", "before": 2}}
+    ],
+}
+
+
+def llama():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return hugging_face("Llama", vocab_size=50, num_key_value_heads=1, **sizes)().eval()
+
+
+def turns(run):
+    """What a conversation returns: a text, one with a past, with an empty cache, with that filled, and the first."""
+    results = []
+    with torch.no_grad():
+        results.append(run(TEXT[:, :8]))
+        results.append(run(TEXT[:, 8:], past_key_values=copy.deepcopy(results[0].past_key_values)))
+        cache = transformers.DynamicCache(config=None)
+        results.append(copy.deepcopy(run(TEXT, past_key_values=cache)))
+        results.append(run(TEXT[:, :4], past_key_values=cache))
+        results.append(run(TEXT[:, :8]))
+    assert cache.get_seq_length() == 16
+    return results
+
+
+@pytest.mark.filterwarnings("ignore:.*a cache holds keys of earlier calls")
+@pytest.mark.filterwarnings("ignore:.*attention stays dense. a pattern does not say where queries stand")
+@pytest.mark.parametrize("make", [gpt2, pytest.param(llama, marks=pytest.mark.slow)])
+def test_compiled_calls_with_a_past_are_those_of_the_model(make):
+    model = make()
+    expected = turns(apply(model, NARROW, TEXT, verify=False))
+    runs = {
+        "applied": torch.compile(apply(model, NARROW, TEXT, verify=False), backend="aot_eager"),
+        "backend": torch.compile(model, backend="sparsify", options={"recipe": NARROW, "inner": "eager"}),
+    }
+    for run in runs.values():
+        for found, want in zip(turns(run), expected, strict=True):
+            torch.testing.assert_close(found.last_hidden_state, want.last_hidden_state, rtol=1e-4, atol=1e-5)
+            same(found.past_key_values, want.past_key_values)
+
+
+def test_a_past_under_the_backend_says_so_and_is_an_error_under_strict():
+    model = gpt2()
+    with torch.no_grad():
+        cache = model(TEXT[:, :8]).past_key_values
+        for strict, expects in ((False, pytest.warns(RuntimeWarning)), (True, pytest.raises(CaptureError))):
+            how = {"recipe": NARROW, "inner": "eager", "strict": strict}
+            torch._dynamo.reset()
+            with expects as found:
+                torch.compile(model, backend="sparsify", options=how)(
+                    TEXT[:, 8:], past_key_values=copy.deepcopy(cache)
+                )
+            said = str(found.value) if strict else " ".join(str(w.message) for w in found)
+            assert "where queries stand among keys of earlier calls" in said
+
+
 def test_an_empty_cache_is_filled():
     model = gpt2()
     sparse = apply(model, PRUNED, TEXT, trainable=True)
