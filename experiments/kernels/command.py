@@ -10,6 +10,7 @@ from typing import Any
 from experiments.foundation import command
 from experiments.kernels import compile_times
 from experiments.kernels.bert import bert
+from experiments.kernels.nmg import nmg, one_thread
 from sparsify.bench.harness import Clock
 from sparsify.bench.linear import Weight, linear
 from sparsify.bench.place import Place
@@ -70,7 +71,12 @@ CASES: Mapping[str, command.Make] = {
     f"bert-{weight}": partial(bert, weight, torch_ratio=torch_ratio, onednn_ratio=onednn_ratio)
     for weight, (torch_ratio, onednn_ratio) in BERTS.items()
 }
-ROWS = (*CASES, "compile")
+# On one thread: what its authors report of n:m:g against MKL is less.
+ALONE: Mapping[str, command.Make] = {
+    "nmg-50": partial(nmg, 2, 4, torch_ratio=1.7),
+    "nmg-90": partial(nmg, 1, 10, torch_ratio=4.8),
+}
+ROWS = (*CASES, *ALONE, "compile")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,4 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_row(name: str, place: Place, *, quick: bool = False, clock: Clock = CLOCKS[False]) -> dict[str, Any]:
     """What was measured for one row, as plain data."""
-    return compile_times.row() if name == "compile" else measured(CASES[name](place), quick, clock)
+    if name == "compile":
+        return compile_times.row()
+    if name in ALONE:
+        with one_thread():
+            return measured(ALONE[name](place), quick, clock)
+    return measured(CASES[name](place), quick, clock)

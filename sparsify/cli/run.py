@@ -28,7 +28,10 @@ Pairs = Annotated[
 ]
 SparseWeights = Annotated[
     str | None,
-    typer.Option(metavar="0.9|2:4", help="Prune linear layers: a share of zeros, or n kept of m neighbours."),
+    typer.Option(
+        metavar="0.9|2:4|2:4:16",
+        help="Prune linear layers: a share of zeros, n kept of m neighbours, or n:m:g.",
+    ),
 ]
 SparseAttn = Annotated[
     str | None,

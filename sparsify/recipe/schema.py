@@ -53,10 +53,11 @@ Role = Literal["weight", "adjacency", "gate", "attention_mask", "activation", "g
 
 
 class GroupPattern(Section):
-    """`keep` entries of every `of` along a dimension."""
+    """`keep` entries of every `of` along a dimension; with `group` so many of a chunk's blocks share a pattern."""
 
     keep: int = Field(ge=0)
     of: int = Field(ge=1)
+    group: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _fits(self) -> "GroupPattern":
@@ -68,7 +69,7 @@ class GroupPattern(Section):
 
 
 class PatternSpec(Section):
-    """A structure of zeros: n:m groups, or blocks."""
+    """A structure of zeros: n:m or n:m:g groups, or blocks."""
 
     nm: GroupPattern | None = None
     block: tuple[int, int] | None = None
@@ -83,16 +84,21 @@ class PatternSpec(Section):
 
 
 def spelled_out(value: Any) -> Any:
-    """`"2:4"` as `{"nm": {"keep": 2, "of": 4}}`, anything else as it is."""
-    found = re.fullmatch(r"(\d+):(\d+)", value) if isinstance(value, str) else None
-    return {"nm": {"keep": int(found[1]), "of": int(found[2])}} if found else value
+    """`"2:4"` as `{"nm": {"keep": 2, "of": 4}}`, `"2:4:16"` with `"group": 16`, anything else as it is."""
+    found = re.fullmatch(r"(\d+):(\d+)(?::(\d+))?", value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    group = {} if found[3] is None else {"group": int(found[3])}
+    return {"nm": {"keep": int(found[1]), "of": int(found[2]), **group}}
 
 
 def structured(value: Any) -> Any:
     """A pattern, with `2:4` spelled out and any other word than `unstructured` refused."""
     value = spelled_out(value)
     if isinstance(value, str) and value != "unstructured":
-        raise ValueError(f"unknown pattern {value!r}: write `2:4`, `{{block: [16, 16]}}` or `unstructured`")
+        raise ValueError(
+            f"unknown pattern {value!r}: write `2:4`, `2:4:16`, `{{block: [16, 16]}}` or `unstructured`"
+        )
     return None if value == "unstructured" else value
 
 

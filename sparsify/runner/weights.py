@@ -1,4 +1,4 @@
-"""`--sparse-weights 0.9|2:4`: a recipe whose weights are pruned so.
+"""`--sparse-weights 0.9|2:4|2:4:16`: a recipe whose weights are pruned so.
 
 In: the recipe of a GCN, `"2:4"`. Out: the same with one more rule, `{targets: param:*.weight, types: Linear, prune:
 ...}`; where rules prune already, only how much changes.
@@ -10,7 +10,7 @@ from typing import Any, Final
 from sparsify.errors import SparsifyError
 from sparsify.recipe import Prune, Recipe, Rule
 
-WAYS: Final = "a share of zeros, as in 0.9, or of so many neighbours how many stay, as in 2:4"
+WAYS: Final = "a share of zeros, as in 0.9, or of so many neighbours how many stay, as in 2:4 or 2:4:16"
 TARGETS: Final = {"targets": ["param:*.weight"], "types": ["Linear"], "role": "weight"}
 
 
@@ -41,12 +41,12 @@ def prune_of(text: str) -> dict[str, Any]:
     {'method': 'magnitude', 'pattern': '2:4'}
     """
     asked = f"--sparse-weights {text}"
-    group = re.fullmatch(r"(\d+):(\d+)", text.strip())
+    group = re.fullmatch(r"(\d+):(\d+)(:0*[1-9]\d*)?", text.strip())
     if group is not None:
         keep, of = int(group[1]), int(group[2])
         if not 0 < keep < of:
             raise SparsifyError(f"{asked}: {keep} of {of} neighbours cannot stay and leave zeros", WAYS)
-        return {"method": "magnitude", "pattern": f"{keep}:{of}"}
+        return {"method": "magnitude", "pattern": f"{keep}:{of}{group[3] or ''}"}
     try:
         share = float(text)
     except ValueError:

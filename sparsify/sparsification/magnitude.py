@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparsify.errors import ShapeError
 from sparsify.recipe import Prune
+from sparsify.sparsification.grouped import grouped_mask
 
 
 def magnitude_masks(weights: Sequence[Tensor], prune: Prune) -> list[Tensor]:
@@ -25,6 +26,9 @@ def magnitude_masks(weights: Sequence[Tensor], prune: Prune) -> list[Tensor]:
         ShapeError: groups or blocks do not divide the shape of a weight.
     """
     group = prune.pattern.nm if prune.pattern is not None else None
+    if group is not None and group.group is not None:
+        along = 1 if prune.dim in ("in", 1, -1) else 0
+        return [grouped_mask(w, group.keep, group.of, group.group, along=along) for w in weights]
     if group is not None:
         return [_groups(weight, group.keep, group.of, prune.dim) for weight in weights]
     block = (prune.pattern.block if prune.pattern is not None else None) or ()

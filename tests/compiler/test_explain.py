@@ -94,10 +94,10 @@ def test_refused_schedules_are_among_the_runners_up(monkeypatch: pytest.MonkeyPa
 
 
 def test_operands_that_are_turned_around_are_named() -> None:
-    turned = program("y[j] = A[i,j] * x[i]", A="dense, compressed", x="dense")
+    turned = program("Y[j,k] = A[i,j] * X[i,k]", A="dense, compressed", X="dense, dense")
     notation = next(s for s in explain_program(turned, options=SCALAR) if s.title == "notation").text
     why = "A_10 is A stored d1s0, once for each pattern: the loops run in another order"
-    assert notation.startswith(f"{why}\nforall j: forall i:")
+    assert notation.startswith(f"{why}\nforall j: forall k: forall i:")
 
 
 def test_conversions_are_named_with_their_reason() -> None:

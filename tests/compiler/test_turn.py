@@ -37,7 +37,8 @@ def turned(text, **formats):
         ("y = A[i,j] * A[j,k] * A[k,i]", {"A": "csr"}, {"A_10": str(Format("csc"))}),
         (TRIANGLES, {"A": "csr", "B": "csr", "C": "csc"}, {}),
         (TRIANGLES, {"A": "csc", "B": "csr", "C": "csc"}, {}),
-        ("y[j] = A[i,j] * x[i]", {"A": "csr", "x": "dense"}, {"A_10": str(Format("csc"))}),
+        ("Y[j,k] = A[i,j] * X[i,k]", {"A": "csr", "X": "dense, dense"}, {"A_10": str(Format("csc"))}),
+        ("y[j] = A[i,j] * x[i]", {"A": "csr", "x": "dense"}, {}),  # scatters: values are turned at each call
         ("y[i] = A[i,j] * x[j]", {"A": "csr", "x": "dense"}, {}),
     ],
 )

@@ -8,6 +8,7 @@ import torch
 
 from experiments.foundation.command import table
 from experiments.kernels import command, compile_times
+from experiments.kernels.nmg import as_much
 from sparsify.bench.linear import Weight
 from sparsify.bench.place import Place
 
@@ -27,10 +28,27 @@ def test_row(name):
     assert name in table([row])
 
 
+@pytest.mark.parametrize("name", ["nmg-50", "nmg-90"])
+def test_groups_beside_as_much_of_the_magnitude(name):
+    row = command.run_row(name, Place(None, 0.25), quick=True)
+    assert row["name"] == name
+    assert [c["error"] is None for c in row["contenders"]] == [False, True, False]  # as checked before
+    assert [(t["ours"], t["baseline"]) for t in row["targets"]] == [
+        ("n:m:g", "torch"),
+        ("unstructured", "torch"),
+    ]
+
+
 def test_encoder():
     pytest.importorskip("transformers", reason="transformers is not installed")
     row = command.run_row("bert-90", TINY, quick=True)
     assert all(c["error"] is not None and c["median_us"] > 0 for c in row["contenders"])
+
+
+def test_the_fewest_entries_of_a_magnitude():
+    weight = torch.tensor([[4.0, -3.0], [2.0, 1.0]])
+    assert as_much(weight, weight.abs() == 3).tolist() == [[True, False], [False, False]]
+    assert as_much(weight, weight < 4).tolist() == [[True, True], [False, False]]
 
 
 def test_masks():

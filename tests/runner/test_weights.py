@@ -7,7 +7,7 @@ from sparsify.errors import SparsifyError
 from sparsify.runner.weights import prune_of, with_sparse_weights
 
 
-@pytest.mark.parametrize("text", ["0.9", "2:4", " 1:8 ", "0"])
+@pytest.mark.parametrize("text", ["0.9", "2:4", " 1:8 ", "2:4:16", "0"])
 def test_rules_that_prune_get_the_new_share(text):
     found = with_sparse_weights(recipe.load("bert"), text)
     (rule,) = found.rules

@@ -5,6 +5,7 @@ import torch
 
 from sparsify.errors import ShapeError
 from sparsify.recipe import Prune
+from sparsify.sparsification.grouped import grouped_mask
 from sparsify.sparsification.magnitude import largest, magnitude_masks
 
 WEIGHT = torch.tensor([[4.0, -1.0, 0.5, 3.0], [-2.0, 0.1, 0.2, -5.0]])
@@ -66,3 +67,36 @@ def test_what_is_not_a_number_stays():
 def test_what_does_not_divide(how):
     with pytest.raises(ShapeError, match="do not divide"):
         kept([WEIGHT], **how)
+
+
+def test_groups_with_a_pattern_in_common():
+    torch.manual_seed(0)
+    weight = torch.randn(12, 48)
+    (mask,) = magnitude_masks([weight], Prune(method="magnitude", pattern="2:4:4"))
+    blocks = mask.view(3, 4, 2, 24).permute(0, 2, 3, 1).flatten(0, 1)  # [chunks, blocks, entries]
+    for chunk in blocks:
+        patterns, counts = chunk.unique(dim=0, return_counts=True)
+        assert patterns.sum(1).tolist() == [2] * 6 and counts.tolist() == [4] * 6
+    free = magnitude_masks([weight], Prune(method="magnitude", pattern="2:4", dim="out"))[0]
+    drawn = torch.rand(12, 48).view(3, 4, 48).argsort(1).argsort(1).view(12, 48) < 2
+    held, best, any_ = ((weight.abs() * m).sum() for m in (mask, free, drawn))
+    assert any_ < 0.9 * held < held <= best
+    (turned,) = magnitude_masks([weight.t()], Prune(method="magnitude", pattern="2:4:4", dim="in"))
+    assert torch.equal(turned, mask.t())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_groups_that_do_not_fill_a_weight(dtype):
+    weight = torch.randn(13, 25, generator=torch.Generator().manual_seed(0)).to(dtype)
+    weight[0, 0], weight[5, 5] = torch.inf, torch.nan
+    mask = grouped_mask(weight, 1, 4, 2)
+    assert mask.shape == weight.shape and mask[0, 0] and mask[5, 5]
+    assert mask[:12].view(3, 4, 25).sum(1).eq(1).all()  # whole blocks keep one of four
+    assert grouped_mask(weight.view(13, 5, 5), 1, 4, 2).equal(mask.view(13, 5, 5))
+
+
+def test_groups_that_are_larger_than_a_weight():
+    with pytest.raises(ShapeError, match=r"a chunk of 2:4:16 is 6 patterns of 16 blocks, 96 side by side"):
+        grouped_mask(torch.ones(8, 64), 2, 4, 16)
+    with pytest.raises(ShapeError, match="is for matrices"):
+        grouped_mask(torch.ones(8), 2, 4, 1)

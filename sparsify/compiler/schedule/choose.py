@@ -7,7 +7,7 @@ Sizes only choose among schedules: every kernel is right for operands of all siz
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sparsify.compiler.einsum.affine import affine
@@ -27,7 +27,7 @@ from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.schedule.tiles import tiles
-from sparsify.storage.levels import Level
+from sparsify.storage.format import StoredLevel
 
 # What accumulators in registers cover of a row: 16 AVX2 or 8 AVX-512 registers, enough independent chains to hide
 # the latency of an fma, and one pass over the positions of a row for up to 128 columns of float32.
@@ -83,9 +83,11 @@ def candidates(
     yield d.Schedule()
 
 
-def _lists(level: Level) -> bool:
-    """Whether a level lists coordinates of its own below each parent."""
-    return "crd" in level.arrays and not level.is_branchless
+def _lists(levels: Sequence[StoredLevel]) -> bool:
+    """Whether the last level lists coordinates below each of the one above, as its own or as that repeats."""
+    last = levels[-1].level
+    is_repeated = len(levels) > 1 and not levels[-2].level.is_unique
+    return "crd" in last.arrays and (is_repeated or not last.is_branchless)
 
 
 def _nests(program: Notation) -> list[tuple[list[Forall], Assign]]:
@@ -305,7 +307,7 @@ class _Shape:
         if len(reads) != 1 or self._levels(reads[0])[-1][0] != sums[-1]:
             return None
         declared = next(dec for dec in self.program.declarations if dec.name == reads[0].tensor)
-        return declared if _lists(declared.format.levels[-1].level) else None
+        return declared if _lists(declared.format.levels) else None
 
     def _positions(
         self, sums: list[str], count: int, collected: str, steps: list[d.Directive]

@@ -28,8 +28,9 @@ UNKNOWN_EXTENT: Final = 1000
 UNKNOWN_ENTRIES: Final = 10
 # Two lists are searched instead of merged when one is so many times longer.
 GALLOP: Final = 8
-# What it costs to turn an entry of an operand, once for many calls, and of a result of an earlier step, every time.
-TURN: Final = 1.0
+# What it costs to turn an entry of an operand, whose pattern is turned once and whose values with every call, and of a
+# result of an earlier step, all of it every time.
+TURN: Final = 2.5
 TURN_MADE: Final = 60.0
 
 

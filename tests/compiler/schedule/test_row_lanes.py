@@ -48,6 +48,20 @@ def test_rows_of_which_little_is_known(entries: int, lanes: int, expected: str |
     assert ("vector pi" in text) == (expected is not None)
 
 
+def test_rows_of_coordinates_are_taken_in_lanes_too() -> None:
+    operands = sparsify.tensor(torch.eye(3), "coo"), torch.ones(3)
+    sizes = Sizes({"i": ROWS, "j": ROWS}, {"A": 40 * ROWS})
+    assert chosen("ij,j->i", operands, sizes) == SCHEDULE.format(count=4)
+    mask = (
+        torch.rand(61, 53, generator=torch.Generator().manual_seed(0)) < torch.linspace(0, 0.6, 61)[:, None]
+    )
+    A, x = mask * torch.arange(61.0)[:, None], torch.arange(53.0)
+    for bytes_ in (64, 16, 0):
+        with override(vector_bytes=bytes_, serial_threshold=0, threads=2):
+            found = sparsify.einsum("ij,j->i", sparsify.tensor(A, "coo"), x)
+        assert torch.equal(found, A @ x)
+
+
 @pytest.mark.parametrize("entries, expected", [(30, "split p po pi 16;"), (20, "order i, j;")])
 def test_sums_that_pick_nothing_take_whole_registers(entries: int, expected: str) -> None:
     sizes = Sizes({"i": ROWS, "j": ROWS}, {"A": entries * ROWS})
