@@ -20,7 +20,7 @@ from sparsify.passes.backends import SPOKEN, by_library
 from sparsify.passes.base import Draft
 from sparsify.passes.bind import Binding, Plan, as_methods, bind, bind_matrix, cut_out, extract
 from sparsify.passes.call_region import call_region
-from sparsify.passes.estimate import estimated_us, example_sizes, expected_sizes
+from sparsify.passes.estimate import estimated_us, example_sizes, expected_sizes, fixed_extents
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
 from sparsify.passes.printer import extent_names
@@ -122,7 +122,7 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
         if library is not None:
             return Site(region, call, arguments, {}, expected_sizes(draft, region))
         sizes = example_sizes(draft, region, call, arguments)
-        call.plan_for(sizes)
+        call.plan_for(sizes, fixed_extents(region))
     except SparsifyError as error:
         return error
     once = {binding.name: binding.plan.leaves for binding in bindings if binding.plan is not None}

@@ -58,6 +58,17 @@ def expected_sizes(draft: Draft, region: Region) -> Sizes:
     return Sizes({**extents, **dict(region.program.extents)}, stored)
 
 
+def fixed_extents(region: Region) -> Sizes:
+    """The extents of the operands that are the same in every call of the graph."""
+    assert region.program is not None, "finish writes the program"
+    extents: dict[str, int] = {}
+    for name, operand in region.operands.items():
+        declared = region.program.declaration(region.names[name])
+        found = zip(declared.extents, extents_of(operand), strict=False)
+        extents |= {index: extent for index, extent in found if type(extent) is int}
+    return Sizes(extents)
+
+
 def extents_of(operand: fx.Node | Matrix | PatternOperand | Bags) -> tuple[Any, ...]:
     """The extents of an operand, as numbers, symbols or nodes that compute them."""
     if isinstance(operand, PatternOperand):

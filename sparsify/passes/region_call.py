@@ -19,7 +19,8 @@ from torch import fx
 from sparsify.compiler.differentiate import pull_back
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import plan
-from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.specialise import specialised
 from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
 from sparsify.passes.aligned import Aligned
@@ -116,9 +117,12 @@ class RegionCall:
         self.origin: Origin | None = None
         _calls[self.handle] = self
 
-    def plan_for(self, sizes: Sizes) -> None:
-        """Plans the program again for operands of these sizes: dense products may be generated then."""
-        self.kernel = plan(self.program, options=self.options, sizes=sizes)
+    def plan_for(self, sizes: Sizes, fixed: Sizes = UNKNOWN) -> None:
+        """Plans the program again for operands of these sizes: dense products may be generated then.
+
+        Extents of `fixed`, the same in every call, may become constants of the kernels.
+        """
+        self.kernel = plan(specialised(self.program, fixed), options=self.options, sizes=sizes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RegionCall":
         return self  # kernels and memories are shared: they hold no parameters

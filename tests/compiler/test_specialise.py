@@ -5,7 +5,7 @@ import torch
 
 import sparsify
 from sparsify.compiler import specialise
-from sparsify.compiler.evaluate import einsum_kernel
+from sparsify.compiler.evaluate import einsum_kernel, evaluate_kernel
 from sparsify.options import override
 
 SAMPLED = "ij,ik,jk->ij"
@@ -59,6 +59,42 @@ def test_a_program_has_a_few_constants(monkeypatch: pytest.MonkeyPatch) -> None:
         {"k": 202},
         {},
     ]
+
+
+ATTENTION = """
+S[i,j] = where(stored(A[i,j]), sum(k, Q[i,k] * K[j,k]), -inf)
+m[i] max= S[i,j]
+P[i,j] = exp(S[i,j] - where(m[i] == -inf, 0, m[i]))
+d[i] += P[i,j]
+Y[i,l] += P[i,j] * V[j,l] / where(d[i] == 0, 1, d[i])
+"""
+
+
+@pytest.mark.parametrize("columns", [1, 16, 21])
+def test_channels_of_attention(columns: int) -> None:
+    A, Q, K = operands(columns)
+    V = torch.linspace(-1, 1, 7 * 5).view(7, 5).requires_grad_()
+    kernel = evaluate_kernel(ATTENTION, A=A, Q=Q, K=K, V=V)
+    assert (
+        dict(kernel.program.extents) == {"k": columns, "l": 5} == dict(kernel.adjoint(("V",)).program.extents)
+    )
+    scores = (Q @ K.T).double().masked_fill(A.to_dense() == 0, -torch.inf)
+    expected = torch.softmax(scores, -1).nan_to_num().float() @ V
+    found = sparsify.evaluate(ATTENTION, A=A, Q=Q, K=K, V=V)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    gradients = [torch.autograd.grad(result.square().sum(), V)[0] for result in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["T[j,k] = X[j,l] * W[l,k]\nY[i,k] = A[i,j] * T[j,k]", "T[i,j] = A[i,j] * 2\nY[i,k] = T[i,j] * X[j,k]"],
+)
+def test_chains_without_numbers_of_rows_have_no_constants(text: str) -> None:
+    A = operands(1)[0]
+    given = {"X": torch.ones(7, 3), "W": torch.ones(3, 4)}
+    read = {name: tensor for name, tensor in given.items() if f"{name}[" in text}
+    assert evaluate_kernel(text, A=A, **read).program.extents == ()
 
 
 def test_gradients() -> None:

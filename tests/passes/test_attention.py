@@ -111,6 +111,8 @@ def test_ways_to_write_attention(way):
         pattern = patterns.bigbird(length, block=4, random=1, global_=1).to_dense()
         torch.testing.assert_close(sparse(x), expected(model, pattern, x), **CLOSE)
     assert len(sparse.variants) == 1
+    kernel = next(node.meta["region"] for node in sparse.graph.nodes if "region" in node.meta).kernel
+    assert {extent for _, extent in kernel.program.extents} == {WIDTH // HEADS}  # channels, no length
 
 
 @pytest.mark.parametrize(
