@@ -253,7 +253,9 @@ def turned_back(keys: Any, rank: int) -> fx.Node | None:
     """The keys of `transpose(keys, -1, -2)`, None for other nodes."""
     name = operator_name(keys)
     base = keys.args[0] if keys.args else None
-    if name == "transpose":
+    if name in ("mT", "adjoint"):  # of numbers that are not complex, as scores are
+        return base
+    if name in ("transpose", "swapaxes", "swapdims"):
         modes = sorted(mode % rank for mode in (argument(keys, 1, "dim0"), argument(keys, 2, "dim1")))
         return base if modes == [rank - 2, rank - 1] else None
     if name == "permute":

@@ -223,6 +223,21 @@ def trivial_assertion(node: fx.Node) -> bool:
     return True
 
 
+def known_metadata(node: fx.Node) -> bool:
+    """`assert y is float32, strided, on the CPU -> nothing`, as the graph makes y so."""
+    value = operators.tensor_value(node.args[0]) if operator_name(node) == "_assert_tensor_metadata" else None
+    if value is None:
+        return False
+    names = ("size", "stride", "dtype", "device", "layout")
+    asked = {name: operators.argument(node, place, name) for place, name in enumerate(names, 1)}
+    if asked.pop("size") is not None or asked.pop("stride") is not None:
+        return False
+    if any(wanted not in (None, getattr(value, name)) for name, wanted in asked.items()):
+        return False
+    node.graph.erase_node(node)
+    return True
+
+
 def size_through(node: fx.Node) -> bool:
     """`sym_size(y, d) -> sym_size(input, e)` or a number, when an input has the same extent."""
     if operator_name(node) not in ("sym_size", "size") or not isinstance(node.args[0], fx.Node):
@@ -245,6 +260,7 @@ RULES = (
     no_operation,
     nothing_in_front,
     trivial_assertion,
+    known_metadata,
     size_through,
     constant_factory,  # makes the tensor it copied from unused
     expand_to_sizes,  # likewise

@@ -15,6 +15,14 @@ from sparsify.errors import CaptureError
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.canonicalize import size_node
 from sparsify.passes.dropped import dropped_attention, seeds
+from sparsify.passes.grouped_heads import (
+    HEADS,
+    grouped_heads,
+    repeat_keys,
+    shared_by_heads,
+    split_heads,
+    without_groups,
+)
 from sparsify.passes.operators import argument, operator_name, scope, tensor_value
 from sparsify.passes.own_masks import factors, is_causal
 from sparsify.passes.pasts import WHY, has_past
@@ -96,6 +104,12 @@ def put_in(node: fx.Node, spec: MaskSpec) -> None:
     mask = given.get("attn_mask")
     if isinstance(mask, fx.Node):
         spec, mask = without_needless(mask, spec, node)
+    group = 1
+    if dict(spec.arguments).get("heads") is None:
+        group = grouped_heads(given)
+    else:
+        with node.graph.inserting_before(node):
+            repeat_keys(given)
     query, key, value = _apart([given[name] for name in names[:3]], node)
     extents = (_extent(query, node), _extent(key, node))
     made = [_call(node, attention_mask, (spec.kind, spec.arguments, *extents))]
@@ -105,14 +119,24 @@ def put_in(node: fx.Node, spec: MaskSpec) -> None:
     modes: tuple[int, ...] | None = None
     if isinstance(mask, fx.Node):
         own, modes = _without_broadcast(mask, node)
+        if group > 1:
+            own, modes = _in_groups(own, modes, group, node)
         made += _combined(made[-1], own, modes, node)
     rest = {name: value for name, value in given.items() if name not in (*names[:4], "is_causal")}
+    if group > 1:
+        with node.graph.inserting_before(node):
+            query, key, value = split_heads(query, group), shared_by_heads(key), shared_by_heads(value)
     operands = [query, key, value]
     if rest.get("dropout_p"):
         operands.append(seeds(query, node, _leading(query, node)))
         node.target = dropped_attention
     node.args, node.kwargs = tuple(operands), {"attn_mask": made[-1], **rest}
     node.meta["attention"] = Put(spec, modes)
+    if group > 1:
+        result = tensor_value(value)
+        assert result is not None and dtype is not None, "attention is of tensors"
+        node.meta["val"] = result.new_empty((*query.meta["val"].shape[:-1], result.shape[-1]))
+        without_groups(node)
 
 
 def without_needless(mask: fx.Node, spec: MaskSpec, user: fx.Node) -> tuple[MaskSpec, fx.Node | None]:
@@ -171,6 +195,18 @@ def _without_broadcast(mask: fx.Node, user: fx.Node) -> tuple[fx.Node, tuple[int
             mask = _call(user, torch.ops.aten.select.int, (mask, mode, 0))
             del modes[mode]
     return mask, tuple(modes)
+
+
+def _in_groups(
+    mask: fx.Node, modes: tuple[int, ...], count: int, user: fx.Node
+) -> tuple[fx.Node, tuple[int, ...]]:
+    """A mask and its modes for scores whose heads are in groups: `[b, h, i, j]` as `[b, g, r, i, j]`."""
+    outer = tuple(mode - 1 for mode in modes if mode < HEADS)
+    inner = tuple(mode for mode in modes if mode > HEADS)
+    if HEADS not in modes:
+        return mask, (*outer, *inner)
+    with user.graph.inserting_before(user):
+        return split_heads(mask, count, modes.index(HEADS)), (*outer, HEADS - 1, HEADS, *inner)
 
 
 def _combined(pattern: fx.Node, own: fx.Node, modes: tuple[int, ...], user: fx.Node) -> list[fx.Node]:

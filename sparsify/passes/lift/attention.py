@@ -18,6 +18,7 @@ from sparsify.compiler.einsum.nodes import Const
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.dropped import dropped_attention, kept_factor, threshold
+from sparsify.passes.grouped_heads import own_keys
 from sparsify.passes.lift.matrix import PatternOperand
 from sparsify.passes.masked import mask_of
 from sparsify.passes.operators import argument, tensor_value
@@ -44,13 +45,14 @@ def attention_region(node: fx.Node) -> Region | str:
     result = tensor_value(node)
     assert result is not None, "attention is of tensors"
     outer = OUTER[-(result.dim() - 2) :] if result.dim() > 2 else ()
+    (key, has_one_key), (value, has_one_value) = own_keys(key), own_keys(value)
+    keys, values = (outer[:-1] if has_one else outer for has_one in (has_one_key, has_one_value))
     mask = PatternOperand(f"M_{node.name}", match.spec, match.extents, match.spec.mask(1, 1).format)
     names = {query.name: "Q", key.name: "K", value.name: "V", mask.name: "M"}
     operands: dict[str, Any] = {query.name: query, key.name: key, value.name: value, mask.name: mask}
     dtype = DTYPES[result.dtype]
-    rank = len(outer) + 2
-    dense = Operand(Format("dense", rank=rank), dtype)
-    declared = dict.fromkeys("QKV", dense)
+    read = {"Q": (*outer, "i", "k"), "K": (*keys, "j", "k"), "V": (*values, "j", "l")}
+    declared = {name: Operand(Format("dense", rank=len(indices)), dtype) for name, indices in read.items()}
     stored, fill = ("float32", -inf) if match.spec.is_weighted else ("bool", False)
     declared["M"] = Operand(mask.format, stored, fill, result_index_dtypes(mask.format))
     if node.target is dropped_attention:
@@ -66,7 +68,7 @@ def attention_region(node: fx.Node) -> Region | str:
         own_dtype = "bool" if kind.dtype == torch.bool else DTYPES[kind.dtype]
         declared["B"] = Operand(Format("dense", rank=len(indices)), own_dtype)
         own = f"B[{','.join(indices)}]"
-    text = program_text(outer, scale_of(node), match.spec, own, declared.get("B"), dropped(node, outer))
+    text = program_text(read, scale_of(node), match.spec, own, declared.get("B"), dropped(node, outer))
     widths = {"k": query.meta["val"].shape[-1], "l": value.meta["val"].shape[-1]}
     sizes = {index: int(str(width)) for index, width in widths.items() if str(width).isdigit()}
     program = declare(parse(text), declared, ("Y",), sizes=sizes)
@@ -85,7 +87,12 @@ def reason_against(node: fx.Node, query: fx.Node, key: fx.Node, value: fx.Node) 
         return "its operands are not all tensors"
     if result.dtype not in DTYPES or any(tensor.dtype != result.dtype for tensor in tensors):  # type: ignore[union-attr]
         return f"attention in {result.dtype} is not supported"
-    shapes = {tuple(map(str, tensor.shape[:-2])) for tensor in tensors}  # type: ignore[union-attr]
+    outer = list(map(str, query.meta["val"].shape[:-2]))
+    shapes = {tuple(outer)}
+    for operand in (key, value):
+        _, has_one = own_keys(operand)
+        shape = list(map(str, operand.meta["val"].shape[:-2]))
+        shapes.add(tuple([*shape[:-1], outer[-1]] if has_one else shape))
     if len(shapes) > 1:
         return f"batch or heads of queries, keys and values differ: {sorted(shapes)}"
     if result.dim() - 2 > len(OUTER):
@@ -113,7 +120,7 @@ def dropped(node: fx.Node, outer: tuple[str, ...]) -> str:
 
 
 def program_text(
-    outer: tuple[str, ...],
+    read: dict[str, tuple[str, ...]],
     scale: float | None,
     spec: MaskSpec,
     own: str,
@@ -123,15 +130,16 @@ def program_text(
     """The statements of attention in index notation.
 
     Args:
-        outer: index variables of batch and heads.
+        read: index variables of queries, keys and values; the last two have no `h` where a group of heads shares them.
         scale: of the scores.
         spec: the pattern.
         own: the access to the model's own mask, "" without one.
         declared: how that is stored: truth values keep, numbers are added.
         factor: of the weights, "" without dropout.
     """
-    at = "".join(f"{name}," for name in outer)
-    score = f"{scale!r} * sum(k, Q[{at}i,k] * K[{at}j,k])"
+    q, k, v = (f"{name}[{','.join(indices)}]" for name, indices in read.items())
+    at = "".join(f"{name}," for name in read["Q"][:-2])
+    score = f"{scale!r} * sum(k, {q} * {k})"
     head = "h," if dict(spec.arguments).get("heads") is not None else ""
     mask = f"M[{head}i,j]"
     if own and declared is not None and declared.dtype == "bool":
@@ -150,4 +158,4 @@ def program_text(
         P[{at}i,j] = exp(S[{at}i,j] - where(m[{at}i] == -inf, 0, m[{at}i]))
         d[{at}i] += P[{at}i,j]
         {drop}
-        Y[{at}i,l] += {weights}[{at}i,j] * V[{at}j,l] / where(d[{at}i] == 0, 1, d[{at}i])"""
+        Y[{at}i,l] += {weights}[{at}i,j] * {v} / where(d[{at}i] == 0, 1, d[{at}i])"""
