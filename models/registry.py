@@ -141,3 +141,6 @@ register(
     )
 )
 register(Entry("dlrm", f"{__package__}.dlrm:DLRM", recipe="dlrm", datasets=RANDOM, inputs="bags"))
+register(
+    Entry("resnet50", f"{__package__}.resnet:ResNet", recipe="resnet50", datasets=RANDOM, inputs="images")
+)

@@ -57,8 +57,8 @@ class Binding:
 
 
 def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) -> list[Binding]:
-    """Where the operands of a region come from, in the order of its program; a library reads what its nodes read."""
-    if region.backend:
+    """Where the operands of a region come from, in the order of its program, or of what its nodes read."""
+    if region.backend or region.layout is not None:
         return [Binding(node.name, node=node) for node in region.read]
     bindings = []
     for name, operand in region.operands.items():

@@ -112,12 +112,12 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
         operands.append(Operand(binding.name, argument, structure, leaves, result, binding.is_full))
     assert region.program is not None, "fuse finishes programs"
     try:
-        shape = output_shape(region, at)
+        shape = () if region.layout is not None else output_shape(region, at)
         dense = extract(draft, arguments, [region.output])
         library = None
         if region.backend:
             library = by_library(extract(draft, arguments, [region.output]), region.backend)
-        settings = (draft.options, draft.notices, draft.is_strict, library)
+        settings = (draft.options, draft.notices, draft.is_strict, library, region.layout)
         call = RegionCall(region.program, operands, shape, dense, *settings)
         if library is not None:
             return Site(region, call, arguments, {}, expected_sizes(draft, region))
@@ -150,6 +150,8 @@ def replace_nodes(
     new.meta["region"] = call
     node.replace_all_uses_with(new)
     draft.report.regions.append(entry)
+    if region.layout is not None:
+        draft.report.conversions.append(region.layout.entry)
     replaced[node] = new
 
 

@@ -3,7 +3,7 @@
 In: the region of `Y[i,k] = sum(j, A[i,j] * X[j,k])` in a graph captured for 2708 nodes. Out: about 400 us.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -15,7 +15,7 @@ from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.passes.aligned import Aligned
 from sparsify.passes.base import Draft
 from sparsify.passes.lift.matrix import Bags, Matrix, PatternOperand
-from sparsify.passes.operators import operator_name, sources, tensor_value
+from sparsify.passes.operators import known_size, operator_name, sources, tensor_value
 from sparsify.passes.region import Region, finish
 from sparsify.passes.region_call import RegionCall
 from sparsify.storage.tensor import SparseTensor
@@ -41,6 +41,8 @@ def estimated_us(draft: Draft, region: Region, sizes: Sizes | None = None) -> fl
 def expected_sizes(draft: Draft, region: Region) -> Sizes:
     """Extents and stored entries of the operands, as far as the example tells."""
     assert region.program is not None, "finish writes the program"
+    if region.layout is not None:
+        return layout_sizes(draft, region)
     extents: dict[str, int] = {}
     stored: dict[str, int] = {}
     for name, operand in region.operands.items():
@@ -61,12 +63,26 @@ def expected_sizes(draft: Draft, region: Region) -> Sizes:
 def fixed_extents(region: Region) -> Sizes:
     """The extents of the operands that are the same in every call of the graph."""
     assert region.program is not None, "finish writes the program"
+    if region.layout is not None:
+        return Sizes(dict(region.program.extents))
     extents: dict[str, int] = {}
     for name, operand in region.operands.items():
         declared = region.program.declaration(region.names[name])
         found = zip(declared.extents, extents_of(operand), strict=False)
         extents |= {index: extent for index, extent in found if type(extent) is int}
     return Sizes(extents)
+
+
+def layout_sizes(draft: Draft, region: Region) -> Sizes:
+    """The sizes of a convolution's operands."""
+    assert region.layout is not None and region.program is not None, (
+        "other regions have operands of their own"
+    )
+    image, weight = (region.read[at] for at in (region.layout.places.image, region.layout.places.weight))
+    known, images = draft.known_tensor(weight), tensor_value(image)
+    assert known is not None and images is not None, "convolutions are of parameters and tensors"
+    count = known_size(images.shape[0], UNKNOWN_ROWS) or UNKNOWN_ROWS
+    return region.layout.sizes(region.program, count, known)
 
 
 def extents_of(operand: fx.Node | Matrix | PatternOperand | Bags) -> tuple[Any, ...]:
@@ -80,24 +96,6 @@ def extents_of(operand: fx.Node | Matrix | PatternOperand | Bags) -> tuple[Any, 
     value = tensor_value(dense)
     shape = tuple(value.shape) if value is not None else ()
     return shape[::-1] if isinstance(operand, Matrix) and operand.transposed else shape
-
-
-def known_size(extent: Any, unknown: int | None = None) -> int | None:
-    """The number behind an extent, for the example inputs; `unknown` stands for what only a run can tell."""
-    if isinstance(extent, fx.Node):
-        extent = extent.meta.get("val")
-    if isinstance(extent, int):
-        return extent
-    if not isinstance(extent, torch.SymInt):
-        return None
-    hint = extent.node.hint
-    if hint is not None:
-        return int(hint)
-    if unknown is None:
-        return None
-    symbols: Mapping[Any, Any] = getattr(extent.node.shape_env, "backed_var_to_val", {})
-    found = extent.node.expr.subs({s: symbols.get(s, unknown) for s in extent.node.expr.free_symbols})
-    return int(found) if found.is_Integer else None
 
 
 def stored_entries(draft: Draft, matrix: Matrix) -> int | None:
@@ -117,6 +115,8 @@ def example_sizes(draft: Draft, region: Region, call: RegionCall, arguments: Seq
     """The sizes that the region's kernel meets in the example, patterns included where they are at hand."""
     values = [example_value(draft, node) for node in arguments]
     expected = expected_sizes(draft, region)
+    if region.layout is not None:
+        return expected
     operands: list[Any] = []
     for operand in call.operands:
         leaves = tuple(values[at] for at in operand.leaves)

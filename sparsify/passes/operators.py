@@ -6,7 +6,7 @@ Out: `"index_add"`, `"index_add"`, `"index_add"`, `"add"`.
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -210,6 +210,24 @@ def tensor_value(node: Any) -> torch.Tensor | None:
     """The fake tensor that `node` computes, None when it computes none."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def known_size(extent: Any, unknown: int | None = None) -> int | None:
+    """The number behind an extent, for the example inputs; `unknown` stands for what only a run can tell."""
+    if isinstance(extent, fx.Node):
+        extent = extent.meta.get("val")
+    if isinstance(extent, int):
+        return extent
+    if not isinstance(extent, torch.SymInt):
+        return None
+    hint = extent.node.hint
+    if hint is not None:
+        return int(hint)
+    if unknown is None:
+        return None
+    symbols: Mapping[Any, Any] = getattr(extent.node.shape_env, "backed_var_to_val", {})
+    found = extent.node.expr.subs({s: symbols.get(s, unknown) for s in extent.node.expr.free_symbols})
+    return int(found) if found.is_Integer else None
 
 
 def sources(nodes: list[fx.Node]) -> list[fx.Node]:

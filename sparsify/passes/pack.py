@@ -20,9 +20,9 @@ from sparsify.compiler.schedule.pack import Packing, pack_matrix
 from sparsify.passes import region as regions
 from sparsify.passes.backends import SPOKEN
 from sparsify.passes.base import Draft
-from sparsify.passes.estimate import UNKNOWN_ROWS, known_size
+from sparsify.passes.estimate import UNKNOWN_ROWS
 from sparsify.passes.lift.matrix import Matrix
-from sparsify.passes.operators import operator_name, scope, tensor_value
+from sparsify.passes.operators import known_size, operator_name, scope, tensor_value
 from sparsify.passes.region import Region
 from sparsify.passes.tune import Timed, try_tune
 from sparsify.recipe.schema import Compile

@@ -14,6 +14,7 @@ from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, find, map_children, walk
+from sparsify.passes.convolution import Convolution
 from sparsify.passes.lift.fragment import Fragment
 from sparsify.passes.lift.matrix import Bags, Matrix, PatternOperand, row_scales
 from sparsify.passes.operators import parameter_behind, tensor_value
@@ -33,6 +34,7 @@ class Region:
         notes: decisions for the report.
         backend: the library whose product computes it, "" for a kernel.
         is_contested: whether torch has an operator of its own for all of it, which may be as fast.
+        layout: how the operands of a convolution's program follow from those of its nodes, None for other programs.
     """
 
     statements: list[tuple[fx.Node, tuple[str, ...], Expr]]
@@ -43,6 +45,7 @@ class Region:
     names: dict[str, str] = field(default_factory=dict)
     backend: str = ""
     is_contested: bool = False
+    layout: Convolution | None = None
 
     @property
     def output(self) -> fx.Node:

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -25,6 +26,7 @@ from sparsify.errors import CompilerError, KernelError, SparsifyError, Unsupport
 from sparsify.options import Options
 from sparsify.passes.aligned import Aligned
 from sparsify.passes.base import Notices
+from sparsify.passes.convolution import Convolution
 from sparsify.passes.origin import Origin
 from sparsify.passes.structure import Structure
 from sparsify.storage.tensor import SparseTensor
@@ -77,6 +79,7 @@ class RegionCall:
         notices: where the warning about a failure goes.
         is_strict: whether a failure raises.
         library: computes the result in place of the kernel where no gradients are wanted: another library's product.
+        layout: how a convolution's arguments become operands; its gradients are those of the dense nodes.
 
     Attributes:
         name: for reports.
@@ -98,8 +101,9 @@ class RegionCall:
         notices: Notices,
         is_strict: bool = False,
         library: Callable[..., torch.Tensor] | None = None,
+        layout: Convolution | None = None,
     ) -> None:
-        self.library = library
+        self.library, self.layout = library, layout
         self.name, self.program, self.operands = "", program, tuple(operands)
         self._sources = [(o.argument, o.structure, o.leaves, o.result) for o in self.operands]
         self.shape, self.dense, self.options, self.notices = shape, dense, options, notices
@@ -129,6 +133,8 @@ class RegionCall:
 
     def values(self, arguments: Sequence[Any]) -> list[Any]:
         """The operands in the order of the program."""
+        if self.layout is not None:
+            return self.layout.operands(arguments)
         found = []
         for argument, structure, leaves, result in self._sources:
             if structure is None:
@@ -158,6 +164,8 @@ class RegionCall:
             return timed(self.library, arguments, self.times_us)
         if self.failure is None and (not wanted or self.has_kernel(wanted)):
             try:
+                if self.layout is not None:
+                    return self.convolved(self.layout, arguments)
                 operands = self.values(arguments)
                 if self.times_us is None:
                     return self.kernel(*operands)  # type: ignore[no-any-return]
@@ -165,6 +173,13 @@ class RegionCall:
             except FAILURES as error:
                 self.failure = self.noted(error, "sparse regions run densely from now on")
         return self.dense_result(arguments)
+
+    def convolved(self, layout: Convolution, arguments: Sequence[Any]) -> torch.Tensor:
+        """The result of a convolution."""
+        run = partial(layout.run, self.kernel, self.program, self.options)
+        if self.times_us is None:
+            return run(arguments)
+        return timed(run, (arguments,), self.times_us)
 
     def dense_result(self, arguments: Sequence[Any]) -> torch.Tensor:
         """The result of the nodes that the region replaces; packed weights are unpacked for them."""
@@ -200,6 +215,8 @@ class RegionCall:
         self, inputs: Sequence[Any], result: torch.Tensor, gradient: torch.Tensor
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Tensors computed from the inputs, and their gradients; those of the dense nodes when the kernel fails."""
+        if self.layout is not None:
+            return [self.dense_result(self.layout.without_weight(inputs))], [gradient]
         wanted = wanted_gradients(inputs)
         if self.has_kernel(wanted):
             try:
@@ -254,6 +271,8 @@ class RegionCall:
 
     def result_shape(self, arguments: Sequence[Any]) -> list[Any]:
         """The shape of the result for these arguments."""
+        if self.layout is not None:
+            return self.layout.shape(arguments)
         return [e if isinstance(e, int) else arguments[e.argument] for e in self.shape]
 
 

@@ -18,13 +18,12 @@ from torch import fx
 from sparsify.passes import canonicalize
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.bind import extract, leaves_of
-from sparsify.passes.estimate import known_size
 from sparsify.passes.lift import adjacency_mark, gather_scatter
 from sparsify.passes.lift.gather_scatter import GatherScatter, gathered_index
 from sparsify.passes.lift.matrix import declared_sparse
 from sparsify.passes.mark import rule_error
 from sparsify.passes.node_order import NODE_TO_PLACE, PLACE_TO_NODE, NodeOrder, has_metis, node_order
-from sparsify.passes.operators import operator_name, tensor_value
+from sparsify.passes.operators import known_size, operator_name, tensor_value
 from sparsify.passes.rowwise import row_operands
 from sparsify.recipe import Rule
 from sparsify.report import ConversionEntry, OrderEntry

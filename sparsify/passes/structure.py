@@ -262,6 +262,8 @@ class Structure:
             for spec, result in zip(self.outputs, results, strict=True)
             if isinstance(spec, MatrixOutput) and spec.dense is not None
         ]
+        if not made:
+            return
         self.entry.bytes_before = sum(dense.nbytes for dense, _ in made)
         self.entry.bytes_after = sum(
             array.nbytes for _, result in made for array in (*result._pattern.arrays(), result._vals)

@@ -24,8 +24,9 @@ from sparsify.errors import SparsifyError
 from sparsify.passes import region as regions
 from sparsify.passes.backends import LIBRARIES, SPOKEN
 from sparsify.passes.base import Draft
-from sparsify.passes.estimate import UNKNOWN_ROWS, extents_of, known_size
+from sparsify.passes.estimate import UNKNOWN_ROWS, extents_of
 from sparsify.passes.lift.matrix import Matrix
+from sparsify.passes.operators import known_size
 from sparsify.passes.order import copied
 from sparsify.passes.race import GAIN, is_agreed, race
 from sparsify.passes.region import Region

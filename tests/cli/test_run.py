@@ -44,7 +44,7 @@ def small(monkeypatch):
         (("mlp", "--sparse-weights", "half"), "--sparse-weights half: no such pattern is known"),
         (
             ("gcn", "--batch", "3"),
-            "--batch 3: gcn has no such size; it is for mlp, bert, vit, autoencoder, dlrm",
+            "--batch 3: gcn has no such size; it is for mlp, bert, vit, autoencoder, dlrm, resnet50",
         ),
         (("mlp", "--seq", "3"), "--seq 3: mlp has no such size; it is for bert"),
         (("mlp", "--batch", "0"), "--batch 0: at least 1 is wanted"),

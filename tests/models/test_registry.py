@@ -19,6 +19,7 @@ def test_knows_the_models():
         "vit",
         "autoencoder",
         "dlrm",
+        "resnet50",
     ]
     assert registry.find("gcn").datasets[0] == "synthetic"
     assert registry.find("gcn").arguments() == {"hidden": 16, "dropout": 0.5}

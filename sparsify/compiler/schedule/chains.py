@@ -3,7 +3,8 @@
 In: `forall i: forall j: body`. Out: `([forall i, forall j], body)`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Listed
 from dataclasses import replace
 
 from sparsify.compiler.einsum.nodes import Access, Assign
@@ -101,6 +102,16 @@ def downward(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[str
         order.append((free or rest)[0])
         rest.remove(order[-1])
     return order
+
+
+def many_first(order: Listed[str], names: Listed[str], extents: Mapping[str, int]) -> list[str]:
+    """The loops with those of `names` that have a single iteration inside the others: threads have nothing to share.
+
+    >>> many_first(["n", "o", "k", "p"], ["n", "o"], {"n": 1, "o": 64})
+    ['o', 'n', 'k', 'p']
+    """
+    moved = iter(sorted(names, key=lambda name: extents.get(name) == 1))
+    return [next(moved) if name in names else name for name in order]
 
 
 def loop_names(program: Notation) -> set[str]:

@@ -16,7 +16,7 @@ from sparsify.compiler.node import find, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.chains import downward, loop_chain, loop_names
+from sparsify.compiler.schedule.chains import downward, loop_chain, loop_names, many_first
 from sparsify.compiler.schedule.experts import experts
 from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.panels import panels
@@ -124,7 +124,9 @@ class _Shape:
         self.stored = {name for edge in self.edges for name in edge} | self._single_levels()
         self.lane = self._lane()
         is_known = sorted(self.wanted) == sorted(self.loops)
-        self.order = list(self.wanted) if is_known else self._concordant()
+        order = list(self.wanted) if is_known else self._concordant()
+        outer = [name for name in order if name in self.target and name != self.lane]
+        self.order = downward(many_first(order, outer, self.sizes.extents), self.edges)
 
     def _derived(self, access: Access) -> list[str]:
         """The loops over the modes of an access, in the order of the modes."""

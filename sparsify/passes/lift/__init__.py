@@ -7,7 +7,7 @@ In: a marked graph. Out: `node.meta["fragment"]` on every node that is an einsum
 from torch import fx
 
 from sparsify.passes.base import Draft, Mark
-from sparsify.passes.lift import aggregation, bags, edge_softmax, experts, gather_scatter
+from sparsify.passes.lift import aggregation, bags, convolutions, edge_softmax, experts, gather_scatter
 from sparsify.passes.lift.attention import attention_region
 from sparsify.passes.lift.edge_softmax import EdgeSoftmax
 from sparsify.passes.lift.fragment import DTYPES, HALVES, PRODUCTS, Fragment, Lifter
@@ -22,9 +22,10 @@ def lift(draft: Draft) -> Draft:
     """The draft with a fragment on every node that can be part of an einsum program."""
     lifter = Lifter(draft.is_trainable)
     softmaxes = attention_over_edges(draft)
+    taken: set[fx.Node] = set()
     inside = {covered for match in softmaxes.values() for covered in match.covered} - softmaxes.keys()
     for node in list(draft.graph.nodes):
-        if node in inside:
+        if node in inside or node in taken:
             continue
         if "attention" in node.meta:
             found = attention_region(node)
@@ -40,6 +41,15 @@ def lift(draft: Draft) -> Draft:
             (embedding.call if isinstance(made, str) else node).meta[
                 "dense_reason" if isinstance(made, str) else "region"
             ] = made
+            continue
+        filters = convolutions.mark_of(node)
+        if filters is not None:
+            found = convolutions.convolution(draft, node, filters, taken)
+            if isinstance(found, str):
+                node.meta["dense_reason"] = found
+            else:
+                found.output.meta["region"] = found
+                taken.update(found.covered)
             continue
         mixture = experts.recognise(node)
         gate = None if mixture is None else experts.mark_of(mixture)

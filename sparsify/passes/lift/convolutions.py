@@ -1,0 +1,219 @@
+"""Convolutions with pruned weights, with what follows them: a normalisation in evaluation, a sum, relu.
+
+In:  `%c = conv2d(%x, %w, %b, [2, 2], [1, 1]); %n = batch_norm(%c, ...); %r = relu(%n)`.
+Out: a region over the packed weight and flat images: `Y[n,o,p] = relu(sum(k, W[o,k] * F[n,k+p]) + b[o])`.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.nodes import Const
+from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.passes.base import Draft, Mark
+from sparsify.passes.convolution import Convolution, Places, texts
+from sparsify.passes.operators import argument, known_size, operator_name, tensor_value
+from sparsify.passes.region import Region
+from sparsify.passes.windows import Grid, Window
+from sparsify.storage.format import Format
+
+DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
+# The modes of an image, by operator.
+MODES: Final = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
+# Of a stored entry, beside its value.
+COORDINATE_BYTES: Final = 4
+CSR: Final = Format("csr")
+
+
+@dataclass
+class Chain:
+    """A convolution and the operators behind it that its kernel computes too.
+
+    Attributes:
+        node: the convolution.
+        covered: its nodes in order.
+        norm: the normalisation.
+        added: what is added to the result.
+        activation: what is applied to it, "" for nothing.
+    """
+
+    node: fx.Node
+    covered: list[fx.Node] = field(default_factory=list)
+    norm: fx.Node | None = None
+    added: fx.Node | None = None
+    activation: str = ""
+
+    @property
+    def last(self) -> fx.Node:
+        """The node whose value is the result."""
+        return self.covered[-1]
+
+
+def mark_of(node: fx.Node) -> Mark | None:
+    """The mark of a convolution's weight, `None` for other nodes and for weights that no rule reached."""
+    if operator_name(node) not in MODES:
+        return None
+    weight: Any = argument(node, 1, "weight")
+    mark = weight.meta.get("sparse")
+    return mark if weight.op == "get_attr" and isinstance(mark, Mark) else None
+
+
+def windows_of(node: fx.Node) -> tuple[Window, ...] | None:
+    """The windows of a convolution, a mode each; `None` where padding is given in words."""
+    rank, weight = MODES[operator_name(node)], tensor_value(argument(node, 1, "weight"))
+    assert weight is not None, "weights are tensors"
+    given = [
+        argument(node, 3, "stride", 1),
+        argument(node, 4, "padding", 0),
+        argument(node, 5, "dilation", 1),
+    ]
+    if any(isinstance(numbers, str) for numbers in given):
+        return None
+    listed = [[numbers] if isinstance(numbers, int) else list(numbers) for numbers in given]
+    every = [numbers * rank if len(numbers) == 1 else numbers for numbers in listed]
+    sizes = [int(size) for size in weight.shape[2:]]
+    return tuple(Window(*numbers) for numbers in zip(sizes, *every, strict=True))
+
+
+def reason_against(node: fx.Node, mark: Mark) -> str:
+    """Why a convolution has no program, "" when it has one."""
+    image, value = tensor_value(node.args[0]), tensor_value(node)
+    weight = tensor_value(argument(node, 1, "weight"))
+    if image is None or value is None or weight is None:
+        return "its operands are not all tensors"
+    if argument(node, 6, "groups", 1) != 1:
+        return "its channels are in groups: a result reads too few entries for zeros among them to be worth a list"
+    if value.dtype not in DTYPES or weight.dtype != value.dtype or image.dtype != value.dtype:
+        return f"convolutions in {value.dtype} are not supported yet"
+    if mark.dtype != "same":
+        return f"values stored in {mark.dtype} are for products of matrices"
+    if mark.format not in ("auto", str(CSR), "csr"):
+        return f"its kernels read CSR alone, not {mark.format}"
+    if image.dim() != weight.dim():
+        return "images without a batch are not supported"
+    if windows_of(node) is None:
+        return f"padding in words, {argument(node, 4, 'padding')!r}, is not supported; give numbers"
+    return ""
+
+
+def keep_zeros(node: fx.Node) -> None:
+    """`conv(x, w) -> conv(x, w * (w != 0))`: what is 0 gets no gradient."""
+    weight = argument(node, 1, "weight")
+    with node.graph.inserting_before(node):
+        is_kept = node.graph.call_function(torch.ops.aten.ne.Scalar, (weight, 0))
+        entries = node.graph.call_function(torch.ops.aten.mul.Tensor, (weight, is_kept))
+    value = weight.meta["val"]
+    is_kept.meta["val"], entries.meta["val"] = value != 0, value
+    node.replace_input_with(weight, entries)
+
+
+def chain_of(node: fx.Node, taken: Collection[fx.Node], can_add: bool) -> Chain:
+    """The convolution with the operators behind it, each the only reader of the one before.
+
+    Args:
+        taken: nodes that belong to other regions.
+        can_add: whether something may be added to the result where the kernel has it.
+    """
+    chain = Chain(node, [node])
+    while len(chain.last.users) == 1 and not chain.activation:
+        reader = next(iter(chain.last.users))
+        if reader in taken or not same_value(reader, node):
+            break
+        name = operator_name(reader)
+        if name == "batch_norm" and is_fixed(reader) and len(chain.covered) == 1:
+            chain.norm = reader
+        elif name == "add" and can_add and chain.added is None and (other := summand(reader, chain.last)):
+            chain.added = other
+        elif name == "relu":
+            chain.activation = "relu"
+        else:
+            break
+        chain.covered.append(reader)
+    return chain
+
+
+def is_fixed(norm: fx.Node) -> bool:
+    """Whether a normalisation is by what was learned, in the dtype of what it normalises."""
+    parts = [tensor_value(part) for part in norm.args[1:5]]
+    value = tensor_value(norm)
+    assert value is not None, "normalisations give tensors"
+    has_statistics = parts[2] is not None and parts[3] is not None
+    same = all(part is None or part.dtype == value.dtype for part in parts)
+    return not argument(norm, 5, "training", True) and has_statistics and same
+
+
+def summand(add: fx.Node, one: fx.Node) -> fx.Node | None:
+    """What is added to `one`, a tensor of the same shape; `None` for others, or more than once."""
+    others = [arg for arg in add.args[:2] if arg is not one]
+    if len(others) != 1 or argument(add, 2, "alpha", 1) != 1 or not isinstance(others[0], fx.Node):
+        return None
+    return others[0] if same_value(others[0], one) else None
+
+
+def same_value(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes have values of the same shape, symbols included, and dtype."""
+    first, second = tensor_value(one), tensor_value(other)
+    if first is None or second is None or first.dtype != second.dtype:
+        return False
+    return [str(extent) for extent in first.shape] == [str(extent) for extent in second.shape]
+
+
+def convolution(draft: Draft, node: fx.Node, mark: Mark, taken: Collection[fx.Node]) -> Region | str:
+    """The region of a convolution and what follows it, or why there is none."""
+    why = reason_against(node, mark)
+    if why:
+        return why
+    if draft.is_trainable:
+        keep_zeros(node)
+        return "in training it is torch's, whose gradients for the weight are those of its entries that are not 0"
+    weight = draft.known_tensor(argument(node, 1, "weight"))
+    extents = [known_size(extent) for extent in node.args[0].meta["val"].shape[2:]]  # type: ignore[union-attr]
+    if weight is None or None in extents:
+        return "the extents of its images, or its weight, are not known"
+    stored = int(torch.count_nonzero(weight))
+    if stored * (weight.itemsize + COORDINATE_BYTES) >= weight.nbytes:
+        return f"{stored / weight.numel():.0%} of its weight are stored: a list of them takes more memory than all"
+    return convolution_region(node, tuple(extents), taken)  # type: ignore[arg-type]
+
+
+def convolution_region(node: fx.Node, extents: tuple[int, ...], taken: Collection[fx.Node]) -> Region:
+    """The region of a convolution that has a program.
+
+    Args:
+        extents: of the example's images.
+        taken: nodes that belong to other regions.
+    """
+    windows = windows_of(node)
+    assert windows is not None, "others have no program"
+    grid = Grid(windows, extents)
+    chain = chain_of(node, taken, grid.is_whole)
+    x, weight, bias = (argument(node, place, name) for place, name in enumerate(("input", "weight", "bias")))
+    norm = () if chain.norm is None else (*chain.norm.args[3:5], *chain.norm.args[1:3])
+    read = list(dict.fromkeys(n for n in (x, weight, bias, *norm, chain.added) if isinstance(n, fx.Node)))
+
+    def at(operand: Any) -> int | None:
+        return read.index(operand) if isinstance(operand, fx.Node) else None
+
+    places = Places(read.index(x), read.index(weight), at(bias), tuple(map(at, norm)), at(chain.added))
+    eps = 0.0 if chain.norm is None else float(argument(chain.norm, 7, "eps"))
+    layout = Convolution(windows, places, extents, eps, str(weight.target))
+    value = tensor_value(node)
+    assert value is not None, "convolutions give tensors"
+    dtype = DTYPES[value.dtype]
+    text, ranks = texts(places, chain.activation)
+    declared = {name: Operand(Format("dense", rank=rank), dtype) for name, rank in ranks.items()}
+    declared["W"] = Operand(CSR, dtype, 0.0, result_index_dtypes(CSR))
+    ordered: dict[str, Operand] = {name: declared[name] for name in ("F", "W", "b", "Z") if name in declared}
+    program = declare(parse(text), ordered, ("Y",), sizes={"p": grid.count})
+    names = {x.name: "F", weight.name: "W"} | {n.name: n.name for n in read[2:]} | {chain.last.name: "Y"}
+    notes = ["convolution"] if chain.norm is None else ["convolution, its normalisation in W and b"]
+    statement = (chain.last, ("n", "o", "p"), Const(0))
+    operands: dict[str, Any] = {n.name: n for n in read}
+    return Region(
+        [statement], operands, chain.covered, notes, program, names, is_contested=True, layout=layout
+    )

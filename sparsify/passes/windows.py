@@ -1,0 +1,164 @@
+"""Convolutions as products of a sparse matrix with shifted parts of flat images.
+
+In:  x [n, c, 56, 56], a weight [o, c, 3, 3] with zeros, padding 1.
+Out: F [n, c * 58 * 58], the padded images; W [o, c * 58 * 58] with the entry (o, c, r, s) at
+     (o, (c * 58 + r) * 58 + s); and so `Y[n,o,p] = sum(k, W[o,k] * F[n,k+p])`, where p = 58 y + x.
+
+Coordinates of entries are places in the image, so each entry is one number times neighbours in memory. Results run over
+the padding between rows too, which is left out afterwards. Where windows begin every `stride`, rows that are as far
+apart lie side by side: what one entry reads are neighbours again.
+
+Source: Park and others, Faster CNNs with Direct Sparse Convolutions and Guided Pruning, 2017, section 3.1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import torch
+from torch import Tensor
+
+from sparsify.passes.structure import align_edges
+from sparsify.storage.format import Format
+from sparsify.storage.tensor import SparseTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a result reads along one mode: `size` entries, `dilation` apart; the next one begins `stride` further.
+
+    Attributes:
+        padding: zeros in front of the first entry, and behind the last.
+    """
+
+    size: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+
+    @property
+    def reach(self) -> int:
+        """How far the last entry lies behind the first."""
+        return self.dilation * (self.size - 1)
+
+    @property
+    def phases(self) -> int:
+        """How many rests of places by the stride are kept: those that entries have, from 0 on.
+
+        >>> Window(3, stride=2).phases, Window(1, stride=2).phases
+        (2, 1)
+        """
+        return 1 + max(self.dilation * entry % self.stride for entry in range(self.size))
+
+    def results(self, extent: int) -> int:
+        """How many results a mode of this extent has.
+
+        >>> Window(3, stride=2, padding=1).results(56)
+        28
+        """
+        return (extent + 2 * self.padding - self.reach - 1) // self.stride + 1
+
+    def width(self, extent: int) -> int:
+        """How many places of one phase results read."""
+        return self.results(extent) + self.reach // self.stride
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Windows over images of known extents, a window a mode.
+
+    >>> grid = Grid((Window(3, padding=1), Window(3, padding=1)), (56, 56))
+    >>> grid.widths, grid.steps, grid.count
+    ((58, 58), (58, 1), 3246)
+    """
+
+    windows: tuple[Window, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """The extents of the result."""
+        return tuple([w.results(extent) for w, extent in zip(self.windows, self.extents, strict=True)])
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The extents of one phase of an image."""
+        return tuple([w.width(extent) for w, extent in zip(self.windows, self.extents, strict=True)])
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """How far neighbours along each mode lie apart in a phase."""
+        return tuple([prod(self.widths[mode + 1 :]) for mode in range(len(self.widths))])
+
+    @property
+    def places(self) -> int:
+        """The entries of one channel of an image."""
+        return prod(self.widths) * prod(window.phases for window in self.windows)
+
+    @property
+    def count(self) -> int:
+        """The results from the first to the last, with what lies between rows."""
+        return 1 + sum((n - 1) * step for n, step in zip(self.results, self.steps, strict=True))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing lies between rows."""
+        return self.results[1:] == self.widths[1:]
+
+    def offsets(self, channels: int) -> Tensor:
+        """The place in an image of each entry of a kernel [channels, ...], in order."""
+        sizes = [window.size for window in self.windows]
+        found = [self._offset(at) for at in product(*map(range, sizes))]
+        return (torch.arange(channels).unsqueeze(1) * self.places + torch.tensor(found)).flatten()
+
+    def _offset(self, at: Sequence[int]) -> int:
+        """The place of one entry in its channel."""
+        phase, within = 0, 0
+        for entry, window, step in zip(at, self.windows, self.steps, strict=True):
+            place, rest = divmod(entry * window.dilation, window.stride)
+            phase = phase * window.phases + rest
+            within += place * step
+        return phase * prod(self.widths) + within
+
+    def matrix(self, weight: Tensor) -> SparseTensor:
+        """The entries of a weight [o, c, ...] that are not 0, as a matrix [o, places of all channels] in CSR."""
+        flat = weight.flatten(1)
+        rows, entries = torch.nonzero(flat, as_tuple=True)
+        columns = self.offsets(weight.shape[1])[entries]
+        shape = (weight.shape[0], weight.shape[1] * self.places)
+        aligned = align_edges(rows, columns, shape, Format("csr"))
+        return SparseTensor(aligned.pattern, aligned.values(flat[rows, entries]))
+
+    def image(self, x: Tensor) -> Tensor:
+        """The images x [n, c, ...] padded, in phases, each as one row [n, places of all channels]."""
+        behind = [
+            width * window.stride - extent - window.padding
+            for window, width, extent in zip(self.windows, self.widths, self.extents, strict=True)
+        ]
+        amounts = [
+            n for window, end in zip(self.windows, behind, strict=True) for n in (end, window.padding)
+        ][::-1]
+        padded = torch.constant_pad_nd(x, amounts) if any(amounts) else x
+        if all(window.stride == 1 for window in self.windows):
+            return padded.reshape(len(x), -1)
+        parts = [n for w, width in zip(self.windows, self.widths, strict=True) for n in (width, w.stride)]
+        split = padded.reshape(*x.shape[:2], *parts)
+        for mode, window in enumerate(self.windows):
+            split = split.narrow(3 + 2 * mode, 0, window.phases)
+        rank = len(self.windows)
+        order = [0, 1, *(3 + 2 * mode for mode in range(rank)), *(2 + 2 * mode for mode in range(rank))]
+        return split.permute(order).reshape(len(x), -1)
+
+    def flat(self, result: Tensor) -> Tensor:
+        """A tensor like the result, [n, o, ...], as [n, o, count]; only where nothing lies between rows."""
+        assert self.is_whole, "padding between rows has no values"
+        return result.reshape(*result.shape[:2], self.count)
+
+    def shown(self, flat: Tensor) -> Tensor:
+        """The result [n, o, ...] without what lies between rows, from [n, o, count]."""
+        images, outputs, _ = flat.shape
+        if self.is_whole:
+            return flat.view(images, outputs, *self.results)
+        strides = (outputs * self.count, self.count, *self.steps)
+        return flat.as_strided((images, outputs, *self.results), strides).contiguous()
