@@ -11,6 +11,7 @@ from experiments.foundation import command
 from experiments.kernels import compile_times
 from experiments.kernels.bert import bert
 from experiments.kernels.nmg import nmg, one_thread
+from experiments.kernels.resnet import resnet
 from sparsify.bench.harness import Clock
 from sparsify.bench.linear import Weight, linear
 from sparsify.bench.place import Place
@@ -62,15 +63,24 @@ BERTS: Mapping[Weight, tuple[float | None, float | None]] = {
     Weight(50, (16, 1), of=0): (1.0, 1.0),
     Weight(50, (8, 1)): (1.0, 1.0),
 }
-CASES: Mapping[str, command.Make] = {
-    f"linear-{rows}-{weight}": partial(
-        linear, weight, rows, torch_ratio=torch_ratio, onednn_ratio=onednn_ratio
-    )
-    for (rows, weight), (torch_ratio, onednn_ratio) in ASKED.items()
-} | {
-    f"bert-{weight}": partial(bert, weight, torch_ratio=torch_ratio, onednn_ratio=onednn_ratio)
-    for weight, (torch_ratio, onednn_ratio) in BERTS.items()
-}
+# By images and per cent of zeros the same of ResNet-50 against torch.
+RESNETS: Mapping[tuple[int, int], float] = {(1, 80): 1.3, (1, 90): 1.8, (8, 80): 1.3, (8, 90): 1.8}
+CASES: Mapping[str, command.Make] = (
+    {
+        f"linear-{rows}-{weight}": partial(
+            linear, weight, rows, torch_ratio=torch_ratio, onednn_ratio=onednn_ratio
+        )
+        for (rows, weight), (torch_ratio, onednn_ratio) in ASKED.items()
+    }
+    | {
+        f"bert-{weight}": partial(bert, weight, torch_ratio=torch_ratio, onednn_ratio=onednn_ratio)
+        for weight, (torch_ratio, onednn_ratio) in BERTS.items()
+    }
+    | {
+        f"resnet50-{batch}-{zeros}": partial(resnet, zeros, batch, asked=asked)
+        for (batch, zeros), asked in RESNETS.items()
+    }
+)
 # On one thread: what its authors report of n:m:g against MKL is less.
 ALONE: Mapping[str, command.Make] = {
     "nmg-50": partial(nmg, 2, 4, torch_ratio=1.7),

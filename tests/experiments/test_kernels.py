@@ -51,6 +51,12 @@ def test_the_fewest_entries_of_a_magnitude():
     assert as_much(weight, weight < 4).tolist() == [[True, True], [False, False]]
 
 
+def test_residual_network():
+    row = command.run_row("resnet50-1-90", TINY, quick=True)
+    assert all(c["error"] is not None and c["median_us"] > 0 for c in row["contenders"])
+    assert row["targets"][0]["asked"] == 1.8
+
+
 def test_masks():
     grouped = Weight(50, of=4).mask(32, 64)
     assert bool((grouped.view(32, 16, 4).sum(-1) == 2).all())
