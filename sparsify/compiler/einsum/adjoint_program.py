@@ -12,6 +12,7 @@ from sparsify.compiler.einsum.infer_format import infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_indices, replace
 from sparsify.compiler.einsum.simplify import simplify
+from sparsify.compiler.einsum.sums_apart import sums_apart
 from sparsify.compiler.node import find
 
 
@@ -40,7 +41,7 @@ def assemble(
     _add_shapes(inputs, forward, [known[name] for name in (*inputs, *assigned) if name in known])
     inputs = dict.fromkeys(name for name in known if name in inputs)
     kept = tuple(known[name] for name in known if name in inputs or name in assigned)
-    return infer_format(Program(tuple(body), kept, tuple(inputs), outputs, forward.extents))
+    return sums_apart(infer_format(Program(tuple(body), kept, tuple(inputs), outputs, forward.extents)))
 
 
 def needed(statements: Sequence[Assign], outputs: Sequence[str]) -> list[Assign]:
