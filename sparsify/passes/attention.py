@@ -17,6 +17,8 @@ from torch import fx
 
 from sparsify.passes.base import Draft
 from sparsify.passes.canonicalize import remove_unused, sizes_of
+from sparsify.passes.einsum_products import spell_products
+from sparsify.passes.new_node import call
 from sparsify.passes.operators import (
     argument,
     is_dropout,
@@ -57,7 +59,8 @@ def attention(draft: Draft) -> Draft:
     if draft.asked.has_masks:
         for node in list(draft.graph.nodes):
             if operator_name(node) == "softmax":
-                join(node)
+                spell_products(node)
+                node.meta["no_attention"] = join(node)
         remove_unused(draft.graph)
         modules = dict(draft.model.named_modules())  # a graph of Dynamo's has none of those that it names
         for node in draft.graph.find_nodes(
@@ -70,15 +73,20 @@ def attention(draft: Draft) -> Draft:
     return draft
 
 
-def join(softmax: fx.Node) -> None:
-    """Replaces the attention around a softmax, where it is one."""
+def join(softmax: fx.Node) -> str:
+    """Replaces the attention around a softmax, where it is one; why it is none elsewhere."""
     weights = tensor_value(softmax)
     if weights is None or argument(softmax, 1, "dim") not in (-1, weights.dim() - 1):
-        return
+        return "it is not taken along the last mode"
     path, rate = weighted_sum(softmax)
+    if not path:
+        readers = ", ".join(map(str, softmax.users))
+        return (
+            f"its weights are read by {readers}: attention is one product with values that alone reads them"
+        )
     scores = scores_of(softmax.args[0], weights.dtype)
-    if not path or scores is None:
-        return
+    if scores is None:
+        return "it is not taken of a product of queries and keys, scaled, with masks added, that nothing else reads"
     product = path[-1]
     query, keys = scores.product.args[:2]
     value = product.args[1]
@@ -86,9 +94,9 @@ def join(softmax: fx.Node) -> None:
         node for node in (query, keys, value) if isinstance(node, fx.Node) and tensor_value(node) is not None
     ]
     if len(operands) < 3:
-        return
+        return "queries, keys or values are no tensors of the graph"
     with product.graph.inserting_before(product):
-        operands[1] = turned_back(keys, weights.dim()) or call(aten.transpose.int, operands[1], -1, -2)
+        operands[1] = turned_back(keys, weights.dim()) or turned(operands[1])
         if scores.split is not None:
             operands = [split_first(operand, scores.split) for operand in operands]
         named: dict[str, Any] = {"attn_mask": mask_of(scores), "scale": scores.scale}
@@ -102,14 +110,7 @@ def join(softmax: fx.Node) -> None:
     product.replace_all_uses_with(new)
     for node in reversed(path):  # dropout among them: what is random stays where it is, read or not
         node.graph.erase_node(node)
-
-
-def call(target: Any, *args: Any) -> fx.Node:
-    """A new node where its graph inserts, with what it computes."""
-    graph = next(arg.graph for arg in args if isinstance(arg, fx.Node))
-    node = graph.call_function(target, args)
-    node.meta["val"] = target(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args))
-    return node
+    return ""
 
 
 def mask_of(scores: Scores) -> fx.Node | None:
@@ -247,6 +248,16 @@ def _score_side(first: Any, second: Any, result: fx.Node) -> tuple[fx.Node, fx.N
 def _is_nothing(value: Any) -> bool:
     """Whether a masked score counts nothing; finite ones count where all keys of a query are masked."""
     return isinstance(value, int | float) and value == -inf
+
+
+def turned(keys: fx.Node) -> fx.Node:
+    """`transpose(keys, -1, -2)`; the mode of a group of heads that share keys stays the last view."""
+    value, base = keys.meta["val"], keys.args[0]
+    if operator_name(keys) == "unsqueeze" and isinstance(base, fx.Node):
+        mode = int(argument(keys, 1, "dim")) % value.dim()
+        if mode < value.dim() - 2:
+            return call(aten.unsqueeze.default, turned(base), mode)
+    return call(aten.transpose.int, keys, -1, -2)
 
 
 def turned_back(keys: Any, rank: int) -> fx.Node | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from sparsify.passes.new_node import call
 from sparsify.passes.operators import argument, operator_name, tensor_value
 
 aten = torch.ops.aten
@@ -45,14 +46,14 @@ def repeat_keys(given: dict[str, Any]) -> None:
     if given.get("enable_gqa") and queries is not None and keys is not None:
         del given["enable_gqa"]
         for name in ("key", "value"):
-            given[name] = _call(aten.repeat_interleave.self_int, given[name], queries // keys, HEADS)
+            given[name] = call(aten.repeat_interleave.self_int, given[name], queries // keys, HEADS)
 
 
 def split_heads(operand: fx.Node, count: int, mode: int = HEADS) -> fx.Node:
     """A tensor with its heads in groups of `count`: a mode of groups, and one of heads in a group."""
     value = tensor_value(operand)
     assert value is not None, "heads are of tensors"
-    return _call(
+    return call(
         aten.unflatten.int, operand, mode % value.dim(), [int(str(value.shape[mode])) // count, count]
     )
 
@@ -61,7 +62,7 @@ def shared_by_heads(operand: fx.Node) -> fx.Node:
     """Keys or values with a mode of extent 1 where queries have those of a group."""
     value = tensor_value(operand)
     assert value is not None, "heads are of tensors"
-    return _call(aten.unsqueeze.default, operand, value.dim() + 1 + HEADS)
+    return call(aten.unsqueeze.default, operand, value.dim() + 1 + HEADS)
 
 
 def without_groups(node: fx.Node) -> None:
@@ -70,7 +71,7 @@ def without_groups(node: fx.Node) -> None:
     assert value is not None, "heads are of tensors"
     users = dict(node.users)
     with node.graph.inserting_after(node):
-        whole = _call(aten.flatten.using_ints, node, value.dim() + HEADS - 1, value.dim() + HEADS)
+        whole = call(aten.flatten.using_ints, node, value.dim() + HEADS - 1, value.dim() + HEADS)
     for user in users:
         user.replace_input_with(node, whole)
 
@@ -90,13 +91,6 @@ def _heads(node: Any) -> int | None:
     if value is None or value.dim() < -HEADS or not str(value.shape[HEADS]).isdigit():
         return None
     return int(str(value.shape[HEADS]))
-
-
-def _call(target: Any, operand: fx.Node, *args: Any) -> fx.Node:
-    """A new node where the graph of an operand inserts, with what it computes."""
-    node = operand.graph.call_function(target, (operand, *args))
-    node.meta["val"] = target(operand.meta["val"], *args)
-    return node
 
 
 def once(node: Any) -> fx.Node | None:

@@ -148,9 +148,16 @@ def select(draft: Draft, rule: Rule, label: str, candidates: list[Candidate]) ->
     if unique or rule.optional:
         return unique
     text = "; ".join(f"{target!r}{suggestion(target, candidates)}" for target in rule.targets)
+    text += near_attention(draft) if rule.origin == "mask" else ""
     raise rule_error(
         draft.recipe, rule, f"{label} matches nothing: {text}; `optional: true` lets it match nothing"
     )
+
+
+def near_attention(draft: Draft) -> str:
+    """What keeps each softmax of the graph from being attention, for an error."""
+    reasons = {node: node.meta.get("no_attention") for node in draft.graph.nodes}
+    return "".join(f"; {node} is no attention: {reason}" for node, reason in reasons.items() if reason)
 
 
 def matches(target: str, candidate: Candidate, types: set[str]) -> bool:
