@@ -55,7 +55,10 @@ def lift(draft: Draft) -> Draft:
         gate = None if mixture is None else experts.mark_of(mixture)
         if mixture is not None and gate is not None:
             made = experts.experts_region(mixture, gate)
-            node.meta["dense_reason" if isinstance(made, str) else "region"] = made
+            if isinstance(made, str):
+                node.meta["dense_reason"] = made
+            else:
+                made.output.meta["region"] = made
             mixture.gate.meta.pop("dense_reason", None)  # it is computed as it was, and then read sparse
             continue
         adjacency = adjacency_mark(node)

@@ -11,11 +11,16 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from sparsify.passes.lift.einsums import einsum_of
 from sparsify.passes.operators import argument, operator_name, tensor_value
 
 ZEROS: Final = frozenset({"zeros", "new_zeros", "zeros_like"})
 # Of these the places are those of the first operand.
-KEEPING: Final = frozenset({"to", "_to_copy", "clone", "contiguous", "alias", "div", "neg"})
+KEEPING: Final = frozenset(
+    {"to", "_to_copy", "clone", "contiguous", "alias", "detach", "type_as", "div", "neg"}
+)
+# Of these they are turned as the operand is.
+TURNING: Final = frozenset({"unsqueeze", "permute", "transpose", "expand"})
 
 
 def places(gate: Any) -> fx.Node | None:
@@ -35,12 +40,65 @@ def places(gate: Any) -> fx.Node | None:
     if name == "relu":
         return gate  # type: ignore[no-any-return]
     if name == "mul":
-        return next((found for side in gate.args[:2] if (found := _of_shape(side, value)) is not None), None)
+        found = next((found for side in gate.args[:2] if (found := _of_shape(side, value)) is not None), None)
+        return found or _of_factors(gate, value)
+    if name == "add":
+        return _of_terms(gate, value)
+    if name == "einsum":
+        return _of_product(gate, value)
+    if name in TURNING and not gate.kwargs:
+        found = places(gate.args[0])
+        return None if found is None else _made(gate, gate.target, found, *gate.args[1:])
     if name == "where" and len(gate.args) == 3 and _is_zero(gate.args[2]):
         return gate.args[0] if is_like(gate.args[0], value) else None
     if name in ("scatter", "scatter_add") and _is_zero(gate.args[0]):
         return _scattered(gate, value)
     return None
+
+
+def _of_factors(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
+    """`places(x * y) = places(x) * places(y)`, of which each may have modes of 1."""
+    found = [places(side) for side in gate.args[:2]]
+    if any(node is None for node in found):
+        return None
+    return _made(gate, torch.ops.aten.mul.Tensor, *(_truth(gate, node) for node in found))
+
+
+def _of_terms(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
+    """`places(x + y)`, where one of both has some."""
+    sides = [side for side in gate.args[:2] if isinstance(side, fx.Node) or side != 0]
+    found = [_of_shape(side, value) for side in sides]
+    if len(found) == 1:
+        return found[0]
+    if any(node is None for node in found):
+        return None
+    return _made(gate, torch.ops.aten.logical_or.default, *(_truth(gate, node) for node in found))
+
+
+def _of_product(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
+    """`places(einsum("te,tc->tec", x, y)) = einsum("te,tc->tec", places(x), places(y))`, where nothing is summed."""
+    product = einsum_of(gate)
+    if product is None or {letter for _, at in product.operands for letter in at} - set(product.output):
+        return None
+    found = [places(side) for side, _ in product.operands]
+    if any(node is None for node in found):
+        return None
+    numbers = [_made(gate, torch.ops.aten.to.dtype, _truth(gate, node), value.dtype) for node in found]
+    return _made(gate, torch.ops.aten.einsum.default, gate.args[0], numbers)
+
+
+def _truth(gate: fx.Node, node: Any) -> fx.Node:
+    """Whether the entries of a tensor are not 0."""
+    return _made(gate, torch.ops.aten.ne.Scalar, node, 0)
+
+
+def _made(gate: fx.Node, operator: Any, *given: Any) -> fx.Node:
+    """An operator before a gate."""
+    with gate.graph.inserting_before(gate):
+        node = gate.graph.call_function(operator, given)
+    node.meta.update({key: gate.meta[key] for key in ("nn_module_stack",) if key in gate.meta})
+    node.meta["val"] = operator(*fx.map_arg(given, lambda n: n.meta["val"]))
+    return node
 
 
 def is_choice(node: Any) -> bool:
@@ -53,7 +111,21 @@ def is_choice(node: Any) -> bool:
     name = operator_name(node)
     if name in ("mul", "add", "sub"):
         return all(is_choice(side) for side in node.args[:2] if isinstance(side, fx.Node))
+    if name == "einsum":
+        product = einsum_of(node)
+        return product is not None and all(is_choice(side) for side, _ in product.operands)
     return name in (KEEPING | {"view", "unsqueeze", "expand"}) and is_choice(node.args[0])
+
+
+def is_decided(node: Any) -> bool:
+    """Whether a tensor is 0 whatever its weights are: it is a choice, scattered, or multiplied with a choice."""
+    if not isinstance(node, fx.Node):
+        return False
+    name = operator_name(node)
+    if name in ("scatter", "scatter_add") or is_choice(node):
+        return True
+    sides = node.args[: 2 if name == "mul" else 1 if name in KEEPING else 0]
+    return any(is_decided(side) for side in sides)
 
 
 def is_like(node: Any, value: torch.Tensor) -> bool:

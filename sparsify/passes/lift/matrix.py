@@ -44,6 +44,7 @@ class Matrix:
         packed: the format that was chosen where the rule leaves it open.
         scales: what the rows of `dense` are multiplied with, None where values are what they stand for.
         places: a tensor that is 0 where `dense` is 0 whatever its values are, None where its zeros are values.
+        parts: what `dense` and `places` are computed from where that is part of the operand, none for other ones.
         joins: what entries at the same place become together, without values counting as 1, or as the logarithm 0.
     """
 
@@ -59,12 +60,15 @@ class Matrix:
     packed: Format | None = None
     scales: fx.Node | None = None
     places: fx.Node | None = None
+    parts: tuple[fx.Node, ...] = ()
     joins: Joins = "sum"
 
     @property
     def leaves(self) -> list[fx.Node]:
         """The nodes that a dense tensor's operand is made of, the tensor itself first."""
         assert self.dense is not None, "other operands have coordinates"
+        if self.parts:
+            return list(self.parts)
         if self.places is not None and self.places is not self.dense:
             return [self.dense, self.places]
         return [self.dense] if self.scales is None else list(self.scales.all_input_nodes)

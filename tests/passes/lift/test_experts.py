@@ -10,7 +10,7 @@ from torch.nn.functional import gelu, one_hot, silu
 import sparsify
 from sparsify.errors import RecipeError
 from sparsify.options import override
-from sparsify.passes.lift.experts import einsum_of
+from sparsify.passes.lift.einsums import einsum_of
 
 RULE = {"targets": ["op:experts"], "role": "gate", "source": "computed"}
 # Built quickly: asked for right results only.
@@ -75,7 +75,15 @@ class Single(Gated):
         return torch.einsum("bnh,bn->bh", results, gates)
 
 
-@pytest.mark.parametrize("kind", [Gated, Summed, AtOnce, Single])
+class OneEinsum(Gated):
+    """One expert a token, one matrix each, all in one einsum."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gates = one_hot(self.router(x).argmax(1), EXPERTS).to(x.dtype)
+        return torch.einsum("te,td,efd->tf", gates, x, self.up)
+
+
+@pytest.mark.parametrize("kind", [Gated, Summed, AtOnce, Single, OneEinsum])
 def test_equal_to_the_model(kind):
     torch.manual_seed(0)
     model = kind().eval()

@@ -1,0 +1,246 @@
+"""Rows that experts compute, as expressions over the entries of a gate.
+
+In: `%h = relu(einsum("td,ehd->teh", %x, %u))`. Out: `relu(sum(i0, X0[t,i0] * W1[e,h,i0]))`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from sparsify.passes.lift import slots
+from sparsify.passes.lift.einsums import einsum_of
+from sparsify.passes.lift.fragment import UNARY
+from sparsify.passes.lift.gates import places
+from sparsify.passes.operators import argument, is_inactive_dropout, operator_name, tensor_value
+
+SIGNS: Final = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of `count` equal parts of a mode, along which `index` runs."""
+
+    index: str
+    place: int
+    count: int
+
+
+Mode = str | Part | None
+
+
+@dataclass
+class Rows:
+    """Rows of experts as expressions over `t`, `e` and `h`.
+
+    Attributes:
+        node: the mixture.
+        dtype: of all that is read.
+        combine: how tokens come back from slots of the experts, `None` without slots.
+        dispatch: how they come there.
+        names: of the tensors that are read, in the program.
+        covered: nodes that the expressions compute.
+        why: what is in the way of one.
+        seen: what was read inside of experts, at which modes.
+        sums: how many there are.
+    """
+
+    node: fx.Node
+    dtype: torch.dtype
+    combine: slots.Combine | None = None
+    dispatch: slots.Dispatch | None = None
+    names: dict[fx.Node, str] = field(default_factory=dict)
+    covered: list[fx.Node] = field(default_factory=list)
+    why: str = ""
+    seen: set[tuple[fx.Node, tuple[Mode, ...]]] = field(default_factory=set)
+    sums: int = 0
+
+    def read(self, node: Any, modes: tuple[Mode, ...]) -> str | None:
+        """The entry of a tensor at these modes, `None` where it is none of single entries and products."""
+        if isinstance(node, int | float) and not isinstance(node, bool):
+            return repr(node)
+        value = tensor_value(node)
+        if value is None or value.dtype != self.dtype:
+            return None
+        if not self._is_of_entry(modes):
+            return self._outside(node, modes)
+        name = operator_name(node)
+        if name in ("unsqueeze", "expand"):
+            return self._broadcast(node, name, modes)
+        if (node, modes) in self.seen:
+            self.why = f"{node.name} is read in two places, and would be computed for each"
+            return None
+        self.seen.add((node, modes))
+        found = self._inside(node, name, modes)
+        if found is not None:
+            self.covered.append(node)
+        elif not self.why:
+            self.why = f"{node.name} is {name or node.op}, which has no form for single experts"
+        return found
+
+    def _inside(self, node: fx.Node, name: str, modes: tuple[Mode, ...]) -> str | None:
+        """The entry of a tensor that has rows for each token and expert."""
+        if name in ("einsum", "bmm"):
+            return self._sent(node, modes) or self._product(node, modes)
+        if name == "getitem":
+            return self._half(node, modes)
+        if is_inactive_dropout(node):
+            return self.read(node.args[0], modes)
+        function = UNARY.get(name)
+        if name == "gelu":
+            function = "gelu_tanh" if argument(node, 1, "approximate", "none") == "tanh" else "gelu"
+        if function is not None:
+            inside = self.read(node.args[0], modes)
+            return None if inside is None else f"{function}({inside})"
+        if name not in SIGNS or argument(node, 2, "alpha", 1) != 1 or len(node.args) < 2:
+            return None
+        sides = [self._aligned(side, node, modes) for side in node.args[:2]]
+        return None if None in sides else f"({sides[0]} {SIGNS[name]} {sides[1]})"
+
+    def _aligned(self, side: Any, node: fx.Node, modes: tuple[Mode, ...]) -> str | None:
+        """An operand of a function of entries, which may have fewer modes, or modes of 1."""
+        value, result = tensor_value(side), tensor_value(node)
+        if value is None or result is None:
+            return self.read(side, modes)
+        offset = result.dim() - value.dim()
+        kept = [
+            None if str(extent) == "1" != str(result.shape[offset + mode]) else modes[offset + mode]
+            for mode, extent in enumerate(value.shape)
+        ]
+        return self.read(side, tuple(kept))
+
+    def _broadcast(self, node: fx.Node, name: str, modes: tuple[Mode, ...]) -> str | None:
+        """A tensor that repeats rows of another."""
+        base: Any = node.args[0]
+        inner = tensor_value(base)
+        assert inner is not None, "views are of tensors"
+        if name == "unsqueeze":
+            place = argument(node, 1, "dim") % len(modes)
+            kept = modes[:place] + modes[place + 1 :]
+        else:
+            last = modes[len(modes) - inner.dim() :]
+            kept = tuple(None if str(n) == "1" else mode for n, mode in zip(inner.shape, last, strict=True))
+        found = self.read(base, kept)
+        if found is not None:
+            self.covered.append(node)
+        return found
+
+    def _product(self, node: fx.Node, modes: tuple[Mode, ...]) -> str | None:
+        """A sum over the row of a token times the matrix of an expert."""
+        found = einsum_of(node)
+        if found is None or len(found.operands) != 2:
+            return None
+        indices: dict[str, Mode] = dict(zip(found.output, modes, strict=True))
+        summed = sorted({letter for _, at in found.operands for letter in at} - set(indices))
+        if len(summed) != 1:
+            return None
+        inner = f"i{self.sums}"
+        indices[summed[0]] = inner
+        self.sums += 1
+        sides = []
+        for operand, at in found.operands:
+            places = tuple(indices[letter] for letter in at)
+            if self._is_of_entry(places):
+                side = self._sent(operand, places) or self._repeated(operand, places)
+            else:
+                side = self._outside(operand, places)
+            if side is None:
+                return None
+            sides.append(side)
+        return f"sum({inner}, {sides[0]} * {sides[1]})"
+
+    def _repeated(self, node: fx.Node, modes: tuple[Mode, ...]) -> str | None:
+        """The rows of tokens, the same for each expert; those that experts computed are sums of their own."""
+        if operator_name(node) not in ("unsqueeze", "expand"):
+            self.why = f"{node.name} is what experts computed, from which they compute a product"
+            return None
+        return self._broadcast(node, operator_name(node), modes)
+
+    def _half(self, node: fx.Node, modes: tuple[Mode, ...]) -> str | None:
+        """One of equal parts of the rows, `chunk(2, -1)[0]`."""
+        parts, place = node.args
+        if not isinstance(parts, fx.Node) or operator_name(parts) not in ("chunk", "split"):
+            return None
+        whole, part = tensor_value(parts.args[0]), tensor_value(node)
+        assert whole is not None and part is not None, "parts are of tensors"
+        if argument(parts, 2, "dim", 0) not in (-1, whole.dim() - 1):
+            return None
+        extents = str(whole.shape[-1]), str(part.shape[-1])
+        if not all(extent.isdigit() for extent in extents) or int(extents[0]) % int(extents[1]):
+            return None
+        count = int(extents[0]) // int(extents[1])
+        if not isinstance(modes[-1], str) or not isinstance(place, int):
+            return None
+        self.covered.append(parts)
+        return self.read(parts.args[0], (*modes[:-1], Part(modes[-1], place % count, count)))
+
+    def _is_of_entry(self, modes: tuple[Mode, ...]) -> bool:
+        """Whether a tensor has a row for each token and expert, or for each slot."""
+        entry = {"t", "e"} if self.combine is None else self.combine.entry
+        return entry <= {mode.index if isinstance(mode, Part) else mode for mode in modes}
+
+    def _outside(self, node: fx.Node, modes: tuple[Mode, ...]) -> str | None:
+        """The entry of a tensor that experts read; which slot of an expert a token is in they cannot."""
+        value = tensor_value(node)
+        assert value is not None, "experts read tensors"
+        of_slots = frozenset() if self.combine is None else self.combine.entry - {"e"}
+        extents = zip(modes, value.shape, strict=True)
+        modes = tuple(None if mode in of_slots and str(n) == "1" else mode for mode, n in extents)
+        if of_slots & set(modes):
+            self.why = f"{node.name} depends on slots, not only on the tokens in them"
+            return None
+        return self.leaf(node, modes)
+
+    def _sent(self, node: fx.Node, modes: tuple[Mode, ...]) -> str | None:
+        """The rows of the tokens that slots hold."""
+        if self.combine is None:
+            return None
+        entry, found = self.combine.entry, slots.dispatch_of(node, modes, self.combine)
+        if found is None:
+            return None
+        if self.dispatch is not None and found.choice is not self.dispatch.choice:
+            self.why = f"{found.choice.name} and {self.dispatch.choice.name} send tokens to the same slots"
+            return None
+        self.dispatch = found
+        self.covered.append(node)
+        inside = next(mode for mode in modes if mode not in entry)
+        return self.leaf(slots.rows_of(found), ("t", inside))
+
+    def gate(self, weights: fx.Node) -> slots.Gate | str:
+        """The gate that has these weights, of experts or of their slots; or why there is none."""
+        if self.combine is None:
+            return slots.Gate(weights, places(weights))
+        if self.dispatch is None:
+            return "what its experts read are no tokens that a sum sends to their slots"
+        return slots.gate_of(self.combine, self.dispatch)
+
+    def leaf(self, node: fx.Node, modes: tuple[Mode, ...]) -> str:
+        """The access to a tensor that is computed outside."""
+        if operator_name(node) in ("unsqueeze", "expand") and None in modes:
+            found = self._broadcast(node, operator_name(node), modes)
+            assert found is not None, "tensors from outside are read as they are"
+            return found
+        for place, mode in enumerate(modes):
+            if isinstance(mode, Part):
+                node = parts_of(node, place, mode.count, self.node)
+                modes = (*modes[:place], f"{mode.place}", mode.index, *modes[place + 1 :])
+                break
+        if node not in self.names:
+            kind = "W" if len(modes) > 2 else "X"
+            self.names[node] = f"{kind}{len(self.names)}"
+        return f"{self.names[node]}[{','.join('0' if mode is None else str(mode) for mode in modes)}]"
+
+
+def parts_of(node: fx.Node, place: int, count: int, user: fx.Node) -> fx.Node:
+    """A view of a tensor with a mode as `count` parts."""
+    value = tensor_value(node)
+    assert value is not None, "operands are tensors"
+    shape = [*value.shape[:place], count, value.shape[place] // count, *value.shape[place + 1 :]]
+    known = next((u for u in node.users if operator_name(u) == "view" and u.meta.get("parts") == shape), None)
+    if known is not None:
+        return known
+    with node.graph.inserting_after(node):
+        view = node.graph.call_function(torch.ops.aten.reshape.default, (node, shape))
+    view.meta["val"], view.meta["parts"] = value.reshape(shape), shape
+    return view
