@@ -6,8 +6,8 @@ Ratios against the baseline of the same run are compared: a machine that is busi
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +30,30 @@ class Change:
         """How many times slower it is, relative to the baseline; below 1 it is faster."""
         return self.before / self.now
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "slower": self.slower}
 
-def read(file: Path) -> list[Mapping[str, Any]]:
+
+def read(file: Path, names: Collection[str]) -> list[Mapping[str, Any]]:
     """The rows of an earlier run.
 
+    Args:
+        file: that has them.
+        names: of the rows that will be compared with them.
+
     Raises:
-        SparsifyError: there are none.
+        SparsifyError: it has none of these rows.
     """
     try:
         found = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        dict(_ratios(found))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SparsifyError(
             f"{file} holds no measurements: {error}", "a file that `sparsify bench --out` has written"
         ) from error
+    if not any(row["name"] in names for row in found):
+        raise SparsifyError(f"{file} has none of these rows", "choose rows that it has")
     return list(found)
 
 

@@ -17,14 +17,11 @@ def plot(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Writes the picture, in the format that the name of the file says.
 
     Raises:
-        SparsifyError: matplotlib is missing, it does not know the format, or there are no ratios to draw.
+        SparsifyError: as `check`, or there are no ratios to draw.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise SparsifyError(
-            "plots need matplotlib, which is not installed", "pip install 'sparsify-fx[plot]'"
-        ) from error
+    check(file)
+    from matplotlib.figure import Figure
+
     measured = [row for row in rows if row["kind"] == "ratios" and row["targets"]]
     if not measured:
         raise SparsifyError(
@@ -42,12 +39,25 @@ def plot(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
         middle = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right"}
         axes.text(-0.01, first - 0.95, row["name"], fontsize=8, weight="bold", **middle)
     _scale(axes, bars)
+    figure.savefig(file, dpi=150)
+
+
+def check(file: Path) -> None:
+    """Whether a picture can be drawn into a file, before there is one.
+
+    Raises:
+        SparsifyError: matplotlib is missing, or does not know the format.
+    """
     try:
-        figure.savefig(file, dpi=150)
-    except ValueError as error:
+        from matplotlib.figure import Figure
+    except ImportError as error:
         raise SparsifyError(
-            f"{file} cannot be drawn: {error}", "end its name in .png, .svg or .pdf"
+            "plots need matplotlib, which is not installed", "pip install 'sparsify-fx[plot]'"
         ) from error
+    if file.suffix.removeprefix(".") not in Figure().canvas.get_supported_filetypes():
+        raise SparsifyError(
+            f"{file} cannot be drawn: its name says no format", "end it in .png, .svg or .pdf"
+        )
 
 
 def _places(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[str]]:

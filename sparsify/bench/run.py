@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def run(
     Raises:
         SparsifyError: there is no such suite or row.
     """
-    if scale <= 0:
+    if not 0 < scale < inf:
         raise SparsifyError(f"--scale {scale:g}", "more than 0")
     calibrate.try_measured(current())
     found = []

@@ -7,8 +7,10 @@ import csv
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from errno import EISDIR
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +18,7 @@ from tabulate import tabulate
 
 from sparsify.bench.environment import facts
 from sparsify.bench.harness import Case, Clock, measure
+from sparsify.errors import SparsifyError
 
 HEADERS: Final = (
     "row",
@@ -44,6 +47,26 @@ def measured(case: Case, quick: bool, clock: Clock) -> dict[str, Any]:
     if quick:
         return measure(case, seconds=1.0, least=3, most=3, clock=clock).to_dict()
     return measure(case, clock=clock).to_dict()
+
+
+def check_writable(*files: Path | None) -> None:
+    """Makes the folders of files that will be written, those of them that are given.
+
+    Raises:
+        SparsifyError: one could not be written.
+    """
+    for file in files:
+        if file is None:
+            continue
+        try:
+            if file.is_dir():
+                raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=file.parent).close()
+        except OSError as error:
+            raise SparsifyError(
+                f"{file} cannot be written: {error.strerror}", "a file in a folder of yours"
+            ) from error
 
 
 def write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -32,8 +32,11 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure suites in turns with their baselines; every result is checked against float64 first."""
-    if fail_if is not None and compare is None:
-        raise SparsifyError("--fail-if needs --compare", "name the file of an earlier run")
+    check_limit(fail_if, compare)
+    if model and (suites or any(given is not None for given in (rows, out, csv, plot, compare))):
+        raise SparsifyError(
+            "--model measures kernels of its own", "--quick, --cpu-time, --scale and --json alone beside it"
+        )
     if "torch" not in sys.modules:
         pin_threads(1 if cpu_time else None)
     if model:
@@ -41,17 +44,20 @@ def bench(
         return
     from sparsify.bench import compare as comparison
     from sparsify.bench.environment import facts
-    from sparsify.bench.run import run
-    from sparsify.bench.table import table, write_csv
+    from sparsify.bench.plot import check as check_picture
+    from sparsify.bench.plot import plot as draw
+    from sparsify.bench.run import rows_of, run
+    from sparsify.bench.table import check_writable, table, write_csv
 
-    earlier = comparison.read(compare) if compare is not None else []
+    names = [name for name, _ in rows_of(suites or (), rows or ())]
+    earlier = comparison.read(compare, names) if compare is not None else []
+    check_writable(out, csv, plot)
+    if plot is not None:
+        check_picture(plot)
     found = run(suites or (), rows or (), quick=quick, cpu_time=cpu_time, scale=scale, out=out)
     changes = comparison.changes(earlier, found)
     if as_json:
-        worse: list[dict[str, Any]] = [
-            {"row": c.row, "label": c.label, "before": c.before, "now": c.now, "slower": c.slower}
-            for c in changes
-        ]
+        worse = [change.to_dict() for change in changes]
         print_json({"machine": facts(), "rows": found, "changes": worse})
     else:
         typer.echo(table(found))
@@ -60,11 +66,17 @@ def bench(
     if csv is not None:
         write_csv(csv, found)
     if plot is not None:
-        from sparsify.bench.plot import plot as draw
-
         draw(found, plot)
     if fail_if is not None and any(change.slower > fail_if for change in changes):
         raise typer.Exit(NEGATIVE)
+
+
+def check_limit(fail_if: float | None, compare: Path | None) -> None:
+    """Raises where there is nothing to compare with, or no number that a ratio could exceed."""
+    if fail_if is not None and compare is None:
+        raise SparsifyError("--fail-if needs --compare", "name the file of an earlier run")
+    if fail_if is not None and not fail_if > 0:
+        raise SparsifyError(f"--fail-if {fail_if:g}", "how many times worse, 1.2")
 
 
 def show_predictions(quick: bool, cpu_time: bool, scale: float, as_json: bool) -> None:

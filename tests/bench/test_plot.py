@@ -40,7 +40,7 @@ def test_a_picture_is_written(tmp_path):
     pytest.importorskip("matplotlib")
     plot.plot([row("spmm", 2.0, 0.5)], tmp_path / "a.svg")
     assert "spmm" in (tmp_path / "a.svg").read_text()
-    with pytest.raises(SparsifyError, match="cannot be drawn"):
+    with pytest.raises(SparsifyError, match=r"a.xyz cannot be drawn.*end it in .png"):
         plot.plot([row("spmm", 2.0)], tmp_path / "a.xyz")
     with pytest.raises(SparsifyError, match="no ratios"):
         plot.plot([], tmp_path / "a.png")

@@ -1,6 +1,7 @@
 """`sparsify bench`."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 from sparsify.errors import FINE, NEGATIVE, USAGE
@@ -33,3 +34,26 @@ def test_mistakes_are_named(cli: Cli) -> None:
     found = cli("bench", "--fail-if", "1.1")
     assert found.status == USAGE
     assert "--compare" in found.err
+    for wrong, said in (
+        (("--model", "small"), "--model measures kernels of its own"),
+        (("--compare", "x.json", "--fail-if", "nan"), "--fail-if nan; how many times worse"),
+        (("--scale", "nan"), "--scale nan; more than 0"),
+    ):
+        found = cli("bench", *wrong)
+        assert (found.status, said in found.err) == (USAGE, True)
+
+
+def test_what_cannot_be_written_or_compared_is_said_before_anything_runs(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text('{"rows": [1]}')
+    for option, path, said in (
+        ("--out", tmp_path, "cannot be written: Is a directory"),
+        ("--csv", file / "x.csv", "cannot be written: "),
+        ("--compare", file, "holds no measurements"),
+        ("--plot", tmp_path / "x.xyz", "cannot be drawn" if find_spec("matplotlib") else "sparsify-fx[plot]"),
+    ):
+        found = cli(*SMALL, option, str(path))
+        assert found.status != FINE and said in found.err and "[1/" not in found.err
+    file.write_text('{"rows": []}')
+    found = cli(*SMALL, "--compare", str(file))
+    assert found.status == USAGE and "has none of these rows; choose" in found.err and "[1/" not in found.err
