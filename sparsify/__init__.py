@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from sparsify.report import Report
     from sparsify.sparsification import patterns
     from sparsify.storage.format import Format
-    from sparsify.storage.levels import Level, register_level
+    from sparsify.storage.known_levels import register_level
+    from sparsify.storage.levels import Level
     from sparsify.storage.pattern import Pattern
     from sparsify.storage.tensor import SparseTensor
 
@@ -58,7 +59,7 @@ _MODULES = {
     "save": "sparsify.api",
     "load": "sparsify.api",
     "strict": "sparsify.options",
-    "register_level": "sparsify.storage.levels",
+    "register_level": "sparsify.storage.known_levels",
     "Format": "sparsify.storage.format",
     "Level": "sparsify.storage.levels",
     "Pattern": "sparsify.storage.pattern",

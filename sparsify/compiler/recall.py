@@ -22,7 +22,7 @@ from sparsify.compiler.cpp import directories
 from sparsify.compiler.fingerprint import fingerprint
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.options import Options
-from sparsify.storage.levels import registered
+from sparsify.storage.known_levels import registered
 
 T = TypeVar("T")
 # Sizes that change with every call would fill the disk.

@@ -40,7 +40,7 @@ def unblocked(program: Program, statement: Assign) -> Unblocked:
         return Unblocked()
     is_unknown = output.pattern_of is None and not output.format.is_dense
     why = f"the pattern of {output.name} is not known" if is_unknown else _in_the_way(formats)
-    why = why or _bits_in_the_way(program, statement, formats)
+    why = why or _product_in_the_way(program, statement, formats)
     return Unblocked({a: whole(format) for a, format in blocked.items()}, why) if why else Unblocked()
 
 
@@ -132,25 +132,28 @@ def _in_the_way(formats: Mapping[Access, Format]) -> str:
     return "" if _is_ordered(formats) else "the operands need opposite loop orders"
 
 
-def _bits_in_the_way(program: Program, statement: Assign, formats: Mapping[Access, Format]) -> str:
-    """Why no loops run over bits; "" without any, and in the sum of products of one such operand and a dense one.
+def _product_in_the_way(program: Program, statement: Assign, formats: Mapping[Access, Format]) -> str:
+    """Why no loops run over bits or slices; "" where there are none.
 
-    There entries whose bits are not set add nothing, and nothing else is stored sparse.
+    They do in the sum of products of one such operand and a dense one: there entries that are not stored add nothing,
+    and nothing else is stored sparse.
     """
-    listed = [access for access, format in formats.items() if format.has_bits]
+    listed = [access for access, format in formats.items() if format.has_bits or format.has_slices]
     if not listed:
         return ""
     access, declared = listed[0], program.declaration(listed[0].tensor)
     others = [format for other, format in formats.items() if other != access]
     last = declared.format.levels[-1]
     reads = [n for n in find(statement.value, Access) if n == access]
-    if declared.fill == 0 and len(reads) == 1 and last.level.has_bits and all(f.is_dense for f in others):
+    is_last = last.level.has_bits or last.level.stride > 1
+    if declared.fill == 0 and len(reads) == 1 and is_last and all(f.is_dense for f in others):
         for part in find(statement.value, Reduce):
             match part:
                 case Reduce("sum", indices, Call("mul", (Access() as left, Access() as right))):
                     if access in (left, right) and index_names(access)[last.expression.mode] in indices:
                         return ""
-    return f"no loops but those of a product with a dense operand run over the bits of {access}"
+    what = "bits" if declared.format.has_bits else "slices"
+    return f"no loops but those of a product with a dense operand run over the {what} of {access}"
 
 
 def _is_ordered(formats: Mapping[Access, Format]) -> bool:

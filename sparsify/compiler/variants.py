@@ -22,7 +22,7 @@ from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, SizeClass, Sizes
 from sparsify.errors import CompilerError
 from sparsify.options import Options
-from sparsify.storage.levels import registered
+from sparsify.storage.known_levels import registered
 
 LIMIT: Final = 8
 Signature = tuple[tuple[str, ...], tuple[Buffer, ...]]

@@ -304,8 +304,7 @@ class Structure:
         if spec.dense is not None:
             stored = spec.stored(raw[spec.dense])
             dense: torch.Tensor = stored.t() if spec.transposed else stored
-            rows, columns = aligned.pattern.coordinates()
-            values = dense[rows, columns]
+            values = values_at(dense, aligned.pattern)
             return SparseTensor(aligned.pattern, values.detach() if spec.is_frozen else values)
         if spec.values is None:
             edges = torch.ones(len(raw[spec.rows]), dtype=spec.dtype, device=raw[spec.rows].device)

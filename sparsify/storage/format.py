@@ -164,6 +164,11 @@ class Format:
         return any(stored.level.has_bits for stored in self.levels)
 
     @property
+    def has_slices(self) -> bool:
+        """Whether the positions of neighbouring parents take turns in a level."""
+        return any(stored.level.stride > 1 for stored in self.levels)
+
+    @property
     def is_short(self) -> bool:
         """Whether each level stores a whole mode."""
         return all(stored.expression.kind == "whole" for stored in self.levels)
@@ -242,6 +247,8 @@ def _checked(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
             raise FormatError(
                 f"a {level.name} level without a compressed level above", f"compressed, {level.name}"
             )
+        if level.stride > 1:
+            _check_slices(levels, number)
         if stored.expression.kind == "within":
             level.check(stored.expression.size)
         if isinstance(level, Compressed) and below is not None and below.is_branchless:
@@ -252,6 +259,18 @@ def _checked(levels: tuple[StoredLevel, ...]) -> tuple[StoredLevel, ...]:
             )
         checked.append(StoredLevel(stored.expression, level))
     return tuple(checked)
+
+
+def _check_slices(levels: tuple[StoredLevel, ...], number: int) -> None:
+    """Whole slices of parents lie above a level of slices, and below it positions are computed."""
+    stored, above = levels[number], levels[number - 1] if number else None
+    size = above.expression.size if above is not None and above.expression.kind == "within" else 0
+    if above is None or not isinstance(above.level, Dense) or not size or size % stored.level.stride:
+        raise FormatError(
+            f"{stored} without slices of parents above", f"i%{stored.level.stride}: dense right above"
+        )
+    if not all(isinstance(below.level, Dense) for below in levels[number + 1 :]):
+        raise FormatError(f"{stored} above levels that list coordinates", "dense levels below, or none")
 
 
 def _check_mode(expressions: list[LevelExpression]) -> None:

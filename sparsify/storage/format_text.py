@@ -9,7 +9,8 @@ from difflib import get_close_matches
 
 from sparsify.errors import FormatError
 from sparsify.storage.format import Kind, LevelExpression, StoredLevel
-from sparsify.storage.levels import LEVELS, Compressed, Level, Singleton, level
+from sparsify.storage.known_levels import LEVELS, level
+from sparsify.storage.levels import Compressed, Level, Singleton
 
 LEVEL = re.compile(
     r"\s*(?:(?P<expression>[^:(),]+):)?\s*(?P<name>[a-z_]\w*)\s*(?:\((?P<parameters>[^()]*)\))?\s*$"

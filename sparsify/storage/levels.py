@@ -4,13 +4,12 @@ In: `compressed(crd=int16)`. Out: `Compressed(crd="int16")`.
 
 A level states what it can do and three functions of positions and coordinates. They are arithmetic, written once:
 storage evaluates them on torch's tensors, the compiler on the variables of the kernel that it generates. Positions
-below the parents 0, 1, 2 ... follow one another.
+below the parents 0, 1, 2 ... follow one another, or those of a few neighbours take turns (`stride`).
 
 Source: Chou, Kjolstad and Amarasinghe, Format Abstraction for Sparse Tensor Algebra Compilers, 2018.
 """
 
 from dataclasses import dataclass, fields, replace
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from sparsify.errors import FormatError
@@ -105,8 +104,13 @@ class Level:
     def has_width(self) -> bool:
         return False
 
+    @property
+    def stride(self) -> int:
+        """How far apart the positions of a parent lie: those of as many neighbouring parents take turns."""
+        return 1
+
     def begin(self, at: Stored, parent: Number) -> Number:
-        """The first position below a parent; the last one comes before the first below the next parent."""
+        """The first position below a parent; the last one comes before the first of the parent `stride` further."""
         return at.pos(parent)
 
     def coordinate(self, at: Stored, parent: Number, position: Number) -> Number:
@@ -294,93 +298,49 @@ class Bitmap(Level):
         return bitmap(entries)
 
 
-FLAG_WORDS = {"unique": "nonunique", "ordered": "unordered"}
-FLAGS = {word: name for name, word in FLAG_WORDS.items()}
-LEVELS: dict[str, type[Level]] = {
-    level.name: level for level in (Dense, Compressed, Singleton, Grouped, Bitmap)
-}
+@dataclass(frozen=True, slots=True)
+class Sliced(Level):
+    """Slices of `n` neighbouring parents that have as many positions each, as the fullest of them; they take turns.
 
-BUILT_IN = frozenset(LEVELS)
-LETTERS_TAKEN = "o"  # of coordinate levels
+    Slot `s` of parent `p` is at `(pos[p // n] + s) * n + p % n`: the coordinates of all parents of a slice lie side by
+    side, slot by slot, and what one parent lacks is padded. Its parents are those of `i%n: dense`.
 
+    Attributes:
+        n: parents of a slice.
+        crd: dtype of `crd` where the format fixes it.
 
-def register_level(cls: type[Level]) -> type[Level]:
-    """Makes a level format known by its name; a decorator of frozen dataclasses.
-
-    Formats spell it from now on, and tensors are converted to it, validated and computed with, by the functions and
-    the capabilities that the class states. Its integer fields are parameters in parentheses.
-
-    Raises:
-        FormatError: no frozen dataclass of `Level`, or a name or letter that is taken.
+    Source: sliced ELLPACK of Monakov, Lokhmotov and Avetisyan, Automatically Tuning Sparse Matrix-Vector
+    Multiplication for GPU Architectures, 2010.
     """
-    if not (isinstance(cls, type) and issubclass(cls, Level) and "__dataclass_fields__" in vars(cls)):
-        raise FormatError(f"the level {cls!r}", "a frozen dataclass that derives from sparsify.Level")
-    name, letter = getattr(cls, "name", ""), getattr(cls, "letter", "")
-    if not (isinstance(name, str) and name.isidentifier() and name.islower()):
-        raise FormatError(f"a level called {name!r}", "a lower-case word")
-    letters = {known.letter: known.name for known in LEVELS.values() if known is not cls}
-    if LEVELS.get(name, cls) is not cls or name == "coordinate":
-        raise FormatError(f"a second level called {name}", "another name")
-    if not (isinstance(letter, str) and len(letter) == 1 and letter.islower()) or letter in (
-        *letters,
-        LETTERS_TAKEN,
-    ):
-        owner = letters.get(letter, "coordinate" if letter == LETTERS_TAKEN else "none")
-        raise FormatError(
-            f"the letter {letter!r} of {name}, which {owner} has", "one lower-case letter of its own"
-        )
-    LEVELS[name] = cls
-    return cls
+
+    name: ClassVar[str] = "sliced"
+    letter: ClassVar[str] = "e"
+    arrays: ClassVar[tuple[str, ...]] = ("pos", "crd")
+    is_padded: ClassVar[bool] = True
+    n: int = 16
+    crd: str | None = None
+
+    def __post_init__(self) -> None:
+        Level.__post_init__(self)
+        if self.n < 1:
+            raise FormatError(f"sliced({self.n})", "1 or more parents a slice")
+
+    @property
+    def stride(self) -> int:
+        return self.n
+
+    def begin(self, at: Stored, parent: Number) -> Number:
+        return at.pos(parent // self.n) * self.n + parent % self.n
+
+    def store(self, entries: "Entries", at: Stored) -> "Built":
+        from sparsify.storage.slices import sliced
+
+        return sliced(entries, self.n)
 
 
-def registered() -> str:
-    """What flags and functions of registered levels say, "" without any: part of the keys of kernels."""
-    texts = []
-    for name, cls in sorted(LEVELS.items()):
-        if name not in BUILT_IN:
-            functions = [f.fget if isinstance(f, property) else f for f in vars(cls).values()]
-            codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
-            says = sorted(
-                (n, v) for n, v in vars(cls).items() if isinstance(v, bool) and not n.startswith("_")
-            )
-            texts.append(
-                f"{name} {says} {[(c.co_name, c.co_code.hex(), c.co_consts, c.co_names) for c in codes]}"
-            )
-    return "\n".join(texts)
+FLAG_WORDS = {"unique": "nonunique", "ordered": "unordered"}
 
 
 def spelled(name: str, parameters: tuple[str, ...]) -> str:
     """A level with its parameters: `compressed(crd=int16)`."""
     return f"{name}({', '.join(parameters)})" if parameters else name
-
-
-def level(name: str, parameters: tuple[str, ...] = ()) -> Level:
-    """The level format that a name and its parameters spell.
-
-    >>> level("compressed", ("unordered",))
-    Compressed(unique=True, ordered=False, pos=None, crd=None)
-    >>> level("grouped", ("2", "crd=int8"))
-    Grouped(n=2, crd='int8')
-    """
-    if name not in LEVELS:
-        raise FormatError(f"no level is called {name!r}", f"one of {', '.join((*LEVELS, 'coordinate'))}")
-    known = {f.name: str(f.type) for f in fields(LEVELS[name])}
-    numbers = [key for key, type in known.items() if "int" in type]
-    arguments: dict[str, str | bool | int] = {}
-    for word in parameters:
-        key, separator, value = (part.strip() for part in word.partition("="))
-        flag = FLAGS.get(key)
-        if flag in known and not separator:
-            arguments[str(flag)] = False
-        elif key in ARRAY_DTYPES and key in known and separator:
-            arguments[key] = value
-        elif word.isdigit() and (left := [n for n in numbers if n not in arguments]):
-            arguments[left[0]] = int(word)
-        else:
-            choices = [
-                key if key in numbers else FLAG_WORDS.get(key, f"{key}=int32") for key in sorted(known)
-            ]
-            raise FormatError(
-                f"a {name} level has no parameter {word!r}", f"it takes {', '.join(choices) or 'none'}"
-            )
-    return LEVELS[name](**arguments)

@@ -20,6 +20,7 @@ from sparsify.storage import transformed
 from sparsify.storage.arrays import Arrays as LevelArrays
 from sparsify.storage.format import Format
 from sparsify.storage.parts import check_levels, shape_of
+from sparsify.storage.slices import parents_of
 
 T = TypeVar("T")
 # How many pairs of entries `reach` looks at.
@@ -301,7 +302,7 @@ def _expand(pattern: Pattern) -> list[Tensor]:
         else:
             begins = level.begin(at, torch.arange(count + 1, device=pattern.device))
             count = pattern.positions(number + 1)
-            parents = torch.repeat_interleave(begins.diff(), output_size=count)
+            parents = parents_of(begins, level.stride, count)
             positions = torch.arange(count, device=pattern.device)
             found = [c.index_select(0, parents) for c in found]
         found.append(level.coordinate(at, parents, positions).long())
@@ -359,7 +360,8 @@ def _same(mine: Tensor, theirs: Tensor) -> bool:
 def _reach(pattern: Pattern) -> int:
     """The median distance of entries that are as many positions apart as a parent has children."""
     crd = pattern.crd[-1] if pattern.crd else None
-    if crd is None or len(crd) < 2 or pattern.format.levels[-1].level.has_bits:
+    last = pattern.format.levels[-1].level if pattern.crd else None
+    if crd is None or last is None or len(crd) < 2 or last.has_bits or last.stride > 1:
         return 0
     apart = min(
         max(1, round(len(crd) / max(1, pattern.positions(len(pattern.format.levels) - 1)))), len(crd) - 1

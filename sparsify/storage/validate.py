@@ -47,6 +47,9 @@ def pattern(pattern: Pattern) -> None:
         if stored.level.has_bits:
             parents = _check_bits(pattern, number, parents)
             number += 1
+        elif stored.level.stride > 1:
+            parents = _check_slices(pattern, number, parents)
+            number += 1
         elif stored.level.arrays:
             run = _run(pattern, number)
             parents = _check_run(pattern, number, run, parents)
@@ -198,6 +201,31 @@ def _check_bits(pattern: Pattern, number: int, parents: int) -> int:
         raise InvalidTensorError(
             f"{int(counts[parent])} bits of level {number} ({stored}) are set below position {parent}",
             "as many as pos has entries there",
+        )
+    return count
+
+
+def _check_slices(pattern: Pattern, number: int, parents: int) -> int:
+    """A level of slices: coordinates ascend below each of the parents that take turns; how many positions it has."""
+    stored, crd = pattern.format.levels[number], _coordinates_of(pattern, number)
+    stride, count = stored.level.stride, crd.shape[0]
+    if count % stride:
+        raise InvalidTensorError(
+            f"crd of level {number} ({stored}) has {count} entries",
+            f"a multiple of {stride}, as many below each parent of a slice",
+        )
+    pos = _positions_of(pattern, number, parents // stride, count // stride)
+    _check_range(pattern, number, crd)
+    slots = crd.view(-1, stride)
+    bad = slots[1:] <= slots[:-1]
+    starts = pos[(pos > 0) & (pos < slots.shape[0])].long()
+    bad[starts - 1] = False
+    if bool(bad.any()):
+        slot, parent = (int(place) for place in bad.nonzero()[0])
+        before, after = int(slots[slot, parent]), int(slots[slot + 1, parent])
+        raise InvalidTensorError(
+            f"entry {(slot + 1) * stride + parent} of level {number} ({stored}) is {after} after {before}",
+            "ascending coordinates below each parent",
         )
     return count
 

@@ -61,7 +61,7 @@ def names(directive: d.Directive) -> Iterator[str]:
 def spelled(form: Format) -> str:
     """A format without the sizes of its blocks."""
     text = re.sub(r"([/%])\d+", r"\1b", str(form))
-    return re.sub(r"grouped\(\d+", "grouped(n", text)
+    return re.sub(r"(grouped|sliced)\(\d+", r"\1(n", text)
 
 
 def wanted(compilers: list[str]) -> Iterator[str]:

@@ -51,6 +51,7 @@ NAMED = {
         ),
         *("nm(2, 4)", "nm(1, 3, group=2)", "i: dense, j/2: dense, j%2: grouped(1, crd=int8)"),
         *("i: dense, j/3: compressed, j%3: grouped(2)", "ell", "j: compressed, i: grouped"),
+        "i/2: dense, j/4: dense, i%2: dense, j%4: sliced(2)",
         *(
             "dia",
             "i-j: compressed, j: dense",

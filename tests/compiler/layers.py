@@ -44,6 +44,7 @@ FORMS = (
     "nm(1, 2, group={height})",
     "i: dense, j/4: dense, j%4: grouped(2, crd=int8)",
     "i/{height}: dense, j/4: dense, j%4: grouped(2, crd=int8), i%{height}: dense",
+    "i/{height}: dense, j/{width}: dense, i%{height}: dense, j%{width}: sliced({height}, crd=int8)",
 )
 DTYPES = ("float32", "float32", "float32", "float64", "bfloat16", "float16", "int8")
 

@@ -24,6 +24,10 @@ MATRIX_FORMATS = (
     *("nm(3, 3)", "nm(2, 2, group=2)", "dense, grouped", "j: compressed, i: grouped(crd=int8)"),
     *("j-i: compressed, i: dense", "j-i: dense, i: dense", "i: dense, j-i: compressed"),
     *("dense, bitmap", "j: bitmap, i: dense", "i/2: bitmap, j/8: dense, i%2: dense, j%8: bitmap"),
+    *(
+        "i/4: dense, i%4: dense, j: sliced(2)",
+        "j/3: compressed, i/2: dense, i%2: dense, j%3: sliced(2, crd=int8)",
+    ),
 )
 FORMATS = {
     0: ("scalar",),

@@ -5,7 +5,10 @@ import torch
 
 from sparsify.errors import FormatError
 from sparsify.storage.arrays import Arrays
-from sparsify.storage.levels import LEVELS, Bitmap, Compressed, Dense, Grouped, Singleton, level
+from sparsify.storage.format import Format
+from sparsify.storage.known_levels import LEVELS, level
+from sparsify.storage.levels import Bitmap, Compressed, Dense, Grouped, Singleton, Sliced
+from sparsify.storage.slices import parents_of
 
 CAPABILITIES = (
     "can_iterate",
@@ -27,6 +30,7 @@ CAPABILITIES = (
         (Grouped(2), {"can_iterate", "is_padded"}),
         (Grouped(), {"can_iterate", "is_padded"}),
         (Bitmap(), {"can_iterate"}),
+        (Sliced(4), {"can_iterate", "is_padded"}),
     ],
     ids=lambda value: "" if isinstance(value, set) else str(value),
 )
@@ -69,7 +73,10 @@ def test_functions(found, at, begins, coordinates):
         assert found.locate(at, parents, torch.tensor(coordinates)).tolist() == positions.tolist()
 
 
-@pytest.mark.parametrize("text", ["grouped(2)", "grouped", "grouped(2, crd=int8)", "compressed(unordered)"])
+@pytest.mark.parametrize(
+    "text",
+    [*("grouped(2)", "grouped", "grouped(2, crd=int8)"), *("compressed(unordered)", "sliced(16, crd=int8)")],
+)
 def test_text_reads_back(text):
     name, _, rest = text.rstrip(")").partition("(")
     assert str(level(name, tuple(word.strip() for word in rest.split(",") if word))) == text
@@ -79,6 +86,7 @@ def test_text_reads_back(text):
     "name, parameters, message",
     [
         ("grouped", ("0",), r"grouped\(0\); 1 or more"),
+        ("sliced", ("0",), r"sliced\(0\); 1 or more"),
         ("grouped", ("2", "3"), "no parameter '3'"),
         ("grouped", ("crd=int4",), "crd=int4 of a grouped level; one of int8"),
         ("grouped", ("pos=int32",), "no parameter 'pos=int32'; it takes crd=int32, n"),
@@ -90,6 +98,29 @@ def test_text_reads_back(text):
 def test_refused(name, parameters, message):
     with pytest.raises(FormatError, match=message):
         level(name, parameters)
+
+
+def test_parents_of_a_slice_take_turns():
+    at = Arrays(9, 4, torch.tensor([0, 1, 3]), torch.tensor([7, 2, 0, 1, 4, 8]))
+    found = Sliced(2)
+    begins = found.begin(at, torch.arange(5))
+    assert begins.tolist() == [0, 1, 2, 3, 6]
+    parents = parents_of(begins, found.stride, 6)
+    assert parents.tolist() == [0, 1, 2, 3, 2, 3]
+    assert found.coordinate(at, parents, torch.arange(6)).tolist() == [7, 2, 0, 1, 4, 8]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("dense, sliced(2)", r"i%2: dense right above"),
+        ("i/3: dense, i%3: dense, j: sliced(2)", r"i%2: dense right above"),
+        ("i/2: dense, i%2: dense, j: sliced(2), k: compressed", "dense levels below, or none"),
+    ],
+)
+def test_slices_have_whole_parents_above(text, message):
+    with pytest.raises(FormatError, match=message):
+        Format(text)
 
 
 def test_no_level_locates_but_those_that_say_so():

@@ -10,7 +10,7 @@ import torch
 
 import sparsify
 from sparsify.errors import FormatError, InvalidTensorError
-from sparsify.storage import levels
+from sparsify.storage import known_levels
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "formats.md"
 @pytest.fixture(autouse=True)
 def strided(monkeypatch):
     """The level of the documentation, known during a test."""
-    monkeypatch.setattr(levels, "LEVELS", dict(levels.LEVELS))
+    monkeypatch.setattr(known_levels, "LEVELS", dict(known_levels.LEVELS))
     code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
     names: dict[str, object] = {}
     exec(code[1], names)
@@ -122,7 +122,7 @@ def test_refused():
 
 
 def test_kernels_of_other_rules_have_other_keys(strided):
-    before = levels.registered()
+    before = known_levels.registered()
     changed = dataclass(frozen=True, slots=True)(
         type(
             "Strided",
@@ -130,5 +130,5 @@ def test_kernels_of_other_rules_have_other_keys(strided):
             {"name": "strided", "letter": "t", "begin": lambda self, at, p: p * 2},
         )
     )
-    levels.LEVELS["strided"] = changed
-    assert levels.registered() != before
+    known_levels.LEVELS["strided"] = changed
+    assert known_levels.registered() != before

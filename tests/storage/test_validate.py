@@ -64,6 +64,32 @@ def test_malformed_bits(pattern, message):
         pattern.validated()
 
 
+def slices(pos, crd):
+    """A pattern [4, 5] over slices of two rows."""
+    arrays = torch.tensor(pos), torch.tensor(crd)
+    return Pattern(Format("i/2: dense, i%2: dense, j: sliced(2)"), (4, 5), *((None, None, a) for a in arrays))
+
+
+@pytest.mark.parametrize(
+    "pattern, message",
+    [
+        (slices([0, 1], [0, 1]), "pos of level 2 .* has 2 entries; 3"),
+        (slices([0, 1, 1], [0, 1, 2]), "crd of level 2 .* has 3 entries; a multiple of 2"),
+        (slices([0, 1, 1], [0, 1, 2, 3]), "ends with 1, there are 2 coordinates"),
+        (slices([0, 0, 2], [0, 1, 2, 1]), "entry 3 of level 2 .* is 1 after 1; ascending"),
+        (slices([0, 1, 2], [0, 5, 2, 1]), "entry 1 of crd of level 2 .* is 5, outside 0 to 4"),
+    ],
+    ids=str,
+)
+def test_malformed_slices(pattern, message):
+    with pytest.raises(InvalidTensorError, match=message):
+        pattern.validated()
+
+
+def test_slices_may_begin_lower_than_the_one_before_ends():
+    slices([0, 1, 2], [4, 3, 0, 1]).validated()
+
+
 @pytest.mark.parametrize(
     "pattern, message",
     [

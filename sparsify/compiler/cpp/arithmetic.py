@@ -12,6 +12,7 @@ from typing import Final
 from sparsify.compiler.cpp import types
 from sparsify.compiler.cpp.memory import INLINE
 from sparsify.compiler.cpp.unit import Template, Unit
+from sparsify.compiler.loops import nodes
 
 IDENTITIES: Final[dict[str, float]] = {"add": 0.0, "mul": 1.0, "min": float("inf"), "max": -float("inf")}
 # In the text of kernels where functions of the C library are called for each lane.
@@ -209,6 +210,15 @@ def lanewise(name: str, builtin: str, arguments: str) -> Template:
         return define(unit, name, dtype, lanes, arguments, body)
 
     return template
+
+
+def power_of_two(divisor: nodes.Expr, type: nodes.Type) -> int | None:
+    """The power of two that an integer divisor is, `None` where it is no constant or another number."""
+    match divisor:
+        case nodes.Literal(value, _) if type.dtype in ("int32", "int64") and value > 0:
+            power = int(value).bit_length() - 1
+            return power if 2**power == value else None
+    return None
 
 
 TEMPLATES: Final[dict[str, Template]] = {

@@ -16,6 +16,7 @@ from sparsify.compiler.cpp import (
     complex_numbers,
     elementary,
     halves,
+    lookups,
     marks,
     memory,
     names,
@@ -23,6 +24,7 @@ from sparsify.compiler.cpp import (
     random_numbers,
     shuffles,
     types,
+    wide,
 )
 from sparsify.compiler.cpp.expressions import Expressions
 from sparsify.compiler.cpp.statements import Statements
@@ -34,6 +36,8 @@ TEMPLATES: Final[dict[str, Template]] = {
     **memory.TEMPLATES,
     **marks.TEMPLATES,
     **bits.TEMPLATES,
+    **lookups.TEMPLATES,
+    **wide.TEMPLATES,
     **shuffles.TEMPLATES,
     **arithmetic.TEMPLATES,
     **elementary.TEMPLATES,

@@ -7,8 +7,8 @@ In: `fma(A_vals[p], T_vals[j * k_extent ..8], w_0)`. Out:
 from dataclasses import dataclass, field
 from typing import Final
 
-from sparsify.compiler.cpp import complex_numbers, random_numbers, types
-from sparsify.compiler.cpp.arithmetic import constant, identity, narrow
+from sparsify.compiler.cpp import complex_numbers, lookups, random_numbers, types, wide
+from sparsify.compiler.cpp.arithmetic import constant, identity, narrow, power_of_two
 from sparsify.compiler.cpp.bits import is_expanded_wide
 from sparsify.compiler.cpp.unit import Unit
 from sparsify.compiler.dtypes import REAL, STORED_HALVES
@@ -180,9 +180,11 @@ class Expressions:
             )
         if name == "logical_not":
             return f"!{within(self.write(args[0]), PREFIX)}", PREFIX
+        if name == "lookup":
+            return lookups.call(self, expr), ATOM
         if name == "uniform":
             return random_numbers.call(self, expr), ATOM
-        power = _power_of_two(args[1], type) if name in ("floordiv", "mod") else None
+        power = power_of_two(args[1], type) if name in ("floordiv", "mod") else None
         if power is not None:
             return self._by_power(name, args[0], power)
         helper = self.unit.use(name, type_of(args[0]).dtype, type.lanes)
@@ -236,6 +238,8 @@ class Expressions:
                 zero = types.literal(0, source.dtype) if source.dtype in REAL else "0"
                 return f"{within(self.write(value), EQUALITY + 1)} != {zero}", EQUALITY
             return f"({types.ELEMENTS[type.dtype]}){within(self.write(value), PREFIX)}", PREFIX
+        if wide.is_widened(source.dtype, type.dtype, type.lanes):
+            return wide.converted(self.unit, self.text(value), type.dtype), ATOM
         vector = self.unit.type(type.dtype, type.lanes)
         text = f"{within(self.write(value), BIT_AND)} & 1" if source.dtype == "bool" else self.text(value)
         return f"__builtin_convertvector({text}, {vector})", ATOM
@@ -382,14 +386,10 @@ def _open(count: nodes.Expr | None, lanes: int) -> nodes.Expr | None:
 def unwidened(indices: nodes.Expr) -> nodes.Expr:
     """Vector indices before their conversion to int64: a gather takes any integers."""
     match indices:
-        case nodes.Convert(value, nodes.Type("int64", _)) if type_of(value).dtype in ("int16", "int32"):
+        case nodes.Convert(value, nodes.Type("int64", _)) if type_of(value).dtype in (
+            "int8",
+            "int16",
+            "int32",
+        ):
             return value
     return indices
-
-
-def _power_of_two(divisor: nodes.Expr, type: nodes.Type) -> int | None:
-    match divisor:
-        case nodes.Literal(value, _) if type.dtype in ("int32", "int64") and value > 0:
-            power = int(value).bit_length() - 1
-            return power if 2**power == value else None
-    return None

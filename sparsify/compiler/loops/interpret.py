@@ -39,6 +39,7 @@ OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
     "count_bits": lambda x: np.int64(unsigned(x).bit_count()),
     "lowest_bit": lambda x: np.int64((unsigned(x) & -unsigned(x)).bit_length() - 1),
     "drop_bit": lambda x: x & (x - 1),
+    "lookup": lambda places, *table: np.concatenate(table)[places],
 }
 REDUCTIONS: Final = {
     "add": np.add,

@@ -59,7 +59,8 @@ class Literal(Expr):
 class Op(Expr):
     """A function of `einsum/functions.py`, or `fma floordiv mod`, on operands of one type; lane by lane.
 
-    Comparisons and logic give bool lanes; `where(c, a, b)` selects.
+    Comparisons and logic give bool lanes; `where(c, a, b)` selects. `lookup(i, a, b)`: of the lanes of `a`, then of
+    `b`, and so on, those that `i` numbers.
     """
 
     function: str

@@ -107,6 +107,24 @@ def annihilate(node: Node) -> Node | None:
     return None
 
 
+def divide_multiple(node: Node) -> Node | None:
+    """`(x * 8 + 4) // 4 -> x * 2 + 1`, `(x * 8 + 5) mod 4 -> 1` for integers."""
+    match node:
+        case Op("floordiv" | "mod" as name, (value, Literal(int(c), _) as divisor), type) if (
+            _is_integer(type) and c
+        ):
+            rest: Node = Literal(0, type)
+            if isinstance(value, Op) and value.function == "add":
+                value, rest = value.args
+            match value, rest:
+                case Op("mul", (x, Literal(int(a), _)), _), Literal(int(b), _) if a % c == 0:
+                    if name == "mod":
+                        return Literal(b % c, type)
+                    whole = Op("mul", (x, Literal(a // c, divisor.type)), type)
+                    return Op("add", (whole, Literal(b // c, type)), type)
+    return None
+
+
 def gather_constants(node: Node) -> Node | None:
     """`(x + 1) + 2 -> x + 3`, `(x - 1) + 2 -> x + 1`, `(x * 2) * 3 -> x * 6`, `(x + 1) + y -> (x + y) + 1`."""
     match node:
@@ -218,8 +236,8 @@ ARITHMETIC: Final[dict[str, Rule]] = {
     "add": first(fold_integers, constant_last, drop_neutral, gather_constants, subtract_negative),
     "sub": first(fold_integers, drop_neutral, annihilate, gather_constants, subtract_negative),
     "mul": first(fold_integers, constant_last, drop_neutral, annihilate, gather_constants),
-    "floordiv": first(fold_integers, drop_neutral),
-    "mod": first(fold_integers, annihilate),
+    "floordiv": first(fold_integers, drop_neutral, divide_multiple),
+    "mod": first(fold_integers, annihilate, divide_multiple),
 }
 LOGIC: Final[dict[str, Rule]] = {
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), fold_integers),

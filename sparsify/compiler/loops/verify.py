@@ -152,9 +152,13 @@ class Scope:
         assert fits, f"{where} has indices of type {found} for {lanes} lanes"
 
     def _operation(self, expr: nodes.Op, name: str, args: list[nodes.Type]) -> None:
+        kind = expr.type
+        if name == "lookup":
+            fits = args[0] == nodes.Type("int64", kind.lanes) and {*args[1:]} == {kind}
+            assert fits, f"{expr} needs a number for each lane, and vectors of {kind}"
+            return
         assert name in ARITIES, f"{expr} calls the unknown function {name}"
         assert len(args) == ARITIES[name], f"{name} takes {ARITIES[name]} operands, {expr} has {len(args)}"
-        kind = expr.type
         for arg in (kind, *args):
             assert arg.dtype not in STORED_HALVES, f"{expr} computes in {arg}, which is for memory"
         if name in COMPARISONS:

@@ -5,7 +5,8 @@ compressed(crd=int16)`, about 1.6 ms against 8.5 ms of torch's dense product.
 
 Rows of W that store the same columns, four at a time, share their coordinates and are read together: a block of four
 times three vectors of X needs seven loads for twelve products, one of eight times one vector nine for eight.
-One row of X leaves little to do but to read W: a bit for each column is less than a coordinate for each entry.
+One row of X leaves little to do but to read W: a bit for each column is less than a coordinate for each entry, and
+slices of rows with as many entries each, though they are padded, are read by whole vectors.
 """
 
 from collections.abc import Iterator
@@ -13,9 +14,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sparsify.compiler.schedule.machine import Machine
-from sparsify.compiler.schedule.product_cost import Packed, bit_vectors, bits_us, dense_us, packed_us
+from sparsify.compiler.schedule.product_cost import (
+    Packed,
+    bit_vectors,
+    bits_us,
+    dense_us,
+    is_looked_up,
+    packed_us,
+    slices_us,
+)
 from sparsify.storage.format import Format
 
 # Columns of a panel, and rows of a block, that are compared.
@@ -24,6 +34,13 @@ HEIGHTS: Final = (4, 1)
 # A bit for each column, for which one row of X is read in vectors.
 PANEL_BITS: Final = 64
 BITS: Final = Format(f"i: dense, j/{PANEL_BITS}: dense, j%{PANEL_BITS}: bitmap")
+# Rows of a slice, which are the lanes of a vector, and columns of which X lies in registers.
+SLICE_ROWS: Final = 16
+SLICE_COLUMNS: Final = 64
+SLICES: Final = Format(
+    f"i/{SLICE_ROWS}: dense, j/{SLICE_COLUMNS}: dense, i%{SLICE_ROWS}: dense, "
+    f"j%{SLICE_COLUMNS}: sliced({SLICE_ROWS}, crd=int8)"
+)
 # Bytes in which entries are multiplied at least: those of 16 bits as float32.
 LANE_BYTES: Final = 4
 # Bytes of a coordinate, and how many coordinates they tell apart.
@@ -85,7 +102,7 @@ def pack_matrix(
     value_bytes = value_bytes or item_bytes
     every = sorted(_packings(mask, rows, item_bytes, value_bytes, machine), key=lambda found: found.us)
     most = COMPACT * int(mask.sum()) * (value_bytes + 2)
-    kept = [found for found in every if (found.bytes <= most if compact else found.is_smaller)]
+    kept = [found for found in every if found.is_smaller and (found.bytes <= most or not compact)]
     if compact and not kept:
         return [min(every, key=lambda found: found.bytes)]
     return kept or every
@@ -116,6 +133,24 @@ def _packings(
         size = stored * value_bytes + panels * (PANEL_BITS // 8 + 4) + 4
         us = bits_us(vectors, size, outputs, columns, machine, lane_bytes)
         yield Packing(BITS, stored, outputs * columns, size, outputs * columns * item_bytes, us, dense)
+    if is_looked_up(SLICE_ROWS, machine, lane_bytes):
+        slots, tiles = slots_of(mask)
+        size = slots * SLICE_ROWS * (value_bytes + 1) + 4 * (tiles + 1)
+        us = slices_us(slots, tiles, rows, size, outputs, columns, machine, lane_bytes)
+        entries = outputs * columns
+        yield Packing(SLICES, slots * SLICE_ROWS, entries, size, entries * item_bytes, us, dense)
+
+
+def slots_of(mask: Tensor) -> tuple[int, int]:
+    """How many slots the slices of a matrix have, and in how many tiles: as many as the fullest row of each.
+
+    Args:
+        mask: [outputs, columns], where the matrix is not zero.
+    """
+    whole = pad(mask, (0, -mask.shape[1] % SLICE_COLUMNS, 0, -mask.shape[0] % SLICE_ROWS))
+    slices, panels = whole.shape[0] // SLICE_ROWS, whole.shape[1] // SLICE_COLUMNS
+    tiles = whole.view(slices, SLICE_ROWS, panels, SLICE_COLUMNS)
+    return int(tiles.sum(3).amax(1).sum()), slices * panels
 
 
 def _format(width: int, height: int, columns: int, short: int) -> Format:

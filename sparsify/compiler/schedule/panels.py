@@ -19,6 +19,7 @@ from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Notation, Split
 from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule import one_row
 from sparsify.compiler.schedule.chains import loop_names
 from sparsify.compiler.schedule.contract import product_factors
 from sparsify.compiler.schedule.sizes import Sizes
@@ -60,6 +61,7 @@ class Loops:
         width: the columns of a panel, 0 for all.
         height: the rows of a block.
         has_bits: whether the columns are stored as bits; panels then lie inside rows.
+        has_slices: whether the rows of a block have as many entries each, which take turns; so do panels then.
     """
 
     rows: str
@@ -71,10 +73,12 @@ class Loops:
     width: int
     height: int
     has_bits: bool = False
+    has_slices: bool = False
 
     def around(self, output: str) -> tuple[str, str]:
         """The loops around the stored columns, of which one is over `output`."""
-        return (output, self.panel) if self.has_bits else (self.panel, output)
+        is_inside = self.has_bits or self.has_slices
+        return (output, self.panel) if is_inside else (self.panel, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +107,15 @@ class Panels:
     def schedules(self, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
         """The best one first for operands of these sizes; nothing where a tile would not stay near."""
         rows = sizes.extents.get(self.row)
+        if self.loops.has_slices:
+            yield one_row.slices(self, lanes, self._part(sizes, 1))
+            return
         if rows == 1 and self.loops.has_bits:
-            yield self._bits(lanes, self._part(sizes, 1))
+            yield one_row.bits(self, lanes, self._part(sizes, 1))
         elif rows == 1 and not self.loops.block:
-            yield self._single(SETS if self._is_long(SETS, sizes) else SETS // 2, self._part(sizes, 1))
+            yield one_row.entries(
+                self, SETS if self._is_long(SETS, sizes) else SETS // 2, self._part(sizes, 1)
+            )
         tile = tile_rows(rows, lanes, item_bytes, self.loops.height, self._width(sizes))
         if self._width(sizes) * tile * item_bytes > TURNED_BYTES:
             return
@@ -152,22 +161,22 @@ class Panels:
         step = lcm(step, height)
         return -(-extent // (PARTS * step)) * step // height if extent >= 2 * step else 0
 
-    def _name(self, text: str) -> str:
+    def name(self, text: str) -> str:
         """A name that nothing has."""
         while text in self.taken:
             text += "_"
         return text
 
-    def _places(self) -> tuple[str, str, str]:
+    def places(self) -> tuple[str, str, str]:
         """Names for the loop over stored positions, over groups of them, and inside a group."""
-        place = self._name("p")
-        return place, self._name(f"{place}o"), self._name(f"{place}i")
+        place = self.name("p")
+        return place, self.name(f"{place}o"), self.name(f"{place}i")
 
-    def _collect(self, at: str) -> tuple[str, d.Precompute]:
+    def collect(self, at: str) -> tuple[str, d.Precompute]:
         """The temporary that holds the sums of a tile."""
         if self.collected != self.result:
             return self.collected, d.Precompute(self.collected, "thread", at=at)
-        name = self._name(f"tile_{self.collected}")
+        name = self.name(f"tile_{self.collected}")
         return name, d.Precompute(name, "thread", at=at, source=self.collected)
 
     def _tiled(self, size: int, sets: int, part: int) -> d.Schedule:
@@ -175,15 +184,15 @@ class Panels:
 
         Threads share parts of the outputs where `part` is not 0.
         """
-        outer, row = self._name(f"{self.row}o"), self._name(f"{self.row}i")
+        outer, row = self.name(f"{self.row}o"), self.name(f"{self.row}i")
         steps: list[d.Directive] = [d.Split(self.row, outer, row, size, masked=True)]
         shared, output = "", self.loops.output
         if part:
-            shared, output = self._name(f"{output}s"), self._name(f"{output}p")
+            shared, output = self.name(f"{output}s"), self.name(f"{output}p")
             steps.append(d.Split(self.loops.output, shared, output, part))
         columns = [self.loops.column]
         if sets > 1:
-            place, *columns = self._places()
+            place, *columns = self.places()
             steps.append(d.Pos(self.loops.column, place, self.weight.name))
             steps.append(d.Split(place, columns[0], columns[1], sets))
         first = [name for name in (shared, *self.leading, outer) if name]
@@ -191,17 +200,17 @@ class Panels:
         around = self.loops.around(output)
         inside = [name for name in (*around, *columns, self.loops.block, row) if name]
         steps.append(d.Order((*first, *inside)))
-        tile, collect = self._collect(outer)
-        turned = self._name(f"turned_{self.dense.name}")
+        tile, collect = self.collect(outer)
+        turned = self.name(f"turned_{self.dense.name}")
         packed = tuple(name for name in (self.loops.panel, self.loops.column) if name)
         if self.collected != self.result:
             steps += [d.Order((*first, row, *outputs), self.result), collect]
         else:
             steps += [collect, d.Order((*first, row, *outputs), self.result)]
-        sums = self._name("sums")
+        sums = self.name("sums")
         steps.append(d.Precompute(sums, "register", at=output, source=tile))
         if sets > 1:
-            apart = self._name("apart")
+            apart = self.name("apart")
             steps += [d.Precompute(apart, "register", source=sums, over=columns[1]), d.Unroll(columns[1])]
             steps.append(d.Vector(row, apart))
         steps += [
@@ -215,55 +224,6 @@ class Panels:
             d.Transpose(row, output, self.result),
             d.Vector(row, sums),
             d.Vector(row, tile),
-            d.Parallel(first[0], "dynamic", chunks=4),
-        ]
-        return d.Schedule(tuple(steps))
-
-    def _bits(self, lanes: int, part: int) -> d.Schedule:
-        """One row: the bits of vectors of columns at a time, a sum for each column of a panel."""
-        steps: list[d.Directive] = []
-        shared, output = "", self.loops.output
-        if part:
-            shared, output = self._name(f"{output}s"), self._name(f"{output}p")
-            steps.append(d.Split(self.loops.output, shared, output, part))
-        first = [name for name in (shared, *self.leading, self.row) if name]
-        steps.append(d.Order((*first, *self.loops.around(output), self.loops.column)))
-        tile, collect = self._collect(self.row)
-        if self.collected != self.result:
-            steps += [d.Order((*first, output), self.result), collect]
-        else:
-            steps += [collect, d.Order((*first, output), self.result)]
-        sums, column = self._name("sums"), self.loops.column
-        steps.append(d.Precompute(sums, "register", at=output, source=tile))
-        if lanes > 1:
-            apart = self._name("apart")
-            steps += [d.Precompute(apart, "register", source=sums, over=column), d.Vector(column)]
-        return d.Schedule((*steps, d.Parallel(first[0], "dynamic", chunks=4)))
-
-    def _single(self, sets: int, part: int) -> d.Schedule:
-        """One row: nothing to turn; the entries of a row of W in sets, one number each."""
-        place, group, member = self._places()
-        steps: list[d.Directive] = [
-            d.Pos(self.loops.column, place, self.weight.name),
-            d.Split(place, group, member, sets),
-        ]
-        shared, output = "", self.loops.output
-        if part:
-            shared, output = self._name(f"{output}s"), self._name(f"{output}p")
-            steps.append(d.Split(self.loops.output, shared, output, part))
-        first = [name for name in (shared, *self.leading, self.row) if name]
-        inside = [name for name in (self.loops.panel, output, group, member) if name]
-        steps.append(d.Order((*first, *inside)))
-        tile, collect = self._collect(self.row)
-        if self.collected != self.result:
-            steps += [d.Order((*first, output), self.result), collect]
-        else:
-            steps += [collect, d.Order((*first, output), self.result)]
-        sums = self._name("sums")
-        steps += [
-            d.Precompute(sums, "register", at=output, source=tile),
-            d.Precompute(self._name("apart"), "register", source=sums, over=member),
-            d.Unroll(member),
             d.Parallel(first[0], "dynamic", chunks=4),
         ]
         return d.Schedule(tuple(steps))
@@ -340,8 +300,8 @@ def weight_loops(program: Notation, declared: Declaration, access: Access) -> Lo
     lists = [number for number, stored in enumerate(levels) if not stored.level.is_full]
     if len(access.indices) != 2 or len(lists) != 1:
         return None
-    has_bits = levels[lists[0]].level.has_bits
-    if not has_bits and not isinstance(levels[lists[0]].level, Compressed):
+    listed = levels[lists[0]].level
+    if not (listed.has_bits or listed.stride > 1 or isinstance(listed, Compressed)):
         return None
     mode = levels[lists[0]].expression.mode
     rows, columns = (index_names(access)[m] for m in (1 - mode, mode))
@@ -352,8 +312,10 @@ def weight_loops(program: Notation, declared: Declaration, access: Access) -> Lo
         parts.append((stored.expression.mode == mode, found))
     is_column = [is_of_columns for is_of_columns, _ in parts]
     names = [name for _, name in parts]
-    if has_bits:
+    if listed.has_bits:
         return _rows_of_bits(rows, columns, splits, is_column, names)
+    if listed.stride > 1:
+        return _slices_of_rows(rows, columns, splits, is_column, names)
     if rows == columns or is_column[: lists[0] + 1] not in ([False, True], [True, False, True]):
         return None
     if len(parts) - lists[0] > 2 or is_column[lists[0] + 1 :] == [True]:
@@ -381,3 +343,14 @@ def _rows_of_bits(
         return None
     output, panel, column = names
     return Loops(rows, columns, panel, output, column, "", splits[columns].size, 1, has_bits=True)
+
+
+def _slices_of_rows(
+    rows: str, columns: str, splits: Mapping[str, Split], is_column: list[bool], names: list[str]
+) -> Loops | None:
+    """The loops over slices of rows, and in each over panels of columns."""
+    if rows == columns or is_column != [False, True, False, True]:
+        return None
+    output, panel, block, column = names
+    sizes = splits[columns].size, splits[rows].size
+    return Loops(rows, columns, panel, output, column, block, *sizes, has_slices=True)

@@ -25,6 +25,10 @@ SINGLE: Final = 2.8
 BIT_VECTOR: Final = 6.0
 EXPANDED_BYTES: Final = 4
 EXPANDED_LANES: Final = 8
+# Per slot of a slice and row of X, where one instruction looks numbers of X up in two registers; per list of slots.
+SLOT: Final = 7.0
+SLOTS: Final = 4.0
+LOOKED_UP_BYTES: Final = 64
 # Per vector of a tile of dense matrices; per entry of the matrix that is copied to panels.
 TILED: Final = 1.15
 COPIED: Final = 1.0
@@ -150,3 +154,23 @@ def bits_us(
     """The time of a call for one row of X and a weight that has a bit for each column."""
     moved = weight_bytes + item_bytes * (columns + outputs)
     return kernel_us((vectors * BIT_VECTOR + outputs * LIST) * machine.vector_us, moved, machine)
+
+
+def is_looked_up(slice_rows: int, machine: Machine, item_bytes: int) -> bool:
+    """Whether the rows of a slice fill a vector whose lanes are looked up in others by an instruction."""
+    return machine.vector_bytes >= LOOKED_UP_BYTES and slice_rows * item_bytes == machine.vector_bytes
+
+
+def slices_us(
+    slots: int,
+    lists: int,
+    rows: int,
+    weight_bytes: int,
+    outputs: int,
+    columns: int,
+    machine: Machine,
+    item_bytes: int,
+) -> float:
+    """The time of a call with a weight in slices, of which each row of X reads all."""
+    moved = weight_bytes + item_bytes * rows * (columns + outputs)
+    return kernel_us(rows * (slots * SLOT + lists * SLOTS) * machine.vector_us, moved, machine)

@@ -56,6 +56,11 @@ def either(x, y):
         (sub(ROW, lit(0)), ROW),
         (mul(lit(1), ROW), ROW),
         (op("floordiv", ROW, lit(1)), ROW),
+        (op("floordiv", add(mul(ROW, lit(8)), lit(4)), lit(4)), add(mul(ROW, lit(2)), lit(1))),
+        (op("floordiv", mul(ROW, lit(4)), lit(4)), ROW),
+        (op("floordiv", mul(ROW, lit(6)), lit(4)), op("floordiv", mul(ROW, lit(6)), lit(4))),  # unchanged
+        (op("mod", add(mul(ROW, lit(8)), lit(5)), lit(4)), lit(1)),
+        (op("mod", add(mul(ROW, lit(6)), lit(5)), lit(4)), op("mod", add(mul(ROW, lit(6)), lit(5)), lit(4))),
         (op("mod", ROW, lit(1)), lit(0)),
         (mul(ROW, lit(0)), lit(0)),
         (sub(ROW, ROW), lit(0)),

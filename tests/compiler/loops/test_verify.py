@@ -60,6 +60,7 @@ ILL_FORMED = [
     ([Store("Y", lit(0), Op("add", (ONE, lit(1)), F32))], "operands of types float32, int64"),
     ([Store("Y", lit(0), Op("add", (ONE,), F32))], "add takes 2 operands"),
     ([Store("Y", lit(0), Op("frobnicate", (ONE,), F32))], "unknown function frobnicate"),
+    ([Store("Y", lit(0), Op("lookup", (N, lit(1.0, VECTOR)), VECTOR))], "needs a number for each lane"),
     ([Store("Y", lit(0), Op("where", (N, ONE, ONE), F32))], "operands of types int64"),
     ([Declare(var("x"), op("div", N, N))], "operands of types int64, int64"),
     ([Declare(var("x"), op("exp", N))], "operands of types int64"),

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from sparsify.compiler.schedule.machine import Machine
-from sparsify.compiler.schedule.pack import COMPACT, Packing, pack_matrix
+import sparsify
+from sparsify.compiler.schedule.machine import Machine, scaled
+from sparsify.compiler.schedule.pack import COMPACT, SLICES, Packing, pack_matrix, slots_of
 
 
 def packed(density: float, rows: int, *, height: int = 1, outputs: int = 768, columns: int = 768) -> Packing:
@@ -25,6 +26,26 @@ def packed(density: float, rows: int, *, height: int = 1, outputs: int = 768, co
 )
 def test_panels_stay_in_the_nearest_cache(density, rows, text):
     assert str(packed(density, rows).format) == text
+
+
+@pytest.mark.parametrize(("density", "rows", "is_sliced"), [(0.1, 1, True), (0.5, 2, True), (0.1, 16, False)])
+def test_wide_vectors_look_few_rows_up(density, rows, is_sliced):
+    mask = torch.rand(770, 750, generator=torch.Generator().manual_seed(0)) < density
+    machine = scaled(1, 64)
+    found = pack_matrix(mask, rows, 4, machine)
+    assert ("sliced" in str(found[0].format)) == is_sliced
+    compact = pack_matrix(mask, rows, 4, machine, compact=True)[0]
+    assert compact.bytes <= COMPACT * 6 * int(mask.sum())
+    sliced = next(one for one in found if one.format == SLICES)
+    stored = sparsify.tensor(mask.float(), SLICES)
+    assert stored.pattern.nnz == sliced.stored
+    assert sliced.bytes == sum(a.nbytes for a in (stored.values(), *stored.pattern.arrays()))
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (16, 0), (1, 1)])
+def test_small_matrices_have_slots_too(shape):
+    mask = torch.ones(shape, dtype=torch.bool)
+    assert slots_of(mask)[0] * 16 == sparsify.tensor(mask.float(), SLICES).pattern.nnz
 
 
 def zeros(name: str, outputs: int, columns: int) -> torch.Tensor:

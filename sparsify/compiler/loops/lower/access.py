@@ -5,19 +5,23 @@ In: `T[j,k]` with `k` at `k0 + lane`. Out: `T_vals[j * k_extent + k0 ..8]`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from sparsify.compiler.dtypes import computing
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, constant, convert
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, constant, convert, integer, minus, plus
 from sparsify.compiler.loops.lower import temporaries
-from sparsify.compiler.loops.lower.environment import Coordinate, Environment
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, scalar
 from sparsify.compiler.loops.lower.levels import level_variable, place_of
 from sparsify.errors import DiscordantError, ScheduleError
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
+
+# Vectors of a table in registers at most.
+MOST_LOOKED_UP: Final = 64
 
 
 def position_of(low: Lowering, access: Access, env: Environment) -> tuple[str, Coordinate]:
@@ -58,6 +62,28 @@ def register_name(low: Lowering, access: Access, env: Environment) -> loops.Var:
     return loops.Var("_".join(parts), register.type)
 
 
+def lookup(low: Lowering, access: Access, env: Environment) -> loops.Expr | None:
+    """An element a lane of a temporary in registers, at a coordinate a lane; `None` where all lanes have the same."""
+    register = env.registers[access.tensor]
+    index = register.vector_index
+    if index is None or env.lane is None or env.coordinates[index].vector is None:
+        return None
+    if register.vectors > MOST_LOOKED_UP:
+        raise ScheduleError(
+            f"{register.name} is a table of {register.vectors} vectors, in registers",
+            f"at most {MOST_LOOKED_UP}: split {index}, or pack it in thread",
+        )
+    lanes, known = env.lane.lanes, env.ranges.get(index)
+    begin = ZERO if known is None else known.begin
+    places = env.coordinates[index].plus(scalar(minus(ZERO, begin))).as_vector(lanes)
+    along = replace(env, lane=replace(env.lane, index=index))
+    table = [
+        register_name(low, access, along.with_coordinate(index, scalar(plus(begin, integer(n * lanes)))))
+        for n in range(register.vectors)
+    ]
+    return loops.Op("lookup", (places, *table), register.type)
+
+
 def lanes_in_use(low: Lowering, access: Access, env: Environment) -> loops.Expr | None:
     """How many lanes of the vector at `access` belong to the range of the lanes; `None` for all.
 
@@ -76,7 +102,7 @@ def load(low: Lowering, access: Access, env: Environment) -> loops.Expr:
 def _load(low: Lowering, access: Access, env: Environment) -> loops.Expr:
     """The value of an access as it is stored."""
     if access.tensor in env.registers:
-        return register_name(low, access, env)
+        return lookup(low, access, env) or register_name(low, access, env)
     if (transposed := low.transposed.get(access)) is not None:
         return transposed
     buffer, position = position_of(low, access, env)

@@ -102,7 +102,7 @@ class LaneContext:
 class Register:
     """A temporary in registers: its elements are variables named by the constants of its indices.
 
-    `is_reduced`: its lanes are combined with each other later.
+    `is_reduced`: its lanes are combined with each other later. `vectors`: how many there are along `vector_index`.
     """
 
     name: str
@@ -110,6 +110,7 @@ class Register:
     vector_index: str | None
     type: Type
     is_reduced: bool = False
+    vectors: int = 1
 
 
 @dataclass(frozen=True, slots=True)

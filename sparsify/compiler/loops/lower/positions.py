@@ -43,6 +43,11 @@ def driver_of_position(
         if place.levels == len(levels) or is_located(levels[place.levels]):
             continue
         if level_variable(low, access, levels[place.levels]) == relation.index:
+            if levels[place.levels].level.stride > 1:
+                raise ScheduleError(
+                    f"{relation.position} runs over positions of {access}, which take turns with those of neighbours",
+                    f"loop over {relation.index}",
+                )
             return access, place
     raise ScheduleError(
         f"{relation.position} runs over positions of {relation.tensor}, which has not been entered up to "

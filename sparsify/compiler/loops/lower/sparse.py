@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, both, compare, larger, minus, plus, smaller
-from sparsify.compiler.loops.lower import bits, locate, prefetch, remarked
+from sparsify.compiler.loops.arithmetic import (
+    ONE,
+    ZERO,
+    both,
+    compare,
+    integer,
+    larger,
+    minus,
+    plus,
+    smaller,
+)
+from sparsify.compiler.loops.lower import bits, locate, prefetch, remarked, slices
 from sparsify.compiler.loops.lower.enter import body_at
 from sparsify.compiler.loops.lower.environment import Environment, Place, Range, scalar
 from sparsify.compiler.loops.lower.intersect import intersection
@@ -70,14 +80,15 @@ def stored_accesses(low: Lowering, node: Node, env: Environment) -> list[Access]
     ]
 
 
-def level_range(low: Lowering, access: Access, place: Place) -> Range:
-    """The positions of the level that `access` has reached."""
-    if not place.position.is_uniform:
+def level_range(low: Lowering, access: Access, place: Place, *, in_lanes: bool = False) -> Range:
+    """The positions of the level that `access` has reached; of the parent in the first lane, where they differ."""
+    if not (place.position.is_uniform or in_lanes):
         raise ScheduleError(
             f"the lanes of a vector loop reach different rows of {access}", "vector an inner loop"
         )
     start = place.position.start
-    after = plus(start, ONE) if place.segment_end is None else place.segment_end
+    stride = low.declaration(access.tensor).format.levels[place.levels].level.stride
+    after = plus(start, integer(stride)) if place.segment_end is None else place.segment_end
     begin, end = (first_below(low, access, place.levels, parent) for parent in (start, after))
     return Range(begin, end)
 
@@ -132,8 +143,11 @@ def _single(
 ) -> Lowered:
     """`for p in pos[q]..pos[q + 1]: j = crd[p]; body`."""
     cursor = Cursor.start(low, access, env)
-    if low.declaration(access.tensor).format.levels[cursor.level].level.has_bits:
+    level = low.declaration(access.tensor).format.levels[cursor.level].level
+    if level.has_bits:
         return bits.iterate(low, loop, cursor, env, limits)
+    if level.stride > 1:
+        return slices.iterate(low, loop, cursor, env, limits)
     reach = cursor.within(limits)
     if cursor.repeats:
         return _segments(low, loop, cursor, reach, env)
@@ -180,7 +194,8 @@ def _segments(
 class Cursor:
     """An operand that is walked along a level: variable `var`, from `reach.begin` to `end`.
 
-    In a window its coordinates are those of the loop's variable plus `shift`.
+    In a window its coordinates are those of the loop's variable plus `shift`. `in_lanes`: `parent` and `reach` are
+    those of the first lane, and each lane has a parent of its own.
     """
 
     access: Access
@@ -193,17 +208,19 @@ class Cursor:
     end: loops.Var
     declarations: tuple[loops.Stmt, ...] = ()
     shift: loops.Expr = ZERO
+    in_lanes: bool = False
 
     @classmethod
     def start(cls, low: Lowering, access: Access, env: Environment) -> Cursor:
         """The cursor of `access` on the level that it has reached."""
         place = place_of(low, access, env)
-        reach = level_range(low, access, place)
+        in_lanes = slices.is_in_lanes(low, access, place, env)
+        reach = level_range(low, access, place, in_lanes=in_lanes)
         name = f"p{access.tensor}{place.levels + 1}"
         again = repeats(low, access, place.levels)
         nothing = loops.Var("", loops.INT)
         parent = place.position.start
-        cursor = cls(access, place.levels, name, parent, reach, again, nothing, nothing)
+        cursor = cls(access, place.levels, name, parent, reach, again, nothing, nothing, in_lanes=in_lanes)
         mode = low.declaration(access.tensor).format.levels[place.levels].expression.mode
         index = access.indices[mode]
         return cursor if isinstance(index, Index) else cursor._in_window(low, mode, env)

@@ -78,7 +78,7 @@ def _register(
     """One variable for each element of a temporary in registers."""
     lanes = low.lanes
     kinds = {index: _kinds(node, index) for index in temporary.indices}
-    vectors = [index for index in temporary.indices if kinds[index] == {notation.Vector}]
+    vectors = [i for i in temporary.indices if kinds[i] == {notation.Vector} or _is_table(node, i, kinds[i])]
     for index in temporary.indices:
         looping = kinds[index] & {notation.Serial, notation.Vector, notation.Parallel}
         if index not in vectors and looping and (lanes > 1 or notation.Serial in kinds[index]):
@@ -96,11 +96,13 @@ def _register(
     kind = loops.Type(temporary.dtype, width)
     lane = vectors[0] if vectors else None
     is_reduced = lane is not None and _is_reduced(low, node, temporary.name, lane)
-    register = Register(low.fresh(temporary.name), temporary.indices, lane, kind, is_reduced)
+    counts = {index: _static_bound(low, index, temporary, env) for index in temporary.indices}
+    if lane is not None:
+        counts[lane] = -(-counts[lane] // width)
+    along = counts[lane] if lane is not None else 1
+    register = Register(low.fresh(temporary.name), temporary.indices, lane, kind, is_reduced, along)
     names = [register.name]
-    for index in temporary.indices:
-        count = _static_bound(low, index, temporary, env)
-        count = -(-count // width) if index == register.vector_index else count
+    for count in counts.values():
         names = [f"{name}_{n}" for name in names for n in range(count)]
     value = loops.Literal(low.fill_of(Access(temporary.name)) if start is None else start, kind)
     low.names.update(names)
@@ -117,6 +119,18 @@ def _is_reduced(low: Lowering, node: notation.Let, name: str, lane: str) -> bool
             if lane not in written:
                 return True
     return False
+
+
+def _is_table(node: Node, index: str, kinds: set[type[notation.Kind]]) -> bool:
+    """Whether a temporary is written in vectors along `index`, and read at any of its coordinates in other lanes."""
+    if kinds != {notation.Vector, notation.Serial}:
+        return False
+    around = [
+        n for n in find(node, notation.Forall) if isinstance(n.kind, notation.Vector) and n.index != index
+    ]
+    loops_over = [n for n in find(node, notation.Forall) if n.index == index]
+    within = {id(n) for outer in around for n in find(outer.body, notation.Forall)}
+    return all(isinstance(n.kind, notation.Vector) or id(n) in within for n in loops_over)
 
 
 def _kinds(node: Node, index: str) -> set[type[notation.Kind]]:

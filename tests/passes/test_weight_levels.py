@@ -1,4 +1,4 @@
-"""Layers whose weights have a bit for each column are compiled, exported, copied and differentiated like others."""
+"""Layers whose weights have bits or slices are compiled, exported, copied and differentiated like others."""
 
 import copy
 import pickle
@@ -9,18 +9,22 @@ from torch import nn
 
 from sparsify.passes.apply import apply
 
-RULE = {"targets": ["param:*weight"], "role": "weight", "format": "i: dense, j/64: dense, j%64: bitmap"}
-RECIPE = {"schema": 1, "name": "bits", "sparsify": [{**RULE, "source": "given"}]}
+FORMATS = {
+    "bitmap": "i: dense, j/64: dense, j%64: bitmap",
+    "sliced": "i/16: dense, j/64: dense, i%16: dense, j%64: sliced(16, crd=int8)",
+}
+RULE = {"targets": ["param:*weight"], "role": "weight", "source": "given"}
 
 
-@pytest.fixture(scope="module")
-def made():
+@pytest.fixture(scope="module", params=FORMATS)
+def made(request):
+    rule = {**RULE, "format": FORMATS[request.param]}
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(128, 32), nn.ReLU()).eval().requires_grad_(False)
-    model[0].weight.mul_(torch.rand(32, 128) < 0.5)
+    model = nn.Sequential(nn.Linear(128, 40), nn.ReLU()).eval().requires_grad_(False)
+    model[0].weight.mul_(torch.rand(40, 128) < 0.5)
     x = torch.randn(1, 128)
-    sparse = apply(model, RECIPE, (x,))
-    assert "bitmap" in str(sparse.report.weights[0].format)
+    sparse = apply(model, {"schema": 1, "name": "levels", "sparsify": [rule]}, (x,))
+    assert request.param in str(sparse.report.weights[0].format)
     return model, sparse, x
 
 
