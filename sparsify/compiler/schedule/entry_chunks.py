@@ -10,45 +10,26 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.chunks import Steps, held, with_copies
+from sparsify.compiler.schedule.chunks import Chunks, Steps, held
 from sparsify.compiler.schedule.entry_rows import EntryRows
 from sparsify.compiler.schedule.rescale import PART
 from sparsify.compiler.schedule.row_chain import Nest, RowChain
-from sparsify.compiler.schedule.two_passes import TwoPasses
 
 # Vectors of entries in a chunk.
 CHUNK_VECTORS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class EntryChunks:
-    """The loops over the entries of rows, cut into chunks.
+class EntryChunks(Chunks[EntryRows]):
+    """The loops over the entries of rows, cut into chunks."""
 
-    Attributes:
-        rows: what decides the loops.
-        passes: where the chain is cut.
-    """
-
-    rows: EntryRows
-    passes: TwoPasses
-
-    def recomputed(self) -> d.Schedule:
-        """Two passes over the chunks of a row, of which the second computes again what it needs of the first."""
-        steps, chain = with_copies(self.rows.chain, self.passes)
-        return self._schedule(steps, chain, "")
-
-    def online(self) -> d.Schedule:
-        """One pass over the chunks of a row, sums rescaled where its maximum grows."""
-        chain = self.rows.chain
-        return self._schedule([], chain, chain.nests[self.passes.end].result)
-
-    def _schedule(self, steps: Steps, chain: RowChain, maximum: str) -> d.Schedule:
-        """The schedule of a chain whose maximum is rescaled, "" for none."""
-        rows, name = replace(self.rows, chain=chain), chain.fresh
+    def schedule(self, first: Steps, chain: RowChain, maximum: str) -> d.Schedule:
+        """The schedule of a chain, `first` before its own steps; its maximum is rescaled, "" for none."""
+        rows, name = replace(self.whole, chain=chain), chain.fresh
         position, chunk, inside = name("p"), name("pc"), name("pr")
         group, member = name("po"), name("pi")
         steps = [
-            *steps,
+            *first,
             d.Pos(chain.listed, position, chain.mask.name),
             d.Split(position, chunk, inside, CHUNK_VECTORS * rows.lanes),
             d.Split(inside, group, member, rows.lanes),

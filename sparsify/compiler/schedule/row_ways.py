@@ -13,7 +13,6 @@ from typing import Final, Literal
 
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chain_cost import TILED
-from sparsify.compiler.schedule.chunks import Chunks
 from sparsify.compiler.schedule.cost import ELEMENTARY
 from sparsify.compiler.schedule.entry_chunks import CHUNK_VECTORS, EntryChunks
 from sparsify.compiler.schedule.entry_modes import EntryModes
@@ -21,6 +20,7 @@ from sparsify.compiler.schedule.entry_rows import EntryRows
 from sparsify.compiler.schedule.machine import Machine, scaled
 from sparsify.compiler.schedule.row_chain import RowChain
 from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.compiler.schedule.strip_chunks import StripChunks
 from sparsify.compiler.schedule.strips import STRIP_ROWS, Strips
 from sparsify.compiler.schedule.two_passes import ENTRIES, two_passes
 
@@ -72,17 +72,21 @@ def _schedules(
     if not is_apart:
         yield from (("strip", schedule) for schedule in together.schedules())
     passes = two_passes(chain) if is_apart else None
-    for kept, made in ((strips, Chunks), (rows, EntryChunks)):
-        for schedule in kept.schedules():
-            yield "strip", schedule
-            if passes is None:
-                continue
-            chunks = made(kept, passes)  # type: ignore[arg-type]
-            if passes.is_rescaled:
-                yield "online", chunks.online()
-            yield "recomputed", chunks.recomputed()
+    for schedule in strips.schedules():
+        yield "strip", schedule
+        yield from () if passes is None else _in_chunks(StripChunks(strips, passes))
+    for schedule in rows.schedules():
+        yield "strip", schedule
+        yield from () if passes is None else _in_chunks(EntryChunks(rows, passes))
     if is_apart:
         yield from (("strip", schedule) for schedule in together.schedules())
+
+
+def _in_chunks(chunks: StripChunks | EntryChunks) -> Iterator[tuple[Name, d.Schedule]]:
+    """The schedules that hold a chunk of a row at a time."""
+    if chunks.passes.is_rescaled:
+        yield "online", chunks.online()
+    yield "recomputed", chunks.recomputed()
 
 
 @dataclass(frozen=True, slots=True)
