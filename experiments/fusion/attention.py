@@ -19,6 +19,7 @@ from sparsify.bench.peers import Call
 from sparsify.bench.place import Place
 from sparsify.bench.products import ITEM, against, row, scaled
 from sparsify.bench.roofline import Work
+from sparsify.passes.dropped import SEEDS, is_kept, kept_factor, threshold
 from sparsify.storage.tensor import SparseTensor
 
 HEADS: Final = 12
@@ -32,6 +33,12 @@ P[h,i,j] = exp(S[h,i,j] - where(m[h,i] == -inf, 0, m[h,i]))
 d[h,i] += P[h,i,j]
 Y[h,i,l] += P[h,i,j] * V[h,j,l] / where(d[h,i] == 0, 1, d[h,i])
 """
+
+DROPPED: Final = 0.1
+DRAWN: Final = "uniform(seed[h], i, j)"
+DROP: Final = f"""
+F[h,i,j] = where(stored(S[h,i,j]), where({DRAWN} < {threshold(DROPPED)!r}, 0, {kept_factor(DROPPED)!r}), 0)
+D[h,i,j] = P[h,i,j] * F[h,i,j]"""
 
 
 def blocked(
@@ -79,6 +86,54 @@ def backward(tokens: int, block: int, place: Place, sdpa_ratio: float | None = N
     theirs = {"SDPA's backward with mask": gradients(_sdpa(Q, K, V, kept), operands, given)}
     case = against(case, gradients(ours(), operands, given), theirs)
     case.targets = [Target("sparsify", tuple(theirs), sdpa_ratio, "SDPA with mask")]
+    return case
+
+
+def dropped(tokens: int, block: int, place: Place, sdpa_ratio: float | None = None) -> Case:
+    """A step forwards and backwards that drops a tenth of the weights; only ours can be known to be right."""
+    tokens = scaled(tokens, place) // block * block
+    kept = patterns.bigbird(tokens, block=block).to_dense()
+    forward, plainly, *operands = _case(
+        f"attention-dropout-{tokens}-{block}", kept, f"bcsr({block},{block})", HEADS
+    )
+    seeds = torch.randint(SEEDS, (HEADS,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    M = sparsify.tensor(kept.float(), f"bcsr({block},{block})")
+    text = TEXT.replace("Y[h,i,l] += P", f"{DROP}\nY[h,i,l] += D")
+    given = torch.randn(operands[0].shape, generator=torch.Generator().manual_seed(2))
+
+    def step(attend: Callable[..., Tensor], leaves: Sequence[Tensor], seed: Tensor) -> Call:
+        return lambda: torch.autograd.grad(attend(*leaves), leaves, seed)
+
+    def ours(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+        found: Tensor = sparsify.evaluate(text, "Y", M=M, Q=Q, K=K, V=V, seed=seeds)
+        return found
+
+    def torchs(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+        return scaled_dot_product_attention(Q[None], K[None], V[None], kept, DROPPED, scale=0.125)[0]
+
+    def expected() -> Tensor:
+        """Head by head, as torch keeps all scores of its heads."""
+        wide = [operand.detach().double().requires_grad_() for operand in operands]
+        for Q, K, V, seed, gradient in zip(*(leaf.unbind() for leaf in wide), seeds, given, strict=True):
+            scores = (0.125 * Q @ K.T).masked_fill(~kept.bool(), -torch.inf)
+            left = is_kept(seed, scores.shape, DROPPED) / (1 - DROPPED)
+            (torch.softmax(scores, -1) * left @ V).backward(gradient.double())
+        return plain(tuple(leaf.grad for leaf in wide))
+
+    for operand in operands:
+        operand.requires_grad_()
+    theirs = {"without dropout": lambda *_: plainly(), "SDPA with mask and dropout": torchs}
+    case = replace(forward, expected=expected, least=None)
+    against(
+        case,
+        step(ours, operands, given),
+        {name: step(call, operands, given) for name, call in theirs.items()},
+    )
+    case.contenders = [replace(one, is_checked=not one.baseline) for one in case.contenders]
+    case.targets = [
+        Target("sparsify", (name,), ratio, name)
+        for name, ratio in zip(theirs, (1 / 1.3, sdpa_ratio), strict=True)
+    ]
     return case
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from experiments.foundation import command
 from experiments.fusion import graph_attention, layers
-from experiments.fusion.attention import backward, blocked, one_head, sliding
+from experiments.fusion.attention import backward, blocked, dropped, one_head, sliding
 from experiments.fusion.experts import experts, step
 from experiments.fusion.memory import peak
 from sparsify.bench.harness import Clock
@@ -34,6 +34,10 @@ CASES: Final[Mapping[str, command.Make]] = {
     "attention-one-head-1024-16": partial(one_head, 1024, 16),
     **{
         f"attention-backward-{tokens}-{block}": partial(backward, tokens, block, sdpa_ratio=5.0)
+        for tokens, block in BLOCKED
+    },
+    **{
+        f"attention-dropout-{tokens}-{block}": partial(dropped, tokens, block, sdpa_ratio=5.0)
         for tokens, block in BLOCKED
     },
     **{f"experts-{count}": partial(experts, count, ratio=1.3) for count in (8, 64)},

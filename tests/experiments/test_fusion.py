@@ -30,6 +30,12 @@ def test_row(name):
     assert row["name"] in table([row])
 
 
+def test_only_ours_drops_what_is_known():
+    row = command.run_row("attention-dropout-1024-16", TINY, quick=True)
+    errors = {contender["name"]: contender["error"] for contender in row["contenders"]}
+    assert errors["sparsify"] < 1e-5 and errors["SDPA with mask and dropout"] is None
+
+
 def test_memory_is_linear_in_what_is_stored():
     row = command.run_row("attention-memory-16384-64", Place(None, 0.25), quick=True)
     assert {target["label"]: target["reached"] for target in row["targets"] if not target["met"]} == {}
