@@ -18,6 +18,7 @@ from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.notation.lane import lane_bytes, lanes
 from sparsify.compiler.schedule.chain_cost import chain_us
 from sparsify.compiler.schedule.cost import known_extents, statement_us, tensor_bytes
+from sparsify.compiler.schedule.entry_cost import EntryCost
 from sparsify.compiler.schedule.machine import scaled
 from sparsify.compiler.schedule.product_cost import kernel_us
 from sparsify.compiler.schedule.row_chain import RowChain, row_chain
@@ -121,9 +122,14 @@ def _priced(
     counts = {**stored, **{declared.name: around * stored[chain.mask.name] for declared in sparse}}
     given = [d for d in program.declarations if d.name in (*program.inputs, *program.outputs)]
     inside = [d for d in program.declarations if d.name not in (*program.inputs, *program.outputs)]
-    busy = chain_us(program, chain, extents, counts, machine)
     moved = sum(tensor_bytes(declared, extents, counts) for declared in given)
-    apart = sum(statement_us(program, s, extents, counts, machine) for s in program.statements)
+    if chain.within_row:
+        busy = chain_us(program, chain, extents, counts, machine)
+        apart = sum(statement_us(program, s, extents, counts, machine) for s in program.statements)
+    else:
+        cost = EntryCost.of(program, chain, extents, stored[chain.mask.name], machine)
+        busy = cost.fused_us()
+        apart = sum(kernel_us(cost.apart_us(nest), 0.0, machine) for nest in chain.nests)
     held = sum(tensor_bytes(declared, extents, counts) for declared in inside)
     held_us = tuple((way, kernel_us(busy + (way.extra_us or 0.0), moved, machine)) for way in ways)
     # How a row is held counts among the ways alone: apart, no more than the bytes of temporaries are counted.

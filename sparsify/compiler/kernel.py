@@ -270,6 +270,12 @@ def plan(
     return _plan(program, text, options or current(), sizes)
 
 
+def planned(program: Program, plan: Sequence[DenseProduct | Step | Convert]) -> Kernel:
+    """The kernel of a program whose steps are given, before anything is compiled."""
+    options = current()
+    return _planned(program, tuple(plan), None, options, target.vector_bytes(options))
+
+
 def prepare_all(wanted: Sequence[tuple[Kernel, Sizes]]) -> list[Exception | None]:
     """Compiles what these kernels need for operands of these sizes, all side by side.
 

@@ -134,9 +134,22 @@ def steps(
         if (parts := divided_rows(program, sizes)) is not None:
             before, after = ([] if p is None else steps(p, sizes) for p in (parts.first, parts.last))
             return (*before, Step(parts.rows), Step(parts.columns, (parts.twin,)), *after)
-        split = contract(count_unstored(name_extents(program), sizes), sizes)
-        program, sizes = split.program, sizes.expecting(split.stored)
-    program = program if scheduled else name_extents(narrow(cut(program)))
+        return apart(program, sizes)
+    return _each(program, sizes, order, scheduled=True)
+
+
+def apart(program: Program, sizes: Sizes = UNKNOWN) -> tuple[DenseProduct | Step | Convert, ...]:
+    """The steps of `program` with one for each statement, be one kernel expected to be faster or not."""
+    program = collect(program)
+    split = contract(count_unstored(name_extents(program), sizes), sizes)
+    program = name_extents(narrow(cut(split.program)))
+    return _each(program, sizes.expecting(split.stored), None, scheduled=False)
+
+
+def _each(
+    program: Program, sizes: Sizes, order: tuple[str, ...] | None, *, scheduled: bool
+) -> tuple[DenseProduct | Step | Convert, ...]:
+    """A step for each statement, and what their results need; loops as a schedule orders them, if there is one."""
     made: list[DenseProduct | Step | Convert] = []
     for statement in program.statements:
         product = None if scheduled else dense_product(program, statement)
@@ -144,6 +157,11 @@ def steps(
             product = None
         made += _written(program, statement, sizes, order) if product is None else [product]
     return tuple(made)
+
+
+def joined(program: Program) -> tuple[Step, *tuple[Convert, ...]]:
+    """The steps of `program` with one kernel for all statements, be several expected to be faster or not."""
+    return _whole(collect(program))
 
 
 def joined_rows(program: Program, sizes: Sizes) -> Fusion | None:

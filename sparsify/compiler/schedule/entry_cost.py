@@ -1,0 +1,212 @@
+"""What a row-wise chain over single entries costs: as one kernel, and as a kernel for each of its statements.
+
+In:  attention over edges, 8 heads of 8 features, 120,000 edges. Out: 1,500 us as one kernel, 4,300 us as five.
+
+Both forms are priced nest by nest, so that what they share drops out of the comparison. Apart, the entries of a head
+lie behind each other: vectors fill with the entries of a row, what columns have is picked number by number, and results
+go through memory. In one kernel all heads of an entry may lie beside each other; where they do not, entries are taken
+in groups of a vector, and those that are left of a row one by one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Final
+
+from sparsify.compiler.dtypes import BYTES
+from sparsify.compiler.einsum.nodes import Access, Call, Expr, Index, Program, Reduce
+from sparsify.compiler.node import Node, children, find
+from sparsify.compiler.schedule.cost import ARITHMETIC, ELEMENTARY, LINE_BYTES, PICKED, POINTWISE
+from sparsify.compiler.schedule.entry_modes import EntryModes
+from sparsify.compiler.schedule.machine import Machine
+from sparsify.compiler.schedule.row_chain import Nest, RowChain
+from sparsify.compiler.schedule.sizes import Sizes
+
+# Vectors' times, fitted to measurements on AVX-512 with one thread.
+# Per row that a nest loops over; per vector of entries that is computed or reduced; per number that is picked alone.
+ROW: Final = 15.0
+ENTRY: Final = 2.0
+NUMBER: Final = 6.0
+# Per sum of an entry: by a kernel of its own; beside those of other heads; in a group of entries; of one left over.
+ALONE: Final = 10.0
+BESIDE: Final = 5.0
+GROUPED: Final = 4.0
+LEFT: Final = 36.0
+# How much longer functions of entries take where a short row ends before the next one begins.
+WAITING: Final = 2.0
+# What loops do not hide of the time that rows of tables take on their way.
+HIDDEN: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class EntryCost:
+    """A chain and what its price depends on.
+
+    Attributes:
+        program: its statements.
+        chain: what they compute.
+        extents: of all index variables.
+        stored: entries of the pattern.
+        machine: its figures.
+        lanes: of a vector.
+        is_beside: whether one kernel takes all heads of an entry at a time.
+    """
+
+    program: Program
+    chain: RowChain
+    extents: Mapping[str, int]
+    stored: int
+    machine: Machine
+    lanes: int
+    is_beside: bool
+
+    @classmethod
+    def of(
+        cls, program: Program, chain: RowChain, extents: Mapping[str, int], stored: int, machine: Machine
+    ) -> "EntryCost":
+        """The prices of a chain whose pattern stores so many entries."""
+        item = max(BYTES[program.declaration(name).dtype] for name in program.outputs)
+        lanes = max(1, machine.vector_bytes // item)
+        modes = EntryModes(chain, lanes, item, Sizes(dict(extents), {chain.mask.name: stored}))
+        is_beside = modes.fits and modes.cycles() <= modes.cycles_apart() and any(modes.schedules())
+        return cls(program, chain, extents, stored, machine, lanes, is_beside)
+
+    def fused_us(self) -> float:
+        """The time of one thread for the loops of one kernel."""
+        made = self._beside if self.is_beside else self._grouped
+        return sum(made(nest) + self._gathered_us(nest, self.is_beside) for nest in self.chain.nests)
+
+    def apart_us(self, nest: Nest) -> float:
+        """The time of one thread for the loops of a nest in a kernel of its own, which reads and writes its entries."""
+        return self._apart(nest) + self._gathered_us(nest, False) + self._moved_us(nest)
+
+    @property
+    def heads(self) -> int:
+        """Iterations around the rows."""
+        return prod(self.extents[name] for name in self.chain.leading)
+
+    @property
+    def entries(self) -> float:
+        """Entries of all heads."""
+        return float(self.heads * self.stored)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all heads."""
+        return self.heads * self.extents[self.chain.row]
+
+    @property
+    def mean(self) -> float:
+        """Entries of a row."""
+        return self.stored / max(1, self.extents[self.chain.row])
+
+    def _apart(self, nest: Nest) -> float:
+        """Loops of a kernel of its own."""
+        vectors = self.rows * ceil(self.mean / self.lanes)
+        picked, others = self._numbers(nest), self._others(nest)
+        match nest.kind:
+            case "scores":
+                each = ALONE + self._along(nest) + self._outside(nest) + NUMBER * others
+                busy = self.entries * each
+            case "reduction" if picked:  # one after the other
+                busy = self.entries * (NUMBER * (picked + others) + self._outside(nest))
+            case "entries" | "reduction":
+                busy = vectors * (ENTRY + WAITING * self._outside(nest)) + self.entries * NUMBER * picked
+            case "product" | "columns":
+                busy = self.entries * (PICKED + self._along(nest))
+            case _:
+                return self._of_rows(nest)
+        return (busy + self.rows * ROW) * self.machine.vector_us
+
+    def _beside(self, nest: Nest) -> float:
+        """Loops of one kernel that has all heads of an entry at a time."""
+        heads = ceil(self.heads / self.lanes)
+        match nest.kind:
+            case "scores":
+                each = self.heads * (BESIDE + self._along(nest) + self._outside(nest))
+            case "entries" | "reduction":
+                each = heads * (ENTRY + self._outside(nest))
+            case "product" | "columns":
+                each = PICKED + self.heads * self._along(nest)
+            case _:
+                return self._of_rows(nest)
+        return (self.stored * each + self.extents[self.chain.row] * ROW) * self.machine.vector_us
+
+    def _grouped(self, nest: Nest) -> float:
+        """Loops of one kernel that has the entries of a row in groups of a vector."""
+        if nest.kind != "scores":
+            return self._apart(nest)
+        left = self.rows * min(self.mean, self.lanes / 2)
+        vectors = self.rows * ceil(self.mean / self.lanes)
+        busy = self.entries * (GROUPED + self._along(nest)) + left * LEFT + vectors * self._outside(nest)
+        return (busy + self.rows * ROW) * self.machine.vector_us
+
+    def _of_rows(self, nest: Nest) -> float:
+        """Loops over what rows have beside the entries, the same in all forms."""
+        vectors = self.rows * ceil(self.extents[nest.lane] / self.lanes) if nest.lane else self.rows
+        return vectors * (ENTRY + self._outside(nest)) * self.machine.vector_us
+
+    def _along(self, nest: Nest) -> float:
+        """What the vectors along a sum or a row of a result take for one entry."""
+        width = self.extents.get(nest.lane or nest.inner, 1)
+        return ceil(width / self.lanes) * max(1.0, _operations(self._value(nest), nest.lane or nest.inner))
+
+    def _outside(self, nest: Nest) -> float:
+        """What a vector takes of what a nest computes of numbers, sums aside."""
+        return _operations(self._value(nest), "")
+
+    def _value(self, nest: Nest) -> Expr:
+        """What a nest computes, as it was written."""
+        written = (s.value for s in self.program.statements if s.target.tensor == nest.result)
+        return next(written, nest.assign.value)
+
+    def _numbers(self, nest: Nest) -> int:
+        """The operands of which a column picks single numbers."""
+        dense = {declared.name for declared in self.program.declarations if declared.format.is_dense}
+        reads = dict.fromkeys(find(self._value(nest), Access))
+        return sum(access.tensor in dense and self._is_picked(access) for access in reads)
+
+    def _others(self, nest: Nest) -> int:
+        """The temporaries whose entries a nest reads."""
+        inside = [d.name for d in self.program.declarations if d.name not in self.program.inputs]
+        sparse = {name for name in inside if not self.program.declaration(name).format.is_dense}
+        return len(sparse & {access.tensor for access in find(self._value(nest), Access)})
+
+    def _is_picked(self, access: Access) -> bool:
+        """Whether the column picks what an access reads."""
+        names = {index.name for index in access.indices if isinstance(index, Index)}
+        return self.chain.column in names and self.chain.row not in names
+
+    def _gathered_us(self, nest: Nest, is_beside: bool) -> float:
+        """What rows of tables take beyond the loops where they come from far: whole lines, for each head apart."""
+        access = nest.panel or nest.turned
+        if access is None:
+            return 0.0
+        item = BYTES[self.program.declaration(access.tensor).dtype]
+        row = item * self.extents[nest.lane or nest.inner]
+        row = row * self.heads if is_beside else max(row, LINE_BYTES)
+        moved = (self.stored if is_beside else self.entries) * row
+        rates, table = self.machine.gathers, row * self.extents[self.chain.column]
+        return HIDDEN * moved * (1 / rates.at(table) - 1 / rates.points[0][1])
+
+    def _moved_us(self, nest: Nest) -> float:
+        """What it takes to write the entries of a result to memory, and to read those of others."""
+        tensors = {nest.result, *(access.tensor for access in find(self._value(nest), Access))}
+        inside = [d for d in self.program.declarations if d.name in tensors and not d.format.is_dense]
+        size = sum(self.entries * BYTES[d.dtype] for d in inside if d.name != self.chain.mask.name)
+        return size / self.machine.reads.at(size)
+
+
+def _operations(value: Expr, lane: str) -> float:
+    """What a vector takes of the calls along an index variable; without one, of those that no sum contains."""
+    kept = find(value, Call) if lane else _outermost(value)
+    calls = [call for call in dict.fromkeys(kept) if not lane or Index(lane) in find(call, Index)]
+    return sum(POINTWISE if call.function in ARITHMETIC else ELEMENTARY for call in calls)
+
+
+def _outermost(node: Node) -> list[Call]:
+    """The calls that no sum contains."""
+    if isinstance(node, Reduce):
+        return []
+    found = [node] if isinstance(node, Call) else []
+    return [*found, *(call for child in children(node) for call in _outermost(child))]
