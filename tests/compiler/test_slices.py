@@ -94,6 +94,19 @@ def test_lanes_look_up_what_lies_in_registers():
     assert "lookup" not in generated.stages.cpp
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(21, 150), (70, 150), (9, 2**16 + 1)])
+def test_many_rows_of_x_are_tiles_that_are_turned(rows, columns):
+    """Where a tile of all their columns stays near; else they are rows one after the other."""
+    operands = given(37, columns, rows, WIDE, density=0.01)
+    expected = torch.relu(operands["X"] @ operands["W"].to_dense().T + operands["b"])
+    for width in (64, 0):
+        with override(vector_bytes=width, compiler_flags=("-O0",)):
+            assert torch.equal(sparsify.evaluate(LAYER, **operands), expected)
+            kernel = evaluate_kernel(LAYER, **operands)
+        (generated,) = kernel.generated
+        assert ("turned_X" in str(generated.stages.schedule)) == (columns == 150)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_outputs_are_shared_by_threads(threads):
     operands = given(300, 130, 1, WIDE)

@@ -45,6 +45,8 @@ SETS: Final = 8
 ENTRIES_A_SET: Final = 4
 # Tiles to which threads are given in turn; of fewer, parts of the result's columns are shared.
 FEW_TILES: Final = 2
+# Rows of X up to which those of a slice are the lanes.
+FEW_ROWS: Final = 8
 PARTS: Final = 8
 
 
@@ -75,10 +77,14 @@ class Loops:
     has_bits: bool = False
     has_slices: bool = False
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether panels lie inside rows or slices of them."""
+        return self.has_bits or self.has_slices
+
     def around(self, output: str) -> tuple[str, str]:
         """The loops around the stored columns, of which one is over `output`."""
-        is_inside = self.has_bits or self.has_slices
-        return (output, self.panel) if is_inside else (self.panel, output)
+        return (output, self.panel) if self.is_inside else (self.panel, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,30 +111,43 @@ class Panels:
     taken: frozenset[str]
 
     def schedules(self, lanes: int, item_bytes: int, sizes: Sizes) -> Iterator[d.Schedule]:
-        """The best one first for operands of these sizes; nothing where a tile would not stay near."""
+        """The best one first for operands of these sizes; but for slices nothing where a tile would not stay near."""
         rows = sizes.extents.get(self.row)
-        if self.loops.has_slices:
-            yield one_row.slices(self, lanes, self._part(sizes, 1))
+        yield from self._few(rows, lanes, sizes)
+        tile = self._tile(rows, lanes, item_bytes, sizes)
+        if not tile:
+            yield from self._few(1, lanes, sizes) if self.loops.has_slices else ()
             return
-        if rows == 1 and self.loops.has_bits:
-            yield one_row.bits(self, lanes, self._part(sizes, 1))
-        elif rows == 1 and not self.loops.block:
-            yield one_row.entries(
-                self, SETS if self._is_long(SETS, sizes) else SETS // 2, self._part(sizes, 1)
-            )
-        tile = tile_rows(rows, lanes, item_bytes, self.loops.height, self._width(sizes))
-        if self._width(sizes) * tile * item_bytes > TURNED_BYTES:
-            return
-        count = self._sets(tile // lanes, sizes)
+        count = 1 if self.loops.has_slices else self._sets(tile // lanes, sizes)
         few = rows is not None and -(-rows // tile) < FEW_TILES
         for sets in dict.fromkeys((count, 1)):
             yield self._tiled(tile, sets, self._part(sizes, lanes) if few else 0)
         yield self._tiled(tile, 1, 0)
 
+    def _few(self, rows: int | None, lanes: int, sizes: Sizes) -> Iterator[d.Schedule]:
+        """Those for so few rows of X that they are computed one after the other."""
+        part = self._part(sizes, 1)
+        if self.loops.has_slices:
+            if rows is not None and rows <= FEW_ROWS:
+                yield one_row.slices(self, lanes, part)
+        elif rows == 1 and self.loops.has_bits:
+            yield one_row.bits(self, lanes, part)
+        elif rows == 1 and not self.loops.block:
+            yield one_row.entries(self, SETS if self._is_long(SETS, sizes) else SETS // 2, part)
+
+    def _tile(self, rows: int | None, lanes: int, item_bytes: int, sizes: Sizes) -> int:
+        """How many rows of X a tile has, 0 where none would stay near."""
+        height = 1 if self.loops.has_slices else self.loops.height
+        tile = tile_rows(rows, lanes, item_bytes, height, self._width(sizes))
+        most = TURNED_BYTES // (self._width(sizes) * item_bytes)
+        if self.loops.has_slices:  # whatever their panels, all columns are turned at once
+            tile = min(tile, most // lanes * lanes)
+        return tile if tile <= most else 0
+
     def _width(self, sizes: Sizes) -> int:
         """The columns of a panel; of W where it has none."""
         return (
-            (0 if self.loops.has_bits else self.loops.width)
+            (0 if self.loops.is_inside else self.loops.width)
             or self._extent(self.loops.columns, sizes)
             or TURNED_BYTES
         )
@@ -198,7 +217,9 @@ class Panels:
         first = [name for name in (shared, *self.leading, outer) if name]
         outputs = [name for name in (output, self.loops.block) if name]
         around = self.loops.around(output)
-        inside = [name for name in (*around, *columns, self.loops.block, row) if name]
+        in_slice = self.loops.block if self.loops.has_slices else ""
+        in_block = "" if in_slice else self.loops.block
+        inside = [name for name in (*around, in_slice, *columns, in_block, row) if name]
         steps.append(d.Order((*first, *inside)))
         tile, collect = self.collect(outer)
         turned = self.name(f"turned_{self.dense.name}")
@@ -208,7 +229,7 @@ class Panels:
         else:
             steps += [collect, d.Order((*first, row, *outputs), self.result)]
         sums = self.name("sums")
-        steps.append(d.Precompute(sums, "register", at=output, source=tile))
+        steps.append(d.Precompute(sums, "register", at=in_slice or output, source=tile))
         if sets > 1:
             apart = self.name("apart")
             steps += [d.Precompute(apart, "register", source=sums, over=columns[1]), d.Unroll(columns[1])]
@@ -219,7 +240,8 @@ class Panels:
         ]
         if self.loops.block:
             output = self.loops.rows
-            steps += [d.Join(output, self.result), d.Unroll(self.loops.block)]
+            steps.append(d.Join(output, self.result))
+            steps += [d.Unroll(in_block)] if in_block else []
         steps += [
             d.Transpose(row, output, self.result),
             d.Vector(row, sums),
