@@ -63,10 +63,17 @@ class Convolution:
         self.entry = ConversionEntry("W, b", name, "csr")
         self.structure = Structure(self.pack, (0, 1), self.entry)
         self.others: dict[int, Kernel] = {}
+        self.grids: dict[tuple[int, ...], Grid] = {}
 
     def grid(self, image: Tensor) -> Grid:
         """The windows over images like this one."""
-        return Grid(self.windows, tuple(image.shape[2:]))
+        extents = tuple(image.shape[2:])
+        if any(type(extent) is not int for extent in extents):
+            return Grid(self.windows, extents)  # of a traced graph
+        found = self.grids.get(extents)
+        if found is None:
+            found = self.grids[extents] = Grid(self.windows, extents)
+        return found
 
     def run(self, kernel: Kernel, program: Program, options: Options, arguments: Sequence[Any]) -> Tensor:
         """The result of a call, by the kernel or by one for images of their size."""

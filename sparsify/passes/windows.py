@@ -13,6 +13,7 @@ Source: Park and others, Faster CNNs with Direct Sparse Convolutions and Guided 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -64,9 +65,9 @@ class Window:
         return self.results(extent) + self.reach // self.stride
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Grid:
-    """Windows over images of known extents, a window a mode.
+    """Windows over images of known extents, a window a mode; what follows from them is computed once.
 
     >>> grid = Grid((Window(3, padding=1), Window(3, padding=1)), (56, 56))
     >>> grid.widths, grid.steps, grid.count
@@ -76,35 +77,49 @@ class Grid:
     windows: tuple[Window, ...]
     extents: tuple[int, ...]
 
-    @property
+    @cached_property
     def results(self) -> tuple[int, ...]:
         """The extents of the result."""
         return tuple([w.results(extent) for w, extent in zip(self.windows, self.extents, strict=True)])
 
-    @property
+    @cached_property
     def widths(self) -> tuple[int, ...]:
         """The extents of one phase of an image."""
         return tuple([w.width(extent) for w, extent in zip(self.windows, self.extents, strict=True)])
 
-    @property
+    @cached_property
     def steps(self) -> tuple[int, ...]:
         """How far neighbours along each mode lie apart in a phase."""
         return tuple([prod(self.widths[mode + 1 :]) for mode in range(len(self.widths))])
 
-    @property
+    @cached_property
     def places(self) -> int:
         """The entries of one channel of an image."""
         return prod(self.widths) * prod(window.phases for window in self.windows)
 
-    @property
+    @cached_property
     def count(self) -> int:
         """The results from the first to the last, with what lies between rows."""
         return 1 + sum((n - 1) * step for n, step in zip(self.results, self.steps, strict=True))
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
         """Whether nothing lies between rows."""
         return self.results[1:] == self.widths[1:]
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether images have one phase, which is all of them."""
+        return all(window.stride == 1 for window in self.windows)
+
+    @cached_property
+    def amounts(self) -> list[int]:
+        """The zeros in front of and behind each mode, the last one first, as torch takes them; none without padding."""
+        numbers: list[int] = []
+        for window, width, extent in zip(self.windows, self.widths, self.extents, strict=True):
+            behind = width * window.stride - extent - window.padding
+            numbers = [window.padding, behind, *numbers]
+        return numbers if any(numbers) else []
 
     def offsets(self, channels: int) -> Tensor:
         """The place in an image of each entry of a kernel [channels, ...], in order."""
@@ -132,15 +147,8 @@ class Grid:
 
     def image(self, x: Tensor) -> Tensor:
         """The images x [n, c, ...] padded, in phases, each as one row [n, places of all channels]."""
-        behind = [
-            width * window.stride - extent - window.padding
-            for window, width, extent in zip(self.windows, self.widths, self.extents, strict=True)
-        ]
-        amounts = [
-            n for window, end in zip(self.windows, behind, strict=True) for n in (end, window.padding)
-        ][::-1]
-        padded = torch.constant_pad_nd(x, amounts) if any(amounts) else x
-        if all(window.stride == 1 for window in self.windows):
+        padded = torch.constant_pad_nd(x, self.amounts) if self.amounts else x
+        if self.is_plain:
             return padded.reshape(len(x), -1)
         parts = [n for w, width in zip(self.windows, self.widths, strict=True) for n in (width, w.stride)]
         split = padded.reshape(*x.shape[:2], *parts)
