@@ -114,6 +114,15 @@ def many_first(order: Listed[str], names: Listed[str], extents: Mapping[str, int
     return [next(moved) if name in names else name for name in order]
 
 
+def around(leading: Listed[str], tile: str, is_outside: bool) -> list[str]:
+    """The loops around sums: tiles inside of rows, or around the last of them, where rows read the same tile.
+
+    >>> around(["n", "o"], "po", True), around(["n", "o"], "po", False)
+    (['n', 'po', 'o'], ['n', 'o', 'po'])
+    """
+    return [*leading[:-1], tile, leading[-1]] if is_outside else [*leading, tile]
+
+
 def loop_names(program: Notation) -> set[str]:
     """The names that loops have, and those that loops were made of."""
     found = {node.index for node in find(program.body, Forall)}

@@ -16,7 +16,7 @@ from sparsify.compiler.node import find, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.chains import downward, loop_chain, loop_names, many_first
+from sparsify.compiler.schedule.chains import around, downward, loop_chain, loop_names, many_first
 from sparsify.compiler.schedule.experts import experts
 from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.panels import panels
@@ -273,13 +273,18 @@ class _Shape:
             return d.Schedule(
                 (split, *self._reorder(order), d.Vector(inner), *self._parallel(order, parallel))
             )
-        collect = self._collect(tile)
+        read = [
+            name for a in find(self.assign.value, Access) if lane in (own := self._derived(a)) for name in own
+        ]
+        is_shared = len(leading) > 1 and leading[-1] not in read
+        first = around(leading, tile, is_shared and self.sizes.extents.get(lane, 0) > size)
+        collect = self._collect(first[-1])
         steps: list[d.Directive] = [split]
         after: list[d.Directive] = []
         if sets and (count := self._sets(size, sums)) > 1:
             sums, steps, after = self._positions(sums, count, collect.temporary, steps)
             after.append(d.Unroll(sums[-1]))
-        order = [*leading, tile, *sums, inner]
+        order = [*first, *sums, inner]
         steps += [*self._reorder(order), collect, *after, d.Vector(inner)]
         distance = AHEAD_BYTES // (size * self.item_bytes)
         ahead = [d.Prefetch(name, distance) for name in self._gathered(lane, size)]

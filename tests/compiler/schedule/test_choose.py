@@ -145,3 +145,20 @@ def test_rows_of_shifted_diagonals_are_not_scattered() -> None:
     assert isinstance(step, Step)
     found = scattered(concretize(step.program))
     assert found is not None and found.scattered == ()
+
+
+@pytest.mark.parametrize(
+    ("images", "columns", "order"),
+    [
+        (8, 300, "order n, po, o, k, pi; precompute sum_Y = Y at o"),  # rows of W read the same tile of X
+        (8, 40, "order n, o, po, k, pi; precompute sum_Y = Y at po"),  # one tile
+        (1, 300, "order o, n, po, k, pi; precompute sum_Y = Y at po"),  # a batch of one is nothing to share
+    ],
+)
+def test_batches_of_matrices_with_the_same_sparse_one(images: int, columns: int, order: str) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    dense = torch.randn(6, 9, generator=drawn) * (torch.rand(6, 9, generator=drawn) < 0.5)
+    matrix, x = sparsify.tensor(dense, "csr"), torch.randn(images, 9, columns, generator=drawn)
+    kernel, _ = einsum_kernel("ok,nkp->nop", (matrix, x), None, None)
+    assert order in best(kernel.program, sizes_of(kernel.program, (matrix, x)))
+    torch.testing.assert_close(sparsify.einsum("ok,nkp->nop", matrix, x), torch.matmul(dense, x))
