@@ -296,6 +296,8 @@ class _Shape:
         extent = self.sizes.extents.get(lane)
         if not extent:
             return most, tuple(most >> n for n in range(1, 10) if most >> n >= self.lanes)
+        if 1 < extent <= self.lanes // 2:  # part of a register, without masks where it is full
+            return 1 << (extent - 1).bit_length(), ()
         tiles = -(-extent // most)
         size = -(-extent // (tiles * self.lanes)) * self.lanes
         last = extent - (tiles - 1) * size
@@ -305,7 +307,7 @@ class _Shape:
         """How many stored entries at a time have accumulators of their own."""
         driver = self._driver(sums)
         mean = None if driver is None else self.sizes.mean_below(driver)
-        count = -(-CHAINS // (size // self.lanes))
+        count = -(-CHAINS // max(1, size // self.lanes))
         return count if mean is not None and mean >= LONG_ROW * count else 1
 
     def _driver(self, sums: list[str]) -> Declaration | None:

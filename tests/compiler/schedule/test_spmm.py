@@ -118,3 +118,14 @@ def test_refused(schedule, message):
     given, _ = operands(7, 5, 17, torch.float32)
     with override(vector_bytes=32), pytest.raises(ScheduleError, match=message):
         lowered(TEXT, schedule, given)
+
+
+@pytest.mark.parametrize("columns, tile", [(2, 2), (3, 4), (5, 8), (8, 8), (9, 16)])
+def test_few_columns_are_part_of_a_register(columns: int, tile: int) -> None:
+    given, expected = operands(300, 200, columns, torch.float32, density=0.2)
+    with override(vector_bytes=64):
+        assert f"split k ko ki {tile};" in sparsify.explain(TEXT, **given)
+    for vector_bytes in (64, 32, 16, 0):
+        with override(vector_bytes=vector_bytes, serial_threshold=0, threads=2):
+            found = sparsify.evaluate(TEXT, **given)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
