@@ -5,7 +5,7 @@ In:  `P = exp(S); D = (U X^T + d) P where A is stored; d_b[i,h] += D[h,i,j]; d_X
 Out: one kernel over the rows of A for d_b, one over the rows of its twin `A_10` for d_X. Each computes P and D again.
 
 What both kernels read and neither computes entry by entry has kernels of its own, which run first; results that belong
-to neither rows nor columns have theirs last.
+to neither rows nor columns have theirs last. Sums over all entries are first summed by row.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,9 +13,20 @@ from dataclasses import dataclass, replace
 
 from sparsify.compiler.einsum.adjoint_program import needed
 from sparsify.compiler.einsum.infer_format import infer_format
-from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index, Program
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Call,
+    Const,
+    Declaration,
+    Expr,
+    Index,
+    Program,
+    Reduce,
+)
 from sparsify.compiler.einsum.patterns import pattern_access
-from sparsify.compiler.einsum.rename import fresh, rename_tensors
+from sparsify.compiler.einsum.rename import all_indices, fresh, rename_tensors
+from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.fuse import fusion
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
@@ -85,9 +96,10 @@ def divide(program: Program, joined: bool = True) -> Divided | None:
     if mask is None:
         return None
     row, column = (index.name for index in mask.indices if isinstance(index, Index))
+    program, sums = _sums_of_rows(program, row, column)
     entries = [s for s in program.statements if _is_of_entries(program, s)]
     inside = {mask.tensor, *(statement.target.tensor for statement in entries)}
-    first = [s for s in program.statements if s not in entries and not _reads(s) & inside]
+    first = [s for s in program.statements if s not in entries and not _reads(s) & (inside | sums)]
     results = [s for s in program.statements if s not in entries and s not in first]
     beside = [
         s for s in first if joined and _belongs(s, row, column) and not _reads(s) & set(_targets(first))
@@ -98,10 +110,14 @@ def divide(program: Program, joined: bool = True) -> Divided | None:
     of_rows = [s for s in results if _belongs(s, row, column)]
     of_columns = [s for s in results if _belongs(s, column, row)]
     last = [s for s in results if s not in of_rows and s not in of_columns]
-    if not of_rows or not of_columns or any(_reads(s) & set(_targets(results)) for s in program.statements):
+    read = {name for s in program.statements for name in _reads(s)} - sums
+    if not of_rows or not of_columns or read & set(_targets(results)):
         return None
     columns = _part(program, [*entries, *of_columns], _targets(of_columns), mask)
-    rest = _part(program, [*entries, *last], _targets(last), mask) if last else None
+    is_of_entries = any(_reads(s) & inside for s in last)
+    rest = (
+        _part(program, [*entries, *last], _targets(last), mask if is_of_entries else None) if last else None
+    )
     read = {*program.outputs, *columns.inputs, *(rest.inputs if rest else ())}
     given = [name for name in _targets(beside) if name in read]
     chain = [s for s in program.statements if s in entries or s in beside or s in of_rows]
@@ -110,6 +126,53 @@ def divide(program: Program, joined: bool = True) -> Divided | None:
     twin = _twin(program, mask)
     before = _part(program, first, early, None) if early else None
     return Divided(before, rows, _turned(columns, mask, twin), twin, rest)
+
+
+def _sums_of_rows(program: Program, row: str, column: str) -> tuple[Program, set[str]]:
+    """The program with sums over all entries as sums of what each row sums, and the names of the latter.
+
+    `d_w[h,k] = sum(i, j, D[h,i,j] * X[j,h,k])` is `w[i,h,k] = sum(j, ..)`, which rows have, and `sum(i, w[i,h,k])`.
+    """
+    taken = {d.name for d in program.declarations} | set(all_indices(program.statements))
+    statements: list[Assign] = []
+    found: set[str] = set()
+    for statement in program.statements:
+        parts = _sum_of_rows(program, statement, row, column, fresh("w", taken))
+        if parts is not None:
+            name = parts[0].target.tensor
+            taken.add(name)
+            found.add(name)
+        statements += parts or [statement]
+    if not found:
+        return program, found
+    return infer_format(replace(program, statements=tuple(statements))), found
+
+
+def _sum_of_rows(
+    program: Program, statement: Assign, row: str, column: str, name: str
+) -> tuple[Assign, Assign] | None:
+    """A sum over all entries in two: of each row, and of those; `None` for other statements."""
+    match statement.value:
+        case Reduce("sum", summed, body) if {row, column} <= set(summed):
+            rest = tuple(index for index in summed if index != column)
+        case _:
+            return None
+    if (
+        statement.monoid is not None
+        or rest != (row,)
+        or not program.declaration(statement.target.tensor).format.is_dense
+    ):
+        return None
+    where: tuple[Expr, Expr] | None = None
+    match body:
+        case Call("where", (Expr() as condition, Expr() as kept, Const(0) as otherwise)):
+            if not {row, column} & set(free_indices(condition)):
+                where, body = (condition, otherwise), kept
+    names = [index for index in free_indices(statement.target) if index in free_indices(body)]
+    target = Access(name, tuple(map(Index, (row, *names))))
+    value: Expr = target if where is None else Call("where", (where[0], target, where[1]))
+    of_rows = Assign(target, None, Reduce("sum", (column,), body))
+    return of_rows, replace(statement, value=Reduce("sum", (row,), value))
 
 
 def _is_faster(parts: Divided, sizes: Sizes) -> bool:
@@ -163,6 +226,7 @@ def _part(
     targets = set(_targets(kept))
     read = {name for statement in kept for name in _reads(statement)} - targets
     read |= set() if mask is None else {mask.tensor}
+    read |= _owners(program, read, targets)
     declared = [
         replace(d, pattern_of=None) if d.name in read else d
         for d in program.declarations
@@ -171,6 +235,15 @@ def _part(
     inputs = tuple(d.name for d in declared if d.name in read)
     found = Program(tuple(kept), tuple(declared), inputs, tuple(outputs), program.extents)
     return _with_dtypes(infer_format(found), program)
+
+
+def _owners(program: Program, read: Collection[str], targets: Collection[str]) -> set[str]:
+    """Inputs of a program for the extents of results that nothing which is read has."""
+    given = {extent for d in program.declarations if d.name in read for extent in d.extents}
+    given |= dict(program.extents).keys()
+    wanted = {extent for d in program.declarations if d.name in targets for extent in d.extents}
+    inputs = [d for d in program.declarations if d.name in program.inputs]
+    return {next(d.name for d in inputs if extent in d.extents) for extent in sorted(wanted - given)}
 
 
 def _with_dtypes(part: Program, program: Program) -> Program:

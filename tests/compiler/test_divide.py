@@ -16,7 +16,8 @@ d[h,i] += P[h,i,j]
 Y[i,h,f] += P[h,i,j] * X[j,h,f] / where(d[h,i] == 0, 1, d[h,i])
 """
 LEAKY = "where(a[j,h] + b[i,h] > 0, a[j,h] + b[i,h], 0.2 * (a[j,h] + b[i,h]))"
-SCORES = {"sums": LEAKY, "products": "0.5 * sum(k, Q[i,h,k] * K[j,h,k])"}
+MIXED = "sum(k, where(Q[i,h,k] + X[j,h,k] > 0, Q[i,h,k] + X[j,h,k], 0.2 * (Q[i,h,k] + X[j,h,k])) * w[0,h,k])"
+SCORES = {"sums": LEAKY, "products": "0.5 * sum(k, Q[i,h,k] * K[j,h,k])", "mixed": MIXED}
 TEXTS = {name: f"S[h,i,j] = where(stored(A[i,j]), {score}, -inf)" + ROWS for name, score in SCORES.items()}
 NODES = 25
 
@@ -27,6 +28,7 @@ def operands(text: str, heads: int, width: int) -> dict[str, torch.Tensor]:
     stored = torch.rand(NODES, NODES, generator=generator) < 0.2
     stored[3], stored[:, 4] = False, False
     shapes = dict.fromkeys("ab", (NODES, heads)) | dict.fromkeys("QKX", (NODES, heads, width))
+    shapes["w"] = (1, heads, width)
     found = {n: torch.randn(s, generator=generator) for n, s in shapes.items() if f"{n}[" in text}
     return {"A": sparsify.tensor(stored.float(), "csr"), **found}
 
@@ -35,6 +37,9 @@ def dense(name: str, given: dict[str, torch.Tensor]) -> torch.Tensor:
     if name == "sums":
         scores = given["a"].T[:, None] + given["b"].T[:, :, None]
         scores = torch.where(scores > 0, scores, 0.2 * scores)
+    elif name == "mixed":
+        both = given["Q"][:, None] + given["X"]
+        scores = (torch.where(both > 0, both, 0.2 * both) * given["w"]).sum(-1).permute(2, 0, 1)
     else:
         scores = 0.5 * torch.einsum("ihk,jhk->hij", given["Q"], given["K"])
     scores = scores.masked_fill(given["A"].to_dense() == 0, -torch.inf)
@@ -46,7 +51,7 @@ def dense(name: str, given: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_two_kernels(name, heads, width, vector_bytes):
     given = operands(TEXTS[name], heads, width)
     wrt = tuple(n for n in given if n != "A")
-    fixed = {"h": heads, "f": width} | ({"k": width} if name == "products" else {})
+    fixed = {"h": heads, "f": width} | ({} if name == "sums" else {"k": width})
     with options.override(vector_bytes=vector_bytes, compiler_flags=("-O1",), serial_threshold=0):
         kernel = evaluate_kernel(TEXTS[name], "Y", sizes=fixed, **given)
         ours = {n: x.requires_grad_() if n in wrt else x for n, x in given.items()}
@@ -54,7 +59,10 @@ def test_two_kernels(name, heads, width, vector_bytes):
         seed = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
         gradients = torch.autograd.grad(found, [ours[n] for n in wrt], seed)
         reverse = kernel.adjoint(wrt)
-    assert [[twin.name for twin in step.step.twins] for step in reverse.steps] == [[], ["A_10"]]
+    # What all nodes share is summed row by row, and then over the rows.
+    shared = [[]] if name == "mixed" else []
+    assert [[twin.name for twin in step.step.twins] for step in reverse.steps] == [[], ["A_10"], *shared]
+    assert all("A" not in step.operands for step in reverse.steps[2:])
     assert all(not step.current.stages.refused for step in reverse.generated)
     theirs = {n: x.detach().double().requires_grad_() if n in wrt else x for n, x in given.items()}
     wanted = torch.autograd.grad(dense(name, theirs), [theirs[n] for n in wrt], seed.double())
