@@ -98,7 +98,7 @@ def _weighted_mean(node: fx.Node, weights: fx.Node) -> Product | None:
     own = [letter for letter in result if letter not in operands[0][1]]
     if operands[0][0] is not weights or operands[1][0] is weights or len(operands[0][1]) < 2 or len(own) != 1:
         return None
-    *_, rows, last = operands[0][1]
+    rows, last = list(operands[0][1])[-2:]
     return None if last in result or rows not in result else _product(operands, result, rows, own[0])
 
 
