@@ -40,7 +40,7 @@ CASES: Final[Mapping[str, command.Make]] = {
         f"attention-dropout-{tokens}-{block}": partial(dropped, tokens, block, sdpa_ratio=5.0)
         for tokens, block in BLOCKED
     },
-    **{f"experts-{count}": partial(experts, count, ratio=1.3) for count in (8, 64)},
+    **{f"experts-{count}": partial(experts, count, ratio=1.3) for count in (8, 16, 64)},
     **{f"experts-step-{count}": partial(step, count, ratio=1.0) for count in (8, 64)},
     "gatconv-arxiv": partial(graph_attention.layer, "arxiv", "GATConv", pyg_ratio=10.0),
     "gatv2conv-arxiv": partial(graph_attention.layer, "arxiv", "GATv2Conv"),

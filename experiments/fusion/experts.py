@@ -146,10 +146,11 @@ class _Given:
     def looped(self) -> Tensor:
         """One expert after the other, on the tokens that chose it."""
         result = torch.zeros_like(self.x)
-        for expert in range(len(self.up)):
+        # Taken apart at once: the gradient of a single matrix would be as large as all of them.
+        for expert, (up, down) in enumerate(zip(self.up.unbind(), self.down.unbind(), strict=True)):
             token, place = torch.where(self.chosen == expert)
-            gate, rows = linear(self.x[token], self.up[expert]).chunk(2, -1)
-            rows = linear(silu(gate) * rows, self.down[expert])
+            gate, rows = linear(self.x[token], up).chunk(2, -1)
+            rows = linear(silu(gate) * rows, down)
             result = result.index_add(0, token, rows * self.weights[token, place, None])
         return result
 
