@@ -5,7 +5,7 @@ In: `einsum("ij,jk->ik", A, B)`. Out: the result, dense or sparse by the rules o
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,15 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from sparsify.compiler import in_graph
-from sparsify.compiler.arguments import index_dtypes
 from sparsify.compiler.ascending import ascending
-from sparsify.compiler.dtypes import BYTES, name_of
+from sparsify.compiler.describe import describe
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.extents import bind_extents
 from sparsify.compiler.einsum.nodes import Access, Assign, Const, Program
 from sparsify.compiler.einsum.parse import read
 from sparsify.compiler.einsum.rename import all_indices, substitute_scalars
-from sparsify.compiler.kernel import Kernel, compile_program
+from sparsify.compiler.kernel import Kernel, compile_program, plan
 from sparsify.compiler.node import find
 from sparsify.compiler.remembered import recall, remember
 from sparsify.compiler.schedule.directives import Schedule
@@ -35,7 +34,6 @@ from sparsify.options import Options, current
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
-_descriptions: dict[Operand, Operand] = {}
 # Options are kept with kernels, so that their identity stays theirs.
 _kernels: dict[Any, tuple[Kernel, tuple[int, ...], Options]] = {}
 _shortcuts: dict[Any, tuple[Callable[[Operands], Any], Options]] = {}
@@ -162,7 +160,11 @@ def evaluate_kernel(
     **operands: Any,
 ) -> Kernel:
     """The kernel of an `evaluate`."""
-    return _evaluate_kernel(text, outputs, format, schedule, sizes, _held(operands))
+    given = _held(operands)
+    kernel = _evaluate_kernel(text, outputs, format, schedule, sizes, given)
+    if not kernel.is_prepared:
+        kernel.prepare(sizes_of(kernel.program, [given[name] for name in kernel.program.inputs]))
+    return kernel
 
 
 def _evaluate_kernel(
@@ -188,8 +190,10 @@ def _evaluate_kernel(
     found = recall(_evaluations, tuple(key))
     if found is None:
         program = _program(text, names, format, sizes, operands)
-        met = sizes_of(program, [operands[name] for name in program.inputs])
-        found = (compile_program(specialised(program, met), schedule, options, met), options)
+        given = [operands[name] for name in program.inputs]
+        met = sizes_of(program, given)
+        found = (plan(specialised(program, met), schedule, options, met), options)
+        found[0].prepare_for(met, given)
         remember(_evaluations, tuple(key), found)
     kernel: Kernel = found[0]
     return kernel
@@ -233,7 +237,7 @@ def einsum_kernel(
         key += _key(operand)
     found = recall(_kernels, tuple(key))
     if found is None:
-        described = tuple(_describe(operand) for operand in operands)
+        described = tuple(describe(operand) for operand in operands)
         shapes = tuple(tuple(operand.shape) for operand in operands)
         program, order = _einsum_program(subscripts, described, shapes, format)
         sizes = sizes_of(program, [operands[n] for n in order])
@@ -251,7 +255,7 @@ def _key(operand: torch.Tensor) -> tuple[Any, ...]:
     Sparse operands of equal description share one object, whose identity needs no deep hash.
     """
     if isinstance(operand, SparseTensor):
-        return id(_describe(operand)), operand._pattern.shape
+        return id(describe(operand)), operand._pattern.shape
     if isinstance(operand, torch.Tensor):
         if operand.is_nested:
             raise EinsumError("a nested tensor", "one operand a tensor, or operand.to_padded_tensor(0)")
@@ -283,44 +287,6 @@ def _names(count: int) -> list[str]:
     return [letters[n] if count <= len(letters) else f"A{n}" for n in range(count)]
 
 
-def _describe(operand: torch.Tensor) -> Operand:
-    """Format, dtype and fill of an operand; equal ones are the same object."""
-    if isinstance(operand, SparseTensor):
-        pattern, key = operand._pattern, (operand._vals.dtype, operand._fill)
-        found: Operand = pattern.recall(key) or pattern.cached(key, lambda: _describe_sparse(operand))
-        return found
-    return _describe_dense(operand.dtype, operand.dim(), operand.layout)
-
-
-def _describe_sparse(operand: SparseTensor) -> Operand:
-    fill = operand.fill
-    if isinstance(fill, complex) and fill.imag:
-        raise DtypeError(f"an operand with the fill {fill}", "a real fill: operand.with_fill(0)")
-    made = Operand(
-        operand.format, _dtype_name(operand.dtype), float(fill.real), index_dtypes(operand.pattern)
-    )
-    return _descriptions.setdefault(made, made)
-
-
-@lru_cache
-def _describe_dense(dtype: torch.dtype, rank: int, layout: torch.layout) -> Operand:
-    if layout != torch.strided:
-        raise EinsumError(f"an operand of layout {layout}", "sparsify.tensor(operand)")
-    made = Operand(Format(", ".join(["dense"] * rank) or "scalar"), _dtype_name(dtype))
-    return _descriptions.setdefault(made, made)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    """`float32`, when kernels can be generated for it."""
-    name = name_of(dtype)
-    if name not in BYTES:
-        other = "complex64" if dtype.is_complex else "float32"
-        raise DtypeError(
-            f"an operand of dtype {name}", f"one of {', '.join(BYTES)}: operand.to(torch.{other})"
-        )
-    return name
-
-
 def _program(
     text: str,
     outputs: str | tuple[str, ...] | None,
@@ -337,7 +303,7 @@ def _program(
     slices = {name for name, _ in source.sizes}
     given = {**dict(source.sizes), **(sizes or {})}
     names = (outputs,) if isinstance(outputs, str) else outputs or ()
-    described = {name: _describe(value) for name, value in tensors.items()}
+    described = {name: describe(value) for name, value in tensors.items()}
     formats = _formats(statements, format)
     program = declare(statements, described, names, formats=formats, sizes=given, shapes=shapes)
     _check_names(source.statements, operands, sizes or {})

@@ -14,7 +14,7 @@ import torch
 from sparsify.compiler import shortcut, traced, transforms
 from sparsify.compiler.cpp import target
 from sparsify.compiler.dense_product import DenseProduct
-from sparsify.compiler.differentiate import Differentiable, Kept
+from sparsify.compiler.differentiate import Differentiable, Kept, keep
 from sparsify.compiler.einsum.adjoint_program import needed
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.nodes import Program
@@ -49,6 +49,7 @@ class Kernel:
         sizes: of the operands that it was last prepared for.
         cache: `hit` when all kernels were found, `miss` when the last request built one.
         kept: what backward reads, by which arguments of `Differentiable` need gradients.
+        is_prepared: whether it was compiled for some sizes.
         results: the results for a tuple of operands, not differentiable; one result is not in a tuple.
     """
 
@@ -70,7 +71,7 @@ class Kernel:
         self.cache = "hit"
         self.estimated_us: float | None = None
         self.kept: dict[tuple[bool, ...], Kept] = {}
-        self._is_prepared = False
+        self.is_prepared = False
         self._adjoints: dict[tuple[str, ...], Kernel] = {}
         self._empties: dict[tuple[tuple[str, int], ...], Kernel] = {}
         self._call: Callable[[tuple[Operand, ...]], Any] = self._first_call
@@ -96,7 +97,29 @@ class Kernel:
             ScheduleError, UnsupportedProgramError, CompilerError: as `compile_program`.
         """
         (error,) = prepare_all([(self, sizes)])
-        self._is_prepared = True
+        self.is_prepared = True
+        if error is not None:
+            raise error
+
+    def prepare_for(self, sizes: Sizes, operands: Sequence[Operand]) -> None:
+        """Compiles what a call with these operands needs, which have these sizes.
+
+        Where some require gradients and the forward pass keeps temporaries for them, the kernels of both passes are
+        compiled side by side, and not the one that keeps none.
+
+        Raises:
+            ScheduleError, UnsupportedProgramError, CompilerError: as `compile_program`.
+        """
+        self.sizes = sizes.without_operands()
+        needs = tuple([operand.requires_grad for operand in operands])
+        kept = None
+        if torch.is_grad_enabled() and any(needs):
+            kept = self.kept.setdefault((False, *needs), keep(self, needs))
+        if kept is None or kept.forward is self:
+            self.prepare(sizes)
+            return
+        # What is wrong with gradients is said when they are asked for.
+        error, _ = prepare_all([(kept.forward, sizes), (self.adjoint(kept.wrt), sizes)])
         if error is not None:
             raise error
 
@@ -222,7 +245,7 @@ class Kernel:
 
     def _tensors(self, operands: tuple[Operand, ...]) -> list[Operand]:
         """All tensors by slot."""
-        if not self._is_prepared and len(self.generated) > 1:
+        if not self.is_prepared and len(self.generated) > 1:
             self.prepare(sizes_of(self.program, operands))
         values: list[Any] = [*operands, *[None] * (len(self._slots) - len(operands))]
         for step, read, written in self._moves:

@@ -128,6 +128,23 @@ def test_rows_are_kept_and_entries_computed_again():
     assert len(kernel.adjoint(("Q", "K", "V")).steps) == 1
 
 
+def test_first_calls_compile_both_passes(tmp_path):
+    """What keeps nothing for gradients is compiled when a call wants none."""
+    given = operands(TEXTS["heads"], 20, "bcsr(16,16)")
+    leaves = [given[name].requires_grad_() for name in ("Q", "K", "V")]
+    counts = []
+    with options.override(**QUICK, cache_dir=tmp_path):
+        result = sparsify.evaluate(TEXTS["heads"], **given)
+        counts.append(len(list(tmp_path.rglob("*.so"))))
+        torch.autograd.grad(result.sum(), leaves)
+        counts.append(len(list(tmp_path.rglob("*.so"))))
+        with torch.no_grad():
+            torch.testing.assert_close(sparsify.evaluate(TEXTS["heads"], **given), result)
+        counts.append(len(list(tmp_path.rglob("*.so"))))
+        assert evaluate_kernel(TEXTS["heads"], **given).sizes.extents["i"] == 20
+    assert [count - counts[0] for count in counts] == [0, 0, 1]
+
+
 def test_what_is_dropped_is_drawn_again_and_not_kept():
     text = TEXTS["dropped, heads"]
     given = operands(text, 40, "bcsr(8,8)")

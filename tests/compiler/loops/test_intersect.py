@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import sparsify
+from sparsify.compiler.describe import describe
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.parse import parse
-from sparsify.compiler.evaluate import _describe
 from sparsify.compiler.loops import nodes
 from sparsify.compiler.loops.interpret import Machine
 from sparsify.compiler.loops.nodes import Load
@@ -53,7 +53,7 @@ def looks(
     text: str, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **vectors: sparsify.SparseTensor
 ) -> int:
     """How often a statement that computes Y from sparse vectors reads a coordinate."""
-    program = declare(parse(text), {name: _describe(operand) for name, operand in vectors.items()})
+    program = declare(parse(text), {name: describe(operand) for name, operand in vectors.items()})
     sizes = sizes_of(program, [vectors[name] for name in program.inputs])
     (step,) = steps(program, sizes)
     assert isinstance(step, Step)

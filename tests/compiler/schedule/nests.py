@@ -3,10 +3,10 @@
 import torch
 
 import sparsify
+from sparsify.compiler.describe import describe
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.evaluate import _describe
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.compiler.schedule.work import Nest, body_of, nest_of
 from sparsify.storage.format import Format
@@ -28,7 +28,7 @@ def program_of(subscripts: str, *operands: torch.Tensor, format: str | None = No
     """The program of an einsum and the sizes of its operands, A, B, ... in the order of the text."""
     names = tuple("ABCDEFGH"[: len(operands)])
     assign = read_subscripts(subscripts, tuple(tuple(o.shape) for o in operands), names, "Y")
-    described = dict(zip(names, map(_describe, operands), strict=True))
+    described = dict(zip(names, map(describe, operands), strict=True))
     formats = {} if format is None else {"Y": Format(format)}
     program = declare((assign,), described, ("Y",), formats=formats)
     given = dict(zip(names, operands, strict=True))
