@@ -150,6 +150,11 @@ def with_tensors(call: Call, tensors: Sequence[Any]) -> Call:
     )
 
 
+def copied(call: Call) -> Call:
+    """The call with copies of its tensors, which a model may write into."""
+    return with_tensors(call, [value.clone() for value in call.values if isinstance(value, torch.Tensor)])
+
+
 def is_ours(value: Any) -> bool:
     """Whether `value` is a sparse tensor of this package."""
     return isinstance(value, SparseTensor)

@@ -114,6 +114,8 @@ def require_close(name: str, want: torch.Tensor, have: torch.Tensor, limits: Ver
         )
     if want.numel() == 0:
         return 0.0
+    if want.dtype == torch.bool:
+        want, have = want.float(), have.float()
     difference = (want.detach() - have.detach()).abs().double()
     largest = float(torch.nan_to_num(difference, nan=0.0).max())
     scale = float(want.detach().abs().double().nan_to_num(posinf=0.0).max())

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from torch import fx
 
-from sparsify.passes.operators import VIEWS, argument, operator_name
+from sparsify.passes.operators import VIEWS, argument, is_mutating, operator_name
 from sparsify.passes.own_masks import COPIES
 
 # Operators that put keys of this call beside or in place of others.
@@ -26,8 +26,14 @@ def has_past(attention: fx.Node) -> bool:
 def _joins_input(operand: Any) -> bool:
     """Whether some entries of an operand are those of an input of the graph, beside others."""
     entries = set(_moved(operand))
-    is_joined = any(operator_name(node) in JOINED for node in entries)
+    is_joined = any(operator_name(node) in JOINED or _is_written(node) for node in entries)
     return is_joined and any(node.op == "placeholder" for node in entries)
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether an operator writes into a tensor or a view of it, as caches of a fixed length are filled."""
+    own = [user for user in node.users if user.args and user.args[0] is node]
+    return any(is_mutating(user) or (operator_name(user) in VIEWS and _is_written(user)) for user in own)
 
 
 def _moved(operand: Any) -> Iterator[fx.Node]:

@@ -203,7 +203,7 @@ class SparseModule(TracedModule):
             if self._asked.strict or settings.current().strict:
                 raise
             with torch.no_grad(), base.kept_buffers(self._source), torch.random.fork_rng(devices=[]):
-                self.run_source(call)
+                self.run_source(calls.copied(call))
             self._captures.refused[like] = str(error)
             self.report.warnings.append(str(error))
             self._notices.warn(f"{error}; the source model runs")
@@ -256,19 +256,23 @@ class SparseModule(TracedModule):
     def verify(self, variant: Variant, call: calls.Call, tensors: list[torch.Tensor]) -> None:
         """Times the regions of a variant, and compares it with the source model on the inputs of the call."""
         peak = Peak()
+        writes = variant.writes()
+
+        def given() -> list[torch.Tensor]:
+            return [tensor.clone() for tensor in tensors] if writes else tensors
 
         def dense() -> Any:
             with peak:
                 if variant.masked is None:
-                    return self.run_source(call)
+                    return self.run_source(calls.copied(call) if writes else call)
                 with in_modes(self._source, self), self._weights.dense():
-                    return variant.masked_result(self._source, tensors)
+                    return variant.masked_result(self._source, given())
 
         with torch.no_grad(), base.kept_buffers(self._source), torch.random.fork_rng(devices=[]):
             # First, so that what is compared follows the plan of its memory.
-            variant.timed(lambda: self.finish(variant, tensors), TIMED_CALLS)
+            variant.timed(lambda: self.finish(variant, given()), TIMED_CALLS)
             variant.report.largest_error = compare(
-                dense, lambda: self.finish(variant, tensors), self._asked.recipe.verify
+                dense, lambda: self.finish(variant, given()), self._asked.recipe.verify
             )
         variant.report.dense_peak_bytes = peak.bytes
 

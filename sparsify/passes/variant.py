@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from sparsify.passes.capture import Captured
+from sparsify.passes.operators import is_mutating
 from sparsify.passes.region_call import RegionCall
 from sparsify.report import Report
 from sparsify.runtime.peak import Peak
@@ -75,6 +76,10 @@ class Variant:
                 elif size < 2 or known.setdefault(extent, size) != size:  # 0 and 1 are special to export
                     return False
         return True
+
+    def writes(self) -> bool:
+        """Whether something in the graph writes into a tensor, which may be one of the call."""
+        return any(is_mutating(node) for node in self.captured.graph.nodes)
 
     def varying(self) -> int:
         """How many extents of the tensors may vary."""

@@ -30,6 +30,13 @@ def test_differences_raise(found, words):
         compare(lambda: torch.tensor([0.0, 1.0]), lambda: found, LIMITS)
 
 
+def test_truth_values():
+    kept = torch.tensor([True, False])
+    assert compare(lambda: kept, lambda: kept.clone(), LIMITS) == 0.0
+    with pytest.raises(VerificationError, match="differs"):
+        compare(lambda: kept, lambda: ~kept, LIMITS)
+
+
 def test_gradients_are_compared():
     w = torch.ones(3, requires_grad=True)
     assert compare(lambda: w * 2, lambda: w + w, LIMITS, [w]) == 0.0

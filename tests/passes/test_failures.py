@@ -207,3 +207,29 @@ def test_a_process_killed_while_compiling(folder):
         os.killpg(hanging, signal.SIGKILL)
     assert not said
     assert len(sparse.report.regions) == 2
+
+
+class Counting(torch.nn.Module):
+    """Writes into what it is given; a graph cannot hold it where `decides`."""
+
+    def __init__(self, decides):
+        super().__init__()
+        self.decides = decides
+
+    def forward(self, x, edge_index, count):
+        if not self.decides or x.sum() > -1:
+            count.add_(1)
+        return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]]) + count
+
+
+@pytest.mark.filterwarnings("ignore:.*the source model runs")
+@pytest.mark.parametrize("decides", [False, True])
+def test_a_call_writes_once_into_what_it_brings(decides):
+    sparse, count = apply(Counting(decides), MESSAGES), torch.zeros(1)
+    x, edge_index = graph()
+    for calls in (1, 2):  # the first one is captured, or refused, and compared
+        found = sparse(x, edge_index, count)
+        assert count.item() == calls
+    torch.testing.assert_close(found, Counting(decides)(x, edge_index, torch.ones(1)), rtol=1e-4, atol=1e-5)
+    apply(Counting(decides), MESSAGES, (x, edge_index, count))
+    assert count.item() == 2
