@@ -11,6 +11,7 @@ from sparsify.passes.contest import contest
 from sparsify.passes.emit import emit
 from sparsify.passes.flatten import flatten
 from sparsify.passes.fuse import fuse
+from sparsify.passes.kept_zeros import keep_zeros
 from sparsify.passes.lift import lift
 from sparsify.passes.mark import mark
 from sparsify.passes.masked import masked
@@ -36,6 +37,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "contested", contest, regions_text
     ),  # needs finished programs; what torch does faster stays as it is
+    Pass("kept", keep_zeros, whole_graph),  # needs the regions that stay; others mask what they read
     Pass("emitted", emit, whole_graph),  # cuts out what is computed once, puts kernels in
     Pass("checked", check, whole_graph),  # last: looks at the graph that will run
 )

@@ -149,6 +149,9 @@ def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) ->
             if known
             else f"{value.dtype} is not supported yet"
         )
+    weight = next((arg for arg in node.all_input_nodes if is_larger_weight(arg)), None)
+    if weight is not None:
+        return f"{name} has no sparse form for {weight.name}, which has {weight.meta['val'].dim()} modes"
     computed = next((arg for arg in node.all_input_nodes if is_computed(arg)), None)
     if computed is not None and name in PRODUCTS:
         return f"{computed.name} becomes sparse at run time; only inputs and parameters are packed"
@@ -174,6 +177,12 @@ def is_computed(node: fx.Node) -> bool:
     """Whether the node's zeros follow from those of a marked input."""
     mark = node.meta.get("sparse")
     return isinstance(mark, Mark) and mark.derived and not is_transposition(node)
+
+
+def is_larger_weight(node: fx.Node) -> bool:
+    """Whether a rule makes a parameter of three modes or more sparse."""
+    mark, value = node.meta.get("sparse"), tensor_value(node)
+    return isinstance(mark, Mark) and node.op == "get_attr" and value is not None and value.dim() > 2
 
 
 def is_transposition(node: fx.Node) -> bool:

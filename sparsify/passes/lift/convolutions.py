@@ -101,17 +101,6 @@ def reason_against(node: fx.Node, mark: Mark) -> str:
     return ""
 
 
-def keep_zeros(node: fx.Node) -> None:
-    """`conv(x, w) -> conv(x, w * (w != 0))`: what is 0 gets no gradient."""
-    weight = argument(node, 1, "weight")
-    with node.graph.inserting_before(node):
-        is_kept = node.graph.call_function(torch.ops.aten.ne.Scalar, (weight, 0))
-        entries = node.graph.call_function(torch.ops.aten.mul.Tensor, (weight, is_kept))
-    value = weight.meta["val"]
-    is_kept.meta["val"], entries.meta["val"] = value != 0, value
-    node.replace_input_with(weight, entries)
-
-
 def chain_of(node: fx.Node, taken: Collection[fx.Node], can_add: bool) -> Chain:
     """The convolution with the operators behind it, each the only reader of the one before.
 
@@ -169,7 +158,6 @@ def convolution(draft: Draft, node: fx.Node, mark: Mark, taken: Collection[fx.No
     if why:
         return why
     if draft.is_trainable:
-        keep_zeros(node)
         return "in training it is torch's, whose gradients for the weight are those of its entries that are not 0"
     weight = draft.known_tensor(argument(node, 1, "weight"))
     extents = [known_size(extent) for extent in node.args[0].meta["val"].shape[2:]]  # type: ignore[union-attr]

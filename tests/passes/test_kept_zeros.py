@@ -1,0 +1,73 @@
+"""Pruned weights that torch's operators read in training: zeros get no gradient, entries the dense one."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sparsify
+
+
+class Batched(nn.Module):
+    """A weight of three modes in an einsum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("oic,bi->boc", self.weight, x)
+
+
+class Twice(nn.Module):
+    """A weight that a kernel reads, and torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight) + torch.cumsum(self.weight, 0)[0]
+
+
+def recipe(**how: str) -> dict:
+    prune = {"method": "magnitude", "sparsity": 0.5}
+    rule = {"targets": ["param:*weight"], "role": "weight", "prune": prune, **how}
+    return {"schema": 1, "name": "pruned", "sparsify": [rule]}
+
+
+def gradients(model: nn.Module, x: Tensor) -> Tensor:
+    """Those of the weight."""
+    model(x).square().sum().backward()
+    return next(p.grad for name, p in model.named_parameters() if name.endswith("weight"))
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "left"),
+    [
+        (lambda: nn.ConvTranspose1d(4, 3, 3), torch.randn(2, 4, 9), ["conv_transpose1d"]),
+        (lambda: nn.Conv2d(4, 4, 3, groups=2), torch.randn(2, 4, 9, 7), ["conv2d"]),
+        (Batched, torch.randn(3, 5), ["einsum"]),
+        (lambda: nn.Embedding(10, 4), torch.tensor([1, 7, 7]), ["embedding"]),
+        (Twice, torch.randn(3, 5), ["cumsum"]),
+    ],
+)
+def test_zeros_get_no_gradient(make, x, left) -> None:
+    torch.manual_seed(0)
+    sparse = sparsify.apply(make().train(), recipe(), (x,))
+    assert [entry.op for entry in sparse.report.dense] == left
+    assert len(sparse.report.regions) == (make is Twice)
+    dense = make()
+    dense.load_state_dict(copy.deepcopy(sparse.state_dict()))
+    found, wanted = gradients(sparse, x), gradients(dense, x)
+    is_kept = dense.weight.detach() != 0
+    assert 0 < is_kept.sum() < is_kept.numel()
+    torch.testing.assert_close(found, wanted * is_kept, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_are_read_dense_get_all_gradients() -> None:
+    torch.manual_seed(0)
+    sparse = sparsify.apply(nn.Embedding(10, 4).train(), recipe(format="dense, dense"), (torch.arange(10),))
+    sparse(torch.arange(10)).sum().backward()
+    assert (next(sparse.parameters()).grad == 1).all()
