@@ -19,6 +19,7 @@ from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import around, downward, loop_chain, loop_names, many_first
 from sparsify.compiler.schedule.experts import experts
 from sparsify.compiler.schedule.joined import joined
+from sparsify.compiler.schedule.lane_tile import lane_tile
 from sparsify.compiler.schedule.panels import panels
 from sparsify.compiler.schedule.row_chain import row_chain
 from sparsify.compiler.schedule.row_lanes import entries_at_a_time
@@ -29,9 +30,6 @@ from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.schedule.tiles import tiles
 from sparsify.storage.format import StoredLevel
 
-# What accumulators in registers cover of a row: 16 AVX2 or 8 AVX-512 registers, enough independent chains to hide
-# the latency of an fma, and one pass over the positions of a row for up to 128 columns of float32.
-TILE_BYTES = 512
 # Gathered rows are asked for so many bytes ahead: what memory delivers while a few rows are on their way, and what
 # stays in the nearest cache until it is read.
 AHEAD_BYTES = 1 << 14
@@ -266,7 +264,7 @@ class _Shape:
                 (*self._reorder([*outer, lane]), d.Vector(lane), *self._parallel(outer, parallel))
             )
         tile, inner = self._name(f"{lane}o"), self._name(f"{lane}i")
-        size, tail = self._tile(lane)
+        size, tail = lane_tile(self.sizes.extents.get(lane), self.lanes, self.item_bytes)
         split = d.Split(lane, tile, inner, size, tail)
         if not ordered:
             order = [tile, *outer, inner]
@@ -289,19 +287,6 @@ class _Shape:
         distance = AHEAD_BYTES // (size * self.item_bytes)
         ahead = [d.Prefetch(name, distance) for name in self._gathered(lane, size)]
         return d.Schedule((*steps, *self._parallel(order, parallel), *ahead))
-
-    def _tile(self, lane: str) -> tuple[int, tuple[int, ...]]:
-        """How many iterations of the lanes' loop have accumulators at a time, and the pieces of the last tile."""
-        most = max(TILE_BYTES // self.item_bytes, self.lanes)
-        extent = self.sizes.extents.get(lane)
-        if not extent:
-            return most, tuple(most >> n for n in range(1, 10) if most >> n >= self.lanes)
-        if 1 < extent <= self.lanes // 2:  # part of a register, without masks where it is full
-            return 1 << (extent - 1).bit_length(), ()
-        tiles = -(-extent // most)
-        size = -(-extent // (tiles * self.lanes)) * self.lanes
-        last = extent - (tiles - 1) * size
-        return size, (last,) if 0 < last < size and last % self.lanes == 0 else ()
 
     def _sets(self, size: int, sums: list[str]) -> int:
         """How many stored entries at a time have accumulators of their own."""
