@@ -77,12 +77,17 @@ def is_stacked(module: Any) -> bool:
 
 
 def is_known(module: Any) -> bool:
-    """Whether stacked experts have the matrices `gate_up_proj` or `up_proj` and `down_proj`, and no biases."""
-    first = "gate_up_proj" if getattr(module, "has_gate", False) else "up_proj"
-    odd = [
-        getattr(module, name, False) for name in ("has_bias", "has_post_expert_norm", "_is_expert_parallel")
-    ]
-    return not any(odd) and all(isinstance(getattr(module, n, None), Tensor) for n in (first, "down_proj"))
+    """Whether stacked experts have the matrices `gate_up_proj` or `up_proj` and `down_proj`, biases of both or none."""
+    if any(getattr(module, name, False) for name in ("has_post_expert_norm", "_is_expert_parallel")):
+        return False
+    names = [first_name(module), "down_proj"]
+    names += [f"{name}_bias" for name in names] if getattr(module, "has_bias", False) else []
+    return all(isinstance(getattr(module, name, None), Tensor) for name in names)
+
+
+def first_name(module: Any) -> str:
+    """The name of the first matrices of stacked experts."""
+    return "gate_up_proj" if getattr(module, "has_gate", False) else "up_proj"
 
 
 def is_shown(module: Any) -> bool:
@@ -141,11 +146,15 @@ def all_experts(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -
     """
     gate = hidden.new_zeros(hidden.shape[0], experts.num_experts)
     gate = gate.scatter_add(1, chosen, weights.to(gate.dtype))
-    turned = getattr(experts, "is_transposed", False)
-    first = experts.gate_up_proj if experts.has_gate else experts.up_proj
-    rows = torch.einsum("td,edh->teh" if turned else "td,ehd->teh", hidden, first)
+    turned, has_bias = getattr(experts, "is_transposed", False), getattr(experts, "has_bias", False)
+    first = first_name(experts)
+    rows = torch.einsum("td,edh->teh" if turned else "td,ehd->teh", hidden, getattr(experts, first))
+    if has_bias:
+        rows = rows + getattr(experts, f"{first}_bias")
     rows = experts._apply_gate(rows) if experts.has_gate else experts.act_fn(rows)
     results = torch.einsum("teh,eho->teo" if turned else "teh,eoh->teo", rows, experts.down_proj)
+    if has_bias:
+        results = results + experts.down_proj_bias
     return torch.einsum("te,teo->to", gate, results)
 
 

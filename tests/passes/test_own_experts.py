@@ -49,6 +49,25 @@ def test_in_training():
 
 
 @pytest.mark.model
+def test_biases_and_alternating_columns():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(**SIZES, num_local_experts=5, head_dim=8, swiglu_limit=0.1)
+    model = transformers.GptOssModel(config).eval()
+    for name, parameter in model.named_parameters():
+        if "mlp" in name:
+            nn.init.normal_(parameter, std=0.1)
+    wide = copy.deepcopy(model).double()
+    wide.config._experts_implementation = "eager"
+    ids = torch.randint(50, (3, 14))
+    with override(compiler_flags=("-O1",)), torch.no_grad():
+        sparse = sparsify.apply(model, RECIPE, torch.randint(50, (2, 9)))
+        assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
+        expected, found = wide(ids).last_hidden_state, sparse(ids).last_hidden_state
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.model
 def test_experts_without_a_kernel_are_those_of_the_model():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.MixtralConfig(**SIZES, num_local_experts=5, hidden_act="mish")

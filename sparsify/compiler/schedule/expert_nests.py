@@ -240,7 +240,7 @@ class _Reader:
         if not inside or _names(matrix) != {self.expert, lane, *inside}:
             return None
         inner = inside[-1]
-        if matrix.indices[-1] not in (Index(inner), Index(lane)):
+        if last_index(matrix) not in (inner, lane):
             return None
         if any(self.token not in _names(access) for access in reads if access is not matrix):
             return None
@@ -258,3 +258,8 @@ def _terms(value: Expr) -> list[Expr]:
 def _names(access: Access) -> set[str]:
     """The index variables of an access."""
     return {part.name for part in find(access, Index)}
+
+
+def last_index(access: Access) -> str:
+    """The last index variable of an access: a part of rows may come after it."""
+    return [index.name for index in access.indices if isinstance(index, Index)][-1]

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sparsify.compiler.einsum.nodes import Index
 from sparsify.compiler.notation.nodes import Notation
 from sparsify.compiler.schedule import directives as d
-from sparsify.compiler.schedule.expert_nests import Nest, Nests, Product, expert_nests
+from sparsify.compiler.schedule.expert_nests import Nest, Nests, Product, expert_nests, last_index
 from sparsify.compiler.schedule.sizes import Sizes
 
 # Rows of a register tile, the pieces of the last one, and vectors of columns where there are 16 or 32 registers.
@@ -192,7 +191,7 @@ class _Tiles:
 
     def _copied(self, product: Product, lane: str, inner: str, name: str) -> d.Directive:
         """How the columns of a matrix are copied."""
-        is_turned = product.matrix.indices[-1] != Index(lane)
+        is_turned = last_index(product.matrix) != lane
         return d.Transpose(product.inner, inner, name) if is_turned else d.Vector(inner, name)
 
     def _shared(self, nest: Nest) -> list[d.Directive]:

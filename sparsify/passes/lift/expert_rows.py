@@ -16,15 +16,17 @@ from sparsify.passes.lift.gates import places
 from sparsify.passes.operators import argument, is_inactive_dropout, operator_name, tensor_value
 
 SIGNS: Final = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+CLAMPS: Final = frozenset({"clamp", "clamp_min", "clamp_max"})
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of `count` equal parts of a mode, along which `index` runs."""
+    """One of `count` equal parts of a mode, along which `index` runs; each `count`-th entry where they alternate."""
 
     index: str
     place: int
     count: int
+    alternates: bool = False
 
 
 Mode = str | Part | None
@@ -85,6 +87,10 @@ class Rows:
             return self._sent(node, modes) or self._product(node, modes)
         if name == "getitem":
             return self._half(node, modes)
+        if name == "slice":
+            return self._slice(node, modes)
+        if name in CLAMPS:
+            return self._clamped(node, name, modes)
         if is_inactive_dropout(node):
             return self.read(node.args[0], modes)
         function = UNARY.get(name)
@@ -93,6 +99,8 @@ class Rows:
         if function is not None:
             inside = self.read(node.args[0], modes)
             return None if inside is None else f"{function}({inside})"
+        if name == "mul" and (swish := swish_of(node)) is not None:
+            return self._swish(swish, modes)
         if name not in SIGNS or argument(node, 2, "alpha", 1) != 1 or len(node.args) < 2:
             return None
         sides = [self._aligned(side, node, modes) for side in node.args[:2]]
@@ -175,6 +183,42 @@ class Rows:
         self.covered.append(parts)
         return self.read(parts.args[0], (*modes[:-1], Part(modes[-1], place % count, count)))
 
+    def _slice(self, node: fx.Node, modes: tuple[Mode, ...]) -> str | None:
+        """One of equal parts of the rows, `x[..., :4]` of 8, or every second entry, `x[..., ::2]`."""
+        whole, part = tensor_value(node.args[0]), tensor_value(node)
+        assert whole is not None and part is not None, "parts are of tensors"
+        extents = str(whole.shape[-1]), str(part.shape[-1])
+        start, step = argument(node, 2, "start") or 0, argument(node, 4, "step", 1)
+        if argument(node, 1, "dim", 0) not in (-1, whole.dim() - 1) or not isinstance(modes[-1], str):
+            return None
+        if not all(extent.isdigit() for extent in extents) or not isinstance(start, int):
+            return None
+        count, rest = divmod(int(extents[0]), max(int(extents[1]), 1))
+        start = start + int(extents[0]) if start < 0 else start
+        place, offset = (start, 0) if step > 1 else divmod(start, int(extents[1]) or 1)
+        if rest or offset or step not in (1, count) or place >= count:
+            return None
+        return self.read(node.args[0], (*modes[:-1], Part(modes[-1], place, count, step > 1)))
+
+    def _clamped(self, node: fx.Node, name: str, modes: tuple[Mode, ...]) -> str | None:
+        """An entry that is no less than one number and no more than another."""
+        least = None if name == "clamp_max" else argument(node, 1, "min")
+        most = argument(node, 1 if name == "clamp_max" else 2, "max")
+        if any(not isinstance(bound, int | float | None) for bound in (least, most)):
+            return None
+        found = self.read(node.args[0], modes)
+        if found is not None and least is not None:
+            found = f"max({found}, {float(least)})"
+        return found if found is None or most is None else f"min({found}, {float(most)})"
+
+    def _swish(self, found: "Swish", modes: tuple[Mode, ...]) -> str | None:
+        """`x * sigmoid(a * x) -> silu(x * a) / a`, which reads `x` once."""
+        inside = self.read(found.base, modes)
+        if inside is None:
+            return None
+        self.covered += found.covered
+        return f"silu({inside})" if found.scale == 1 else f"(silu({inside} * {found.scale}) / {found.scale})"
+
     def _is_of_entry(self, modes: tuple[Mode, ...]) -> bool:
         """Whether a tensor has a row for each token and expert, or for each slot."""
         entry = {"t", "e"} if self.combine is None else self.combine.entry
@@ -223,8 +267,9 @@ class Rows:
             return found
         for place, mode in enumerate(modes):
             if isinstance(mode, Part):
-                node = parts_of(node, place, mode.count, self.node)
-                modes = (*modes[:place], f"{mode.place}", mode.index, *modes[place + 1 :])
+                node = parts_of(node, place, mode)
+                read = f"{mode.place}", mode.index
+                modes = (*modes[:place], *(read[::-1] if mode.alternates else read), *modes[place + 1 :])
                 break
         if node not in self.names:
             kind = "W" if len(modes) > 2 else "X"
@@ -232,11 +277,47 @@ class Rows:
         return f"{self.names[node]}[{','.join('0' if mode is None else str(mode) for mode in modes)}]"
 
 
-def parts_of(node: fx.Node, place: int, count: int, user: fx.Node) -> fx.Node:
-    """A view of a tensor with a mode as `count` parts."""
+@dataclass(frozen=True)
+class Swish:
+    """`x * sigmoid(a * x)`.
+
+    Attributes:
+        base: `x`.
+        scale: `a`, not 0.
+        covered: nodes besides.
+    """
+
+    base: fx.Node
+    scale: float
+    covered: tuple[fx.Node, ...]
+
+
+def swish_of(node: fx.Node) -> Swish | None:
+    """The function of `x` that a product is; `None` for other products."""
+    for base, factor in (node.args[:2], node.args[1::-1]):
+        if (
+            not isinstance(base, fx.Node)
+            or not isinstance(factor, fx.Node)
+            or operator_name(factor) != "sigmoid"
+        ):
+            continue
+        inside: Any = factor.args[0]
+        if inside is base:
+            return Swish(base, 1.0, (factor,))
+        if operator_name(inside) != "mul" or base not in inside.args[:2]:
+            continue
+        scale = inside.args[1] if inside.args[0] is base else inside.args[0]
+        if isinstance(scale, int | float) and scale != 0:
+            return Swish(base, float(scale), (inside, factor))
+    return None
+
+
+def parts_of(node: fx.Node, place: int, part: Part) -> fx.Node:
+    """A view of a tensor with a mode as its parts; those that alternate are its last mode, others its first one."""
     value = tensor_value(node)
     assert value is not None, "operands are tensors"
-    shape = [*value.shape[:place], count, value.shape[place] // count, *value.shape[place + 1 :]]
+    parts = part.count, value.shape[place] // part.count
+    shape = [*value.shape[:place], *(parts[::-1] if part.alternates else parts), *value.shape[place + 1 :]]
     known = next((u for u in node.users if operator_name(u) == "view" and u.meta.get("parts") == shape), None)
     if known is not None:
         return known

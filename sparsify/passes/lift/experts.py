@@ -5,10 +5,11 @@ In:  `%a = einsum("td,ehd->teh", %x, %u); %h = relu(%a); %z = einsum("teh,eoh->t
 Out: a region `H[t,e,h] = G[t,e] * relu(sum(i0, X[t,i0] * U[e,h,i0])); Y[t,o] += H[t,e,h] * V[e,o,h]`.
 
 Between the two products with the matrices of the experts there may be functions of single entries, biases, and halves
-of the rows, as gated units have them. Tokens may be sent to slots of the experts and back, as `slots` says.
+of the rows, as gated units have them; biases after the last one are added beside the program, as `last_biases` says.
+Tokens may be sent to slots of the experts and back, as `slots` says.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -19,7 +20,7 @@ from sparsify.compiler.einsum.nodes import Const
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.base import Mark
-from sparsify.passes.lift import slots
+from sparsify.passes.lift import last_biases, slots
 from sparsify.passes.lift.einsums import Einsum, einsum_of
 from sparsify.passes.lift.expert_rows import Rows
 from sparsify.passes.lift.gates import is_decided
@@ -115,6 +116,9 @@ def experts_region(match: Experts, mark: Mark) -> Region | str:
     """The region of a mixture, or why there is none."""
     value = tensor_value(match.node)
     assert value is not None, "a mixture is a tensor"
+    given, with_biases = match, last_biases.biased(match.results) if match.combine is None else None
+    if with_biases is not None:
+        match = replace(match, results=with_biases.products, covered=())
     rows = Rows(match.node, value.dtype, match.combine)
     text = program_text(match, rows)
     if text is None:
@@ -123,8 +127,11 @@ def experts_region(match: Experts, mark: Mark) -> Region | str:
     if isinstance(gate, str):
         return gate
     covered = list(dict.fromkeys([*rows.covered, *match.covered, match.node]))
-    if leaves := [n for n in covered[:-1] if any(user not in covered for user in n.users)]:
+    readers = {*covered, *given.covered, *([] if with_biases is None else [with_biases.node])}
+    if leaves := [n for n in covered[:-1] if any(user not in readers for user in n.users)]:
         return f"{leaves[0].name} is read elsewhere too"
+    if with_biases is not None:
+        covered[-1] = last_biases.apart(match.node, match.gate, with_biases, given.covered[1:])
     matrix = Matrix(
         f"A_{gate.node.name}", None, None, None, None, gate.node, False, value.dtype, mark,
         packed=BY_EXPERT if mark.format == "auto" else None, places=gate.places, parts=gate.parts,

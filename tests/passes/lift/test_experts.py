@@ -83,7 +83,40 @@ class OneEinsum(Gated):
         return torch.einsum("te,td,efd->tf", gates, x, self.up)
 
 
-@pytest.mark.parametrize("kind", [Gated, Summed, AtOnce, Single, OneEinsum])
+class Biased(Gated):
+    """Biases of both matrices; gates and rows side by side in pairs, bounded, as GPT-OSS has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Parameter(torch.randn(EXPERTS, 2 * HIDDEN))
+        self.last = nn.Parameter(torch.randn(EXPERTS, WIDTH))
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.einsum("td,edh->teh", x, self.up.view(EXPERTS, WIDTH, -1)) + self.both
+        first, second = pairs[..., ::2].clamp(max=4.0), pairs[..., 1::2].clamp(-4.0, 4.0)
+        return (second + 1) * (first * torch.sigmoid(1.702 * first))
+
+    def results(self, x: torch.Tensor) -> torch.Tensor:
+        """Of all experts."""
+        return self.last + torch.einsum("teh,eoh->teo", self.rows(x), self.down)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.einsum("te,teo->to", self.gate(x), self.results(x))
+
+
+class BiasedSum(Biased):
+    """The same by a product and a sum; one bias for all experts, and the halves of the rows as slices."""
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.einsum("td,ehd->teh", x, self.up) + self.both
+        return rows[..., :HIDDEN].sigmoid() * rows[..., HIDDEN:].clamp(min=-2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        results = torch.einsum("teh,eoh->teo", self.rows(x), self.down) + self.last[:1].unsqueeze(0)
+        return (self.gate(x).unsqueeze(-1) * results).sum(dim=1)
+
+
+@pytest.mark.parametrize("kind", [Gated, Summed, AtOnce, Single, OneEinsum, Biased, BiasedSum])
 def test_equal_to_the_model(kind):
     torch.manual_seed(0)
     model = kind().eval()
@@ -120,7 +153,7 @@ def test_unchosen_experts_are_not_computed():
         assert model(x).isnan().all()
 
 
-@pytest.mark.parametrize("kind", [Gated, AtOnce, Single])
+@pytest.mark.parametrize("kind", [Gated, AtOnce, Single, Biased, BiasedSum])
 def test_gradients(kind):
     torch.manual_seed(0)
     model = kind().eval()
