@@ -149,14 +149,14 @@ class Grid:
         """The images x [n, c, ...] padded, in phases, each as one row [n, places of all channels]."""
         padded = torch.constant_pad_nd(x, self.amounts) if self.amounts else x
         if self.is_plain:
-            return padded.reshape(len(x), -1)
+            return padded.flatten(1)
         parts = [n for w, width in zip(self.windows, self.widths, strict=True) for n in (width, w.stride)]
         split = padded.reshape(*x.shape[:2], *parts)
         for mode, window in enumerate(self.windows):
             split = split.narrow(3 + 2 * mode, 0, window.phases)
         rank = len(self.windows)
         order = [0, 1, *(3 + 2 * mode for mode in range(rank)), *(2 + 2 * mode for mode in range(rank))]
-        return split.permute(order).reshape(len(x), -1)
+        return split.permute(order).flatten(1)
 
     def flat(self, result: Tensor) -> Tensor:
         """A tensor like the result, [n, o, ...], as [n, o, count]; only where nothing lies between rows."""

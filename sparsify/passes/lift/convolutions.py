@@ -64,20 +64,27 @@ def mark_of(node: fx.Node) -> Mark | None:
 
 
 def windows_of(node: fx.Node) -> tuple[Window, ...] | None:
-    """The windows of a convolution, a mode each; `None` where padding is given in words."""
+    """The windows of a convolution, a mode each; `None` where there is more padding behind images than before."""
     rank, weight = MODES[operator_name(node)], tensor_value(argument(node, 1, "weight"))
     assert weight is not None, "weights are tensors"
-    given = [
-        argument(node, 3, "stride", 1),
-        argument(node, 4, "padding", 0),
-        argument(node, 5, "dilation", 1),
-    ]
-    if any(isinstance(numbers, str) for numbers in given):
-        return None
-    listed = [[numbers] if isinstance(numbers, int) else list(numbers) for numbers in given]
-    every = [numbers * rank if len(numbers) == 1 else numbers for numbers in listed]
     sizes = [int(size) for size in weight.shape[2:]]
-    return tuple(Window(*numbers) for numbers in zip(sizes, *every, strict=True))
+    strides, dilations = (
+        every_mode(argument(node, place, name, 1), rank) for place, name in ((3, "stride"), (5, "dilation"))
+    )
+    padding: Any = argument(node, 4, "padding", 0)
+    if padding == "same":
+        whole = [dilation * (size - 1) for dilation, size in zip(dilations, sizes, strict=True)]
+        if any(count % 2 for count in whole):
+            return None
+        padding = [count // 2 for count in whole]
+    paddings = every_mode(0 if padding == "valid" else padding, rank)
+    return tuple(Window(*numbers) for numbers in zip(sizes, strides, paddings, dilations, strict=True))
+
+
+def every_mode(numbers: Any, rank: int) -> list[int]:
+    """A number for each mode of an image, where one may stand for all."""
+    listed = [numbers] if isinstance(numbers, int) else list(numbers)
+    return listed * rank if len(listed) == 1 else listed
 
 
 def reason_against(node: fx.Node, mark: Mark) -> str:
@@ -97,7 +104,7 @@ def reason_against(node: fx.Node, mark: Mark) -> str:
     if image.dim() != weight.dim():
         return "images without a batch are not supported"
     if windows_of(node) is None:
-        return f"padding in words, {argument(node, 4, 'padding')!r}, is not supported; give numbers"
+        return "padding='same' of an even kernel, more behind images than before, is not supported; pad them before"
     return ""
 
 

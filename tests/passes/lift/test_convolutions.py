@@ -52,12 +52,16 @@ MODELS = {
         lambda: nn.Sequential(nn.Conv3d(3, 4, 3, padding=(0, 1, 2), dilation=(1, 2, 1))),
         (3, 5, 7, 6),
     ),
+    "same": (
+        lambda: nn.Sequential(nn.Conv2d(4, 4, (3, 5), padding="same", dilation=(1, 2)), nn.ReLU()),
+        (4, 6, 7),
+    ),
     "repeated": (
         lambda: nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.Tanh()),
         (4, 6, 7),
     ),
 }
-KERNELS = {"block": 4, "signal": 1, "volume": 1, "repeated": 1}
+KERNELS = {"block": 4, "signal": 1, "volume": 1, "same": 1, "repeated": 1}
 
 
 def made(name):
@@ -96,6 +100,13 @@ def test_results_and_gradients(name):
             assert mine is None  # frozen weights get none
         else:
             torch.testing.assert_close(mine, expected)
+
+
+@pytest.mark.parametrize("name", ["signal", "repeated"])
+def test_no_images(name):
+    model, x = made(name)
+    sparse = apply(model, RECIPE, x)
+    assert sparse(x[:0]).shape == model(x[:0]).shape
 
 
 def test_images_of_other_sizes():
@@ -161,7 +172,7 @@ def test_training_keeps_zeros():
     ("layer", "reason"),
     [
         (nn.Conv2d(4, 4, 3, groups=2), "its channels are in groups"),
-        (nn.Conv2d(4, 4, 3, padding="same"), "padding in words, 'same', is not supported"),
+        (nn.Conv2d(4, 4, 4, padding="same"), "padding='same' of an even kernel"),
         (nn.Conv2d(4, 4, 3, dtype=torch.bfloat16), "convolutions in torch.bfloat16 are not supported yet"),
     ],
     ids=str,
