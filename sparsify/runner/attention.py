@@ -16,14 +16,13 @@ from sparsify.recipe.source import nearest
 
 SHORT: Final = {"window": "sliding_window", "segments": "block_diagonal"}
 KINDS: Final[tuple[str, ...]] = tuple(kind for kind in get_args(MaskKind) if kind != GIVEN)
-# Dense linear layers are regions too, of torch's product or a generated one.
+# Dense linear layers run by the fastest product that was timed: torch's, oneDNN's or a generated one.
 DENSE: Final = {
     "id": "linear",
     "targets": ["param:*.weight"],
     "types": ["Linear"],
     "role": "weight",
     "source": "given",
-    "format": "dense, dense",
     "optional": True,
 }
 OPERATOR: Final = "op:scaled_dot_product_attention"
@@ -52,7 +51,7 @@ def with_sparse_attention(
 ) -> Recipe:
     """The recipe with a pattern in attention, in the place of those that it has.
 
-    Weights that no rule selects stay dense, and their products are generated where torch's are much slower.
+    Linear layers that no rule selects run by the fastest product that is timed, dense where their weights are.
 
     Args:
         recipe: of the model.

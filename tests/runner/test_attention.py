@@ -22,7 +22,8 @@ def test_a_rule_is_added():
     assert attention.mask is not None
     assert (attention.mask.kind, attention.mask.model_extra) == ("bigbird", {"block": 32})
     alone = with_sparse_attention(found.model_copy(update={"sparsify": ()}), "causal", {})
-    assert [rule.format for rule in alone.sparsify] == ["dense, dense", "auto"]
+    assert [rule.targets for rule in alone.sparsify] == [("param:*.weight",), (OPERATOR,)]
+    assert alone.sparsify[0].prune is None
     again = with_sparse_attention(found, "causal", {})
     assert [rule.mask and rule.mask.kind for rule in again.sparsify] == [None, "causal"]
 
