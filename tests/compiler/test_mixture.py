@@ -19,6 +19,9 @@ QUICK = {"compiler_flags": ("-O1",), "serial_threshold": 0}
 CLOSE = {
     torch.float32: {"rtol": 1e-4, "atol": 1e-4},  # sums of products in float32
     torch.float64: {"rtol": 1e-12, "atol": 1e-12},
+    # Sums in float32 that are rounded once, by half of the last place at most.
+    torch.bfloat16: {"rtol": 2**-8, "atol": 1e-3},
+    torch.float16: {"rtol": 2**-11, "atol": 1e-3},
 }
 PLAIN = """
 H[t,e,h] = G[t,e] * relu(sum(d, X[t,d] * U[e,d,h]))
@@ -102,11 +105,23 @@ def test_gates_stored_by_tokens(form):
 
 @pytest.mark.parametrize(
     ("vector_bytes", "dtype"),
-    [(0, torch.float32), (16, torch.float64), (32, torch.float32), (64, torch.float64)],
+    [
+        *((0, torch.float32), (16, torch.float64), (32, torch.float32), (64, torch.float64)),
+        *((32, torch.bfloat16), (64, torch.float16)),
+    ],
 )
 def test_widths(vector_bytes, dtype):
     with override(**QUICK, vector_bytes=vector_bytes):
         check(GATED, operands(GATED, 23, 5, 17, 33, dtype), "csc")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_one_kernel(dtype):
+    given = operands(PLAIN, 23, 5, 17, 33, dtype)
+    with override(**QUICK):
+        made = evaluate_kernel(PLAIN, **{**given, "G": sparsify.tensor(given["G"], "csr")})
+        assert joined_experts(made.program) is not None
+        check(PLAIN, given, "csr")
 
 
 def test_threads_give_the_same_bits():

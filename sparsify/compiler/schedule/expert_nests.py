@@ -16,8 +16,9 @@ from sparsify.compiler.schedule.chains import Body, loop_chain, loop_names
 from sparsify.storage.levels import Compressed
 
 # What nests compute: the row of an entry, from sums of its own or from other rows; the number of an entry, from sums
-# over its rows; rows of tokens that entries add to; and sums over the entries of an expert, as a matrix or as a row.
-Kind = Literal["products", "rows", "sums", "numbers", "added", "matrices", "vectors"]
+# over its rows; rows of tokens that entries add to; sums over the entries of an expert, as a matrix or as a row; and
+# sums that are rounded, once they are whole.
+Kind = Literal["products", "rows", "sums", "numbers", "added", "matrices", "vectors", "rounded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,8 @@ class _Reader:
         if len(names) != len(inner.target.indices):
             return None
         is_of_entry = {self.expert, self.token} <= set(names)
+        if inner.monoid is None and isinstance(inner.value, Access) and not is_of_entry:
+            return self._rounded(inner, inner.value, names)
         if inner.monoid is None:
             if not is_of_entry or not self._has_positions(inner.target) or not more <= set(names):
                 return None
@@ -155,6 +158,13 @@ class _Reader:
         if not own:
             return Nest("numbers", assign.target.tensor)
         return Nest("rows", assign.target.tensor, own[-1], parts=tuple(own[:-1]))
+
+    def _rounded(self, assign: Assign, sums: Access, names: tuple[str, ...]) -> Nest | None:
+        """Rows of tokens from sums that are held in more bits."""
+        kept = self.kept.get(sums.tensor)
+        if kept is None or kept.pattern_of is not None or index_names(sums) != names:
+            return None
+        return Nest("rounded", assign.target.tensor, names[-1]) if names[:-1] == (self.token,) else None
 
     def _sums(self, assign: Assign, names: tuple[str, ...], more: set[str]) -> Nest | None:
         """The sum over a row of an entry; it is no result, but a part of one."""

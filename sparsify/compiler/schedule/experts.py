@@ -117,6 +117,8 @@ class _Tiles:
         outer, inner = self.parts(nest.lane)
         around = (outer, expert, *nest.parts)
         match nest.kind:
+            case "rounded":
+                return [d.Order((outer, self.mixture.token, inner), result)]
             case "products":
                 order = d.Order((*around, tile, member, inner), result)
                 joins = [step for p in nest.products for step in self.joined(p.inner, p.sums)]

@@ -29,7 +29,8 @@ from sparsify.passes.operators import argument, operator_name, tensor_value
 from sparsify.passes.region import Region
 from sparsify.storage.format import Format
 
-DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
+HALVES: Final = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+DTYPES: Final = {torch.float32: "float32", torch.float64: "float64", **HALVES}
 # How experts list their tokens.
 BY_EXPERT: Final = Format("csc")
 # The note of their regions.
@@ -112,10 +113,16 @@ def mark_of(match: Experts) -> Mark | None:
     return mark if isinstance(mark, Mark) and mark.role == "gate" and not mark.derived else None
 
 
-def experts_region(match: Experts, mark: Mark) -> Region | str:
-    """The region of a mixture, or why there is none."""
+def experts_region(match: Experts, mark: Mark, is_trainable: bool) -> Region | str:
+    """The region of a mixture, or why there is none.
+
+    Args:
+        is_trainable: whether weights get gradients.
+    """
     value = tensor_value(match.node)
     assert value is not None, "a mixture is a tensor"
+    if is_trainable and value.dtype in HALVES:
+        return f"{HALVES[value.dtype]} is supported for mixtures whose weights get no gradients"
     given, with_biases = match, last_biases.biased(match.results) if match.combine is None else None
     if with_biases is not None:
         match = replace(match, results=with_biases.products, covered=())

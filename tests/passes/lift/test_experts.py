@@ -129,6 +129,40 @@ def test_equal_to_the_model(kind):
             torch.testing.assert_close(sparse(x), model(x), rtol=1e-4, atol=1e-4)  # sums of products
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [(Gated, torch.bfloat16), (Biased, torch.float16)])
+def test_halves(kind, dtype):
+    torch.manual_seed(0)
+    model = kind().eval()
+    for matrix in (model.up, model.down):
+        nn.init.normal_(matrix, std=0.3)
+    model = model.to(dtype)
+    wide = copy.deepcopy(model).double()
+    with override(**QUICK), torch.no_grad():
+        sparse = sparsify.apply(model, recipe(), torch.randn(9, WIDTH, dtype=dtype), strict=True)
+        assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
+        x = torch.randn(23, WIDTH, dtype=dtype)
+        # What experts compute inside is not rounded; the weights of the gate are, and results once or twice.
+        bound = 4 * torch.finfo(dtype).eps
+        expected = x.double() + torch.einsum(
+            "te,teo->to",
+            model.gate(x).double(),
+            wide.results(x.double()) if kind is Biased else gated(wide, x.double()),
+        )
+        torch.testing.assert_close(sparse(x).double(), expected, rtol=bound, atol=bound)
+
+
+def gated(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What all experts compute without biases."""
+    return torch.einsum("teh,eoh->teo", model.rows(x), model.down)
+
+
+def test_halves_with_gradients_stay_dense():
+    model, x = Gated().bfloat16().train(), torch.randn(9, WIDTH, dtype=torch.bfloat16)
+    sparse = sparsify.apply(model, recipe(), x)
+    assert any("mixtures whose weights get no gradients" in entry.reason for entry in sparse.report.dense)
+    torch.testing.assert_close(sparse(x), model(x))
+
+
 def test_program():
     with override(**QUICK), torch.no_grad():
         sparse = sparsify.apply(Gated().eval(), recipe(), torch.randn(9, WIDTH))
