@@ -15,7 +15,7 @@ from torch import fx
 from torch.nn.functional import linear
 
 from sparsify.passes.operators import operator_name
-from sparsify.passes.structure import Seen, see
+from sparsify.passes.seen import Seen, see
 
 # Packed weights that one product remembers: those of copies of a model.
 REMEMBERED: Final = 8

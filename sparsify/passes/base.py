@@ -6,7 +6,7 @@ and dumped.
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +90,23 @@ class Notices:
             warnings.warn(f"{self.model}: {text}", RuntimeWarning, stacklevel=3)
 
 
+# What tells apart the operands that are made of weights: a name, and whether the transpose is read.
+Key = tuple[str, bool]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a weight is packed already.
+
+    Attributes:
+        formats: the one that the model holds it in, then those that are beside it for calls of other graphs.
+        bytes: of all of them.
+    """
+
+    formats: tuple[Format, ...]
+    bytes: int
+
+
 @dataclass
 class Draft:
     """The graph of one variant of a model on its way through the passes.
@@ -103,7 +120,8 @@ class Draft:
         examples: the example tensors by input name.
         regions: what `lift` found and `fuse` joined, for `emit`.
         notices: where warnings go.
-        formats: of weights that are packed already, by name and whether the transpose is read.
+        formats: that were chosen for weights.
+        stored: how weights are packed already.
         masked: the graph with the patterns of rules in its attention, as the dense model has them not.
     """
 
@@ -115,7 +133,8 @@ class Draft:
     examples: dict[str, torch.Tensor] = field(default_factory=dict)
     regions: list[Any] = field(default_factory=list)
     notices: Notices = field(default_factory=lambda: Notices("model"))
-    formats: dict[tuple[str, bool], Format] = field(default_factory=dict)
+    formats: dict[Key, Format] = field(default_factory=dict)
+    stored: Mapping[Key, Stored] = field(default_factory=dict)
     masked: fx.Graph | None = None
 
     @property

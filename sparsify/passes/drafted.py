@@ -12,11 +12,10 @@ from torch import nn
 from sparsify import options as settings
 from sparsify.errors import CaptureError, RecipeError
 from sparsify.passes import PASSES, base, calls, own_experts
-from sparsify.passes.base import Asked, Draft, Notices
+from sparsify.passes.base import Asked, Draft, Key, Notices, Stored
 from sparsify.passes.capture import Dynamic, capture
 from sparsify.recipe import Rule
 from sparsify.report import Report
-from sparsify.storage.format import Format
 
 
 def drafted(
@@ -26,14 +25,14 @@ def drafted(
     tensors: Sequence[torch.Tensor],
     dynamic: Dynamic,
     notices: Notices,
-    formats: Mapping[tuple[str, bool], Format],
+    stored: Mapping[Key, Stored],
 ) -> Draft:
     """The draft for calls like `call`; experts that no kernel computes run as the model has them.
 
     Args:
         source: the model.
         tensors: of the call.
-        formats: of weights that are packed already, by name and whether the transpose is read.
+        stored: how weights are packed already.
 
     Raises:
         CaptureError: as `capture`; with experts that no kernel computes and no graph can hold, the reason is theirs.
@@ -48,9 +47,7 @@ def drafted(
         current = settings.current()
         if asked.recipe.compile.threads is not None:
             current = replace(current, threads=asked.recipe.compile.threads)
-        draft = Draft(
-            captured, source, asked, report, current, examples, notices=notices, formats=dict(formats)
-        )
+        draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
         return base.run(PASSES, draft)
 
     found = made(asked)

@@ -8,7 +8,7 @@ Formats are ordered by what they are expected to cost; the best few and torch's 
 """
 
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule.pack import Packing, pack_matrix
 from sparsify.passes import region as regions
 from sparsify.passes.backends import SPOKEN
-from sparsify.passes.base import Draft
+from sparsify.passes.base import Draft, Key
 from sparsify.passes.estimate import UNKNOWN_ROWS
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import known_size, operator_name, scope, tensor_value
@@ -29,6 +29,8 @@ from sparsify.recipe.schema import Compile
 
 # Entries of a weight for which the machine is measured where nobody has yet.
 LARGE = 1 << 16
+# How much faster a format is that a packed weight gets beside the one that it has.
+FAR = 1.25
 
 
 def pack(draft: Draft) -> Draft:
@@ -42,7 +44,7 @@ def pack(draft: Draft) -> Draft:
             continue
         timed, chosen = choice(draft, region, weights)
         sources = {name: m.source for name, m in region.operands.items() if isinstance(m, Matrix)}
-        is_open = len(chosen) == len(region.matrices) and not is_decided(draft, region)
+        is_open = len(chosen) == len(region.matrices) and not is_packed(draft, region)
         if is_open and not is_worth_it(chosen, draft.recipe.compile, timed):
             if timed is not None and timed.library:
                 kept.append(by_library(region, chosen, timed))
@@ -68,11 +70,29 @@ def pack(draft: Draft) -> Draft:
 def packings(draft: Draft, region: Region) -> dict[str, list[Packing]]:
     """The formats for each free weight of a region, the one first that is expected to be the fastest."""
     weights = {name: m for name, m in region.operands.items() if isinstance(m, Matrix) and is_free(m)}
-    found = {name: packing(draft, region, weight) for name, weight in weights.items()}
-    for name, weight in weights.items():
-        known = [one for one in found[name] if one.format == draft.formats.get(key_of(weight))]
-        found[name] = known or found[name]
+    found = {name: offered(draft, weight, packing(draft, region, weight)) for name, weight in weights.items()}
     return {name: formats for name, formats in found.items() if formats}
+
+
+def offered(draft: Draft, weight: Matrix, found: list[Packing]) -> list[Packing]:
+    """Of formats for a weight those that it can have.
+
+    That is the one that this graph has it in. Otherwise, where graphs for other numbers of rows have it packed, it is
+    the best of theirs, unless a further one is far better and all together are smaller than the dense weight: then
+    those, and the best of theirs last.
+    """
+    key = key_of(weight)
+    stored = draft.stored.get(key)
+    if key not in draft.formats and stored is not None and found:
+        known = [one for one in found if one.format in stored.formats]
+        # One that is not offered, as bits are for one row alone, is slow for as many rows as there are.
+        best = known[0] if known else replace(found[0], format=stored.formats[0], us=inf)
+        room = found[0].dense_bytes - stored.bytes
+        further = [one for one in found if one.bytes < room and FAR * one.us < best.us]
+        if further and draft.recipe.compile.memory != "compact":
+            return [*further, best]
+        draft.formats[key] = best.format
+    return [one for one in found if one.format == draft.formats.get(key)] or found
 
 
 def choice(
@@ -88,10 +108,14 @@ def choice(
     if draft.recipe.compile.memory == "compact":
         return None, expected
     ((name, formats),) = found.items()
-    timed = try_tune(draft, region, name, formats)
+    held = formats[-1] if is_packed(draft, region) else None
+    timed = try_tune(draft, region, name, formats, held)
     if timed is None:
         return None, expected
-    return timed, {name: next(one for one in formats if str(one.format) == timed.format)}
+    best = next(one for one in formats if str(one.format) == timed.format)
+    if held is not None and timed.us_of(str(held.format)) <= FAR * timed.us:
+        best = held
+    return timed, {name: best}
 
 
 def is_free(matrix: Matrix) -> bool:
@@ -99,14 +123,20 @@ def is_free(matrix: Matrix) -> bool:
     return matrix.dense is not None and matrix.dense.op == "get_attr" and matrix.mark.format == "auto"
 
 
-def key_of(weight: Matrix) -> tuple[str, bool]:
+def key_of(weight: Matrix) -> Key:
     """What tells apart the operands that are made of weights."""
     return weight.source, weight.transposed
 
 
 def is_decided(draft: Draft, region: Region) -> bool:
-    """Whether other regions or variants have the weights of this one packed."""
+    """Whether the formats of the weights of a region are chosen."""
     return all(key_of(weight) in draft.formats for weight in region.matrices)
+
+
+def is_packed(draft: Draft, region: Region) -> bool:
+    """Whether other regions or graphs have the weights of this one packed, whatever is chosen for it."""
+    keys = [key_of(weight) for weight in region.matrices]
+    return all(key in draft.formats or key in draft.stored for key in keys)
 
 
 def is_worth_it(chosen: dict[str, Packing], asked: Compile, timed: Timed | None) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from sparsify.compiler.dtypes import name_of
 from sparsify.errors import DtypeError
+from sparsify.passes.base import Key, Stored
 from sparsify.passes.call_region import call_region
 from sparsify.passes.lift.matrix import SCALES
 from sparsify.passes.region_call import RegionCall
@@ -23,6 +24,7 @@ from sparsify.passes.structure import MatrixOutput, Structure
 from sparsify.passes.variant import Variant
 from sparsify.report import Report, RoundingEntry, WeightEntry
 from sparsify.sparsification.rounding import Moved, scales, widened
+from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 
 
@@ -64,10 +66,17 @@ class Readers:
 
     @property
     def spec(self) -> MatrixOutput | None:
-        """The one way in which the weight is read, `None` where there are several."""
+        """How the weight is read first, `None` where it is needed dense or its transpose is read too."""
         specs = [structure.weight for structure in self.structures if structure.weight is not None]
-        ways = {(spec.format, spec.transposed) for spec in specs}
-        return None if self.is_shared or len(ways) > 1 else specs[0]
+        return None if self.is_shared or len({spec.transposed for spec in specs}) > 1 else specs[0]
+
+    def beside(self, held: MatrixOutput) -> dict[Format, Structure]:
+        """By format those that read the weight in another one than that in which it is held."""
+        found: dict[Format, Structure] = {}
+        for structure in self.structures:
+            if structure.weight is not None and structure.weight.format != held.format:
+                found.setdefault(structure.weight.format, structure)
+        return found
 
 
 def read_weights(model: nn.Module, variants: Iterable[Variant]) -> dict[str, Readers]:
@@ -166,10 +175,39 @@ class Weights:
             self.hold(name, held, next((o for o in operands if o is not None), None))
             for structure in readers[name].structures:
                 structure.memory.clear()
+        for name, weight in self.packed().items():
+            self.pack_beside(name, weight, readers[name])
         self.is_followed = True
         self.follow()
         for variant in variants:
             self.describe(variant.report, readers)
+
+    def pack_beside(self, name: str, weight: SparseTensor, readers: Readers) -> None:
+        """Packs a held weight for the readers that want it otherwise, once for each format."""
+        for form, first in readers.beside(self.held[name].spec).items():
+            for structure in readers.structures:
+                if structure.weight is not None and structure.weight.format == form:
+                    structure.beside = first.beside
+                    structure.memory.clear()
+            assert first.weight is not None, "it reads a weight"
+            first.packed_operand(first.weight, weight)
+
+    def stored(self, variants: Iterable[Variant]) -> dict[Key, Stored]:
+        """How weights are packed that are held so."""
+        readers = read_weights(self.source, variants)
+        found = {}
+        for name, how in self.held.items():
+            others = readers.get(name, Readers([])).beside(how.spec)
+            size = self.bytes_of(name, others.values())
+            found[name, how.spec.transposed] = Stored((how.spec.format, *others), size)
+        return found
+
+    def bytes_of(self, name: str, beside: Iterable[Structure]) -> int:
+        """The bytes of a held weight with its scales, and of what these structures pack beside it."""
+        weight = self.source.get_parameter(name)
+        assert isinstance(weight, SparseTensor), "held weights are sparse"
+        others = [s.packed_operand(s.weight, weight) for s in beside if s.weight is not None]
+        return self.scale_bytes(name) + sum(stored_bytes(one) for one in (weight, *others))
 
     def hold(self, name: str, how: Held, operand: SparseTensor | None = None) -> None:
         """Puts the packed weight in the place of the dense one, and its scales beside it."""
@@ -207,9 +245,8 @@ class Weights:
     def describe(self, report: Report, readers: Mapping[str, Readers]) -> None:
         """Writes into the report how the weights are held, and the bytes of all parameters."""
         report.weights = [self.entry(name, found) for name, found in readers.items()]
-        beside = sum(e.bytes_after - e.bytes_before for e in report.weights if e.name not in self.held)
-        now = beside + sum(stored_bytes(parameter) for parameter in self.source.parameters())
-        now += sum(self.scale_bytes(name) for name in self.held)
+        now = sum(entry.bytes_after for entry in report.weights)
+        now += sum(stored_bytes(p) for name, p in self.source.named_parameters() if name not in readers)
         saved = sum(entry.bytes_before - entry.bytes_after for entry in report.weights)
         report.parameter_bytes = now + saved, now
         found = self.roundings.items()
@@ -225,8 +262,10 @@ class Weights:
         weight = self.source.get_parameter(name)
         if isinstance(weight, SparseTensor):
             how = self.held[name]
-            form = f"{weight.format}{'' if how.spec.rounds is None else f', {name_of(weight.dtype)}'}"
-            after = stored_bytes(weight) + self.scale_bytes(name)
+            others = readers.beside(how.spec)
+            form = str(weight.format) + "".join(f", and {other} beside" for other in others)
+            form += "" if how.spec.rounds is None else f", {name_of(weight.dtype)}"
+            after = self.bytes_of(name, others.values())
             return WeightEntry(name, form, weight.numel() * how.dtype.itemsize, after)
         before = weight.nbytes
         copies = {id(structure): structure.entry.bytes_after for structure in readers.structures}

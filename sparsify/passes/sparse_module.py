@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from sparsify import options as settings
 from sparsify.errors import CaptureError
 from sparsify.passes import base, calls, own_caches, traced_calls
-from sparsify.passes.base import Asked, Notices
+from sparsify.passes.base import Asked, Key, Notices, Stored
 from sparsify.passes.capture import sparse_parts
 from sparsify.passes.captures import Captures
 from sparsify.passes.check import compare
@@ -197,8 +197,9 @@ class SparseModule(TracedModule):
         """
         like = (modes(self), call.shape)
         try:
+            stored = self._weights.stored(self.variants)
             with torch.inference_mode(False), in_modes(self._source, self), self._weights.dense():
-                variant = self.build(call, tensors, self._asked.dynamic)
+                variant = self.build(call, tensors, stored)
         except CaptureError as error:
             if self._asked.strict or settings.current().strict:
                 raise
@@ -223,10 +224,9 @@ class SparseModule(TracedModule):
         share_again(self, self._source)
         return variant
 
-    def build(self, call: calls.Call, tensors: list[torch.Tensor], dynamic: Any) -> Variant:
-        """The variant for calls like `call`, compiled."""
-        known = {(name, held.spec.transposed): held.spec.format for name, held in self._weights.held.items()}
-        draft = drafted(self._source, self._asked, call, tensors, dynamic, self._notices, known)
+    def build(self, call: calls.Call, tensors: list[torch.Tensor], stored: Mapping[Key, Stored]) -> Variant:
+        """The variant for calls like `call`, compiled; weights are `stored` packed already."""
+        draft = drafted(self._source, self._asked, call, tensors, self._asked.dynamic, self._notices, stored)
         captured, report = draft.captured, draft.report
         for name, constant in captured.constants.items():
             if not hasattr(self, name):

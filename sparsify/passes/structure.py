@@ -9,7 +9,6 @@ computed anew, differentiably, and only the pattern is remembered.
 """
 
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +18,8 @@ import torch
 from sparsify.errors import InvalidTensorError, UnsupportedProgramError
 from sparsify.passes.aligned import Aligned
 from sparsify.passes.bags import BagsOutput
+from sparsify.passes.beside import Beside
+from sparsify.passes.seen import Seen, see
 from sparsify.report import ConversionEntry
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import narrowed, widened
@@ -77,18 +78,15 @@ class MatrixOutput:
             dense: the weight.
             operand: that was made of it, where it is still there.
         """
-        if operand is None:
-            stored = self.stored(dense)
-            turned = stored.t() if self.transposed else stored
-            rows, columns = torch.nonzero(turned, as_tuple=True)
-            made = align_edges(rows, columns, (turned.shape[0], turned.shape[1]), self.format).pattern
-            values = values_at(turned, made)
-        else:
-            made, values = operand._pattern, operand._vals
-        # Without what was derived from it on the way here.
-        pattern = Pattern(made.format, made.shape, made.pos, made.crd).trusted()
-        found = SparseTensor(pattern, values)
+        found = self.operand(self.stored(dense)) if operand is None else plain(operand)
         return found.permute(1, 0) if self.transposed else found
+
+    def operand(self, stored: torch.Tensor) -> SparseTensor:
+        """The operand that is made of a dense weight whose entries are as they are stored."""
+        turned = stored.t() if self.transposed else stored
+        rows, columns = torch.nonzero(turned, as_tuple=True)
+        made = align_edges(rows, columns, (turned.shape[0], turned.shape[1]), self.format).pattern
+        return plain(SparseTensor(made, values_at(turned, made)))
 
     def holds(self, weight: SparseTensor) -> bool:
         """Whether a weight is stored as `packed` stores it."""
@@ -118,45 +116,6 @@ class PatternOutput:
 
 # How a result follows from the outputs of a structure module; a number is the position of a tensor among them.
 Output = int | MatrixOutput | PatternOutput | BagsOutput
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A tensor as it was: while it lives and its version is the same, so are its values."""
-
-    reference: "weakref.ref[torch.Tensor]"
-    version: int
-    address: int
-    shape: torch.Size
-    strides: tuple[int, ...]
-
-    def is_same(self, leaf: Any) -> bool:
-        """Whether `leaf` is that tensor, or another view of exactly its memory, unchanged."""
-        known = self.reference()
-        if known is None or known._version != self.version:
-            return False
-        if known is leaf:
-            return bool(known.data_ptr() == self.address and known.shape == self.shape)
-        if not isinstance(leaf, torch.Tensor) or leaf.is_inference():
-            return False
-        return (
-            leaf._version == self.version
-            and leaf.data_ptr() == known.data_ptr() == self.address
-            and leaf.dtype == known.dtype
-            and (leaf.shape, leaf.stride()) == (self.shape, self.strides)
-        )
-
-    def is_stale(self) -> bool:
-        """Whether no tensor can be it any more."""
-        known = self.reference()
-        return known is None or known._version != self.version
-
-
-def see(leaf: Any) -> Any:
-    """A tensor as it is now; a size is itself."""
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return Seen(weakref.ref(leaf), leaf._version, leaf.data_ptr(), leaf.shape, leaf.stride())
 
 
 @dataclass
@@ -198,11 +157,12 @@ class Structure:
         self.has_matrices = any(isinstance(spec, MatrixOutput | BagsOutput) for spec in self.outputs)
         self.weight = weight_of(self.outputs)
         self.memory: list[Remembered] = []
+        self.beside = Beside()
 
     def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:
         """The results for `leaves`; a matrix whose values the caller brings is given as `Aligned`."""
-        if self.weight is not None and type(leaves[0]) is SparseTensor and self.weight.holds(leaves[0]):
-            operand = leaves[0].permute(1, 0) if self.weight.transposed else leaves[0]
+        if self.weight is not None and type(leaves[0]) is SparseTensor:
+            operand = self.packed_operand(self.weight, leaves[0])
             if not self.weight.has_scales:
                 return (operand,) * len(self.outputs)
             return tuple([operand if isinstance(o, MatrixOutput) else leaves[1] for o in self.outputs])
@@ -214,6 +174,12 @@ class Structure:
         if not self.has_matrices:
             return self.differentiable(leaves, [])
         return self.differentiable(leaves, self.remembered(leaves).aligned)
+
+    def packed_operand(self, spec: MatrixOutput, weight: SparseTensor) -> SparseTensor:
+        """The operand of a packed weight, made beside it where the model holds it in another format."""
+        if spec.holds(weight):
+            return weight.permute(1, 0) if spec.transposed else weight
+        return self.beside(weight, spec.operand)
 
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
         """What is remembered for exactly these leaves, computed now when nothing is."""
@@ -312,6 +278,12 @@ class Structure:
             edges = raw[spec.values]
         values = aligned.values(edges)
         return SparseTensor(aligned.pattern, values.log() if spec.joins == "logsumexp" else values)
+
+
+def plain(operand: SparseTensor) -> SparseTensor:
+    """An operand without what was derived from its pattern when it was made."""
+    made = operand._pattern
+    return SparseTensor(Pattern(made.format, made.shape, made.pos, made.crd).trusted(), operand._vals)
 
 
 def weight_of(outputs: Sequence[Output]) -> MatrixOutput | None:

@@ -67,6 +67,10 @@ class Timed:
         rivals = [us for _, us in self.libraries]
         return self.us <= min([(1 - GAIN) * self.dense_us, *rivals])
 
+    def us_of(self, format: str) -> float:
+        """What one of the formats takes."""
+        return dict(self.others).get(format, self.us)
+
     @property
     def library(self) -> str:
         """The library that is faster than torch; "" for none."""
@@ -85,15 +89,20 @@ def rounded(us: float) -> str:
     return f"{us:.0f}" if us >= 20 else f"{us:.1f}"
 
 
-def tune(draft: Draft, region: Region, name: str, found: Sequence[Packing]) -> Timed | None:
+def tune(
+    draft: Draft, region: Region, name: str, found: Sequence[Packing], held: Packing | None = None
+) -> Timed | None:
     """What the best formats for the weight `name` of a region take; `None` where nothing is to be timed.
+
+    The one that it is `held` in is timed whatever it is expected to take.
 
     Raises:
         SparsifyError: a kernel cannot be built.
     """
     if draft.options.tune_seconds == 0:
         return None
-    tried = [packing for packing in found if packing.us <= SLOWER * found[0].us][:MOST]
+    tried = [one for one in found if one.us <= SLOWER * found[0].us and one is not held][:MOST]
+    tried += [held] if held is not None else []
     trials = [packed(region, name, packing) for packing in tried]
     sizes = rounded_sizes(draft, trials[0], found[0])
     formats = [str(packing.format) for packing in tried]
@@ -175,9 +184,11 @@ def schedule_of(kernel: Kernel, sizes: Sizes) -> str:
     return "\n".join(str(step.variants.wanted(sizes)) for step in kernel.generated)
 
 
-def try_tune(draft: Draft, region: Region, name: str, found: Sequence[Packing]) -> Timed | None:
+def try_tune(
+    draft: Draft, region: Region, name: str, found: Sequence[Packing], held: Packing | None = None
+) -> Timed | None:
     """As `tune`; where kernels cannot be built, `emit` will say so, and nothing is timed."""
     try:
-        return tune(draft, region, name, found)
+        return tune(draft, region, name, found, held)
     except SparsifyError:
         return None
