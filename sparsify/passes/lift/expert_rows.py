@@ -39,22 +39,26 @@ class Rows:
     Attributes:
         node: the mixture.
         dtype: of all that is read.
+        groups: the modes before that of tokens, without slots; tokens have one mode in the expressions.
         combine: how tokens come back from slots of the experts, `None` without slots.
         dispatch: how they come there.
         names: of the tensors that are read, in the program.
         covered: nodes that the expressions compute.
         why: what is in the way of one.
+        flat: tensors with groups, as they are with one mode for all tokens.
         seen: what was read inside of experts, at which modes.
         sums: how many there are.
     """
 
     node: fx.Node
     dtype: torch.dtype
+    groups: tuple[str, ...] = ()
     combine: slots.Combine | None = None
     dispatch: slots.Dispatch | None = None
     names: dict[fx.Node, str] = field(default_factory=dict)
     covered: list[fx.Node] = field(default_factory=list)
     why: str = ""
+    flat: dict[fx.Node, fx.Node] = field(default_factory=dict)
     seen: set[tuple[fx.Node, tuple[Mode, ...]]] = field(default_factory=set)
     sums: int = 0
 
@@ -221,7 +225,7 @@ class Rows:
 
     def _is_of_entry(self, modes: tuple[Mode, ...]) -> bool:
         """Whether a tensor has a row for each token and expert, or for each slot."""
-        entry = {"t", "e"} if self.combine is None else self.combine.entry
+        entry = {*self.groups, "t", "e"} if self.combine is None else self.combine.entry
         return entry <= {mode.index if isinstance(mode, Part) else mode for mode in modes}
 
     def _outside(self, node: fx.Node, modes: tuple[Mode, ...]) -> str | None:
@@ -233,6 +237,17 @@ class Rows:
         modes = tuple(None if mode in of_slots and str(n) == "1" else mode for mode, n in extents)
         if of_slots & set(modes):
             self.why = f"{node.name} depends on slots, not only on the tokens in them"
+            return None
+        return self.row(node, modes)
+
+    def row(self, node: fx.Node, modes: tuple[Mode, ...]) -> str | None:
+        """The entry of a tensor that is computed outside, of which tokens have one mode."""
+        tokens = (*self.groups, "t")
+        if self.groups and modes[: len(tokens)] == tokens:
+            self.flat[node] = slots.flattened(node, len(self.groups), self.node)
+            node, modes = self.flat[node], modes[len(self.groups) :]
+        elif self.groups and set(tokens) & set(modes):
+            self.why = f"{node.name} is neither the same for all tokens nor has a row for each of them"
             return None
         return self.leaf(node, modes)
 
@@ -254,7 +269,11 @@ class Rows:
     def gate(self, weights: fx.Node) -> slots.Gate | str:
         """The gate that has these weights, of experts or of their slots; or why there is none."""
         if self.combine is None:
-            return slots.Gate(weights, places(weights))
+            chosen, count = places(weights), len(self.groups)
+            rows = slots.flattened(weights, count, self.node)
+            used = None if chosen is None else slots.flattened(chosen, count, self.node)
+            parts = () if not count else (weights,) if chosen is None else (weights, chosen)
+            return slots.Gate(rows, used, tuple(dict.fromkeys(parts)))
         if self.dispatch is None:
             return "what its experts read are no tokens that a sum sends to their slots"
         return slots.gate_of(self.combine, self.dispatch)

@@ -42,9 +42,10 @@ class Experts:
     """A mixture of experts.
 
     Attributes:
-        node: the weighted sum over the experts, [tokens, channels].
-        gate: what it is weighted with, [tokens, experts].
-        results: of all experts, [tokens, experts, channels]; or the einsum that takes their rows and the last matrices.
+        node: the weighted sum over the experts, [.., tokens, channels].
+        gate: what it is weighted with, [.., tokens, experts].
+        results: of all experts, [.., tokens, experts, channels]; or the einsum that takes their rows and the last
+            matrices.
         covered: nodes of the weighted sum besides.
         combine: how the sum is one over slots of the experts, `None` where it is one over experts.
     """
@@ -64,24 +65,23 @@ def recognise(node: fx.Node) -> Experts | None:
     if (over_slots := slots.combine_of(node)) is not None:
         combine, given = over_slots
         return Experts(node, combine.weights, given, combine=combine)
-    if value.dim() != 2:
+    if value.dim() < slots.ROWS:
         return None
     if operator_name(node) == "sum":
         return _product_and_sum(node)
     found = einsum_of(node)
-    if found is None or len(found.output) != 2:
+    if found is None or len(found.output) < slots.ROWS:
         return None
-    token, channel = found.output[0], found.output[1]
-    gates = [(n, at) for n, at in found.operands if len(at) == 2 and at[0] == token and at[1] != channel]
+    token, channel = found.output[:-1], found.output[-1]
+    gates = [(n, at) for n, at in found.operands if at[:-1] == token and at[-1] not in found.output]
     if len(gates) > 1:  # in a product of rows and gates with matrices both have the same place
         gates = [(n, at) for n, at in gates if is_decided(n)]
     if len(gates) != 1:
         return None
-    gate, expert = gates[0][0], gates[0][1][1]
+    gate, expert = gates[0][0], gates[0][1][-1]
     rest = tuple(pair for pair in found.operands if pair[0] is not gate)
-    if len(rest) == 1 and set(rest[0][1]) == {token, expert, channel}:
-        (results, letters) = rest[0]
-        return Experts(node, gate, results) if letters == token + expert + channel else None
+    if len(rest) == 1 and rest[0][1] == token + expert + channel:
+        return Experts(node, gate, rest[0][0])
     if len(rest) == 2:
         return Experts(node, gate, Einsum(rest, token + expert + channel))
     return None
@@ -91,17 +91,21 @@ def _product_and_sum(node: fx.Node) -> Experts | None:
     """`(gate.unsqueeze(-1) * results).sum(1)`."""
     product = node.args[0]
     dims = argument(node, 1, "dim")
-    if dims not in (1, [1], (1,)) or argument(node, 2, "keepdim", False) or not isinstance(product, fx.Node):
-        return None
     value = tensor_value(product)
-    if operator_name(product) != "mul" or value is None or value.dim() != 3 or len(product.users) != 1:
+    if value is None or not isinstance(product, fx.Node) or argument(node, 2, "keepdim", False):
+        return None
+    rank = value.dim()
+    (dim,) = dims if isinstance(dims, list | tuple) and len(dims) == 1 else (dims,)
+    if rank <= slots.ROWS or dim not in (rank - 2, -2):
+        return None
+    if operator_name(product) != "mul" or len(product.users) != 1:
         return None
     for column, results in (product.args[:2], product.args[1::-1]):
         if not isinstance(column, fx.Node) or not isinstance(results, fx.Node):
             continue
         shape = tensor_value(results)
-        is_column = operator_name(column) == "unsqueeze" and argument(column, 1, "dim") in (-1, 2)
-        if is_column and shape is not None and shape.dim() == 3:
+        is_column = operator_name(column) == "unsqueeze" and argument(column, 1, "dim") in (-1, rank - 1)
+        if is_column and shape is not None and shape.dim() == rank:
             gate: Any = column.args[0]
             return Experts(node, gate, results, (column, product))
     return None
@@ -126,7 +130,10 @@ def experts_region(match: Experts, mark: Mark, is_trainable: bool) -> Region | s
     given, with_biases = match, last_biases.biased(match.results) if match.combine is None else None
     if with_biases is not None:
         match = replace(match, results=with_biases.products, covered=())
-    rows = Rows(match.node, value.dtype, match.combine)
+    groups = (
+        () if match.combine is not None else tuple(f"g{place}" for place in range(value.dim() - slots.ROWS))
+    )
+    rows = Rows(match.node, value.dtype, groups, match.combine)
     text = program_text(match, rows)
     if text is None:
         return rows.why or "what its experts compute is not made of products, functions of entries and biases"
@@ -152,8 +159,12 @@ def experts_region(match: Experts, mark: Mark, is_trainable: bool) -> Region | s
     program = declare(parse(text), declared, ("Y",))
     named: dict[str, Any] = {name: operand for operand, name in rows.names.items()} | {"G": matrix}
     operands = {named[short].name: named[short] for short in program.inputs}
+    if groups:
+        slots.read_in_groups(covered, rows.flat, match.gate)
+    modes = list(range(len(groups) + 1))
     if match.combine is not None:
-        covered = [*covered[:-1], *slots.as_rows(match.node, match.combine)]
+        modes = list(match.combine.order[: match.combine.groups + 1])
+    covered = [*covered[:-1], *slots.as_rows(covered[-1], match.gate, modes)]
     names = {operand.name: short for short, operand in named.items()} | {covered[-1].name: "Y"}
     statement = (covered[-1], ("t", "o"), Const(0))
     notes = [MIXTURE]
@@ -171,7 +182,7 @@ def program_text(match: Experts, rows: "Rows") -> str | None:
             return None
         rows.covered.append(found)
         found = inner
-    modes = ("t", "e", "o") if match.combine is None else match.combine.modes
+    modes = (*rows.groups, "t", "e", "o") if match.combine is None else match.combine.modes
     if len(found.output) != len(modes):
         return None
     names = dict(zip(found.output, modes, strict=True))
@@ -184,9 +195,9 @@ def program_text(match: Experts, rows: "Rows") -> str | None:
     ((matrix, at),) = matrices
     (operand, letters), *_ = (pair for pair in found.operands if pair[0] is not matrix)
     last = rows.leaf(matrix, tuple(names[letter] for letter in at))
-    if {names[letter] for letter in letters} == {"t", "h"}:
-        first = rows.leaf(operand, tuple(names[letter] for letter in letters))
-        return f"Y[t,o] += G[t,e] * {first} * {last}"
+    if {names[letter] for letter in letters} == {*rows.groups, "t", "h"}:
+        first = rows.row(operand, tuple(names[letter] for letter in letters))
+        return first and f"Y[t,o] += G[t,e] * {first} * {last}"
     inside = rows.read(operand, tuple(names[letter] for letter in letters))
     if inside is None:
         return None

@@ -9,13 +9,15 @@ number for each expert where the first one has rows and matrices, and torch comp
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
 
 from sparsify.passes.lift.einsums import einsum_of
 from sparsify.passes.operators import argument, operator_name, tensor_value
+
+MATRIX: Final = 2
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Biased:
 
     Attributes:
         node: the sum of both.
-        products: without biases, [tokens, experts, channels].
+        products: without biases, [.., tokens, experts, channels].
         bias: the same for all tokens, in a shape that can be that of [experts, channels].
     """
 
@@ -43,7 +45,7 @@ def biased(node: Any) -> Biased | None:
         if einsum_of(products) is None or whole is None or added is None:
             continue
         is_same = whole.dim() == value.dim() and added.dtype == whole.dtype
-        is_of_tokens = added.dim() == value.dim() and str(added.shape[0]) != "1"
+        is_of_tokens = any(str(extent) != "1" for extent in added.shape[:-MATRIX])
         if is_same and not is_of_tokens and len(node.users) == 1:
             return Biased(node, products, bias)
     return None
@@ -54,7 +56,7 @@ def apart(node: fx.Node, gate: fx.Node, found: Biased, between: Sequence[fx.Node
 
     Args:
         node: the weighted sum of the results; it is taken out of its graph.
-        gate: its weights, [tokens, experts].
+        gate: its weights, [.., tokens, experts].
         found: the results.
         between: nodes that lead from there to the sum, in order, which nothing else reads.
     """
@@ -69,15 +71,24 @@ def apart(node: fx.Node, gate: fx.Node, found: Biased, between: Sequence[fx.Node
         return call
 
     with node.graph.inserting_before(node):
-        inner = made(aten.einsum.default, value, "te,teo->to", [gate, found.products])
-        if own.dim() == shown.dim():
+        inner = made(aten.einsum.default, value, _weighted(value.dim()), [gate, found.products])
+        for _ in range(own.dim() - MATRIX):
             own = own.squeeze(0)
             bias = made(aten.squeeze.dim, own, bias, 0)
-        matrix = own.expand(shown.shape[1:])
+        matrix = own.expand(shown.shape[-MATRIX:])
         if own.shape != matrix.shape:
             bias = made(aten.expand.default, matrix, bias, list(matrix.shape))
-        result = made(aten.addmm.default, value, inner, gate, bias)
+        if value.dim() == MATRIX:
+            result = made(aten.addmm.default, value, inner, gate, bias)
+        else:
+            result = made(aten.add.Tensor, value, inner, made(aten.matmul.default, value, gate, bias))
     node.replace_all_uses_with(result)
     for dead in (node, *reversed(between), found.node):
         node.graph.erase_node(dead)
     return inner
+
+
+def _weighted(rank: int) -> str:
+    """The weighted sum over the experts as text, "te,teo->to" for rank 2."""
+    tokens = "abcdfghijklmnpqrsuvwxyz"[: rank - MATRIX] + "t"
+    return f"{tokens}e,{tokens}eo->{tokens}o"

@@ -104,6 +104,31 @@ class Biased(Gated):
         return x + torch.einsum("te,teo->to", self.gate(x), self.results(x))
 
 
+class Batched(Biased):
+    """Tokens in two modes, which no node makes one; the same gate and rows as before."""
+
+    def gate(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        return torch.zeros(*x.shape[:-1], EXPERTS, dtype=x.dtype).scatter(-1, chosen, weights)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.stack((x, x.flip(0), -x), 1)
+        first, second = torch.einsum("btd,ehd->bteh", x, self.up).chunk(2, -1)
+        rows = silu(first) * (second + self.b)
+        results = torch.einsum("bteh,eoh->bteo", rows, self.down) + self.last
+        return torch.einsum("bte,bteo->bto", self.gate(x), results)
+
+
+class BatchedSum(Batched):
+    """The same by a product and a sum, without biases."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.stack((x, x.flip(0), -x), 1)
+        rows = torch.einsum("btd,ehd->bteh", x, self.up).relu()
+        results = torch.einsum("bteh,oeh->bteo", rows, self.up.view(WIDTH, EXPERTS, -1))
+        return (self.gate(x).unsqueeze(-1) * results).sum(-2)
+
+
 class BiasedSum(Biased):
     """The same by a product and a sum; one bias for all experts, and the halves of the rows as slices."""
 
@@ -116,7 +141,9 @@ class BiasedSum(Biased):
         return (self.gate(x).unsqueeze(-1) * results).sum(dim=1)
 
 
-@pytest.mark.parametrize("kind", [Gated, Summed, AtOnce, Single, OneEinsum, Biased, BiasedSum])
+@pytest.mark.parametrize(
+    "kind", [Gated, Summed, AtOnce, Single, OneEinsum, Biased, BiasedSum, Batched, BatchedSum]
+)
 def test_equal_to_the_model(kind):
     torch.manual_seed(0)
     model = kind().eval()
@@ -187,7 +214,7 @@ def test_unchosen_experts_are_not_computed():
         assert model(x).isnan().all()
 
 
-@pytest.mark.parametrize("kind", [Gated, AtOnce, Single, Biased, BiasedSum])
+@pytest.mark.parametrize("kind", [Gated, AtOnce, Single, Biased, BiasedSum, Batched])
 def test_gradients(kind):
     torch.manual_seed(0)
     model = kind().eval()
