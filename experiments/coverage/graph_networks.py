@@ -136,13 +136,7 @@ def pooled() -> nn.Module:
 
 
 def relational() -> nn.Module:
-    """Layers with a matrix for each relation.
-
-    What torch-geometric would choose between looks at the edges, which no graph can hold; so it is chosen here.
-    """
-    import torch_geometric.backend
-
-    torch_geometric.backend.use_segment_matmul = False
+    """Layers with a matrix for each relation."""
     of = layers().RGCNConv
     return Network(of(FEATURES, HIDDEN, RELATIONS), of(HIDDEN, CLASSES, RELATIONS))
 

@@ -161,11 +161,15 @@ def output_shape(region: Region, at: Any) -> tuple[int | SizeAt, ...]:
     node = region.output
     value = tensor_value(node)
     assert value is not None, "regions compute tensors"
-    for extent in value.shape:
+    for mode, extent in enumerate(value.shape):
         if str(extent).isdigit():
             shape.append(int(str(extent)))
             continue
-        found = canonicalize.input_of_extent(node.graph, extent) or operand_of_extent(region, extent)
+        found = (
+            canonicalize.input_of_extent(node.graph, extent)
+            or operand_of_extent(region, extent)
+            or operand_of_index(region, mode)
+        )
         size = (
             canonicalize.size_node(*found, extent, node) if found else canonicalize.shifted_size(extent, node)
         )
@@ -182,6 +186,21 @@ def operand_of_extent(region: Region, extent: Any) -> tuple[fx.Node, int] | None
         for mode, other in enumerate(value.shape if value is not None else ()):
             if str(other) == str(extent):
                 return source, mode
+    return None
+
+
+def operand_of_index(region: Region, mode: int) -> tuple[fx.Node, int] | None:
+    """An operand and the mode of it that the index variable of a mode of the result runs over, too.
+
+    Extents that the data decides, as of `x[mask]`, may be equal under different symbols.
+    """
+    assert region.program is not None, "fuse finishes programs"
+    extents = region.program.declaration(region.program.outputs[0]).extents
+    for name, operand in region.operands.items():
+        value = tensor_value(operand) if isinstance(operand, fx.Node) else None
+        declared = region.program.declaration(region.names[name]).extents if value is not None else ()
+        if value is not None and value.ndim == len(declared) and extents[mode] in declared:
+            return operand, declared.index(extents[mode])  # type: ignore[return-value]
     return None
 
 

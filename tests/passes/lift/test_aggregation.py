@@ -11,6 +11,7 @@ from sparsify.passes.apply import apply
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from torch_geometric import backend
     from torch_geometric import nn as geometric
     from torch_geometric.data import Batch, Data
 
@@ -146,6 +147,22 @@ def test_relations_between_kinds_of_nodes():
     assert len(sparse.report.regions) == 3
     for nodes, edges in ((20, 55), (33, 130)):
         compared(model, sparse, graph(nodes, edges, seed=1))
+
+
+@pytest.mark.parametrize("choice", [None, False])
+def test_relations_of_edges_without_a_choice_by_the_data(choice, monkeypatch):
+    monkeypatch.setattr(backend, "use_segment_matmul", choice)
+    torch.manual_seed(0)
+    model = LayerOfEdges(geometric.RGCNConv(7, 4, 3)).eval()
+
+    def arguments(nodes, edges):
+        return *graph(nodes, edges), torch.randint(0, 3, (edges,))
+
+    sparse = apply(model, MESSAGES, arguments(20, 55), trainable=True)
+    assert len(sparse.report.regions) == 3
+    for nodes, edges in ((20, 55), (33, 130)):
+        compared(model, sparse, arguments(nodes, edges))
+    assert backend.use_segment_matmul is choice
 
 
 def test_batch_of_small_graphs():
