@@ -183,11 +183,55 @@ def test_dropout_of_weights_in_training_is_the_models():
     torch.testing.assert_close(found, model(x, edge_index))
 
 
+@pytest.mark.parametrize(
+    "kind, rate",
+    [
+        ("GATConv", 0.6),
+        ("GATv2Conv", 0.6),
+        ("TransformerConv", 0.6),
+        ("GCNConv", 0.6),
+        ("TransformerConv", 0.0),
+    ],
+)
+def test_training_drops_what_the_model_would(kind, rate):
+    of = getattr(geometric, kind)
+    torch.manual_seed(0)
+    model = Dropping(of(7, 4) if kind == "GCNConv" else of(7, 4, dropout=rate), rate).double().train()
+    x, edge_index = graph()
+    x = x.double()
+    sparse = apply(model, MESSAGES, (x, edge_index))
+    assert sparse.report.regions
+    outcomes = []
+    for network in (sparse, model):
+        torch.manual_seed(1)
+        leaf = x.clone().requires_grad_()
+        found = network(leaf, edge_index)
+        wanted = [leaf, *model.parameters()]
+        outcomes.append([found, *torch.autograd.grad(found.square().sum(), wanted)])
+    torch.testing.assert_close(*outcomes, rtol=1e-9, atol=1e-9)
+    other = sparse(x, edge_index)
+    assert torch.allclose(other, outcomes[0][0]) == (rate == 0)  # drawn anew
+    torch.testing.assert_close(
+        sparse.eval()(x, edge_index), model.eval()(x, edge_index), rtol=1e-9, atol=1e-9
+    )
+
+
 def test_explain_shows_the_program():
     _, sparse = applied("GAT")
     text = sparsify.explain(sparse)
     assert "attention over edges" in text
     assert "S, m, P, d, Y: one kernel" in text
+
+
+class Dropping(nn.Module):
+    """A layer over a graph after dropout of features."""
+
+    def __init__(self, layer, rate):
+        super().__init__()
+        self.layer, self.rate = layer, rate
+
+    def forward(self, x, edge_index):
+        return self.layer(F.dropout(x, self.rate, training=self.training), edge_index)
 
 
 class TwoLayers(nn.Module):
