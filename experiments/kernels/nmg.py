@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
 
 
 def nmg(keep: int, of: int, place: Place, *, torch_ratio: float) -> Case:
-    """`Y[t,n] = X[t,k] * W[n,k] + b[n]` with W pruned in both ways, and the ratio asked of the better one.
+    """`Y[t,n] = X[t,k] * W[n,k] + b[n]` with W pruned in both ways, each asked for the ratio.
 
     Args:
         keep, of, place: n, m, and how large the weight is.

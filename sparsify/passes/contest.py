@@ -3,7 +3,8 @@
 In: the region of an embedding of bags, which torch computes in one fast loop, too. Out: the region, with what both took
 as a note; or none, the operator as it was, and the report says why.
 
-Every turn converts its operands anew, as calls with other bags do; of a model in training a turn has gradients.
+Every turn converts bags anew, as calls with other bags do; pruned weights of convolutions stay packed. Of a model in
+training a turn has gradients.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,14 +74,22 @@ def contest(draft: Draft) -> Draft:
 
 def outcome(draft: Draft, region: Region) -> Outcome | None:
     """What a region and torch take for the example; `None` where that cannot be timed, which a note says."""
-    what = "a step of training" if draft.is_trainable else "a call"
-    question = f"{what} against torch's operator {region.program} {calibrate.key_of(draft.options)}"
+    question = f"{asked(draft, region)} {calibrate.key_of(draft.options)}"
     sizes = expected_sizes(draft, region)
     try:
         return recall(question, sizes, partial(timed, draft, region), draft.options, lambda o: o.is_agreed)
     except SparsifyError as error:
         region.notes.append(f"not timed against torch's operator: {error}")
         return None
+
+
+def asked(draft: Draft, region: Region) -> str:
+    """What is compared: the program, the operators in its place, and the images of a convolution."""
+    what = "a step of training" if draft.is_trainable else "a call"
+    operators = ", ".join(str(node.target) for node in region.covered)
+    layout = region.layout
+    images = "" if layout is None else f" with {layout.windows} over {layout.example.extents}"
+    return f"{what} of {region.program} against torch's {operators}{images}"
 
 
 def timed(draft: Draft, region: Region) -> Outcome:

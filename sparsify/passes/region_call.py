@@ -149,7 +149,10 @@ class RegionCall:
     def __call__(self, *arguments: Any) -> torch.Tensor:
         """The result of the region, by the dense nodes once the kernel has failed, and for full gradients."""
         wanted = wanted_gradients(arguments) if torch.is_grad_enabled() else ()
-        if wanted and wanted not in self.differentiable and self.has_kernel(wanted):
+        is_transformed = torch._C._are_functorch_transforms_active()
+        if is_transformed and self.layout is not None:
+            return self.dense_result(self.layout.without_weight(arguments))
+        if wanted and not is_transformed and wanted not in self.differentiable and self.has_kernel(wanted):
             tried: torch.Tensor = FirstGradient.apply(self, *arguments)  # type: ignore[no-untyped-call]
             return tried
         return self.computed(arguments, wanted)
@@ -175,7 +178,9 @@ class RegionCall:
         return self.dense_result(arguments)
 
     def convolved(self, layout: Convolution, arguments: Sequence[Any]) -> torch.Tensor:
-        """The result of a convolution."""
+        """The result of a convolution; where images are smaller than windows, torch says so."""
+        if not layout.grid(arguments[layout.places.image]).has_results:
+            return self.dense_result(arguments)
         run = partial(layout.run, self.kernel, self.program, self.options)
         if self.times_us is None:
             return run(arguments)
@@ -251,7 +256,10 @@ class RegionCall:
         """The same gradients, differentiable in their turn; the forward pass is computed again."""
 
         def differentiated() -> Sequence[torch.Tensor | None]:
-            result = self.computed(arguments, wanted_gradients(arguments))
+            if self.layout is not None:
+                result = self.dense_result(self.layout.without_weight(arguments))
+            else:
+                result = self.computed(arguments, wanted_gradients(arguments))
             inputs = [arguments[position] for position in needed]
             return torch.autograd.grad(result, inputs, gradient, create_graph=True, allow_unused=True)
 

@@ -103,6 +103,11 @@ class Grid:
         return 1 + sum((n - 1) * step for n, step in zip(self.results, self.steps, strict=True))
 
     @cached_property
+    def has_results(self) -> bool:
+        """Whether a window fits into an image."""
+        return min(self.results) >= 1
+
+    @cached_property
     def is_whole(self) -> bool:
         """Whether nothing lies between rows."""
         return self.results[1:] == self.widths[1:]

@@ -102,6 +102,42 @@ def test_results_and_gradients(name):
             torch.testing.assert_close(mine, expected)
 
 
+def test_gradients_of_gradients():
+    model, x = made("block")
+    sparse = apply(model, RECIPE, x)
+
+    def penalty(call):
+        given = x.clone().requires_grad_()
+        read = [given, *(p for p in parameters if p.requires_grad)]
+        first = torch.autograd.grad(call(given).pow(2).sum(), read, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(part.pow(2).sum() for part in first), read)]
+
+    parameters = [p for name, p in sparse.named_parameters() if not is_pruned(name, p)]
+    assert len(penalty(sparse)) > 4
+    torch.testing.assert_close(penalty(sparse), penalty(sparse.original))
+
+
+@pytest.mark.parametrize("name", ["signal", "repeated"])
+def test_transforms(name):
+    model, x = made(name)
+    sparse = apply(model, RECIPE, x)
+    for transform in (
+        lambda call: torch.func.grad(lambda given: call(given).pow(2).sum())(x),
+        lambda call: torch.func.vmap(call)(torch.stack([x, 2 * x])),
+        lambda call: torch.func.jvp(call, (x,), (x.cos(),)),
+    ):
+        torch.testing.assert_close(transform(sparse), transform(sparse.original))
+
+
+@pytest.mark.parametrize("is_differentiated", [False, True])
+def test_images_smaller_than_windows(is_differentiated):
+    layer = nn.Conv2d(4, 6, 3, 2)
+    x = torch.randn(2, 4, 9, 10)
+    sparse = apply(nn.Sequential(layer).eval(), RECIPE, x, strict=True)
+    with torch.set_grad_enabled(is_differentiated), pytest.raises(RuntimeError, match="Kernel size can't be"):
+        sparse(torch.randn(2, 4, 2, 9))
+
+
 @pytest.mark.parametrize("name", ["signal", "repeated"])
 def test_no_images(name):
     model, x = made(name)
@@ -202,6 +238,28 @@ def test_the_faster_one_runs(us, monkeypatch):
         assert "timed 90 us, torch's 100" in sparse.report.regions[0].notes
     else:
         assert sparse.report.dense[0].reason == "torch's conv1d is faster: timed 110 us, torch's 100"
+
+
+def test_what_is_asked_before(monkeypatch):
+    """Layers with the same program over as many results are asked about one by one."""
+    asked = set()
+
+    def recall(question, sizes, *rest):
+        asked.add((question, repr(sizes.without_operands())))
+        return contest.Outcome(1.0, 2.0, is_agreed=True)
+
+    monkeypatch.setattr(contest, "recall", recall)
+    layers = [
+        ([nn.Conv2d(8, 8, 1)], 6),
+        ([nn.Conv2d(8, 8, 1, 2)], 12),
+        ([nn.Conv2d(8, 8, 1), nn.ReLU()], 6),
+        ([nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU()], 6),
+    ]
+    for parts, extent in layers:
+        nn.init.uniform_(parts[0].weight)
+        with options.override(tune_seconds=1):
+            apply(nn.Sequential(*parts).eval(), RECIPE, torch.randn(1, 8, extent, extent), verify=False)
+    assert len(asked) == len(layers)
 
 
 def test_what_is_timed():
