@@ -25,7 +25,7 @@ from sparsify.passes.grouped_heads import (
 )
 from sparsify.passes.operators import argument, operator_name, scope, tensor_value
 from sparsify.passes.own_masks import factors, is_causal
-from sparsify.passes.pasts import WHY, has_past
+from sparsify.passes.pasts import WHY, pasts
 from sparsify.sparsification.mask_spec import MaskSpec
 
 # How a rule calls the pattern that a model has itself.
@@ -71,11 +71,11 @@ def masked(draft: Draft) -> Draft:
         CaptureError: with `strict`, attention to keys of earlier calls, which stays as it is.
     """
     has_masks = draft.asked.has_masks
-    for node in list(draft.graph.nodes):
-        mark = node.meta.get("sparse")
-        chosen = mark.mask if isinstance(mark, Mark) else None
-        own = node.meta.get("own_pattern")
-        if chosen is not None and has_past(node):
+    nodes = list(draft.graph.nodes)
+    dense = pasts(draft.graph, [node for node in nodes if _chosen(node) is not None])
+    for node in nodes:
+        chosen, own = _chosen(node), node.meta.get("own_pattern")
+        if node in dense:
             leave(node, draft)
         elif chosen is not None or own is not None:
             put_in(node, own if chosen is None or chosen.kind == GIVEN else chosen)
@@ -84,6 +84,12 @@ def masked(draft: Draft) -> Draft:
         draft.masked = fx.Graph()
         draft.masked.output(draft.masked.graph_copy(draft.graph, {}))
     return draft
+
+
+def _chosen(node: fx.Node) -> MaskSpec | None:
+    """The pattern that a rule gives to a node."""
+    mark = node.meta.get("sparse")
+    return mark.mask if isinstance(mark, Mark) else None
 
 
 def leave(node: fx.Node, draft: Draft) -> None:

@@ -33,6 +33,7 @@ ALIASES = {
     "subtract": "sub",
     "negative": "neg",
     "concat": "cat",
+    "concatenate": "cat",
     "spmm": "mm",
     "numpy_T": "t",
     "size": "sym_size",
