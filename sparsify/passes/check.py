@@ -3,7 +3,7 @@
 In: a draft after `emit`. Out: the same draft, or an `AssertionError`; `compare` raises `VerificationError`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import torch
@@ -37,6 +37,7 @@ def compare(
     sparse: Callable[[], Any],
     limits: Verify,
     parameters: Sequence[torch.Tensor] = (),
+    pruned: Callable[[], Collection[int]] = tuple,
 ) -> float:
     """The largest difference between both results; with `parameters` between their gradients, too.
 
@@ -44,6 +45,7 @@ def compare(
         dense, sparse: computations that draw the same random numbers from the same seed.
         limits: `rtol` and `atol`.
         parameters: tensors whose gradients are compared.
+        pruned: the places, known after both computations, of parameters whose zeros get no gradient.
 
     Raises:
         VerificationError: a difference is beyond the limits, or the outputs have another structure.
@@ -61,8 +63,11 @@ def compare(
     if parameters:
         want_all = gradients(expected, parameters)
         have_all = gradients(found, parameters)
+        places = pruned()
         for number, (left, right) in enumerate(zip(want_all, have_all, strict=True)):
             if left is not None and right is not None:
+                if number in places:
+                    left = left * (parameters[number] != 0)
                 largest = max(largest, require_close(f"gradient {number}", left, right, limits))
             elif (left is None) != (right is None):
                 raise VerificationError(

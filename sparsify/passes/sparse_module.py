@@ -277,14 +277,25 @@ class SparseModule(TracedModule):
         variant.report.dense_peak_bytes = peak.bytes
 
     def verify_gradients(self, *args: Any, **kwargs: Any) -> float:
-        """The largest difference of outputs and parameter gradients to the dense model's for these inputs."""
+        """The largest difference of outputs and parameter gradients to the dense model's for these inputs.
+
+        The dense gradients of pruned weights count where these are not 0.
+        """
         parameters = [p for p in self._source.parameters() if p.requires_grad]
+
+        def pruned() -> set[int]:
+            names = {name for variant in self.variants for name in variant.pruned()}
+            known = self._source.named_parameters(remove_duplicate=False)
+            found = {id(weight) for name, weight in known if name in names}
+            return {place for place, weight in enumerate(parameters) if id(weight) in found}
+
         with base.kept_buffers(self._source):
             return compare(
                 own_caches.anew(self.original, args, kwargs),
                 own_caches.anew(self, args, kwargs),
                 self._asked.recipe.verify,
                 parameters,
+                pruned,
             )
 
     def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Report:

@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from sparsify.passes.capture import Captured
+from sparsify.passes.kept_zeros import is_sparse
 from sparsify.passes.operators import is_mutating
 from sparsify.passes.region_call import RegionCall
 from sparsify.report import Report
@@ -80,6 +81,11 @@ class Variant:
     def writes(self) -> bool:
         """Whether something in the graph writes into a tensor, which may be one of the call."""
         return any(is_mutating(node) for node in self.captured.graph.nodes)
+
+    def pruned(self) -> set[str]:
+        """The names of weights of which zeros are not stored: they get no gradient."""
+        weights = self.captured.graph.find_nodes(op="get_attr")
+        return {str(node.target) for node in weights if is_sparse(node.meta.get("sparse"))}
 
     def varying(self) -> int:
         """How many extents of the tensors may vary."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import sparsify
+from sparsify.errors import VerificationError
 
 
 class Batched(nn.Module):
@@ -64,6 +65,20 @@ def test_zeros_get_no_gradient(make, x, left) -> None:
     is_kept = dense.weight.detach() != 0
     assert 0 < is_kept.sum() < is_kept.numel()
     torch.testing.assert_close(found, wanted * is_kept, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [(nn.Linear(9, 5), torch.randn(4, 9)), (nn.Conv2d(9, 5, 1), torch.randn(4, 9, 2, 3))],
+    ids=["linear", "convolution"],
+)
+def test_gradients_are_verified_where_entries_are(layer, x, monkeypatch) -> None:
+    torch.manual_seed(0)
+    sparse = sparsify.apply(layer.train(), recipe(), (x,))
+    assert sparse.verify_gradients(x) < 1e-3
+    monkeypatch.setattr(sparse, "forward", sparse.original)  # zeros get gradients, too
+    with pytest.raises(VerificationError, match="gradient 0 differs"):
+        sparse.verify_gradients(x)
 
 
 def test_weights_that_are_read_dense_get_all_gradients() -> None:
