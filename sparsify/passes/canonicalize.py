@@ -270,7 +270,8 @@ RULES = (
 def merge_repetitions(graph: fx.Graph) -> None:
     """Equal pure calls with equal arguments become one; the first stays."""
     seen: dict[Any, fx.Node] = {}
-    written = {argument for node in graph.nodes if is_writer(node) for argument in node.all_input_nodes}
+    written = operators.overwritten(graph)
+    written |= {argument for node in graph.nodes if is_writer(node) for argument in node.all_input_nodes}
     for node in list(graph.nodes):
         if node.op != "call_function" or is_writer(node) or operators.is_random(node):
             continue

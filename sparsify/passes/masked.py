@@ -71,6 +71,8 @@ def masked(draft: Draft) -> Draft:
         CaptureError: with `strict`, attention to keys of earlier calls, which stays as it is.
     """
     has_masks = draft.asked.has_masks
+    reference, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    reference.output(reference.graph_copy(draft.graph, copies))
     nodes = list(draft.graph.nodes)
     dense = pasts(draft.graph, [node for node in nodes if _chosen(node) is not None])
     for node in nodes:
@@ -78,11 +80,12 @@ def masked(draft: Draft) -> Draft:
         if node in dense:
             leave(node, draft)
         elif chosen is not None or own is not None:
-            put_in(node, own if chosen is None or chosen.kind == GIVEN else chosen)
+            spec = own if chosen is None or chosen.kind == GIVEN else chosen
+            put_in(copies[node], spec, is_reference=True)
+            put_in(node, spec)
             has_masks = True
     if has_masks:
-        draft.masked = fx.Graph()
-        draft.masked.output(draft.masked.graph_copy(draft.graph, {}))
+        draft.masked = reference
     return draft
 
 
@@ -101,14 +104,20 @@ def leave(node: fx.Node, draft: Draft) -> None:
     draft.report.warnings.append(f"attention stays dense: {WHY}")
 
 
-def put_in(node: fx.Node, spec: MaskSpec) -> None:
-    """Gives an attention node the mask of a pattern, beside its own."""
+def put_in(node: fx.Node, spec: MaskSpec, *, is_reference: bool = False) -> None:
+    """Gives an attention node the mask of a pattern, beside its own.
+
+    Args:
+        node: of attention.
+        spec: the pattern.
+        is_reference: whether the model's own mask stays as it is, for what kernels are compared with.
+    """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
     if given.get("is_causal"):
         spec = spec.causal()
     mask = given.get("attn_mask")
-    if isinstance(mask, fx.Node):
+    if isinstance(mask, fx.Node) and not is_reference:
         spec, mask = without_needless(mask, spec, node)
     group = 1
     if dict(spec.arguments).get("heads") is None:

@@ -99,6 +99,8 @@ VIEWS = frozenset(
         "getitem",
     ]
 )
+# What gives its operand's numbers, in other memory or another dtype.
+COPIES = frozenset(["to", "_to_copy", "clone", "contiguous", "alias", "detach"])
 LAYOUT_ONLY = frozenset(["t", "transpose", "permute", "contiguous", "view", "unsqueeze", "clone"])
 RANDOM = frozenset(
     [
@@ -149,6 +151,22 @@ def is_mutating(node: fx.Node) -> bool:
         operator.imul,
         operator.isub,
     )
+
+
+def overwritten(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The nodes that may be in memory that an operator of the graph writes into: `%m` of `fill_(slice(%m))`."""
+    found: set[fx.Node] = set()
+    for writer in graph.nodes:
+        node: Any = (
+            writer.args[0] if writer.op.startswith("call") and is_mutating(writer) and writer.args else None
+        )
+        while isinstance(node, fx.Node) and node not in found:
+            found.add(node)
+            node = node.args[0] if node.args else None
+    for node in graph.nodes:
+        if operator_name(node) in VIEWS | COPIES and node.args and node.args[0] in found:
+            found.add(node)
+    return frozenset(found)
 
 
 def is_random(node: fx.Node) -> bool:

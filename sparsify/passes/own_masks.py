@@ -11,10 +11,9 @@ import torch
 from torch import fx
 
 from sparsify.passes.counted import constant, counted_mode
-from sparsify.passes.operators import operator_name, tensor_value
+from sparsify.passes.operators import COPIES, operator_name, overwritten, tensor_value
 
 CONJUNCTIONS: Final = ("__and__", "logical_and", "bitwise_and")
-COPIES: Final = ("to", "_to_copy", "clone", "contiguous", "alias", "expand")
 
 
 def factors(mask: fx.Node) -> list[fx.Node]:
@@ -24,9 +23,11 @@ def factors(mask: fx.Node) -> list[fx.Node]:
     """
     value, name = tensor_value(mask), operator_name(mask)
     first = mask.args[0] if mask.args else None
+    if mask in overwritten(mask.graph):
+        return [mask]
     if value is None or value.dtype != torch.bool or not isinstance(first, fx.Node):
         return [] if is_true(mask) else [mask]
-    if name in COPIES and first.meta["val"].dtype == torch.bool:
+    if name in (*COPIES, "expand") and first.meta["val"].dtype == torch.bool:
         return factors(first)
     second = mask.args[1] if len(mask.args) > 1 else None
     if name in CONJUNCTIONS and isinstance(second, fx.Node) and first.meta["val"].dtype == torch.bool:
@@ -37,14 +38,14 @@ def factors(mask: fx.Node) -> list[fx.Node]:
 def is_true(node: fx.Node) -> bool:
     """Whether a tensor of truth values holds everywhere: `ones`, and numbers counted from 0 that are at least 0."""
     value, name = tensor_value(node), operator_name(node)
-    if name == "ge" and not isinstance(node.args[1], fx.Node):
+    if name == "ge" and not isinstance(node.args[1], fx.Node) and node not in overwritten(node.graph):
         return counted_mode(node.args[0]) is not None and bool(node.args[1] == 0)
     return value is not None and value.dtype == torch.bool and constant(node) == 1
 
 
 def is_causal(node: fx.Node) -> bool:
     """Whether a tensor of truth values holds for keys that are not behind the query, `j <= i`."""
-    if operator_name(node) not in ("le", "ge"):
+    if operator_name(node) not in ("le", "ge") or node in overwritten(node.graph):
         return False
     keys, queries = node.args[:2] if operator_name(node) == "le" else node.args[1::-1]
     return counted_mode(keys) == -1 and counted_mode(queries) == -2

@@ -62,6 +62,44 @@ def test_positions_that_only_count_leave_out_what_comes_later(is_packed: bool) -
     torch.testing.assert_close(sparse(*inputs), wanted(x, texts), rtol=1e-5, atol=1e-5)
 
 
+def padded(x: Tensor) -> Tensor:
+    """The last three keys are padding, written into a mask of ones."""
+    mask = torch.ones(x.shape[:2], dtype=torch.bool)
+    mask[:, -3:] = False
+    return mask[:, None]
+
+
+def segmented(x: Tensor) -> Tensor:
+    """Two texts, their numbers written into zeros."""
+    texts = torch.zeros(x.shape[:2], dtype=torch.long)
+    texts[:, 7:] = 1
+    return texts[:, :, None] == texts[:, None]
+
+
+def shifted(x: Tensor) -> Tensor:
+    """Keys that are counted from the third one on."""
+    keys = torch.arange(x.shape[1])
+    keys[3:] += 4
+    return (keys <= torch.arange(x.shape[1])[:, None])[None]
+
+
+@pytest.mark.parametrize("mask", [padded, segmented, shifted])
+def test_masks_that_are_written_into_stay_in_force(mask) -> None:
+    class Written(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            heads = x[:, None]
+            return scaled_dot_product_attention(heads, heads, heads, attn_mask=mask(x)[:, None])[:, 0]
+
+    x = torch.randn(2, 23, 8)
+    with options.override(tune_seconds=0):
+        sparse = sparsify.apply(Written().eval(), RECIPE, (x,), strict=True)
+    kept = patterns.sliding_window(23, before=5).to_dense() & mask(x)
+    double = x.double()
+    scores = (double @ double.mT / math.sqrt(8)).masked_fill(~kept, -math.inf)
+    expected = torch.softmax(scores, -1).nan_to_num(0) @ double
+    torch.testing.assert_close(sparse(x), expected.float(), rtol=1e-5, atol=1e-5)
+
+
 def made(function) -> fx.Node:
     """The node of what a function of a tensor, [4, 6], returns."""
     exported = torch.export.export(_Module(function), (torch.zeros(4, 6),))

@@ -12,13 +12,11 @@ import torch
 from torch import fx
 
 from sparsify.passes.lift.einsums import einsum_of
-from sparsify.passes.operators import argument, operator_name, tensor_value
+from sparsify.passes.operators import COPIES, argument, operator_name, tensor_value
 
 ZEROS: Final = frozenset({"zeros", "new_zeros", "zeros_like"})
 # Of these the places are those of the first operand.
-KEEPING: Final = frozenset(
-    {"to", "_to_copy", "clone", "contiguous", "alias", "detach", "type_as", "div", "neg"}
-)
+KEEPING: Final = COPIES | {"type_as", "div", "neg"}
 # Of these they are turned as the operand is.
 TURNING: Final = frozenset({"unsqueeze", "permute", "transpose", "expand"})
 
