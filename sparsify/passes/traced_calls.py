@@ -5,6 +5,7 @@ calls have in common that share a graph. Made of types, numbers and names alone,
 where the structure that `calls.flatten` finds cannot be had.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any, Final
@@ -23,6 +24,11 @@ NO_GRAPH: Final = (
 NOT_TOLD: Final = (
     "a trace cannot tell what this call of a sparse model brings, which is told by plain tensors, constants, lists, "
     "tuples and dicts, without autocast; caches and sparse matrices are looked at outside of it"
+)
+
+NOT_NAMED: Final = (
+    "torch.export does not tell under which names a sparse model gets its arguments",
+    "export a module whose forward calls it with them",
 )
 
 
@@ -61,15 +67,19 @@ def arguments(
     return None if left or named else found
 
 
-def in_order(shape: calls.CallShape, parameters: Parameters) -> list[Any] | None:
-    """What is told of the arguments of a call one after the other, without the parameters that take them."""
-    if shape.told is None:
-        return None
-    kinds = dict(parameters)
-    found: list[Any] = []
-    for name, told in zip(shape.names, shape.told[-1], strict=True):
-        found += [told] if kinds[name] in ("one", "name") else told[-1]
-    return found
+def exported_names(module: torch.nn.Module) -> tuple[str, ...] | None:
+    """The names that arguments have in a call of `torch.export`, which runs the graph of `module` for it.
+
+    It gives the graph values alone, in the order of the call: the names are read where it asks for the graph, None
+    where they are not found there.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        named = frame.f_locals.get("kwargs")
+        if frame.f_locals.get("mod") is module and isinstance(named, dict):
+            return tuple(named)
+        frame = frame.f_back
+    return None
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

@@ -56,7 +56,8 @@ class TracedModule(fx.GraphModule):
         if not torch.compiler.is_exporting():
             return self._graph
         graph = fx.Graph()
-        graph.output(graph.call_function(self.exported, (graph.placeholder("*values"),)))
+        names = traced_calls.exported_names(self)
+        graph.output(graph.call_function(self.exported, (names, graph.placeholder("*values"))))
         return graph
 
     @graph.setter
@@ -64,19 +65,19 @@ class TracedModule(fx.GraphModule):
         set_graph = fx.GraphModule.graph.fset  # type: ignore[attr-defined]
         set_graph(self, graph)
 
-    def exported(self, values: Sequence[Any]) -> Any:
-        """The result for the arguments of a call in their order, which is all that `torch.export` tells.
+    def exported(self, names: Sequence[str] | None, values: Sequence[Any]) -> Any:
+        """The result for the arguments of a call, which `torch.export` gives one after the other.
+
+        Args:
+            names: those under which the last of the values were given; None where they are not known.
+            values: all arguments.
 
         Raises:
-            CaptureError: there is no graph for them.
+            CaptureError: there is no graph for them, or several arguments may be of any name.
         """
         if not len(list(self._captures)):
             fail_without_graph()
-        told = [calls.told(value) for value in values]
-        tensors = traced_calls.tensors_of(list(values))
-        shapes = tuple([tensor.shape for tensor in tensors])
-        for (mode, shape), variant in self._captures.known:
-            is_like = mode == modes(self) and traced_calls.in_order(shape, self._taking) == told
-            if is_like and variant.admits(shapes):
-                return self.finish(variant, tensors)
-        raise CaptureError(traced_calls.NOT_TOLD if None in told else traced_calls.NO_GRAPH)
+        if names is None and len(values) > 1:
+            raise CaptureError(*traced_calls.NOT_NAMED)
+        count = len(values) - len(names or ())
+        return self.traced(tuple(values[:count]), dict(zip(names or (), values[count:], strict=True)))

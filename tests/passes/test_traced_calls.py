@@ -9,6 +9,7 @@ from torch import nn
 
 from sparsify import options
 from sparsify.errors import CaptureError
+from sparsify.passes import traced_calls
 from sparsify.passes.apply import apply
 from sparsify.passes.calls import told
 from sparsify.passes.traced_calls import arguments, parameters_of
@@ -124,6 +125,48 @@ def test_what_was_not_captured_cannot_be_exported():
     sparse, _ = applied({"x": X})
     with pytest.raises(CaptureError, match="has not been captured for this mode"):
         torch.export.export(sparse, (X, True), strict=False)
+
+
+class Named(nn.Module):
+    """Two arguments of one kind, which it uses differently."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x, a=None, b=None):
+        y = self.linear(x)
+        y = y if a is None else y - a
+        return y if b is None else y + 10 * b
+
+
+def test_an_export_goes_by_the_names_of_arguments():
+    sparse = apply(Named().eval(), PRUNED, {"x": X, "a": Z}, trainable=True, verify=False)
+    with pytest.raises(CaptureError, match="has not been captured for this mode"):
+        torch.export.export(sparse, (X,), {"b": Z}, strict=False)
+    sparse(X, b=Z)
+    sparse(X, Z, X)
+    for args, kwargs in (
+        ((X,), {"a": Z}),
+        ((X,), {"b": Z}),
+        ((X, Z), {"b": X}),
+        ((), {"b": X, "a": Z, "x": X}),
+    ):
+        exported = torch.export.export(sparse, args, kwargs, strict=False).module()
+        torch.testing.assert_close(exported(*args, **kwargs), sparse(*args, **kwargs))
+
+
+def test_an_export_that_tells_no_names_is_refused(monkeypatch):
+    sparse = apply(Named().eval(), PRUNED, {"x": X, "a": Z}, trainable=True, verify=False)
+    monkeypatch.setattr(traced_calls, "exported_names", lambda module: None)
+    with pytest.raises(CaptureError, match=r"under which names.*export a module whose forward calls it"):
+        torch.export.export(sparse, (X,), {"a": Z}, strict=False)
+
+
+def test_what_autocast_changes_cannot_be_exported():
+    sparse, _ = applied({"x": X})
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(CaptureError, match="without autocast"):
+        torch.export.export(sparse, (X,), strict=False)
 
 
 def test_arguments_are_bound_as_python_binds_them():
