@@ -265,6 +265,8 @@ def tokens_of_slots(
 ) -> Tensor:
     """Which experts compute a token, truth values [tokens, experts].
 
+    A token with a weight that is not a number takes no slot from others; experts compute it, and its result is NaN.
+
     Args:
         weights: of slots; 0 where a token is in none.
         choice: 1 where a token is in a slot.
@@ -277,10 +279,11 @@ def tokens_of_slots(
     """
     with torch.no_grad():
         weights, chosen = weights.permute(order), chosen.permute(order)
-        choice = choice.permute(choice_order)
+        is_nan = weights.isnan()
+        choice = torch.where(is_nan, 0, choice.permute(choice_order))
         is_used = (weights != 0) | ((chosen != 0) & (choice != 0))
         is_alone = choice.abs().sum(-3, keepdim=True) == 1
-        wrong = is_used & ~((choice == 1) & is_alone)
+        wrong = is_used & ~is_nan & ~((choice == 1) & is_alone)
         if wrong.any():
             *_, token, expert, slot = wrong.nonzero()[0].tolist()
             raise SparsifyError(

@@ -160,6 +160,21 @@ def test_tokens_of_slots():
             tokens_of_slots(weights, wrong, chosen, [0, 1, 2], [0, 1, 2])
 
 
+@pytest.mark.parametrize("kind", [GShard, Single])  # which put such tokens into no slots, and into all
+def test_tokens_that_are_not_numbers(kind):
+    torch.manual_seed(0)
+    model, x = kind().eval(), torch.randn(2, 9, WIDTH)
+    with override(**QUICK):
+        sparse = sparsify.apply(model, RECIPE, x)
+        x[0, 4] = torch.nan
+        found, expected = sparse(x), model(x)
+        found.sum().backward()
+    assert found[0, 4].isnan().all()
+    assert expected[0].isnan().all()
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-4)
+    assert model.wi.grad.isnan().any()
+
+
 class Learned(GShard):
     """How much of a token is in a slot has gradients."""
 
