@@ -33,16 +33,16 @@ def grouped_mask(weight: Tensor, keep: int, of: int, group: int, *, along: int =
         along: 0: blocks lie along the outputs, 1: along the inputs.
 
     Raises:
-        ShapeError: the weight is a vector, or smaller than a chunk.
+        ShapeError: the weight is a vector, empty, or smaller than a chunk.
 
     >>> grouped_mask(torch.tensor([[3.0, 1.0], [2.0, 9.0]]), 1, 2, 1).int()
     tensor([[1, 0],
             [0, 1]], dtype=torch.int32)
     """
     chunk = comb(of, keep) * group
-    if weight.dim() < 2:
+    if weight.dim() < 2 or not weight.numel():
         raise ShapeError(
-            f"{keep}:{of}:{group} is for matrices, the weight is {list(weight.shape)}; `ignore` it"
+            f"{keep}:{of}:{group} is for matrices with entries, the weight is {list(weight.shape)}; `ignore` it"
         )
     scores = weight.detach().abs().flatten(1).to(torch.promote_types(weight.dtype, torch.float32))
     largest = torch.finfo(scores.dtype).max / of  # a block of these has a sum

@@ -100,3 +100,6 @@ def test_groups_that_are_larger_than_a_weight():
         grouped_mask(torch.ones(8, 64), 2, 4, 16)
     with pytest.raises(ShapeError, match="is for matrices"):
         grouped_mask(torch.ones(8), 2, 4, 1)
+    for shape in ((0, 6), (8, 0)):
+        with pytest.raises(ShapeError, match="is for matrices with entries"):
+            grouped_mask(torch.ones(shape), 2, 4, 1)
