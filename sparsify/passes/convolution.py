@@ -3,12 +3,13 @@
 In: x, a pruned weight, a bias, what a normalisation in evaluation has learned, what is added. Out: the result of
 `Y[n,o,p] = relu(sum(k, W[o,k] * F[n,k+p]) + b[o] + Z[n,o,p])`, with the normalisation in W and b.
 
-Kernels are for a number of results; calls with images of other sizes have kernels of their own.
+Kernels are for a number of results; calls with images of other sizes have kernels of their own, the latest of which are
+kept.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,12 @@ from sparsify.options import Options
 from sparsify.passes.structure import Structure
 from sparsify.passes.windows import Grid, Window
 from sparsify.report import ConversionEntry
+
+K = TypeVar("K")
+V = TypeVar("V")
+# Sizes of images whose kernels are kept, and those whose packed weights are: each is nearly as large as a dense one.
+SIZES: Final = 8
+PACKED: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ class Convolution:
         self.windows, self.places, self.eps = windows, places, eps
         self.example = Grid(windows, example)
         self.entry = ConversionEntry("W, b", name, "csr")
-        self.structure = Structure(self.pack, (0, 1), self.entry)
+        self.structure = Structure(self.pack, (0, 1), self.entry, most=PACKED)
         self.others: dict[int, Kernel] = {}
         self.grids: dict[tuple[int, ...], Grid] = {}
 
@@ -72,7 +79,8 @@ class Convolution:
             return Grid(self.windows, extents)  # of a traced graph
         found = self.grids.get(extents)
         if found is None:
-            found = self.grids[extents] = Grid(self.windows, extents)
+            found = Grid(self.windows, extents)
+            self.grids = {**latest(self.grids), extents: found}
         return found
 
     def run(self, kernel: Kernel, program: Program, options: Options, arguments: Sequence[Any]) -> Tensor:
@@ -85,10 +93,12 @@ class Convolution:
 
     def kernel_for(self, grid: Grid, program: Program, options: Options) -> Kernel:
         """The kernel for images of another size than the example's."""
-        if grid.count not in self.others:
+        found = self.others.get(grid.count)
+        if found is None:
             known = {**dict(program.extents), "p": grid.count}
-            self.others[grid.count] = plan(replace(program, extents=tuple(known.items())), options=options)
-        return self.others[grid.count]
+            found = plan(replace(program, extents=tuple(known.items())), options=options)
+            self.others = {**latest(self.others), grid.count: found}
+        return found
 
     def operands(self, arguments: Sequence[Any], grid: Grid | None = None) -> list[Any]:
         """The operands F, W, b and Z of the program, as far as it has them."""
@@ -131,6 +141,11 @@ class Convolution:
         extents = {"n": images, "o": weight.shape[0], "k": columns, "p": self.example.count}
         flat = program.declaration("F").extents[1]
         return Sizes({**extents, flat: columns}, {"W": int(torch.count_nonzero(weight))})
+
+
+def latest(known: dict[K, V]) -> dict[K, V]:
+    """The last entries, as many as leave a place for one more."""
+    return dict(list(known.items())[1 - SIZES :])
 
 
 def texts(places: Places, activation: str) -> tuple[str, Mapping[str, int]]:

@@ -145,6 +145,7 @@ class Structure:
         module: from leaves to a list of tensors and numbers.
         outputs: per result either the position of a tensor in that list, or how a matrix is made of it.
         entry: where conversions and their time are reported.
+        most: for how many sets of leaves results are remembered.
     """
 
     def __init__(
@@ -152,8 +153,9 @@ class Structure:
         module: Callable[..., Sequence[Any]],
         outputs: Sequence[Output],
         entry: ConversionEntry,
+        most: int = REMEMBERED,
     ) -> None:
-        self.module, self.outputs, self.entry = module, tuple(outputs), entry
+        self.module, self.outputs, self.entry, self.most = module, tuple(outputs), entry, most
         self.has_matrices = any(isinstance(spec, MatrixOutput | BagsOutput) for spec in self.outputs)
         self.weight = weight_of(self.outputs)
         self.memory: list[Remembered] = []
@@ -207,7 +209,7 @@ class Structure:
             return Remembered((), aligned, results)
         entry = Remembered(tuple(see(leaf) for leaf in leaves), aligned, results)
         kept = [known for known in self.memory if not known.is_stale()]
-        self.memory = [entry, *kept[: REMEMBERED - 1]]
+        self.memory = [entry, *kept[: self.most - 1]]
         return entry
 
     def operand_of(self, weight: torch.Tensor) -> SparseTensor | None:

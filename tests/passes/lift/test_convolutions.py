@@ -9,6 +9,7 @@ from torch import nn
 
 from sparsify import options
 from sparsify.passes.apply import apply
+from sparsify.passes.convolution import PACKED, SIZES
 from sparsify.passes.prune import prune
 
 contest = import_module("sparsify.passes.contest")  # the package has the function of this name
@@ -152,6 +153,21 @@ def test_images_of_other_sizes():
     with torch.no_grad():
         torch.testing.assert_close(sparse(larger), sparse.original(larger))
         torch.testing.assert_close(sparse(x), sparse.original(x))
+
+
+def test_what_is_kept_for_sizes_of_images():
+    model, x = made("signal")
+    sparse = apply(model, RECIPE, x, verify=False)
+    (call,) = [node.meta["region"] for node in sparse.graph.nodes if "region" in node.meta]
+    layout, kernels = call.layout, set()
+    for length in range(19, 19 + 4 * SIZES, 2):
+        arguments = [torch.randn(1, 4, length), *sparse.parameters()]
+        with torch.no_grad():
+            layout.operands(arguments)
+        kernels.add(layout.kernel_for(layout.grid(arguments[0]), call.program, call.options))
+    assert len(kernels) == 2 * SIZES
+    assert kernels > {*layout.others.values()}
+    assert (len(layout.others), len(layout.grids), len(layout.structure.memory)) == (SIZES, SIZES, PACKED)
 
 
 @pytest.mark.parametrize("vector_bytes", [0, 16, 32])
