@@ -102,8 +102,8 @@ def _register(
     along = counts[lane] if lane is not None else 1
     register = Register(low.fresh(temporary.name), temporary.indices, lane, kind, is_reduced, along)
     names = [register.name]
-    for count in counts.values():
-        names = [f"{name}_{n}" for name in names for n in range(count)]
+    for index in temporary.indices:
+        names = [f"{name}_{n}" for name in names for n in range(counts[index])]
     value = loops.Literal(low.fill_of(Access(temporary.name)) if start is None else start, kind)
     low.names.update(names)
     declared: list[loops.Stmt] = [loops.Declare(loops.Var(name, kind), value, True) for name in names]

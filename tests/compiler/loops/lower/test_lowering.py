@@ -7,6 +7,7 @@ from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.loops.lower import lower
 from sparsify.compiler.loops.simplify import simplify
+from sparsify.compiler.loops.verify import verify
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.schedule.apply import apply
 from sparsify.compiler.schedule.directives import Schedule
@@ -41,6 +42,17 @@ def test_lanes_past_the_end_are_not_added_up():
     schedule += "precompute l = w over ji in register; vector ji"
     assert "where(0..8 <" in code("Y[i] = sum(j, A[i,j] + b[i])", schedule, A="dense, dense", b="dense")
     assert "where(0..8 <" not in code("Y[i] = A[i,j] * x[j]", schedule, A="dense, dense", x="dense")
+
+
+def test_a_temporary_may_have_an_index_twice():
+    schedule = "split l lo li 8; order lo, j, li; precompute w = Y at lo in register; vector li; "
+    schedule += "precompute s = w over li in register; unroll li"
+    program = declare(
+        parse("Y[l] = sum(j, A[j,l])"), {"A": Operand(Format("dense, dense"), "float32")}, ("Y",)
+    )
+    made = lower(apply(concretize(program), Schedule.parse(schedule)), 0)
+    verify(made)  # all that is read is defined
+    assert "s_0_0" in str(made)
 
 
 def test_a_dense_result_that_is_read_from_a_list_starts_filled():
