@@ -12,6 +12,8 @@ Source: Chou, Kjolstad and Amarasinghe, Format Abstraction for Sparse Tensor Alg
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from torch import Tensor
+
 from sparsify.errors import FormatError
 
 if TYPE_CHECKING:
@@ -330,7 +332,10 @@ class Sliced(Level):
         return self.n
 
     def begin(self, at: Stored, parent: Number) -> Number:
-        return at.pos(parent // self.n) * self.n + parent % self.n
+        first = at.pos(parent // self.n)
+        # Positions may be more than `pos`, which counts slots, can say in its dtype.
+        first = first.long() if isinstance(first, Tensor) else first
+        return first * self.n + parent % self.n
 
     def store(self, entries: "Entries", at: Stored) -> "Built":
         from sparsify.storage.slices import sliced

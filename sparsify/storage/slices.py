@@ -31,13 +31,22 @@ def sliced(entries: "Entries", n: int) -> "Built":
     slots = counts.view(-1, n).amax(1) if entries.parents else counts
     pos = torch.zeros(slots.shape[0] + 1, dtype=torch.int64)
     torch.cumsum(slots, 0, out=pos[1:])
-    is_entry = torch.zeros(entries.parents, entries.extent, dtype=torch.bool)
-    is_entry[above, coordinates] = True
-    free = ~is_entry
-    is_stored = is_entry | (free & (free.cumsum(1) <= (slots.repeat_interleave(n) - counts).unsqueeze(1)))
-    parents, crd = is_stored.nonzero(as_tuple=True)
-    slot = is_stored.cumsum(1)[parents, crd] - 1
-    places = (pos[parents // n] + slot) * n + parents % n
+    widths = slots.repeat_interleave(n)
+    begins = widths.cumsum(0) - widths
+    parents = torch.repeat_interleave(widths)
+    slot = torch.arange(parents.shape[0]) - begins[parents]
+    # Of the first coordinates of a parent, as many as it has slots, at least as many are free as it lacks.
+    free = torch.ones(parents.shape[0], dtype=torch.bool)
+    low = coordinates < widths[above]
+    free[begins[above[low]] + coordinates[low]] = False
+    before = torch.zeros(parents.shape[0] + 1, dtype=torch.int64)
+    torch.cumsum(free, 0, out=before[1:])
+    is_padding = free & (before[:-1] - before[begins][parents] < (widths - counts)[parents])
+    crd = torch.cat([coordinates, slot[is_padding]])
+    sorting = torch.argsort(crd, stable=True)
+    sorting = sorting[torch.argsort(torch.cat([above, parents[is_padding]])[sorting], stable=True)]
+    places = torch.empty_like(sorting)
+    places[sorting] = (pos[parents // n] + slot) * n + parents % n
     listed = torch.empty_like(crd)
     listed[places] = crd
-    return Built(places[is_entry[parents, crd]][entries.numbers()], listed.shape[0], pos, listed)
+    return Built(places[: above.shape[0]][entries.numbers()], listed.shape[0], pos, listed)

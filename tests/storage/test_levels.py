@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import sparsify
 from sparsify.errors import FormatError
 from sparsify.storage.arrays import Arrays
 from sparsify.storage.format import Format
@@ -98,6 +99,27 @@ def test_text_reads_back(text):
 def test_refused(name, parameters, message):
     with pytest.raises(FormatError, match=message):
         level(name, parameters)
+
+
+def test_positions_of_slices_are_counted_in_int64():
+    """`pos` counts slots, which its dtype holds though it does not hold their entries."""
+    at = Arrays(8, 16, torch.tensor([0, 2**28], dtype=torch.int32))
+    begins = Sliced(16).begin(at, torch.tensor([0, 16]))
+    assert begins.dtype == torch.int64
+    assert begins.tolist() == [0, 2**32]
+
+
+def test_a_slice_takes_memory_of_its_positions_not_of_its_extent():
+    """All coordinates below all parents would be a tebi of them."""
+    rows = torch.arange(0, 2**10, 3)
+    coordinates = torch.stack([rows, rows * 2**20])
+    entries = torch.sparse_coo_tensor(
+        coordinates, torch.ones(len(rows)), (2**10, 2**30), check_invariants=True
+    )
+    found = sparsify.tensor(entries, "i/4: dense, i%4: dense, j: sliced(4)")
+    inside = found.values() != 0
+    assert torch.equal(found.pattern.coordinates()[:, inside], coordinates)
+    assert found.nnz == 2**10  # every four rows have an entry, and no row has two
 
 
 def test_parents_of_a_slice_take_turns():
