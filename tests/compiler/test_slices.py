@@ -82,6 +82,26 @@ def test_empty_and_full_weights(density):
             assert torch.equal(sparsify.evaluate(LAYER, **operands), expected)
 
 
+LISTS, COLUMNS = "i: dense, j: compressed", "j: dense, i: compressed"
+
+
+@pytest.mark.parametrize(
+    ("format", "stored"),
+    [
+        *((format, stored) for format in (WIDE, LISTS, COLUMNS) for stored in (torch.float32, torch.bool)),
+        ("i: dense, j/64: dense, j%64: bitmap", torch.float32),
+    ],
+)
+def test_rows_of_bool_are_neither_tables_nor_turned_as_masks(format, stored):
+    W = weight(37, 150, dtype=stored)
+    packed = sparsify.tensor(W, format)
+    for rows, width in ((1, 64), (2, 16), (20, 64)):
+        X = torch.rand(rows, 150, generator=torch.Generator().manual_seed(rows)) < 0.1
+        with override(vector_bytes=width, compiler_flags=("-O0",)):
+            Y = sparsify.einsum("tk,nk->tn", X, packed)
+        assert torch.equal(Y, (X.float() @ W.float().T).to(Y.dtype))
+
+
 def test_lanes_look_up_what_lies_in_registers():
     for width, helper in ((64, "lookup_4_float32x16"), (32, "lookup_8_float32x8")):
         with override(vector_bytes=width):

@@ -12,13 +12,11 @@ from sparsify.compiler.cpp.memory import INLINE
 from sparsify.compiler.cpp.unit import Template, Unit
 from sparsify.compiler.dtypes import INTEGER, category
 from sparsify.compiler.loops import nodes
-from sparsify.compiler.loops.nodes import type_of
+from sparsify.compiler.loops.nodes import MOST_LOOKED_UP, type_of
 
 if TYPE_CHECKING:
     from sparsify.compiler.cpp.expressions import Expressions
 
-# Vectors of a table at most, filled up to a power of two.
-MOST: Final = 64
 # By dtype and lanes: the instructions that take places of two vectors, and of one.
 PERMUTED: Final = {
     ("float32", 16): "ps512",
@@ -35,7 +33,7 @@ def call(write: "Expressions", expr: nodes.Op) -> str:
     places, *table = expr.args
     dtype, lanes = expr.type.dtype, expr.type.lanes
     count = 1 << (len(table) - 1).bit_length()
-    assert count <= MOST, f"{expr} has a table of more than {MOST} vectors"
+    assert count <= MOST_LOOKED_UP, f"{expr} has a table of more than {MOST_LOOKED_UP} vectors"
     texts = [write.text(vector) for vector in (*table, *[table[-1]] * (count - len(table)))]
     helper = write.unit.use(f"lookup_{count}", dtype, lanes)
     return f"{helper}({_places(write, places, dtype, lanes)}, {', '.join(texts)})"
@@ -114,5 +112,5 @@ def _native(unit: Unit, dtype: str, lanes: int) -> str:
 
 
 TEMPLATES: Final[dict[str, Template]] = {
-    f"lookup_{1 << power}": partial(_lookup, 1 << power) for power in range(MOST.bit_length())
+    f"lookup_{1 << power}": partial(_lookup, 1 << power) for power in range(MOST_LOOKED_UP.bit_length())
 }

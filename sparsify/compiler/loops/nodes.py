@@ -29,6 +29,7 @@ class Type(NamedTuple):
 
 INT = Type("int64")
 BOOL = Type("bool")
+MOST_LOOKED_UP = 64  # vectors of the table of a lookup, which C++ fills up to a power of two
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,8 +154,10 @@ class Scope:
     def _operation(self, expr: nodes.Op, name: str, args: list[nodes.Type]) -> None:
         kind = expr.type
         if name == "lookup":
-            fits = args[0] == nodes.Type("int64", kind.lanes) and {*args[1:]} == {kind}
-            assert fits, f"{expr} needs a number for each lane, and vectors of {kind}"
+            fits = (
+                args[0] == nodes.Type("int64", kind.lanes) and {*args[1:]} == {kind} and kind.dtype != "bool"
+            )
+            assert fits, f"{expr} needs a number for each lane, and vectors of {kind} that are no masks"
             return
         assert name in ARITIES, f"{expr} calls the unknown function {name}"
         assert len(args) == ARITIES[name], f"{name} takes {ARITIES[name]} operands, {expr} has {len(args)}"

@@ -88,7 +88,7 @@ def pack_matrix(
 ) -> list[Packing]:
     """The formats for a matrix that are smaller than it, the one first that is expected to be the fastest.
 
-    Where none is smaller, all are given.
+    Where none is smaller, all are returned, each with `is_smaller` false.
 
     Args:
         mask: [outputs, columns], where W is not zero.

@@ -61,6 +61,15 @@ ILL_FORMED = [
     ([Store("Y", lit(0), Op("add", (ONE,), F32))], "add takes 2 operands"),
     ([Store("Y", lit(0), Op("frobnicate", (ONE,), F32))], "unknown function frobnicate"),
     ([Store("Y", lit(0), Op("lookup", (N, lit(1.0, VECTOR)), VECTOR))], "needs a number for each lane"),
+    (
+        [
+            Declare(
+                var("x", Type("bool", 4)),
+                Op("lookup", (Lanes(lit(0), Type("int64", 4)), lit(True, Type("bool", 4))), Type("bool", 4)),
+            )
+        ],
+        "no masks",
+    ),
     ([Store("Y", lit(0), Op("where", (N, ONE, ONE), F32))], "operands of types int64"),
     ([Declare(var("x"), op("div", N, N))], "operands of types int64, int64"),
     ([Declare(var("x"), op("exp", N))], "operands of types int64"),

@@ -6,7 +6,7 @@ In: `T[j,k]` with `k` at `k0 + lane`. Out: `T_vals[j * k_extent + k0 ..8]`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from sparsify.compiler.dtypes import computing
 from sparsify.compiler.einsum.nodes import Access
@@ -15,13 +15,11 @@ from sparsify.compiler.loops.arithmetic import ONE, ZERO, constant, convert, int
 from sparsify.compiler.loops.lower import temporaries
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, scalar
 from sparsify.compiler.loops.lower.levels import level_variable, place_of
+from sparsify.compiler.loops.nodes import MOST_LOOKED_UP
 from sparsify.errors import DiscordantError, ScheduleError
 
 if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
-
-# Vectors of a table in registers at most.
-MOST_LOOKED_UP: Final = 64
 
 
 def position_of(low: Lowering, access: Access, env: Environment) -> tuple[str, Coordinate]:
@@ -68,6 +66,11 @@ def lookup(low: Lowering, access: Access, env: Environment) -> loops.Expr | None
     index = register.vector_index
     if index is None or env.lane is None or env.coordinates[index].vector is None:
         return None
+    if register.type.dtype == "bool":
+        raise ScheduleError(
+            f"{register.name} is a table of bool in registers, where bool is a mask",
+            f"pack it in thread, or {access} in a number",
+        )
     if register.vectors > MOST_LOOKED_UP:
         raise ScheduleError(
             f"{register.name} is a table of {register.vectors} vectors, in registers",

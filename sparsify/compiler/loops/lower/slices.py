@@ -92,6 +92,8 @@ def _check_padding(
             continue
         if {padded.index, padded.inner} & set(index_names(access)):
             raise ScheduleError(
-                f"{access} is read at {padded.inner} in lanes, where {cursor.access} has padding",
+                f"{access} is read at {padded.inner} in lanes, where {cursor.access} may have padding: "
+                f"{padded.inner} is of blocks of {padded.size}, of which the extent of {padded.index} is not known "
+                "to be a multiple",
                 f"pack it at {padded.outer} in register",
             )

@@ -195,8 +195,8 @@ def _reads_rows(
     tile: _Corner,
     env: Environment,
 ) -> bool:
-    """Whether consecutive rows are consecutive in memory."""
-    if access.tensor in env.registers:
+    """Whether consecutive rows are consecutive in memory, and no masks: vectors of bool are gathered."""
+    if access.tensor in env.registers or low.dtype(access.tensor) == "bool":
         return False
     _, position = position_of(low, access, _along_rows(low, loop, inner, tile.column, tile, env))
     return position.vector is None and position.step == ONE
