@@ -155,6 +155,21 @@ def copied(call: Call) -> Call:
     return with_tensors(call, [value.clone() for value in call.values if isinstance(value, torch.Tensor)])
 
 
+def anew(model: Callable[..., Any], args: Any, kwargs: Any, may_write: bool) -> Callable[[], Any]:
+    """A call with copies of empty caches, and of tensors that it may write into: it begins alike each time."""
+
+    def own(value: Any) -> Any:
+        if may_write and isinstance(value, torch.Tensor) and not is_sparse(value):
+            return value.clone()
+        return own_caches.fresh(value)
+
+    def call() -> Any:
+        given, named = pytree.tree_map(own, (args, kwargs), is_leaf=own_caches.is_cache)
+        return model(*given, **named)
+
+    return call
+
+
 def is_ours(value: Any) -> bool:
     """Whether `value` is a sparse tensor of this package."""
     return isinstance(value, SparseTensor)

@@ -49,6 +49,11 @@ class Captures:
         known = [variant for (mode, _), variant in self.known if mode == modes]
         return max(known, key=Variant.varying, default=None)
 
+    def may_write(self, modes: Modes) -> bool:
+        """Whether calls in a mode may write into what they bring, which is not known before one is captured."""
+        known = [variant for (mode, _), variant in self.known if mode == modes]
+        return not known or self.has_refused(modes) or any(variant.writes() for variant in known)
+
     def has_refused(self, modes: Modes) -> bool:
         """Whether a call in this mode could not be captured."""
         return any(mode == modes for mode, _ in self.refused)

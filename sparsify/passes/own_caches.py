@@ -10,7 +10,7 @@ computed as the model does.
 
 import copy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -54,16 +54,6 @@ def has_past(cache: Any) -> bool:
 def fresh(value: Any) -> Any:
     """A copy of an empty cache, which whoever runs a model with it fills; other values as they are."""
     return copy.deepcopy(value) if is_cache(value) and not has_past(value) else value
-
-
-def anew(model: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[], Any]:
-    """A call with copies of empty caches, so that it begins alike each time."""
-
-    def call() -> Any:
-        own, named = pytree.tree_map(fresh, (args, kwargs), is_leaf=is_cache)
-        return model(*own, **named)
-
-    return call
 
 
 def fill(cache: Any, output: Any) -> None:

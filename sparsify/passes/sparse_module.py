@@ -289,10 +289,11 @@ class SparseModule(TracedModule):
             found = {id(weight) for name, weight in known if name in names}
             return {place for place, weight in enumerate(parameters) if id(weight) in found}
 
+        may_write = self._captures.may_write(modes(self))
         with base.kept_buffers(self._source):
             return compare(
-                own_caches.anew(self.original, args, kwargs),
-                own_caches.anew(self, args, kwargs),
+                calls.anew(self.original, args, kwargs, may_write),
+                calls.anew(self, args, kwargs, may_write),
                 self._asked.recipe.verify,
                 parameters,
                 pruned,
@@ -300,7 +301,7 @@ class SparseModule(TracedModule):
 
     def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Report:
         """The report with the median time of each region over `repeats` calls, the first call not counted."""
-        run = own_caches.anew(self, args, kwargs)
+        run = calls.anew(self, args, kwargs, self._captures.may_write(modes(self)))
         run()
         call = calls.flatten(self._signature, args, kwargs)
         variant = self.variant_for(call, call.tensors(self._matrices))

@@ -431,3 +431,26 @@ def test_stages_are_dumped(tmp_path):
     assert "region_1(" in texts["emitted"]
     kernels = [path for path in tmp_path.iterdir() if path != folder]
     assert all(any(part.name.endswith("-cpp.txt") for part in path.iterdir()) for path in kernels)
+
+
+class Counting(nn.Module):
+    """A model that writes into its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        x.add_(1)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("is_captured", [True, False])
+def test_what_is_measured_and_verified_leaves_its_inputs(is_captured):
+    pruned = {"targets": ["param:linear.weight"], "prune": {"method": "magnitude", "sparsity": 0.5}}
+    recipe = {"schema": 1, "name": "pruned", "sparsify": [pruned]}
+    sparse = apply(Counting().eval(), recipe, (torch.zeros(4, 6),), trainable=True)
+    x = torch.zeros((4, 6) if is_captured else (2, 3, 6))
+    assert sparse.verify_gradients(x) < 1e-4
+    sparse.measure(x, repeats=2)
+    assert not x.any()
