@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from sparsify.passes.base import Draft, Mark
-from sparsify.passes.operators import is_mutating, tensor_value
+from sparsify.passes.call_region import call_region
+from sparsify.passes.operators import is_mutating, operator_name, tensor_value
 
 aten = torch.ops.aten
 
@@ -33,6 +34,17 @@ def is_sparse(mark: Any) -> bool:
     if not isinstance(mark, Mark) or mark.role != "weight":
         return False
     return any(level.strip() != "dense" for level in mark.format.split(","))
+
+
+def is_kept_sparse(weight: fx.Node) -> bool:
+    """Whether nothing reads a weight in a way that gives its zeros gradients: regions alone do, or `w * (w != 0)`."""
+    return all(user.target is call_region or _is_mask(user) for user in weight.users)
+
+
+def _is_mask(user: fx.Node) -> bool:
+    """Whether a reader of a weight is one of those that `mask` makes."""
+    other = user.args[1] if operator_name(user) == "mul" else None
+    return operator_name(user) == "ne" or (isinstance(other, fx.Node) and operator_name(other) == "ne")
 
 
 def mask(weight: fx.Node, readers: list[fx.Node]) -> None:

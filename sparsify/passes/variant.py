@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from sparsify.passes.capture import Captured
-from sparsify.passes.kept_zeros import is_sparse
+from sparsify.passes.kept_zeros import is_kept_sparse, is_sparse
 from sparsify.passes.operators import is_mutating
 from sparsify.passes.region_call import RegionCall
 from sparsify.report import Report
@@ -85,7 +85,11 @@ class Variant:
     def pruned(self) -> set[str]:
         """The names of weights of which zeros are not stored: they get no gradient."""
         weights = self.captured.graph.find_nodes(op="get_attr")
-        return {str(node.target) for node in weights if is_sparse(node.meta.get("sparse"))}
+        return {
+            str(node.target)
+            for node in weights
+            if is_sparse(node.meta.get("sparse")) and is_kept_sparse(node)
+        }
 
     def varying(self) -> int:
         """How many extents of the tensors may vary."""
