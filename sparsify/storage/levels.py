@@ -12,8 +12,6 @@ Source: Chou, Kjolstad and Amarasinghe, Format Abstraction for Sparse Tensor Alg
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from torch import Tensor
-
 from sparsify.errors import FormatError
 
 if TYPE_CHECKING:
@@ -333,8 +331,8 @@ class Sliced(Level):
 
     def begin(self, at: Stored, parent: Number) -> Number:
         first = at.pos(parent // self.n)
-        # Positions may be more than `pos`, which counts slots, can say in its dtype.
-        first = first.long() if isinstance(first, Tensor) else first
+        # Of tensors; positions may be more than `pos`, which counts slots, can say in its dtype.
+        first = first.long() if hasattr(first, "long") else first
         return first * self.n + parent % self.n
 
     def store(self, entries: "Entries", at: Stored) -> "Built":
