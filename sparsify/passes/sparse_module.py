@@ -130,6 +130,8 @@ class SparseModule(TracedModule):
         """The model's result, by the variant that fits the call."""
         if torch.compiler.is_compiling():
             return self.traced(args, kwargs)
+        if callable(traced_calls.watcher()):
+            return traced_calls.run_outside(self, args, kwargs, is_told=False)
         caches = own_caches.given((*args, *kwargs.values()))
         if any(map(own_caches.has_past, caches)):
             return self.with_past(args, kwargs)

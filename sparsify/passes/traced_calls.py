@@ -17,6 +17,9 @@ from sparsify.passes import calls
 
 # Names of parameters, and whether they take one argument, one by name alone, all further ones or all further names.
 Parameters = tuple[tuple[str, str], ...]
+# What looks at functions that are called, Dynamo among it: of calls that bring matrices of torch it traces the inside
+# alone. Called by its own name, for it would trace a function around it, too.
+watcher: Final = torch._C._dynamo.eval_frame.get_eval_frame_callback
 NO_GRAPH: Final = (
     "the sparse model has not been captured for this mode and these arguments; call it once with them, "
     "not compiled, before torch.compile or torch.export looks at it"

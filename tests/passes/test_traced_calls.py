@@ -169,6 +169,41 @@ def test_what_autocast_changes_cannot_be_exported():
         torch.export.export(sparse, (X,), strict=False)
 
 
+class Neighbours(nn.Module):
+    """Rows summed over the neighbours of a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x, adjacency):
+        return adjacency @ self.linear(x)
+
+
+MATRICES = {"coo": torch.Tensor.to_sparse, "csr": torch.Tensor.to_sparse_csr, "own": tensor}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.parametrize("kind", MATRICES)
+def test_calls_with_sparse_matrices(kind):
+    given = {"targets": ["input:adjacency"], "source": "given", "format": "csr"}
+    recipe = {"schema": 1, "name": "given", "sparsify": [given]}
+    model, pattern = Neighbours().eval(), torch.eye(4) + torch.eye(4).roll(1, 0)
+    sparse = apply(model, recipe, (X, MATRICES[kind](pattern)), verify=False)
+    compiled = torch.compile(sparse, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(X, MATRICES[kind](pattern)), model(X, pattern))
+    assert len(sparse.variants) == 1
+
+
+def test_no_rows_after_a_call_with_a_matrix():
+    sparse, dense = applied({"x": X})
+    compiled = torch.compile(sparse, backend="eager")
+    torch.testing.assert_close(compiled(X.to_sparse()), dense(X))
+    torch.testing.assert_close(compiled(X), dense(X))
+    torch.testing.assert_close(compiled(X[:0]), dense(X[:0]))
+
+
 def test_arguments_are_bound_as_python_binds_them():
     signature = parameters_of(inspect.signature(Chosen().forward))
     assert arguments(signature, (1, 2), {"k": 3, "m": 4}) == {"x": 1, "flag": 2, "k": 3, "more": {"m": 4}}
