@@ -7,6 +7,7 @@ Models that `torch.export` cannot capture, or whose calls differ, are captured p
 cuts a region in two, so breaks are reported. Parameters are told by their names in the model, and shared with it.
 """
 
+import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,17 @@ OPTIONS: Final = ("recipe", "inner", "trainable", "strict", "verify")
 INNER: Final = "inductor"
 # Sets of parameters for which a graph is kept.
 REMEMBERED: Final = 4
+# Values of numbers that are constants of operators, as `eps`, for which a graph is captured: with gradients and without
+# as many graphs as are kept.
+MOST_NUMBERS: Final = 2
+# Operators of a tensor and a number, which may be a tensor as well.
+ARITHMETIC: Final = frozenset(
+    (
+        *(operator.add, operator.sub, operator.mul, operator.truediv),
+        *(torch.add, torch.sub, torch.mul, torch.div, "add", "sub", "mul", "div"),
+    )
+)
+REAL: Final = (torch.float32, torch.float64)
 # `L['self']._modules['conv1']._parameters['weight']`, and the names in it.
 MEMBER: Final = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\.(\w+)")
 ROOT: Final = re.compile(r"^L\['\w+'\]")
@@ -117,8 +129,11 @@ class Compiled:
             for at, value in enumerate(example_inputs)
             if isinstance(value, Tensor) and at not in self.members
         ]
-        self.numbers = [at for at in self.inputs if is_number(placeholders[at], example_inputs[at])]
+        numbers = [at for at in self.inputs if is_number(placeholders[at], example_inputs[at])]
+        self.numbers = {at: source_of(placeholders[at]) for at in numbers if beside(placeholders[at]) is None}
         self.inputs = [at for at in self.inputs if at not in self.numbers]
+        self.captured: set[tuple[float, ...]] = set()
+        self.dense: Callable[..., Any] | None = None
         self.known: list[tuple[Any, list[Any], Callable[..., Any]]] = []
 
     def __call__(self, *values: Any) -> Any:
@@ -135,9 +150,29 @@ class Compiled:
         for known_how, known, run in self.known:
             if known_how == how and is_same(known, state):
                 return run
+        self.captured.add(numbers)
+        if len(self.captured) > MOST_NUMBERS:
+            return self.uncaptured()
         run = self.made(values, trainable)
         self.known = [(how, state, run), *self.known[: REMEMBERED - 1]]
         return run
+
+    def uncaptured(self) -> Callable[..., Any]:
+        """The dense graph, for numbers with more values than are captured.
+
+        Raises:
+            CaptureError: with `strict`, or where pruning makes the dense graph another function.
+        """
+        if self.dense is None:
+            error = CaptureError(
+                f"{', '.join(self.numbers.values())} had more than {MOST_NUMBERS} values, a capture each",
+                "give a tensor of no modes in its place, or one number",
+            )
+            if self.how.get("strict") or any(rule.prune is not None for rule in self.recipe.rules):
+                raise error
+            warnings.warn(f"{error}; this graph stays dense", RuntimeWarning, stacklevel=2)
+            self.dense = self.compiled(self.graph)
+        return self.dense
 
     def is_trainable(self, members: Sequence[Tensor]) -> bool:
         """Whether parameters get gradients in this call."""
@@ -204,8 +239,32 @@ class Part(nn.Module):
 
 def is_number(node: fx.Node, value: Tensor) -> bool:
     """Whether a placeholder is a number that Dynamo gives to the graph as a tensor: with `dynamic`, `norm.eps`."""
+    return value.dtype == torch.float64 and value.dim() == 0 and is_item(node)
+
+
+def is_item(node: fx.Node) -> bool:
+    """Whether all that a graph reads of a placeholder is its one entry, as a number."""
     are_items = [user.op == "call_method" and user.target == "item" for user in node.users]
-    return value.dtype == torch.float64 and value.dim() == 0 and bool(are_items) and all(are_items)
+    return bool(are_items) and all(are_items)
+
+
+def beside(node: fx.Node) -> torch.dtype | None:
+    """The dtype of the tensors that a number meets entry by entry, alone: there it may be a tensor itself, and vary.
+
+    None where it is a constant of an operator, or where it is rounded otherwise than a tensor of their dtype.
+    """
+    dtypes = set()
+    if not is_item(node):
+        return None
+    for user in (user for item in node.users for user in item.users):
+        others = [arg for arg in user.args if not (isinstance(arg, fx.Node) and arg in node.users)]
+        value = others[0].meta.get("example_value") if others and isinstance(others[0], fx.Node) else None
+        if user.target not in ARITHMETIC or user.kwargs or len(others) != 1:
+            return None
+        if not isinstance(value, Tensor) or not value.dim():
+            return None
+        dtypes.add(value.dtype)
+    return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(REAL) else None
 
 
 def part_of(
@@ -279,6 +338,10 @@ def rebuilt(graph: fx.Graph, inputs: Sequence[int], numbers: Mapping[int, float]
     for at in inputs:
         node = placeholders[at]
         known[node] = made.placeholder(input_name(source_of(node)) or node.name)
+    for at in inputs:
+        if (dtype := beside(placeholders[at])) is not None:
+            number = made.call_method("to", (known[placeholders[at]], dtype))
+            known |= dict.fromkeys(placeholders[at].users, number)
     for node in placeholders:
         if node in known or not node.users:  # strides of inputs are placeholders that are rarely used
             continue

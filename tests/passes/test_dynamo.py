@@ -163,3 +163,69 @@ def test_inner_backends():
     with torch.no_grad():
         torch.testing.assert_close(found(x), sparsify.apply(model, pruning(), x)(x), **CLOSE)
     assert Compiled.__doc__
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, scale: float) -> Tensor:
+        return scale - self.linear(x) * scale
+
+
+class Sloped(Scaled):
+    def forward(self, x: Tensor, slope: float) -> Tensor:
+        return nn.functional.leaky_relu(self.linear(x), slope)
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """The modules that the backend applies a recipe to."""
+    found = []
+
+    def counted(module: nn.Module, *rest: Any, **how: Any) -> Any:
+        found.append(module)
+        return sparsify.apply(module, *rest, **how)
+
+    monkeypatch.setattr("sparsify.passes.dynamo.apply", counted)
+    return found
+
+
+FORMATTED = {
+    "schema": 1,
+    "name": "formatted",
+    "sparsify": [{"targets": ["param:*weight"], "format": "csr"}],
+}
+
+
+def test_numbers_beside_tensors_vary(captures):
+    model, x = Scaled().eval(), torch.randn(4, 6)
+    found = torch.compile(
+        model, backend=backend, options={"recipe": FORMATTED, "inner": "eager"}, dynamic=True
+    )
+    with torch.no_grad():
+        for scale in (1.5, 2.5, 0.1, 3.5):
+            torch.testing.assert_close(found(x, scale), model(x, scale), **CLOSE)
+    assert len(captures) == 1
+
+
+def test_numbers_of_operators_are_captured_a_few_times(captures):
+    model, x = Sloped().eval(), torch.randn(4, 6)
+    how = {"backend": backend, "dynamic": True}
+    found = torch.compile(model, options={"recipe": FORMATTED, "inner": "eager"}, **how)
+    with torch.no_grad():
+        for slope in (0.1, 0.2):
+            torch.testing.assert_close(found(x, slope), model(x, slope), **CLOSE)
+        with pytest.warns(RuntimeWarning, match=r"L\['slope'\] had more than 2 values"):
+            found(x, 0.3)
+        for slope in (0.3, 0.4, 0.1):
+            torch.testing.assert_close(found(x, slope), model(x, slope), **CLOSE)
+        assert len(captures) == 2
+        pruned = torch.compile(
+            model, options={"recipe": pruning(targets=["param:linear.weight"]), "inner": "eager"}, **how
+        )
+        pruned(x, 0.1), pruned(x, 0.2)
+        with pytest.raises(SparsifyError, match="give a tensor of no modes in its place"):
+            pruned(x, 0.3)
