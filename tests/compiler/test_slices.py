@@ -88,8 +88,9 @@ LISTS, COLUMNS = "i: dense, j: compressed", "j: dense, i: compressed"
 @pytest.mark.parametrize(
     ("format", "stored"),
     [
-        *((format, stored) for format in (WIDE, LISTS, COLUMNS) for stored in (torch.float32, torch.bool)),
-        ("i: dense, j/64: dense, j%64: bitmap", torch.float32),
+        (format, stored)
+        for format in (WIDE, LISTS, COLUMNS, "i: dense, j/64: dense, j%64: bitmap")
+        for stored in (torch.float32, torch.bool)
     ],
 )
 def test_rows_of_bool_are_neither_tables_nor_turned_as_masks(format, stored):

@@ -104,7 +104,7 @@ class Expressions:
                 return max(self.mask_bytes(arg) for arg in conditions)
             case nodes.Convert(value, _):
                 return types.BYTES[type_of(value).dtype]
-            case nodes.Load() | nodes.Gather():
+            case nodes.Load() | nodes.Gather() | nodes.Expand():
                 return 1
         return 0
 
@@ -247,6 +247,8 @@ class Expressions:
     def _expand(self, expr: nodes.Expand, helper: str, type: nodes.Type) -> Text:
         left = f"{self.index(expr.end)} - {within(self.write(expr.index), SUM + 1)}"
         address, bits = self.address(expr.buffer, expr.index), self.text(expr.bits)
+        if type.dtype == "int8" and expr.type.dtype == "bool":
+            address = f"(const int8_t *){address}"
         return f"{self.unit.use(helper, type.dtype, type.lanes)}({address}, {bits}, {left})", ATOM
 
     def _load_as(self, expr: nodes.Load, dtype: str) -> Text:
@@ -360,6 +362,11 @@ class Expressions:
                 return f"{self._load_as(expr, 'int8')[0]} != {vector}{{}}", EQUALITY
             case nodes.Gather():
                 return f"{self._gather_as(expr, 'int8')[0]} != {vector}{{}}", EQUALITY
+            case nodes.Expand():
+                return (
+                    f"{self._expand(expr, 'expand', nodes.Type('int8', lanes))[0]} != {vector}{{}}",
+                    EQUALITY,
+                )
             case nodes.Convert(value, _):
                 if type_of(value).dtype == "bool":
                     return self.mask(value, width)
