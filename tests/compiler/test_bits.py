@@ -5,6 +5,7 @@ import torch
 
 import sparsify
 from sparsify.compiler.evaluate import evaluate_kernel
+from sparsify.errors import ScheduleError
 from sparsify.options import override
 from tests.compiler.compare import compile_cases, prepare, run_compiled
 from tests.compiler.data import Case, array_of, dense_of
@@ -117,3 +118,25 @@ def test_gradients():
     assert torch.equal(X.grad, plain.grad)
     rows, columns = W.coordinates()
     assert torch.equal(values.grad, dense.grad[rows, columns])
+
+
+@pytest.mark.parametrize("format", ["i: dense, j: bitmap", "i: coordinate, j: bitmap", "bitmap, bitmap"])
+def test_bits_of_whole_rows(format):
+    """No loops run over parts of what a row stores, which has no list of coordinates."""
+    for rows in (1, 3):
+        operands = given(rows, 85, format)
+        expected = torch.relu(operands["X"] @ operands["W"].to_dense().T + operands["b"])
+        with override(compiler_flags=("-O0",)):
+            assert torch.equal(sparsify.evaluate(LAYER, **operands), expected)
+            with pytest.raises(ScheduleError, match="whose coordinates are bits, not a list; a loop over"):
+                evaluate_kernel(LAYER, schedule="pos k p W; order t, n, p", **operands)
+
+
+@pytest.mark.parametrize("width", [64, 16, 0])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int8], ids=str)
+def test_rows_times_bits_with_values_of_bool(dtype, width):
+    operands = given(1, 85, PANELS)
+    W, X = operands["W"].to_dense() > 2, (operands["X"] > 0).to(dtype)
+    with override(vector_bytes=width, compiler_flags=("-O0",)):
+        Y = sparsify.einsum("tk,nk->tn", X, sparsify.tensor(W, PANELS))
+    assert torch.equal(Y, (X.float() @ W.float().T).to(dtype))

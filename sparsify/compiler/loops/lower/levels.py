@@ -157,8 +157,19 @@ def coordinate_at(
     position: Coordinate,
     lane: LaneContext | None = None,
 ) -> Coordinate:
-    """The coordinate at a position of a level below a parent, one a lane where positions differ."""
-    level = low.declaration(access.tensor).format.levels[number].level
+    """The coordinate at a position of a level below a parent, one a lane where positions differ.
+
+    Raises:
+        ScheduleError: of bits, which do not tell what is at a position.
+    """
+    stored = low.declaration(access.tensor).format.levels[number]
+    level = stored.level
+    if level.has_bits:
+        index = level_variable(low, access, stored)
+        raise ScheduleError(
+            f"a position along {index} of {access}, whose coordinates are bits, not a list",
+            f"a loop over {index} that {access} alone drives",
+        )
     at = numbers_of(low, access, number, lane)
     found = level.coordinate(at, Number(scalar(parent)), Number(position))
     coordinate: Coordinate = found.value
