@@ -6,7 +6,7 @@ In: `A[i,j] * T[j,k]` and the gradient `g[i,k]` of its value. Out: `g[i,k] * T[j
 
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import cast
+from typing import Final, cast
 
 from sparsify.compiler.dtypes import COMPLEX, Kind, category
 from sparsify.compiler.einsum.affine import Affine, affine
@@ -19,6 +19,8 @@ from sparsify.compiler.node import Node, find, map_children
 
 ZERO = Const(0)
 ONE = Const(1)
+# Where an entry is no further than a bound.
+BOUNDS: Final = {"max": "ge", "min": "le"}
 
 
 def pull_back(
@@ -79,9 +81,16 @@ def is_complex(expr: Expr, kinds: Mapping[str, Kind]) -> bool:
 def partial(call: Call, position: int, result: Expr) -> Expr | None:
     """The derivative of a call with respect to one argument, `None` where it is zero.
 
+    At a bound that is a number it is that of torch's clamp, 1; where two tensors meet, each takes a half.
+
     >>> print(partial(Call("tanh", (Access("v"),)), 0, Access("t")))
     1 - square(t)
+    >>> print(partial(Call("max", (Access("v"), Const(2))), 0, Access("t")))
+    where(v >= 2, 1, 0)
     """
+    if call.function in BOUNDS and isinstance(call.args[1 - position], Const):
+        inside = Call(BOUNDS[call.function], (call.args[position], call.args[1 - position]))
+        return Call("where", (inside, ONE, ZERO))
     text = FUNCTIONS[call.function].derivative[position]
     if text is None:
         return None

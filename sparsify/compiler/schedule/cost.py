@@ -55,7 +55,9 @@ ARITHMETIC: Final = frozenset(
         "stored",
         "div",
         "lt",
+        "le",
         "gt",
+        "ge",
         "eq",
     )
 )
