@@ -113,3 +113,23 @@ def test_a_pattern_for_each_head_reads_keys_by_head(way: str) -> None:
     sparse = applied(model, inputs, heads=HEADS)
     assert "M[h,i,j]" in sparse.report.regions[0].einsum
     check(sparse, model, inputs, HEADS)
+
+
+class Given(nn.Module):
+    """Attention whose heads are extents of its inputs."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def test_heads_that_may_vary_stay_dense_and_say_how_not_to() -> None:
+    inputs = tuple(torch.randn(2, heads, LENGTH, WIDTH) for heads in (HEADS, KEPT, KEPT))
+    rule = {"targets": ["op:scaled_dot_product_attention"], "mask": {"kind": "sliding_window", "before": 2}}
+    recipe = {"schema": 1, "name": "grouped", "sparsify": [rule]}
+    with options.override(tune_seconds=0):
+        sparse = sparsify.apply(Given(), recipe, inputs)
+        (entry,) = sparse.report.dense
+        assert "heads and keys" in entry.reason and "dynamic=()" in entry.reason
+        lengths = {"q": (0, 2), "k": (0, 2), "v": (0, 2)}
+        for dynamic in ((), lengths):
+            assert len(sparsify.apply(Given(), recipe, inputs, dynamic=dynamic).report.regions) == 1

@@ -93,6 +93,12 @@ def reason_against(node: fx.Node, query: fx.Node, key: fx.Node, value: fx.Node) 
         _, has_one = own_keys(operand)
         shape = list(map(str, operand.meta["val"].shape[:-2]))
         shapes.add(tuple([*shape[:-1], outer[-1]] if has_one else shape))
+    if len(shapes) > 1 and node.kwargs.get("enable_gqa") and not all(shape[-1].isdigit() for shape in shapes):
+        few = key.meta["val"].shape[-3]
+        return (
+            f"queries have {outer[-1]} heads and keys {few}, extents of inputs that may vary: groups of heads need "
+            "numbers; dynamic=() fixes all extents, dynamic={name: modes} all but those that it names"
+        )
     if len(shapes) > 1:
         return f"batch or heads of queries, keys and values differ: {sorted(shapes)}"
     if result.dim() - 2 > len(OUTER):
