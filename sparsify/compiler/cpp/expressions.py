@@ -363,10 +363,8 @@ class Expressions:
             case nodes.Gather():
                 return f"{self._gather_as(expr, 'int8')[0]} != {vector}{{}}", EQUALITY
             case nodes.Expand():
-                return (
-                    f"{self._expand(expr, 'expand', nodes.Type('int8', lanes))[0]} != {vector}{{}}",
-                    EQUALITY,
-                )
+                words = self._expand(expr, "expand", nodes.Type("int8", lanes))[0]
+                return f"{words} != {vector}{{}}", EQUALITY
             case nodes.Convert(value, _):
                 if type_of(value).dtype == "bool":
                     return self.mask(value, width)
