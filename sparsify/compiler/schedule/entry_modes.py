@@ -132,7 +132,7 @@ class EntryModes:
         steps += [d.Precompute(held, "thread", at=chain.outer) for held in chain.held]
         for nest in chain.nests:
             steps += self._kinds(nest, *splits.get(nest.lane or nest.inner, ("", "")))
-        steps.append(d.Parallel(chain.outer, "dynamic", chain.mask.name))
+        steps.append(d.Parallel(chain.outer, "dynamic", chain.balance))
         return d.Schedule((*steps, *self._asked()))
 
     def _ordered(self, nest: Nest, outer: str, inner: str) -> list[d.Directive]:

@@ -74,7 +74,7 @@ class EntryRows:
         """What threads share."""
         chain = self.chain
         if chain.is_row_first or chain.shares_rows(self.sizes):
-            return d.Parallel(chain.outer, "dynamic", chain.mask.name)
+            return d.Parallel(chain.outer, "dynamic", chain.balance)
         return d.Parallel(self.around()[0], "dynamic")
 
     def splits(self) -> tuple[list[d.Directive], dict[str, tuple[str, str]]]:

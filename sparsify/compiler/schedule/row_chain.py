@@ -86,6 +86,11 @@ class Rows:
         return {*self.leading, self.outer, self.within_row} - {""}
 
     @property
+    def balance(self) -> str:
+        """The mask where it tells how much each row stores, "" where its rows repeat for what is around them."""
+        return self.mask.name if not self.mask.format.levels[1].level.is_full else ""
+
+    @property
     def of_entries(self) -> set[str]:
         """The loops around an entry."""
         return self.of_rows | ({self.listed, self.within_column} - {""})

@@ -30,6 +30,9 @@ WIDE_BYTES: Final = 64
 CHAINS: Final = 8
 # Rows that a strip holds at most: their entries stay in the near caches.
 STRIP_ROWS: Final = 16
+# Chunks of rows a thread, equal by what they store. A row of blocks cannot be cut: in more chunks, a long one comes
+# last and alone.
+SHARES: Final = 4
 # A square tile of a product, in rows and vectors, for many registers: each of 8 operands serves 4 of its 16 sums.
 SQUARE: Final = 4
 
@@ -94,11 +97,11 @@ class Strips:
         return d.Schedule((*steps, self.shared()))
 
     def shared(self) -> d.Parallel:
-        """What threads share."""
+        """What threads share: rows in chunks of equally many blocks, or what is around the rows."""
         chain = self.chain
-        return d.Parallel(
-            chain.outer if chain.shares_rows(self.sizes) else chain.around(self.sizes)[0], "dynamic"
-        )
+        if chain.shares_rows(self.sizes):
+            return d.Parallel(chain.outer, "dynamic", chain.balance, SHARES if chain.balance else 1)
+        return d.Parallel(chain.around(self.sizes)[0], "dynamic")
 
     def tiled(self) -> tuple[list[d.Directive], "Loops"]:
         """The loops over strips and over register tiles, and what makes them."""
@@ -156,7 +159,7 @@ class Strips:
             same = [n for n in chain.nests if n.turned is not None and n.turned.tensor == nest.turned.tensor]
             name = f"turned_{nest.turned.tensor}{f'_{nest.inner}' if len(same) > 1 else ''}"
             copy = self._copy(name, nest.turned, indices, nest.summed)
-            return [copy, d.Transpose(nest.inner, loops.lane, copy.temporary)]
+            return [copy, d.Transpose(nest.inner, loops.lane, copy.temporary), *self._together(copy)]
         width = SQUARE * self.lanes if loops.square else self.columns
         is_narrow = self.sizes.extents.get(nest.lane, 2 * width) <= width
         if nest.panel is None or is_narrow or chain.adds_to_columns:
@@ -164,7 +167,13 @@ class Strips:
         outer, inner = loops.free[nest.lane]
         panels = (outer, loops.listed, loops.part, loops.lane, inner)
         copy = self._copy(f"panels_{nest.panel.tensor}", nest.panel, panels, sums(nest, chain))
-        return [copy, d.Vector(inner, copy.temporary)]
+        return [copy, d.Vector(inner, copy.temporary), *self._together(copy)]
+
+    def _together(self, copy: d.Pack) -> list[d.Directive]:
+        """A copy that is for the rows of all threads is made by all of them."""
+        if not self.chain.shares_rows(self.sizes):
+            return []
+        return [d.Parallel(copy.indices[0], nest=copy.temporary)]
 
     def _copy(self, name: str, access: Access, indices: tuple[str, ...], reader: str) -> d.Pack:
         """A copy of an operand in the innermost loop around the rows that it depends on.

@@ -9,6 +9,7 @@ from sparsify.compiler import fuse
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.explain import explain_program
 from sparsify.compiler.fuse import fusion
 from sparsify.compiler.notation.concretize import concretize
@@ -88,6 +89,29 @@ def test_patterns_of_heads(form, block):
     Q, K, V = normal(2, SIZE, 7), normal(3, SIZE, 7)[:2], normal(2, SIZE, 9)
     text = attention("0.25 * sum(k, Q[h,i,k] * K[h,j,k])", mask="M[h,i,j]")
     check(text, form, pattern(block, 2), 0.25 * Q @ K.mT, Q=Q, K=K, V=V)
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 64])
+@pytest.mark.parametrize(("form", "block"), [("bcsr(16,16)", 16), ("csr", 1), (BLOCKS_OF_HEADS, 16)])
+def test_threads_share_the_rows_of_few_heads(form, block, vector_bytes):
+    """Also where the first and the last rows read everything; patterns of heads do not say how long a row is."""
+    size, heads = 100, 2
+    Q, K, V = normal(heads, size, 7), normal(3, size, 7)[:heads], normal(heads, size, 130)
+    of_heads = form == BLOCKS_OF_HEADS
+    allowed = pattern(block, *[heads] * of_heads, size=size)
+    allowed[..., :16, :] = allowed[..., -4:, :] = 1
+    text = attention("sum(k, Q[h,i,k] * K[h,j,k])", mask="M[h,i,j]" if of_heads else "M[i,j]")
+    M = sparsify.tensor(allowed, form)
+    quick = {**QUICK, "compiler_flags": ("-O0",)}
+    with options.override(**quick, threads=2, vector_bytes=vector_bytes):
+        kernel = evaluate_kernel(text, "Y", M=M, Q=Q, K=K, V=V)
+        Y = sparsify.evaluate(text, "Y", M=M, Q=Q, K=K, V=V)
+    schedule = str(kernel.generated[0].stages.schedule)
+    shared = {16: "parallel io dynamic M chunks 4", 1: "parallel i dynamic M"}[block]
+    assert schedule.endswith(shared.replace(" M chunks 4", "") if of_heads else shared)
+    assert ("parallel jo in turned_K static" in schedule) == (block > 1)
+    weights = torch.softmax((Q @ K.mT).double().masked_fill(allowed == 0, -torch.inf), -1)
+    torch.testing.assert_close(Y, (torch.nan_to_num(weights) @ V.double()).float(), **CLOSE)
 
 
 def test_large_blocks_and_numbers_that_are_none():

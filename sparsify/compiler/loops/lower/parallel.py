@@ -6,6 +6,7 @@ In: `parallel i dynamic A`. Out: `parallel for i in chunks of A2_pos, 32 a threa
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from sparsify.compiler.einsum.nodes import Access, Assign
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from sparsify.compiler.loops.lower.lowering import Lowering
 
 DYNAMIC_CHUNKS = 32
+# What a row costs besides what it stores, in entries.
+ROW_COST = 4
 
 
 def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loops.Stmt]:
@@ -74,6 +77,7 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
             loops.Block(tuple(body)),
             work(low, loop),
             balance=_balance(low, loop, extent),
+            row_cost=_row_cost(low, loop.kind.by),
             chunks_per_thread=chunks,
             dynamic=dynamic,
         )
@@ -181,6 +185,14 @@ def _balance(low: Lowering, loop: notation.Forall, extent: loops.Expr) -> str | 
     if len(levels) < 2 or not is_located(levels[0]) or "pos" not in levels[1].level.arrays:
         return None
     return f"{loop.kind.by}2_pos" if extent == level_extent(low, loop.kind.by, levels[0]) else None
+
+
+def _row_cost(low: Lowering, by: str) -> int:
+    """What an iteration costs besides its positions, in positions: those of rows of blocks are whole blocks."""
+    levels = low.declaration(by).format.levels if by else ()
+    inside = [stored.expression for stored in levels if stored.expression.kind == "within"]
+    widths = [expression.size for expression in inside if expression.mode != levels[0].expression.mode]
+    return -(-ROW_COST // prod(widths))
 
 
 def work(low: Lowering, loop: notation.Forall) -> loops.Expr:

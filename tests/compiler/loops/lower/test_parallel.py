@@ -5,6 +5,7 @@ import torch
 
 import sparsify
 from sparsify import options
+from sparsify.compiler.evaluate import evaluate_kernel
 
 BLOCKS = "j/4: dense, i: dense, j%4: compressed"
 
@@ -34,3 +35,17 @@ def test_threads_without_blocks_leave_the_cut_one_to_others(rows):
     with options.override(threads=2, serial_threshold=0):
         found = sparsify.evaluate("Y[i,k] = A[i,j] * X[j,k]", A=stored, X=x, schedule=schedule)
     torch.testing.assert_close(found, a @ x, rtol=1e-5, atol=1e-4)  # sums of 300 in any order
+
+
+@pytest.mark.parametrize(
+    ("form", "cost"),
+    [("csr", 4), ("bcsr(16,16)", 1), ("bcsr(8,2)", 2), ("i/8: dense, j: compressed, i%8: dense", 4)],
+)
+def test_what_a_row_costs_is_counted_in_what_positions_are(form, cost):
+    """A row of blocks has blocks: of 16 x 16 one costs more than the end of a row."""
+    A = sparsify.tensor(torch.eye(32), form)
+    outer = "i" if form == "csr" else "io"
+    kernel = evaluate_kernel(
+        "y[i] = A[i,j] * x[j]", schedule=f"parallel {outer} dynamic A", A=A, x=torch.ones(32)
+    )
+    assert f"by A2_pos + {cost} * rows)" in str(kernel.generated[0].stages.loops)
