@@ -58,7 +58,7 @@ class Binding:
 
 def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) -> list[Binding]:
     """Where the operands of a region come from, in the order of its program, or of what its nodes read."""
-    if region.backend or region.layout is not None:
+    if region.backend:
         return [Binding(node.name, node=node) for node in region.read]
     bindings = []
     for name, operand in region.operands.items():
@@ -73,7 +73,9 @@ def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) ->
             bindings.append(bind_bags(operand, short, plans))
             continue
         is_scales = operand.target is row_scales
-        leaves = list(operand.all_input_nodes) if is_scales else once_leaves(operand, plans)
+        leaves = list(operand.all_input_nodes) if is_scales else None
+        if not is_scales and region.layout is None:
+            leaves = once_leaves(operand, plans)
         if leaves is None:
             bindings.append(Binding(short, node=operand))
         else:

@@ -88,7 +88,7 @@ def asked(draft: Draft, region: Region) -> str:
     what = "a step of training" if draft.is_trainable else "a call"
     operators = ", ".join(str(node.target) for node in region.covered)
     layout = region.layout
-    images = "" if layout is None else f" with {layout.windows} over {layout.example.extents}"
+    images = "" if layout is None else f" with {layout}"
     return f"{what} of {region.program} against torch's {operators}{images}"
 
 
@@ -116,9 +116,9 @@ def timed(draft: Draft, region: Region) -> Outcome:
 
 
 def anew(call: RegionCall, *arguments: Any) -> torch.Tensor:
-    """A call that remembers no operand."""
+    """A call that remembers no operand but packed weights."""
     for operand in call.operands:
-        if operand.structure is not None:
+        if operand.structure is not None and operand.structure.weight is None:
             operand.structure.memory.clear()
     return call(*arguments)
 

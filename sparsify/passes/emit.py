@@ -150,8 +150,6 @@ def replace_nodes(
     new.meta["region"] = call
     node.replace_all_uses_with(new)
     draft.report.regions.append(entry)
-    if region.layout is not None:
-        draft.report.conversions.append(region.layout.entry)
     replaced[node] = new
 
 

@@ -7,7 +7,7 @@ format, in every module that had the dense parameter.
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from sparsify.compiler.dtypes import name_of
 from sparsify.errors import DtypeError
 from sparsify.passes.base import Key, Stored
 from sparsify.passes.call_region import call_region
+from sparsify.passes.flat_images import FlatImages
 from sparsify.passes.lift.matrix import SCALES
 from sparsify.passes.region_call import RegionCall
 from sparsify.passes.shell import share_again, shared_copy
@@ -59,10 +60,12 @@ class Readers:
 
     Attributes:
         is_shared: whether something needs it dense as well.
+        layouts: of the convolutions that read it.
     """
 
     structures: list[Structure]
     is_shared: bool = False
+    layouts: list[FlatImages] = field(default_factory=list)
 
     @property
     def spec(self) -> MatrixOutput | None:
@@ -77,6 +80,19 @@ class Readers:
             if structure.weight is not None and structure.weight.format != held.format:
                 found.setdefault(structure.weight.format, structure)
         return found
+
+    @property
+    def places(self) -> str:
+        """What is listed of images beside the weight, in words."""
+        if not self.layouts or not self.layouts[0].placed.most:
+            return ""
+        sizes = dict.fromkeys("x".join(map(str, layout.example.extents)) for layout in self.layouts)
+        return f", and places in images {', '.join(sizes)} beside"
+
+    def bytes_of_places(self, weight: SparseTensor) -> int:
+        """The bytes of that."""
+        grids = [layout.example for layout in self.layouts]
+        return self.layouts[0].placed.bytes_for(weight, grids) if grids else 0
 
 
 def read_weights(model: nn.Module, variants: Iterable[Variant]) -> dict[str, Readers]:
@@ -104,6 +120,7 @@ def add_readers(readers: Readers, node: fx.Node, user: fx.Node) -> None:
         reading = [o.structure for o in region.operands if position in o.leaves and o.structure is not None]
         packing = [structure for structure in reading if structure.weight is not None]
         readers.structures += packing
+        readers.layouts += [] if region.layout is None or not packing else [region.layout]
         is_argument = any(operand.argument == position for operand in region.operands)
         readers.is_shared |= is_argument or len(packing) < len(reading)
 
@@ -175,6 +192,8 @@ class Weights:
             self.hold(name, held, next((o for o in operands if o is not None), None))
             for structure in readers[name].structures:
                 structure.memory.clear()
+            for layout in readers[name].layouts:
+                layout.placed.memory.clear()
         for name, weight in self.packed().items():
             self.pack_beside(name, weight, readers[name])
         self.is_followed = True
@@ -191,23 +210,28 @@ class Weights:
                     structure.memory.clear()
             assert first.weight is not None, "it reads a weight"
             first.packed_operand(first.weight, weight)
+        for layout in readers.layouts:
+            layout.placed = readers.layouts[0].placed
+            layout.placed(weight, layout.example)
 
     def stored(self, variants: Iterable[Variant]) -> dict[Key, Stored]:
         """How weights are packed that are held so."""
         readers = read_weights(self.source, variants)
         found = {}
         for name, how in self.held.items():
-            others = readers.get(name, Readers([])).beside(how.spec)
-            size = self.bytes_of(name, others.values())
-            found[name, how.spec.transposed] = Stored((how.spec.format, *others), size)
+            read = readers.get(name, Readers([]))
+            forms = (how.spec.format, *read.beside(how.spec))
+            found[name, how.spec.transposed] = Stored(forms, self.bytes_of(name, read))
         return found
 
-    def bytes_of(self, name: str, beside: Iterable[Structure]) -> int:
-        """The bytes of a held weight with its scales, and of what these structures pack beside it."""
+    def bytes_of(self, name: str, readers: Readers) -> int:
+        """The bytes of a held weight with its scales, and of what these readers have beside it."""
         weight = self.source.get_parameter(name)
         assert isinstance(weight, SparseTensor), "held weights are sparse"
+        beside = readers.beside(self.held[name].spec).values()
         others = [s.packed_operand(s.weight, weight) for s in beside if s.weight is not None]
-        return self.scale_bytes(name) + sum(stored_bytes(one) for one in (weight, *others))
+        held = self.scale_bytes(name) + readers.bytes_of_places(weight)
+        return held + sum(stored_bytes(one) for one in (weight, *others))
 
     def hold(self, name: str, how: Held, operand: SparseTensor | None = None) -> None:
         """Puts the packed weight in the place of the dense one, and its scales beside it."""
@@ -265,7 +289,8 @@ class Weights:
             others = readers.beside(how.spec)
             form = str(weight.format) + "".join(f", and {other} beside" for other in others)
             form += "" if how.spec.rounds is None else f", {name_of(weight.dtype)}"
-            after = self.bytes_of(name, others.values())
+            form += readers.places
+            after = self.bytes_of(name, readers)
             return WeightEntry(name, form, weight.numel() * how.dtype.itemsize, after)
         before = weight.nbytes
         copies = {id(structure): structure.entry.bytes_after for structure in readers.structures}

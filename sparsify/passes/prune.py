@@ -19,6 +19,7 @@ from sparsify.sparsification.magnitude import magnitude_masks
 from sparsify.sparsification.rounding import Moved, moved, rounded, scales
 
 METHODS: Final = ("magnitude", "block_magnitude")
+CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def prune(model: nn.Module, recipe: Recipe, roundings: dict[str, Moved] | None = None) -> nn.Module:
@@ -46,11 +47,18 @@ def is_pruning(rule: Rule) -> bool:
     return rule.origin == "prune" and rule.prune is not None
 
 
+def is_packable(model: nn.Module, name: str) -> bool:
+    """Whether a weight may be packed in another dtype: a matrix, or the weight of a convolution."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    is_filters = isinstance(owner, CONVOLUTIONS) and owner.groups == 1 and name.endswith("weight")
+    return is_filters or model.get_parameter(name).dim() == 2
+
+
 def _apply(model: nn.Module, recipe: Recipe, rule: Rule, roundings: dict[str, Moved]) -> None:
     """Puts changed weights in the place of those that a rule selects."""
     names = _selected(model, rule)
     if not is_pruning(rule):
-        names = [name for name in names if model.get_parameter(name).dim() == 2]  # others are not packed
+        names = [name for name in names if is_packable(model, name)]
     others = aliases(model)
     for name in names:
         if len(others[name]) > 1 and rule.ties == "error":
@@ -60,7 +68,7 @@ def _apply(model: nn.Module, recipe: Recipe, rule: Rule, roundings: dict[str, Mo
     changed = _pruned(weights, recipe, rule) if is_pruning(rule) else [w.detach() for w in weights]
     for name, weight, found in zip(names, weights, changed, strict=True):
         scale = None
-        if rule.dtype != "same" and weight.dim() == 2:
+        if rule.dtype != "same" and is_packable(model, name):
             try:
                 kept = rounded(found, rule.dtype)
             except SparsifyError as error:

@@ -14,7 +14,7 @@ from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, find, map_children, walk
-from sparsify.passes.convolution import Convolution
+from sparsify.passes.flat_images import FlatImages
 from sparsify.passes.lift.fragment import Fragment
 from sparsify.passes.lift.matrix import Bags, Matrix, PatternOperand, row_scales
 from sparsify.passes.operators import parameter_behind, tensor_value
@@ -45,7 +45,7 @@ class Region:
     names: dict[str, str] = field(default_factory=dict)
     backend: str = ""
     is_contested: bool = False
-    layout: Convolution | None = None
+    layout: FlatImages | None = None
 
     @property
     def output(self) -> fx.Node:

@@ -26,7 +26,7 @@ from sparsify.errors import CompilerError, KernelError, SparsifyError, Unsupport
 from sparsify.options import Options
 from sparsify.passes.aligned import Aligned
 from sparsify.passes.base import Notices
-from sparsify.passes.convolution import Convolution
+from sparsify.passes.flat_images import FlatImages
 from sparsify.passes.origin import Origin
 from sparsify.passes.structure import Structure
 from sparsify.storage.tensor import SparseTensor
@@ -101,7 +101,7 @@ class RegionCall:
         notices: Notices,
         is_strict: bool = False,
         library: Callable[..., torch.Tensor] | None = None,
-        layout: Convolution | None = None,
+        layout: FlatImages | None = None,
     ) -> None:
         self.library, self.layout = library, layout
         self.name, self.program, self.operands = "", program, tuple(operands)
@@ -133,8 +133,11 @@ class RegionCall:
 
     def values(self, arguments: Sequence[Any]) -> list[Any]:
         """The operands in the order of the program."""
-        if self.layout is not None:
-            return self.layout.operands(arguments)
+        found = self.given(arguments)
+        return found if self.layout is None else self.layout.operands(found)
+
+    def given(self, arguments: Sequence[Any]) -> list[Any]:
+        """The operands of the region's nodes, as structures make them."""
         found = []
         for argument, structure, leaves, result in self._sources:
             if structure is None:
@@ -177,14 +180,15 @@ class RegionCall:
                 self.failure = self.noted(error, "sparse regions run densely from now on")
         return self.dense_result(arguments)
 
-    def convolved(self, layout: Convolution, arguments: Sequence[Any]) -> torch.Tensor:
+    def convolved(self, layout: FlatImages, arguments: Sequence[Any]) -> torch.Tensor:
         """The result of a convolution; where images are smaller than windows, torch says so."""
         if not layout.grid(arguments[layout.places.image]).has_results:
             return self.dense_result(arguments)
         run = partial(layout.run, self.kernel, self.program, self.options)
+        given = self.given(arguments)
         if self.times_us is None:
-            return run(arguments)
-        return timed(run, (arguments,), self.times_us)
+            return run(given)
+        return timed(run, (given,), self.times_us)
 
     def dense_result(self, arguments: Sequence[Any]) -> torch.Tensor:
         """The result of the nodes that the region replaces; packed weights are unpacked for them."""

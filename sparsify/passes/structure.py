@@ -23,6 +23,7 @@ from sparsify.passes.seen import Seen, see
 from sparsify.report import ConversionEntry
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import narrowed, widened
+from sparsify.storage import convert
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, values_at
@@ -40,7 +41,8 @@ class MatrixOutput:
         rows, columns: positions of the coordinates among the outputs.
         values: position of the values; None for ones, -1 when the caller brings them.
         extents: positions of the extents.
-        dense: position of a dense tensor whose zeros are left out; the other positions are then unused.
+        dense: position of a dense tensor, of any number of modes, whose zeros are left out; the other positions are
+            then unused.
         places: position of a tensor that is 0 where the dense one has no entries, None where its zeros say so.
         transposed: whether the operand is its transpose.
         is_frozen: whether its values get no gradient.
@@ -84,8 +86,7 @@ class MatrixOutput:
     def operand(self, stored: torch.Tensor) -> SparseTensor:
         """The operand that is made of a dense weight whose entries are as they are stored."""
         turned = stored.t() if self.transposed else stored
-        rows, columns = torch.nonzero(turned, as_tuple=True)
-        made = align_edges(rows, columns, (turned.shape[0], turned.shape[1]), self.format).pattern
+        made = align_entries(turned, self.format).pattern
         return plain(SparseTensor(made, values_at(turned, made)))
 
     def holds(self, weight: SparseTensor) -> bool:
@@ -168,8 +169,10 @@ class Structure:
             if not self.weight.has_scales:
                 return (operand,) * len(self.outputs)
             return tuple([operand if isinstance(o, MatrixOutput) else leaves[1] for o in self.outputs])
-        needs_gradient = torch.is_grad_enabled() and any(
-            isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves
+        needs_gradient = (
+            self.weight is None
+            and torch.is_grad_enabled()
+            and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
         )
         if not needs_gradient:
             return self.remembered(leaves).results
@@ -253,8 +256,7 @@ class Structure:
         if spec.dense is not None:
             decides = raw[spec.dense if spec.places is None else spec.places]
             dense = decides.t() if spec.transposed else decides
-            rows, columns = torch.nonzero(dense, as_tuple=True)
-            return align_edges(rows, columns, tuple(dense.shape), spec.format)
+            return align_entries(dense, spec.format)
         shape = (int(raw[spec.extents[0]]), int(raw[spec.extents[1]]))
         return align_edges(raw[spec.rows], raw[spec.columns], shape, spec.format)
 
@@ -294,6 +296,16 @@ def weight_of(outputs: Sequence[Output]) -> MatrixOutput | None:
     if not specs or not specs[0].is_frozen or any(spec != specs[0] for spec in specs):
         return None
     return specs[0] if len(specs) == len(outputs) or specs[0].has_scales else None
+
+
+def align_entries(dense: torch.Tensor, form: Format) -> Aligned:
+    """The pattern of what is not 0; of more modes than two each level stores one, in their order."""
+    coordinates = torch.nonzero(dense, as_tuple=True)
+    if dense.dim() == 2:
+        rows, columns = coordinates
+        return align_edges(rows, columns, (dense.shape[0], dense.shape[1]), form)
+    pattern, positions = convert.from_sorted(coordinates, dense.shape, form)
+    return Aligned(pattern, positions)
 
 
 def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int], form: Format) -> Aligned:

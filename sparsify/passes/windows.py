@@ -4,7 +4,7 @@ In:  x [n, c, 56, 56], a weight [o, c, 3, 3] with zeros, padding 1.
 Out: F [n, c * 58 * 58], the padded images; W [o, c * 58 * 58] with the entry (o, c, r, s) at
      (o, (c * 58 + r) * 58 + s); and so `Y[n,o,p] = sum(k, W[o,k] * F[n,k+p])`, where p = 58 y + x.
 
-Coordinates of entries are places in the image, so each entry is one number times neighbours in memory. Results run over
+Columns of W are places in the image, so each entry is one number times neighbours in memory. Results run over
 the padding between rows too, which is left out afterwards. Where windows begin every `stride`, rows that are as far
 apart lie side by side: what one entry reads are neighbours again.
 
@@ -16,13 +16,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from sparsify.errors import UnsupportedProgramError
 from sparsify.passes.structure import align_edges
 from sparsify.storage.format import Format
+from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
+
+CSR: Final = Format("csr")
+# Bytes of a place in an image, and of `pos`.
+PLACE_BYTES: Final = 4
+# Bytes of a coordinate of a packed weight, and how many coordinates they tell apart.
+COORDINATES: Final = ((1, 1 << 7), (2, 1 << 15), (4, 1 << 31))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,11 @@ class Grid:
             numbers = [window.padding, behind, *numbers]
         return numbers if any(numbers) else []
 
+    @cached_property
+    def is_ordered(self) -> bool:
+        """Whether places ascend as the entries of a window do; not where these have several phases."""
+        return bool((self.offsets(1).diff() > 0).all())
+
     def offsets(self, channels: int) -> Tensor:
         """The place in an image of each entry of a kernel [channels, ...], in order."""
         sizes = [window.size for window in self.windows]
@@ -141,14 +155,38 @@ class Grid:
             within += place * step
         return phase * prod(self.widths) + within
 
-    def matrix(self, weight: Tensor) -> SparseTensor:
-        """The entries of a weight [o, c, ...] that are not 0, as a matrix [o, places of all channels] in CSR."""
-        flat = weight.flatten(1)
-        rows, entries = torch.nonzero(flat, as_tuple=True)
-        columns = self.offsets(weight.shape[1])[entries]
-        shape = (weight.shape[0], weight.shape[1] * self.places)
-        aligned = align_edges(rows, columns, shape, Format("csr"))
-        return SparseTensor(aligned.pattern, aligned.values(flat[rows, entries]))
+    def matrix(self, weight: SparseTensor) -> SparseTensor:
+        """A packed weight [o, c, ...] as a matrix [o, places of all channels] in CSR.
+
+        Where places ascend as entries do it has the values of the weight, else a copy of them.
+        """
+        stored = weight._pattern
+        entries = torch.zeros(stored.nnz, dtype=torch.int64)
+        for extent, coordinates in zip(stored.shape[1:], stored.crd[1:], strict=True):
+            entries *= extent
+            if coordinates is not None:  # else the extent is 1
+                entries += coordinates
+        columns, starts = self.offsets(stored.shape[1])[entries], stored.pos[1]
+        assert starts is not None, "the entries of each output follow one another"
+        shape = (stored.shape[0], stored.shape[1] * self.places)
+        if max(*shape, stored.nnz) >= 2**31:
+            raise UnsupportedProgramError(f"a weight for images of {shape[1]} places needs wider coordinates")
+        if self.is_ordered:
+            pattern = Pattern(CSR, shape, (None, starts), (None, columns.to(torch.int32)))
+            return SparseTensor(pattern.trusted(), weight._vals)
+        rows = torch.arange(shape[0]).repeat_interleave(starts.diff())
+        aligned = align_edges(rows, columns, shape, CSR)
+        return SparseTensor(aligned.pattern, aligned.values(weight._vals))
+
+    def bytes_beside(self, weight: SparseTensor) -> int:
+        """What `matrix` of a packed weight takes beside it."""
+        return self.bytes_of_places(weight.nnz, len(weight), weight.itemsize)
+
+    def bytes_of_places(self, stored: int, outputs: int, value_bytes: int) -> int:
+        """The same for so many entries."""
+        if self.is_ordered:
+            return stored * PLACE_BYTES
+        return stored * (PLACE_BYTES + value_bytes) + (outputs + 1) * PLACE_BYTES
 
     def image(self, x: Tensor) -> Tensor:
         """The images x [n, c, ...] padded, in phases, each as one row [n, places of all channels]."""
@@ -175,3 +213,27 @@ class Grid:
             return flat.view(images, outputs, *self.results)
         strides = (outputs * self.count, self.count, *self.steps)
         return flat.as_strided((images, outputs, *self.results), strides).contiguous()
+
+
+def packed_format(shape: Sequence[int]) -> Format:
+    """How a weight [o, c, ...] is packed: output by output, its coordinates in as few bytes as hold them.
+
+    >>> str(packed_format((64, 256, 1, 1)))
+    'dense, compressed(crd=int16), dense, dense'
+    """
+    sizes = [coordinate_bytes(extent) for extent in shape[1:]]
+    if max(shape[2:]) == 1:
+        return Format(", ".join(["dense", f"compressed(crd=int{8 * sizes[0]})", *["dense"] * len(shape[2:])]))
+    return Format(", ".join(["dense", *(f"coordinate(crd=int{8 * size})" for size in sizes)]))
+
+
+def packed_bytes(shape: Sequence[int], stored: int, value_bytes: int) -> int:
+    """What a weight with so many entries takes in that format."""
+    listed = shape[1:2] if max(shape[2:]) == 1 else shape[1:]
+    each = value_bytes + sum(coordinate_bytes(extent) for extent in listed)
+    return stored * each + (shape[0] + 1) * PLACE_BYTES
+
+
+def coordinate_bytes(extent: int) -> int:
+    """The bytes of a coordinate of a mode."""
+    return next(size for size, most in COORDINATES if extent <= most)

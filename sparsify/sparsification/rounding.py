@@ -1,7 +1,7 @@
 """Weights as narrow dtypes hold them: rounded to 16-bit floats, or to whole numbers with a scale for each row.
 
-In: a weight [outputs, columns] of float32 and `"int8"`. Out: the nearest weight of the same dtype whose rows are whole
-numbers from -127 to 127 times a scale, the largest of each row 127.
+In: a weight [outputs, columns], or [outputs, channels, ...] of a convolution, of float32 and `"int8"`. Out: the nearest
+weight of the same dtype whose rows are whole numbers from -127 to 127 times a scale, the largest of each row 127.
 
 A scale has 17 significant bits, so that its products with these numbers are exact in float32: what was rounded is
 rounded to itself, and its dense form holds all that the narrow one does.
@@ -77,13 +77,18 @@ def narrowed(weight: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype is not torch.int8:
         return weight.to(dtype)
     scale = scales(weight)
-    found = (weight.to(scale.dtype) / scale.unsqueeze(1)).round()
+    found = (weight.to(scale.dtype) / along_rows(scale, weight)).round()
     return found.clamp(-LARGEST, LARGEST).to(torch.int8)
 
 
 def widened(values: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The weight that is stored as these values [rows, columns], with a scale for each row or none."""
-    return values.to(dtype) if scale is None else (values * scale.unsqueeze(1)).to(dtype)
+    """The weight that is stored as these values [rows, ...], with a scale for each row or none."""
+    return values.to(dtype) if scale is None else (values * along_rows(scale, values)).to(dtype)
+
+
+def along_rows(scale: Tensor, weight: Tensor) -> Tensor:
+    """Scales [rows] with as many modes as the weight."""
+    return scale.view(-1, *[1] * (weight.dim() - 1))
 
 
 def scale_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -94,8 +99,9 @@ def scale_dtype(dtype: torch.dtype) -> torch.dtype:
 def scales(weight: Tensor) -> Tensor:
     """What the whole numbers of each row are multiplied with [rows]."""
     kind = scale_dtype(weight.dtype)
-    if not weight.shape[1]:
+    rows = weight.flatten(1)
+    if not rows.shape[1]:
         return torch.full(weight.shape[:1], LEAST_SCALE, dtype=kind)
-    mantissa, exponent = torch.frexp(weight.abs().amax(1).to(kind) / LARGEST)
+    mantissa, exponent = torch.frexp(rows.abs().amax(1).to(kind) / LARGEST)
     short = torch.ldexp((mantissa * 2.0**SCALE_BITS).round(), exponent - SCALE_BITS)
     return short.clamp_min(LEAST_SCALE)

@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from sparsify.passes.windows import Grid, Window
+import sparsify
+from sparsify.passes.windows import Grid, Window, packed_bytes, packed_format
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 
@@ -22,8 +23,15 @@ def drawn(seed):
 
 def product(grid, weight, x):
     """The sum of entries times shifted parts of images."""
-    matrix, image = grid.matrix(weight), grid.image(x)
+    packed = sparsify.tensor(weight, packed_format(weight.shape))
+    matrix, image = grid.matrix(packed), grid.image(x)
     assert matrix.nnz == torch.count_nonzero(weight)
+    assert (matrix._vals.data_ptr() == packed._vals.data_ptr()) == grid.is_ordered
+    beside = [*matrix._pattern.arrays(), *([] if grid.is_ordered else [matrix._vals])]
+    shared = packed._pattern.pos[1].nbytes if grid.is_ordered else 0
+    assert grid.bytes_beside(packed) == sum(array.nbytes for array in beside) - shared
+    arrays = (packed._vals, *packed._pattern.arrays())
+    assert packed_bytes(weight.shape, packed.nnz, 8) == sum(array.nbytes for array in arrays)
     assert tuple(image.shape) == (len(x), matrix.shape[1])
     found = x.new_zeros(len(x), len(weight), grid.count)
     for row, place, value in zip(*matrix.coordinates(), matrix.values(), strict=True):

@@ -1,7 +1,7 @@
 """Convolutions with pruned weights, with what follows them: a normalisation in evaluation, a sum, relu.
 
 In:  `%c = conv2d(%x, %w, %b, [2, 2], [1, 1]); %n = batch_norm(%c, ...); %r = relu(%n)`.
-Out: a region over the packed weight and flat images: `Y[n,o,p] = relu(sum(k, W[o,k] * F[n,k+p]) + b[o])`.
+Out: a region over the packed weight and flat images: `Y[n,o,p] = relu(s[o] * sum(k, W[o,k] * F[n,k+p]) + b[o])`.
 """
 
 from collections.abc import Collection
@@ -9,25 +9,26 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
+from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand, declare
-from sparsify.compiler.einsum.nodes import Const
+from sparsify.compiler.einsum.nodes import Const, Program
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.base import Draft, Mark
-from sparsify.passes.convolution import Convolution, Places, texts
+from sparsify.passes.flat_images import FlatImages, Places, texts
+from sparsify.passes.lift.matrix import SCALES, Matrix, scales_of
 from sparsify.passes.operators import argument, known_size, operator_name, tensor_value
 from sparsify.passes.region import Region
-from sparsify.passes.windows import Grid, Window
+from sparsify.passes.windows import CSR, Grid, Window, packed_bytes, packed_format
+from sparsify.recipe.schema import Compile
+from sparsify.sparsification.rounding import rounded, scale_dtype
 from sparsify.storage.format import Format
 
 DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
 # The modes of an image, by operator.
 MODES: Final = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
-# Of a stored entry, beside its value.
-COORDINATE_BYTES: Final = 4
-CSR: Final = Format("csr")
 
 
 @dataclass
@@ -97,12 +98,8 @@ def reason_against(node: fx.Node, mark: Mark) -> str:
         return "its channels are in groups: a result reads too few entries for zeros among them to be worth a list"
     if value.dtype not in DTYPES or weight.dtype != value.dtype or image.dtype != value.dtype:
         return f"convolutions in {value.dtype} are not supported yet"
-    if mark.dtype != "same":
-        return f"values stored in {mark.dtype} are for products of matrices"
     if mark.format not in ("auto", str(CSR), "csr"):
         return f"its kernels read CSR alone, not {mark.format}"
-    if image.dim() != weight.dim():
-        return "images without a batch are not supported"
     if windows_of(node) is None:
         return "padding='same' of an even kernel, more behind images than before, is not supported; pad them before"
     return ""
@@ -167,25 +164,81 @@ def convolution(draft: Draft, node: fx.Node, mark: Mark, taken: Collection[fx.No
     if draft.is_trainable:
         return "in training it is torch's, whose gradients for the weight are those of its entries that are not 0"
     weight = draft.known_tensor(argument(node, 1, "weight"))
-    extents = [known_size(extent) for extent in node.args[0].meta["val"].shape[2:]]  # type: ignore[union-attr]
+    rank = MODES[operator_name(node)]
+    extents = [known_size(extent) for extent in node.args[0].meta["val"].shape[-rank:]]  # type: ignore[union-attr]
     if weight is None or None in extents:
         return "the extents of its images, or its weight, are not known"
+    if mark.dtype != "same" and not is_rounded(draft, node, weight, mark.dtype):
+        return f"its weight is not rounded to {mark.dtype}: those of modules for convolutions are"
+    windows = windows_of(node)
+    assert windows is not None, "others have no program"
+    grid = Grid(windows, tuple(extents))  # type: ignore[arg-type]
+    found = packed(weight, grid, mark.dtype, draft.recipe.compile.memory == "compact")
+    if not found.is_smaller:
+        return f"{found.share:.0%} of its weight are stored: they and their coordinates take more memory than all"
+    return convolution_region(node, mark, grid, found, taken, draft.recipe.compile)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight as it would be held.
+
+    Attributes:
+        share: of its entries that are stored.
+        bytes: that it takes with what lies beside it.
+        dense_bytes: that it takes as it is.
+        keeps_places: whether the places of its entries in images are listed once, and not in each call.
+    """
+
+    share: float
+    bytes: int
+    dense_bytes: int
+    keeps_places: bool
+
+    @property
+    def is_smaller(self) -> bool:
+        """Whether it takes less memory than the weight as it is."""
+        return self.bytes < self.dense_bytes
+
+
+def packed(weight: Tensor, grid: Grid, dtype: str, is_compact: bool) -> Packed:
+    """How a weight would be held, places listed once where that is smaller than the dense weight.
+
+    Args:
+        dtype: of its values, "same" for their own.
+        is_compact: whether places are never kept.
+    """
     stored = int(torch.count_nonzero(weight))
-    if stored * (weight.itemsize + COORDINATE_BYTES) >= weight.nbytes:
-        return f"{stored / weight.numel():.0%} of its weight are stored: a list of them takes more memory than all"
-    return convolution_region(node, tuple(extents), taken)  # type: ignore[arg-type]
+    value_bytes = weight.itemsize if dtype == "same" else getattr(torch, dtype).itemsize
+    scales = len(weight) * scale_dtype(weight.dtype).itemsize if dtype == "int8" else 0
+    held = packed_bytes(weight.shape, stored, value_bytes) + scales
+    with_places = held + grid.bytes_of_places(stored, len(weight), value_bytes)
+    share = stored / max(1, weight.numel())
+    if not is_compact and with_places < weight.nbytes:
+        return Packed(share, with_places, weight.nbytes, True)
+    return Packed(share, held, weight.nbytes, False)
 
 
-def convolution_region(node: fx.Node, extents: tuple[int, ...], taken: Collection[fx.Node]) -> Region:
+def is_rounded(draft: Draft, node: fx.Node, weight: Tensor, dtype: str) -> bool:
+    """Whether a weight is what values of a dtype hold, with its scales beside it."""
+    if dtype == "int8":
+        owner, _, name = str(argument(node, 1, "weight").target).rpartition(".")
+        if not hasattr(draft.model.get_submodule(owner), f"{name}{SCALES}"):
+            return False
+    return torch.equal(rounded(weight, dtype), weight)
+
+
+def convolution_region(
+    node: fx.Node, mark: Mark, grid: Grid, found: Packed, taken: Collection[fx.Node], asked: Compile
+) -> Region:
     """The region of a convolution that has a program.
 
     Args:
-        extents: of the example's images.
+        grid: of the example's images.
+        found: how the weight will be held.
         taken: nodes that belong to other regions.
+        asked: what memory and which libraries the recipe allows.
     """
-    windows = windows_of(node)
-    assert windows is not None, "others have no program"
-    grid = Grid(windows, extents)
     chain = chain_of(node, taken, grid.is_whole)
     x, weight, bias = (argument(node, place, name) for place, name in enumerate(("input", "weight", "bias")))
     norm = () if chain.norm is None else (*chain.norm.args[3:5], *chain.norm.args[1:3])
@@ -194,21 +247,47 @@ def convolution_region(node: fx.Node, extents: tuple[int, ...], taken: Collectio
     def at(operand: Any) -> int | None:
         return read.index(operand) if isinstance(operand, fx.Node) else None
 
-    places = Places(read.index(x), read.index(weight), at(bias), tuple(map(at, norm)), at(chain.added))
-    eps = 0.0 if chain.norm is None else float(argument(chain.norm, 7, "eps"))
-    layout = Convolution(windows, places, extents, eps, str(weight.target))
-    value = tensor_value(node)
-    assert value is not None, "convolutions give tensors"
-    dtype = DTYPES[value.dtype]
-    text, ranks = texts(places, chain.activation)
-    declared = {name: Operand(Format("dense", rank=rank), dtype) for name, rank in ranks.items()}
-    declared["W"] = Operand(CSR, dtype, 0.0, result_index_dtypes(CSR))
-    ordered: dict[str, Operand] = {name: declared[name] for name in ("F", "W", "b", "Z") if name in declared}
-    program = declare(parse(text), ordered, ("Y",), sizes={"p": grid.count})
-    names = {x.name: "F", weight.name: "W"} | {n.name: n.name for n in read[2:]} | {chain.last.name: "Y"}
-    notes = ["convolution"] if chain.norm is None else ["convolution, its normalisation in W and b"]
-    statement = (chain.last, ("n", "o", "p"), Const(0))
-    operands: dict[str, Any] = {n.name: n for n in read}
-    return Region(
-        [statement], operands, chain.covered, notes, program, names, is_contested=True, layout=layout
+    image, whole, value = tensor_value(x), tensor_value(weight), tensor_value(node)
+    assert image is not None and whole is not None and value is not None, "convolutions are of tensors"
+    scales = scales_of(weight, whole) if mark.dtype == "int8" else None
+    places = Places(
+        0, 1, at(bias), tuple(map(at, norm)), at(chain.added), None if scales is None else len(read)
     )
+    eps = 0.0 if chain.norm is None else float(argument(chain.norm, 7, "eps"))
+    is_single = image.dim() < whole.dim()
+    layout = FlatImages(grid.windows, places, grid.extents, eps, found.keeps_places, is_single)
+    stored = value.dtype if mark.dtype == "same" else getattr(torch, mark.dtype)
+    program = program_of(layout, chain.activation, DTYPES[value.dtype], name_of(stored))
+    names = {x.name: "F", weight.name: "W"} | {n.name: n.name for n in read[2:]} | {chain.last.name: "Y"}
+    form = packed_format(whole.shape)
+    operands: dict[str, Any] = {n.name: n for n in read}
+    operands[weight.name] = Matrix(
+        weight.name, None, None, None, None, weight, False, stored, mark, packed=form, scales=scales
+    )
+    if scales is not None:
+        operands[scales.name], names[scales.name] = scales, scales.name
+    notes = ["convolution" if chain.norm is None else "convolution, its normalisation in s and b"]
+    sizes = f"{found.share:.1%} stored, {found.bytes / 1024:.1f} KiB of {found.dense_bytes / 1024:.1f}"
+    how = "" if found.keeps_places else ", places in images listed in each call"
+    notes.append(f"{weight.target} packed: {sizes}{how}")
+    is_contested = asked.memory != "compact" and asked.allows("torch")
+    statement = (chain.last, ("n", "o", "p"), Const(0))
+    return Region(
+        [statement], operands, chain.covered, notes, program, names, is_contested=is_contested, layout=layout
+    )
+
+
+def program_of(layout: FlatImages, activation: str, dtype: str, stored: str) -> Program:
+    """The program of a convolution.
+
+    Args:
+        dtype: of images and results.
+        stored: of the values of the weight.
+    """
+    text, ranks = texts(layout.places, activation)
+    declared = {name: Operand(Format("dense", rank=rank), dtype) for name, rank in ranks.items()}
+    declared["W"] = Operand(CSR, stored, 0.0, result_index_dtypes(CSR))
+    ordered: dict[str, Operand] = {
+        name: declared[name] for name in ("F", "W", "s", "b", "Z") if name in declared
+    }
+    return declare(parse(text), ordered, ("Y",), sizes={"p": layout.example.count})
