@@ -162,7 +162,7 @@ def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
     shrunk = _shrink(program, source, [loop.index for loop in shared], inside, directive)
     access = _access(shrunk)
     given = [replace(loop, kind=Serial()) for loop in chain if loop.index in shrunk.indices]
-    around = [*loops_around(program.body, nest), *shared, *given]
+    around = [*loops_around(_life(program.body, nest, assign.target.tensor), nest), *shared, *given]
     whole = all(_is_of_target(program, loop, assign.target) for loop in around)
     collect = close_chain(chain, Assign(access, assign.monoid, assign.value))
     give = close_chain(given, Assign(assign.target, None if whole else assign.monoid, access))
@@ -284,6 +284,12 @@ def _cut_chain(nest: Body, directive: d.Precompute) -> tuple[list[Forall], Body]
         )
     cut = names.index(directive.at) + 1
     return chain[:cut], close_chain(chain[cut:], body)
+
+
+def _life(body: Body, nest: Body, name: str) -> Body:
+    """What the `let` of a temporary around `nest` is for, `body` where `name` is none: before, it has no entries."""
+    lets = (let for let in find(body, Let) if any(t.name == name for t in let.temporaries))
+    return next((let.body for let in lets if any(node is nest for node in walk(let))), body)
 
 
 def _is_of_target(program: Notation, loop: Forall, target: Access) -> bool:

@@ -88,6 +88,16 @@ def test_directives(schedule, after):
             "let w[i,k]: float32 in thread: (forall i: forall k: forall j: w[i,k] += A[i,j] * T[j,k]); "
             "forall i: forall k: Y[i,k] = relu(w[i,k] + b[k])",
         ),
+        (
+            "order w: i, k, j; precompute w at i in thread; precompute s = w at k in register",
+            "forall i: let w[k]: float32 in thread: (forall k: let s: float32 in register: "
+            "(forall j: s += A[i,j] * T[j,k]); w[k] = s); forall k: Y[i,k] = relu(w[k] + b[k])",
+        ),
+        (
+            "order w: i, j, k; precompute w at i in thread; precompute s = w at j in register",
+            "forall i: let w[k]: float32 in thread: (forall j: let s[k]: float32 in register: "
+            "(forall k: s[k] += A[i,j] * T[j,k]); forall k: w[k] += s[k]); forall k: Y[i,k] = relu(w[k] + b[k])",
+        ),
     ],
 )
 def test_precompute_moves_a_temporary(schedule, after):
