@@ -268,6 +268,8 @@ def extract(draft: Draft, inputs: list[fx.Node], outputs: list[fx.Node | int]) -
             waiting.extend(node.all_input_nodes)
     graph = fx.Graph()
     copies = {node: graph.placeholder(node.name) for node in inputs}
+    for node, copy in copies.items():
+        copy.meta.update({key: node.meta[key] for key in ("val",) if key in node.meta})
     for node in draft.graph.nodes:
         if node in needed:
             copies[node] = graph.node_copy(node, copies.__getitem__)

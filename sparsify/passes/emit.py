@@ -20,6 +20,7 @@ from sparsify.passes.backends import SPOKEN, by_library
 from sparsify.passes.base import Draft
 from sparsify.passes.bind import Binding, Plan, as_methods, bind, bind_matrix, cut_out, extract
 from sparsify.passes.call_region import call_region
+from sparsify.passes.confront import confront, field_of
 from sparsify.passes.estimate import estimated_us, example_sizes, expected_sizes, fixed_extents
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
@@ -68,7 +69,7 @@ def emit(draft: Draft) -> Draft:
         error = failed.get(id(site)) if isinstance(site, Site) else site
         if isinstance(site, Site) and error is None:
             if site.call.library is None:
-                tune_schedules(draft, region, site.call, site.arguments, site.sizes)
+                choose(draft, site)
             replace_nodes(draft, site, replaced, names)
             continue
         assert error is not None, "a region without a site has a reason"
@@ -79,6 +80,16 @@ def emit(draft: Draft) -> Draft:
     canonicalize.remove_unused(draft.graph)
     as_methods(draft.graph)
     return draft
+
+
+def choose(draft: Draft, site: Site) -> None:
+    """Times schedules of the kernels of a call, and what else computes it, both together in `tune_seconds`."""
+    region, call, arguments, sizes = site.region, site.call, site.arguments, site.sizes
+    field = field_of(draft, region, call, sizes)
+    seconds = draft.options.tune_seconds / (2 if field.near else 1)
+    tune_schedules(draft, region, call, arguments, sizes, seconds)
+    if field.rivals:
+        region.notes.append(confront(draft, call, arguments, sizes, field, seconds))
 
 
 def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:

@@ -28,6 +28,7 @@ from sparsify.passes.aligned import Aligned
 from sparsify.passes.base import Notices
 from sparsify.passes.flat_images import FlatImages
 from sparsify.passes.origin import Origin
+from sparsify.passes.rival import Preferred
 from sparsify.passes.structure import Structure
 from sparsify.storage.tensor import SparseTensor
 
@@ -89,6 +90,7 @@ class RegionCall:
         weights: by the positions of the arguments that are frozen weights, dense or packed, what packs them, and the
             positions of what that reads.
         differentiable: the positions of arguments whose gradients were computed by a kernel before.
+        preferred: what computes calls like those that it was timed for, where no gradients are wanted.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class RegionCall:
         self.kernel = plan(program, options=options)
         self.differentiable: set[tuple[int, ...]] = set()
         self.origin: Origin | None = None
+        self.preferred: Preferred | None = None
         _calls[self.handle] = self
 
     def plan_for(self, sizes: Sizes, fixed: Sizes = UNKNOWN) -> None:
@@ -168,6 +171,10 @@ class RegionCall:
             if self.times_us is None:
                 return self.library(*arguments)
             return timed(self.library, arguments, self.times_us)
+        if self.preferred is not None and not wanted:
+            found = self.by_rival(self.preferred, arguments)
+            if found is not None:
+                return found
         if self.failure is None and (not wanted or self.has_kernel(wanted)):
             try:
                 if self.layout is not None:
@@ -179,6 +186,19 @@ class RegionCall:
             except FAILURES as error:
                 self.failure = self.noted(error, "sparse regions run densely from now on")
         return self.dense_result(arguments)
+
+    def by_rival(self, preferred: Preferred, arguments: Sequence[Any]) -> torch.Tensor | None:
+        """The result of what is preferred to the kernel, `None` where that does not take such a call or failed."""
+        if torch._C._are_functorch_transforms_active() or not preferred.takes(arguments):
+            return None
+        try:
+            if self.times_us is None:
+                return preferred.rival.run(self, arguments)
+            return timed(preferred.rival.run, (self, arguments), self.times_us)
+        except RuntimeError as error:
+            self.preferred = None
+            self.notices.warn(f"{preferred.rival.name} failed, kernels run from now on: {error}")
+            return None
 
     def convolved(self, layout: FlatImages, arguments: Sequence[Any]) -> torch.Tensor:
         """The result of a convolution; where images are smaller than windows, torch says so."""

@@ -60,16 +60,22 @@ class Fastest:
 
 
 def tune_schedules(
-    draft: Draft, region: Region, call: RegionCall, arguments: Sequence[fx.Node], sizes: Sizes
+    draft: Draft,
+    region: Region,
+    call: RegionCall,
+    arguments: Sequence[fx.Node],
+    sizes: Sizes,
+    seconds: float,
 ) -> None:
     """Gives the kernels of a call that is ready the schedules that are fastest for the example, and notes them.
 
     Args:
         arguments: of the call.
         sizes: of the example's operands.
+        seconds: for which they are timed, 0 for not at all.
     """
     options = draft.options
-    if options.tune_seconds == 0 or (estimated_us(draft, region, sizes) or 0) < LEAST_US:
+    if seconds == 0 or (estimated_us(draft, region, sizes) or 0) < LEAST_US:
         return
     tensors: dict[str, Any] = {}
 
@@ -91,12 +97,12 @@ def tune_schedules(
             {name: rounded[name] or 0 for name in stored if rounded.get(name)},
         )
         question = f"fastest kernel of {step.step!r} {calibrate.key_of(options)}"
-        seconds = options.tune_seconds / len(call.kernel.generated)
+        each = seconds / len(call.kernel.generated)
         try:
             found = recall(
                 question,
                 known,
-                partial(fastest, step, operands, shared, seconds),
+                partial(fastest, step, operands, shared, each),
                 options,
                 lambda f: f.is_agreed,
             )
