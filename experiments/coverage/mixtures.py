@@ -37,6 +37,17 @@ def routed_in_float64(model: nn.Module) -> None:
             routed.router.dtype = torch.float64
 
 
+def gpt_oss() -> nn.Module:
+    """GPT-OSS with biases of its experts that are not 0, and sinks as large as scores."""
+    model = hugging_face(
+        "GptOss", **_LAYERS, num_key_value_heads=1, num_local_experts=EXPERTS, head_dim=16, sliding_window=9
+    )()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("sinks", "proj_bias")):
+            nn.init.normal_(parameter)
+    return model
+
+
 def _mixture(name: str, kind: str, **sizes: Any) -> Subject:
     make = hugging_face(kind, **_LAYERS, **sizes)
     return Subject(name, "transformers", make, texts, BIGBIRD, gates=2, widen=one_by_one)
@@ -59,6 +70,7 @@ _ALL: Final = (
         head_dim=16,
     ),
     _mixture("OLMoE", "Olmoe", num_experts=EXPERTS),
+    Subject("GPT-OSS", "transformers", gpt_oss, texts, BIGBIRD, gates=2, widen=one_by_one, sinks=True),
     Subject(
         "Switch Transformers",
         "transformers",

@@ -63,8 +63,12 @@ def own_attention(model: nn.Module) -> Iterator[list[torch.Size]]:
 
 
 @contextmanager
-def masked_attention(mask: Mapping[str, Any]) -> Iterator[list[torch.Size]]:
-    """Within this context attention is under the pattern; gives the shapes of its scores."""
+def masked_attention(mask: Mapping[str, Any], *, sinks: bool = False) -> Iterator[list[torch.Size]]:
+    """Within this context attention is under the pattern; gives the shapes of its scores.
+
+    Args:
+        sinks: whether the last score of each query is that of a sink, which every query has.
+    """
     calls: list[torch.Size] = []
     softmax = functional.softmax
 
@@ -72,7 +76,8 @@ def masked_attention(mask: Mapping[str, Any]) -> Iterator[list[torch.Size]]:
         if scores.dim() < HEADED:
             return softmax(scores, *args, **kwargs)
         calls.append(scores.shape)
-        kept = keep(mask, *scores.shape[-2:])
+        kept = keep(mask, scores.shape[-2], scores.shape[-1] - sinks)
+        kept = functional.pad(kept, (0, int(sinks)), value=True)
         return softmax(scores.masked_fill(~kept, -torch.inf), *args, **kwargs)
 
     def attention(

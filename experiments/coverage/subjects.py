@@ -49,6 +49,7 @@ class Subject:
         gates: how many mixtures of experts there are.
         widen: what a copy in float64 needs besides, which has its own way to compute in another dtype.
         dense: the weights of linear layers that are not pruned.
+        sinks: whether the last score of each query is that of a sink.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Subject:
     gates: int = 0
     widen: Callable[[nn.Module], None] | None = None
     dense: tuple[str, ...] = ()
+    sinks: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} ({self.package})"
@@ -171,6 +173,11 @@ def _texts(name: str, kind: str, mask: Mapping[str, Any], **sizes: Any) -> Subje
     return Subject(name, "transformers", hugging_face(kind, **TEXT, **sizes), texts, mask)
 
 
+# Scores have bounds as large as they are; every other layer has a window.
+_GEMMA = {
+    "num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 1, "attn_logit_softcapping": 0.05,
+    "sliding_window": 9, "use_cache": False,
+}  # fmt: skip
 _T5 = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
 _CLIP = {
     "text_config": {**TEXT, **SIZES, "projection_dim": 16},
@@ -197,6 +204,7 @@ _ALL: Final = (
     ),
     _texts("GPT-2", "GPT2", LONGFORMER, n_embd=32, n_layer=2, n_head=2, n_inner=48),
     _texts("Llama", "Llama", BIGBIRD, **SIZES, num_key_value_heads=1),
+    _texts("Gemma 2", "Gemma2", BIGBIRD, **SIZES, **_GEMMA),
     Subject(
         "T5",
         "transformers",

@@ -104,7 +104,7 @@ def verify(subject: Subject) -> Coverage:
         subject.widen(dense)
     errors, calls = [], 0
     for shape in subject.shapes:
-        *both, calls = compare(sparse, dense, subject.mask, subject.inputs(*shape))
+        *both, calls = compare(sparse, dense, subject.mask, subject.inputs(*shape), sinks=subject.sinks)
         errors.append(both)
     pruned, *others = (len(rule.matched) for rule in sparse.report.rules)
     attentions = sum(any(note.startswith(UNDER) for note in r.notes) for r in sparse.report.regions)
@@ -135,13 +135,18 @@ def linear_weights(model: nn.Module) -> list[str]:
 
 
 def compare(
-    sparse: SparseModule, dense: nn.Module, mask: Mapping[str, Any] | None, inputs: Inputs
+    sparse: SparseModule,
+    dense: nn.Module,
+    mask: Mapping[str, Any] | None,
+    inputs: Inputs,
+    *,
+    sinks: bool = False,
 ) -> tuple[float, float, int]:
     """The largest relative errors of outputs and gradients for one call, and how often it computes attention."""
     found = sparse(**inputs)
     reference: AbstractContextManager[list[Any]] = nullcontext([])
     if mask is not None:
-        reference = own_attention(dense) if mask == GIVEN else masked_attention(mask)
+        reference = own_attention(dense) if mask == GIVEN else masked_attention(mask, sinks=sinks)
     with reference as calls:
         expected = dense(**{name: as_float64(value) for name, value in inputs.items()})
     assert type(found) is type(expected), f"{type(found).__name__} in place of {type(expected).__name__}"

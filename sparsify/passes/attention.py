@@ -4,7 +4,8 @@ In: `%s = matmul(%q, transpose(%k, -1, -2)); %s2 = div(%s, 8.0); %s3 = add(%s2, 
 %y = matmul(%p, %v)`. Out: `%y = scaled_dot_product_attention(%q, %k, %v, attn_mask=%mask, scale=0.125)`.
 
 Only where nothing else reads the scores or the weights, so that no output of the model is lost. Scores whose first mode
-is two for a while, to add a mask to those of each window, are of attention with that many modes.
+is two for a while, to add a mask to those of each window, are of attention with that many modes. What torch's operator
+has no argument for is one of `dense_attention`: `20 * tanh(%s / 20)` for scores, and sinks, `cat([%s, %z], -1)`.
 """
 
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from sparsify.passes import dense_attention, sinks
 from sparsify.passes.base import Draft
 from sparsify.passes.canonicalize import remove_unused, sizes_of
 from sparsify.passes.einsum_products import spell_products
@@ -35,11 +37,12 @@ PRODUCTS = ("matmul", "bmm")
 
 @dataclass
 class Scores:
-    """What a softmax is taken of: `scale * (query @ keys) + masks`.
+    """What a softmax is taken of: `scale * (query @ keys) + masks`, or `cap * tanh(scale * (query @ keys)) + masks`.
 
     Attributes:
         product: of queries and keys.
         scale: of the product.
+        cap: of the scores, None without.
         masks: what is added to it.
         kept: truth values, where entries are kept; other ones count nothing.
         split: the view of the scores with their first mode as two, to which the last ones of `masks` are added.
@@ -48,6 +51,7 @@ class Scores:
 
     product: fx.Node
     scale: float = 1.0
+    cap: float | None = None
     masks: list[fx.Node] = field(default_factory=list)
     kept: fx.Node | None = None
     split: fx.Node | None = None
@@ -78,14 +82,15 @@ def join(softmax: fx.Node) -> str:
     weights = tensor_value(softmax)
     if weights is None or argument(softmax, 1, "dim") not in (-1, weights.dim() - 1):
         return "it is not taken along the last mode"
-    path, rate = weighted_sum(softmax)
+    path, rate, is_cut = weighted_sum(softmax)
     if not path:
         readers = ", ".join(map(str, softmax.users))
         return (
             f"its weights are read by {readers}: attention is one product with values that alone reads them"
         )
-    scores = scores_of(softmax.args[0], weights.dtype)
-    if scores is None:
+    found = sinks.apart(softmax.args[0], is_cut)
+    scores = None if found is None else scores_of(found.scores, weights.dtype)
+    if found is None or scores is None or (found.sinks is not None and scores.split is not None):
         return "it is not taken of a product of queries and keys, scaled, with masks added, that nothing else reads"
     product = path[-1]
     query, keys = scores.product.args[:2]
@@ -99,10 +104,14 @@ def join(softmax: fx.Node) -> str:
         operands[1] = turned_back(keys, weights.dim()) or turned(operands[1])
         if scores.split is not None:
             operands = [split_first(operand, scores.split) for operand in operands]
-        named: dict[str, Any] = {"attn_mask": mask_of(scores), "scale": scores.scale}
+        named: dict[str, Any] = {"attn_mask": mask_of(scores), "scale": scores.scale * (scores.cap or 1.0)}
         if rate:
             named["dropout_p"] = rate
-        new = product.graph.call_function(aten.scaled_dot_product_attention.default, tuple(operands), named)
+        target: Any = aten.scaled_dot_product_attention.default
+        if scores.cap is not None or found.sinks is not None:
+            target = dense_attention.scaled_dot_product_attention
+            named |= {"softcap": scores.cap, "sinks": found.logits()}
+        new = product.graph.call_function(target, tuple(operands), named)
         new.meta = dict(product.meta)
         if scores.split is not None:
             new.meta["val"] = split_value(product, scores.split)
@@ -141,23 +150,25 @@ def split_value(node: fx.Node, split: fx.Node) -> torch.Tensor:
     return value.new_empty((*wanted.shape[:-2], *value.shape[-2:]))
 
 
-def weighted_sum(softmax: fx.Node) -> tuple[list[fx.Node], float]:
-    """The nodes from the weights to their product with the values, and the rate of dropout among them.
+def weighted_sum(softmax: fx.Node) -> tuple[list[fx.Node], float, bool]:
+    """The nodes from the weights to their product with the values, the rate of dropout, and whether a sink is cut off.
 
     No nodes where something else reads the weights.
     """
-    node, path, rate = softmax, list[fx.Node](), 0.0
+    node, path, rate, is_cut = softmax, list[fx.Node](), 0.0, False
     while len(node.users) == 1:
         user = next(iter(node.users))
         path.append(user)
         if operator_name(user) in PRODUCTS:
-            return (path, rate) if user.args[0] is node else ([], 0.0)
-        if is_dropout(user) and rate == 0:
+            return (path, rate, is_cut) if user.args[0] is node else ([], 0.0, False)
+        if not is_cut and sinks.is_without_last(user):
+            is_cut = True
+        elif is_dropout(user) and rate == 0:
             rate = float(argument(user, 1, "p", 0.5))
         elif not (keeps_values(user, node) or is_inactive_dropout(user)):
             break
         node = user
-    return [], 0.0
+    return [], 0.0, False
 
 
 def keeps_values(node: fx.Node, operand: fx.Node) -> bool:
@@ -173,11 +184,14 @@ def keeps_values(node: fx.Node, operand: fx.Node) -> bool:
     )
 
 
-def scores_of(node: Any, dtype: torch.dtype) -> Scores | None:
-    """What the argument of a softmax is made of, from the last step to the product of queries and keys."""
-    found = Scores(node)
+def scores_of(first_node: fx.Node, dtype: torch.dtype) -> Scores | None:
+    """What scores are made of, from the last step to the product of queries and keys."""
+    found = Scores(first_node)
     joined: fx.Node | None = None
-    while isinstance(node, fx.Node) and len(node.users) == 1 and tensor_value(node) is not None:
+    node: Any = first_node
+    while isinstance(node, fx.Node) and tensor_value(node) is not None:
+        if node is not first_node and len(node.users) != 1:
+            return None
         name = operator_name(node)
         first: Any
         second: Any
@@ -190,6 +204,10 @@ def scores_of(node: Any, dtype: torch.dtype) -> Scores | None:
         if name in ("mul", "div") and isinstance(second, int | float):
             found.scale *= second if name == "mul" else 1 / second
             node = first
+        elif name == "tanh" and found.cap is None and found.scale != 0:
+            node, found.cap, found.scale = first, found.scale, 1.0
+        elif found.cap is not None and name in ("add", "masked_fill"):
+            return None  # of masks that are in bounds with the scores
         elif name == "add" and argument(node, 2, "alpha", 1) == 1 and found.scale == 1:
             # Only where the scores are scaled before: a mask is not scaled with them.
             side = _score_side(first, second, node)

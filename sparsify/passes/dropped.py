@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from sparsify.compiler.einsum.threefry import KEPT_BITS, kept_bits
+from sparsify.passes.dense_attention import attention_weights
 
 # Seeds are drawn below it: int32, as operands of wider entries would halve the lanes of a kernel.
 SEEDS: Final = 2**31 - 1
@@ -61,6 +62,8 @@ def dropped_attention(
     dropout_p: float,
     scale: float | None = None,
     enable_gqa: bool = False,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention some of whose weights are 0, the others divided by how many are left on average.
 
@@ -73,18 +76,13 @@ def dropped_attention(
         dropout_p: how likely a weight is dropped.
         scale: of the scores, `width ** -0.5` by default.
         enable_gqa: whether several heads of queries share one of keys and values.
+        softcap, sinks: as those of `attention_weights`.
 
     Source: Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov, Dropout, 2014.
     """
     if enable_gqa:
         key, value = (part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value))
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -torch.inf)
-    else:
-        scores = scores + attn_mask
-    weights = torch.softmax(scores, -1)
-    weights = weights.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
+    weights = attention_weights(query, key, attn_mask, scale=scale, softcap=softcap, sinks=sinks)
     return weights * is_kept(seed, weights.shape, dropout_p) * kept_factor(dropout_p) @ value
 
 

@@ -141,6 +141,8 @@ def put_in(node: fx.Node, spec: MaskSpec, *, is_reference: bool = False) -> None
     if group > 1:
         with node.graph.inserting_before(node):
             query, key, value = split_heads(query, group), shared_by_heads(key), shared_by_heads(value)
+            if rest.get("sinks") is not None:
+                rest["sinks"] = split_heads(rest["sinks"], group, HEADS + 1)
     operands = [query, key, value]
     if rest.get("dropout_p"):
         operands.append(seeds(query, node, _leading(query, node)))

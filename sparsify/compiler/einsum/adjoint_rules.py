@@ -49,7 +49,9 @@ def pull_back(
                     continue
                 passed = _passed(expr, position, gradient, expr if result is None else result, kinds)
                 if passed is not None:
-                    found += pull_back(arg, passed, active, kinds)
+                    # Where an argument is chosen it is the result, and elsewhere its gradient is 0.
+                    same = result if expr.function == "where" else None
+                    found += pull_back(arg, passed, active, kinds, same)
             return found
     return []
 

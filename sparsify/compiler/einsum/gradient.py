@@ -106,7 +106,7 @@ class _Reverse:
     ) -> None:
         self.program = program
         self.flats, hoisted = flatten(program, grads.values())
-        self.active = _reached(self.flats, wrt) - shifts(self.flats, grads)
+        self.active = _reached(self.flats, wrt, shifts(self.flats, grads))
         # An extremum is compared with entries, which may differ by a rounding when they are computed again.
         compared = any(f.monoid in ("min", "max") and f.target.tensor in self.active for f in self.flats)
         self.again = frozenset(() if compared else again)
@@ -385,11 +385,12 @@ class _Reverse:
         return name
 
 
-def _reached(flats: Sequence[Flat], wrt: Sequence[str]) -> set[str]:
-    """The tensors of `wrt` and the results that depend on them."""
+def _reached(flats: Sequence[Flat], wrt: Sequence[str], without: Collection[str]) -> set[str]:
+    """The tensors of `wrt` and the results that depend on them, not only by those `without` which they are the same."""
     active = set(wrt)
     for flat in flats:
-        if any(node.tensor in active for node in find(flat.body, Access)):
+        name = flat.target.tensor
+        if name not in without and any(node.tensor in active for node in find(flat.body, Access)):
             active.add(flat.target.tensor)
     return active
 

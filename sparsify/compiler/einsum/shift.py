@@ -5,13 +5,16 @@ Out: `m`: every entry of Y is the same for every m.
 
 Each value is followed as `v * exp(-m[i])^n` with a v that does not depend on m: `P`, `d` and the sum have n = 1, the
 quotient n = 0. Results with n = 0 do not depend on m at all, so that their derivative by it is zero, ties of a
-maximum or not.
+maximum or not. A sum may be moved to another shift, `d[i] * exp(m[i] - n[i])`: where nothing depends on the later one,
+it is a number like others for the earlier one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
 
 from sparsify.compiler.einsum.flatten import Flat
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Extent, Index, Stored
+from sparsify.compiler.einsum.rename import replace
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import find
 
@@ -31,9 +34,18 @@ def shifts(flats: Sequence[Flat], outputs: Collection[str]) -> frozenset[str]:
         flats: the statements.
         outputs: those that have gradients.
     """
-    found = [access.tensor for flat in flats for call in find(flat.body, Call) for access in _shifted(call)]
-    names = [name for name in dict.fromkeys(found) if found.count(name) == 1 and name not in outputs]
-    return frozenset(name for name in names if _cancels(name, flats, outputs))
+    found: dict[str, set[Expr]] = {}
+    for flat in flats:
+        for call in find(flat.body, Call):
+            for access in _shifted(call):
+                found.setdefault(access.tensor, set()).add(_shape(call, access))
+    cancelled: set[str] = set()
+    for name in reversed(found):
+        if len(found[name]) == 1 and name not in outputs:
+            following = _Following(name, _is_itself(*found[name]), cancelled)
+            if following.cancels(flats, outputs):
+                cancelled.add(name)
+    return frozenset(cancelled)
 
 
 def _shifted(call: Call) -> list[Access]:
@@ -47,25 +59,47 @@ def _shifted(call: Call) -> list[Access]:
     return []
 
 
-def _cancels(name: str, flats: Sequence[Flat], outputs: Collection[str]) -> bool:
-    """Whether all outputs are free of powers of `exp(-name)`."""
-    following = _Following(name)
-    try:
-        for flat in flats:
-            following.enter(flat)
-    except _Depends:
-        return False
-    return not any(following.powers.get(output) for output in outputs)
+def _shape(call: Call, access: Access) -> Expr:
+    """`c(m)` of `exp(x - c(m[i]))`, whatever the index variables are."""
+    (difference,) = call.args
+    assert isinstance(difference, Call), "a shift is subtracted"
+    return replace(difference.args[1], access, Access(access.tensor, ()))
+
+
+def _is_itself(shape: Expr) -> bool:
+    """Whether `c(m)` is m, or `where(m == -inf, 0, m)`."""
+    match shape:
+        case Access():
+            return True
+        case Call("where", (Call("eq", (m, low)), Const(0), other)):
+            return low == Const(-inf) and m == other and isinstance(m, Access)
+    return False
 
 
 class _Following:
-    """The powers of `exp(-m)` in the tensors of a program, per tensor by the modes that are the row."""
+    """The powers of `exp(-m)` in the tensors of a program, per tensor by the modes that are the row.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    Args:
+        name: of m.
+        is_itself: whether m is what is subtracted, and not a function of it.
+        cancelled: shifts that no output depends on, whatever m does to them.
+    """
+
+    def __init__(self, name: str, is_itself: bool, cancelled: Collection[str]) -> None:
+        self.name, self.is_itself, self.cancelled = name, is_itself, cancelled
         self.powers: dict[str, Mapping[tuple[int, ...], int]] = {}
         self.exponentials: set[str] = set()
         self.totals: set[Access] = set()
+
+    def cancels(self, flats: Sequence[Flat], outputs: Collection[str]) -> bool:
+        """Whether all outputs are free of powers of `exp(-m)`."""
+        try:
+            for flat in flats:
+                if flat.target.tensor not in self.cancelled:
+                    self.enter(flat)
+        except _Depends:
+            return False
+        return not any(self.powers.get(output) for output in outputs)
 
     def enter(self, flat: Flat) -> None:
         """Follows a statement."""
@@ -105,6 +139,13 @@ class _Following:
                     raise _Depends
                 modes = self.powers.get(tensor, {})
                 return {tuple(indices[mode] for mode in row): power for row, power in modes.items()}
+            case Call("exp", (Call("sub", (Access(tensor, row), other)),)) if (
+                tensor == self.name and self.is_itself
+            ):
+                # Where m is -inf, all that is multiplied with this is 0.
+                if self._reads(other) or self._powers(other):
+                    raise _Depends
+                return {row: -1}
             case Call("exp", (Call("sub", (scores, _)),)) if _shifted(expr) and self._reads(expr):
                 if self._powers(scores):
                     raise _Depends

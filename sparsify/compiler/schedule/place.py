@@ -5,6 +5,7 @@ In:  `let w[i,k]: (forall i: forall k: forall j: w[i,k] += ..); forall i: forall
 Out: `forall i: let w[k] in register: (forall k: forall j: w[k] += ..); forall k: Y[i,k] = relu(w[k])`
 """
 
+from collections.abc import Sequence as Listed
 from dataclasses import replace
 from itertools import takewhile
 
@@ -45,8 +46,9 @@ from sparsify.errors import ScheduleError
 def precompute_at(program: Notation, directive: d.Precompute) -> Notation:
     """`let w: (forall i: P); forall i: C -> forall i: let w: P; C`, with `w` without the indices of shared loops.
 
-    All statements from the first that names `w` to the last move into one loop. A `w` that already lives inside
-    the loop moves out of those around it, `forall p: let w: P; C -> let w[p]: (forall p: P); forall p: C`.
+    All statements from the first that names `w` to the last move into one loop, but those in other loops that do not
+    need what these compute: they come first. A `w` that already lives inside the loop moves out of those around it,
+    `forall p: let w: P; C -> let w[p]: (forall p: P); forall p: C`.
     """
     let = let_of(program, directive.temporary, directive)
     temporary = next(t for t in let.temporaries if t.name == directive.temporary)
@@ -65,7 +67,7 @@ def _shared_loops(program: Notation, let: Let, temporary: Temporary, directive: 
     name = temporary.name
     statements = let.body.statements if isinstance(let.body, Sequence) else (let.body,)
     places = [n for n, s in enumerate(statements) if accesses(s, name)]
-    group = statements[places[0] : places[-1] + 1]
+    ahead, group = _in_other_loops(statements[places[0] : places[-1] + 1], directive)
     if any(access != accesses(group[0], name)[0] for s in group for access in accesses(s, name)):
         raise ScheduleError(
             f"`{directive}`: {name} is read at other indices than it is computed", "another place"
@@ -83,10 +85,32 @@ def _shared_loops(program: Notation, let: Let, temporary: Temporary, directive: 
     inner: Body = sequence([body for _, body in cut])
     inner = Let((shrunk,), replace_accesses(inner, name, _access(shrunk)))
     merged = close_chain(shared, inner)
-    rest = [*statements[: places[0]], merged, *statements[places[-1] + 1 :]]
+    rest = [*statements[: places[0]], *ahead, merged, *statements[places[-1] + 1 :]]
     outer = tuple(t for t in let.temporaries if t.name != name)
     body = sequence(rest)
     return _replace_let(program, let, Let(outer, body) if outer else body)
+
+
+def _in_other_loops(statements: Listed[Body], directive: d.Precompute) -> tuple[list[Body], list[Body]]:
+    """The statements that lack the loops of the first one and can come before it, and the others."""
+
+    def loops(statement: Body) -> list[str]:
+        names = [loop.index for loop in loop_chain(statement)[0]]
+        return names[: names.index(directive.at) + 1] if directive.at in names else []
+
+    def touched(statement: Body) -> tuple[set[str], set[str]]:
+        written = {assign.target.tensor for assign in find(statement, Assign)}
+        return written, {access.tensor for access in find(statement, Access)}
+
+    ahead, group = [], list(statements[:1])
+    for statement in statements[1:]:
+        written, read = touched(statement)
+        is_bound = any(written & touched(other)[1] or read & touched(other)[0] for other in group)
+        if is_bound or loops(statement) == loops(statements[0]):
+            group.append(statement)
+        else:
+            ahead.append(statement)
+    return ahead, group
 
 
 def _check_joined(bodies: list[Body], shared: list[str], program: Notation, directive: d.Precompute) -> None:

@@ -3,7 +3,8 @@
 In: `%y = scaled_dot_product_attention(%q, %k, %v, attn_mask=%m)`, `%m` of a pattern.
 Out: a region of five statements over `Q`, `K`, `V`, the pattern `M` and the model's own mask `B`.
 
-Queries without any key give 0, as torch's attention does.
+Queries without any key give 0, as torch's attention does. Scores in bounds, `c * tanh(s / c)`, are a statement more;
+a sink is a term more in the sum of each row, which has no value.
 """
 
 from math import inf
@@ -59,6 +60,10 @@ def attention_region(node: fx.Node) -> Region | str:
         seed = argument(node, 3, "seed")
         names[seed.name], operands[seed.name] = "seed", seed
         declared["seed"] = Operand(dense_format(len(outer)), "int32")
+    sinks, cap = node.kwargs.get("sinks"), node.kwargs.get("softcap")
+    if isinstance(sinks, fx.Node):
+        names[sinks.name], operands[sinks.name] = "Z", sinks
+        declared["Z"] = Operand(dense_format(len(outer) + 1), dtype)
     own = ""
     if match.own is not None:
         indices = [(*outer, "i", "j")[mode] for mode in match.modes]
@@ -68,7 +73,16 @@ def attention_region(node: fx.Node) -> Region | str:
         own_dtype = "bool" if kind.dtype == torch.bool else DTYPES[kind.dtype]
         declared["B"] = Operand(Format("dense", rank=len(indices)), own_dtype)
         own = f"B[{','.join(indices)}]"
-    text = program_text(read, scale_of(node), match.spec, own, declared.get("B"), dropped(node, outer))
+    text = program_text(
+        read,
+        scale_of(node),
+        match.spec,
+        own,
+        declared.get("B"),
+        factor=dropped(node, outer),
+        cap=None if cap is None else float(cap),  # type: ignore[arg-type]
+        has_sinks="Z" in declared,
+    )
     widths = {"k": query.meta["val"].shape[-1], "l": value.meta["val"].shape[-1]}
     sizes = {index: int(str(width)) for index, width in widths.items() if str(width).isdigit()}
     program = declare(parse(text), declared, ("Y",), sizes=sizes)
@@ -106,8 +120,8 @@ def reason_against(node: fx.Node, query: fx.Node, key: fx.Node, value: fx.Node) 
     return ""
 
 
-def scale_of(node: fx.Node) -> float | None:
-    """What scores are multiplied with; None where only a call knows how long vectors are."""
+def scale_of(node: fx.Node) -> float:
+    """What scores are multiplied with."""
     given: Any = node.kwargs.get("scale")
     if given is not None:
         return float(given)
@@ -127,11 +141,14 @@ def dropped(node: fx.Node, outer: tuple[str, ...]) -> str:
 
 def program_text(
     read: dict[str, tuple[str, ...]],
-    scale: float | None,
+    scale: float,
     spec: MaskSpec,
     own: str,
     declared: Operand | None,
+    *,
     factor: str = "",
+    cap: float | None = None,
+    has_sinks: bool = False,
 ) -> str:
     """The statements of attention in index notation.
 
@@ -142,12 +159,18 @@ def program_text(
         own: the access to the model's own mask, "" without one.
         declared: how that is stored: truth values keep, numbers are added.
         factor: of the weights, "" without dropout.
+        cap: what scores stay below before they are masked, None for all.
+        has_sinks: whether each query has a logit Z beside its scores.
     """
     q, k, v = (f"{name}[{','.join(indices)}]" for name, indices in read.items())
     at = "".join(f"{name}," for name in read["Q"][:-2])
-    score = f"{scale!r} * sum(k, {q} * {k})"
+    score, bounded = f"{scale!r} * sum(k, {q} * {k})", ""
     head = "h," if dict(spec.arguments).get("heads") is not None else ""
     mask = f"M[{head}i,j]"
+    if cap is not None:
+        # A statement by itself: gradients read the tangents that it gives.
+        bounded = f"C[{at}i,j] = where(stored({mask}), tanh({scale / cap!r} * sum(k, {q} * {k})), 0)"
+        score = f"{cap!r} * C[{at}i,j]"
     if own and declared is not None and declared.dtype == "bool":
         score = f"where({own}, {score}, -inf)"
     elif own:
@@ -158,10 +181,19 @@ def program_text(
         score = f"where({mask}, {score}, -inf)"
     # A statement by itself: what is drawn for an entry is drawn once, whatever the width of the values.
     weights, drop = ("D", f"D[{at}i,j] = P[{at}i,j] * {factor}") if factor else ("P", "")
-    return f"""
+    sums = f"""
+        {bounded}
         S[{at}i,j] = where(stored({mask}), {score}, -inf)
         m[{at}i] max= S[{at}i,j]
         P[{at}i,j] = exp(S[{at}i,j] - where(m[{at}i] == -inf, 0, m[{at}i]))
         d[{at}i] += P[{at}i,j]
-        {drop}
-        Y[{at}i,l] += {weights}[{at}i,j] * {v} / where(d[{at}i] == 0, 1, d[{at}i])"""
+        {drop}"""
+    if not has_sinks:
+        return f"{sums}\n Y[{at}i,l] += {weights}[{at}i,j] * {v} / where(d[{at}i] == 0, 1, d[{at}i])"
+    # Sums are relative to the maximum of the scores, m, until they meet the sink: `n` is the maximum with it.
+    return f"""{sums}
+        W[{at}i,l] += {weights}[{at}i,j] * {v}
+        n[{at}i] = max(m[{at}i], Z[{at}i])
+        c[{at}i] = exp(m[{at}i] - n[{at}i])
+        t[{at}i] = d[{at}i] * c[{at}i] + exp(Z[{at}i] - n[{at}i])
+        Y[{at}i,l] = W[{at}i,l] * c[{at}i] / t[{at}i]"""

@@ -16,6 +16,10 @@ MOST = "m[i] max= S[i,j]\n"
 P = "P[i,j] = exp(S[i,j] - where(m[i] == -inf, 0, m[i]))\n"
 TOTAL = "d[i] += P[i,j]\n"
 GUARDED = "Y[i,l] += P[i,j] * V[j,l] / where(d[i] == 0, 1, d[i])"
+MOVED = """n[i] = max(m[i], V[i,0])
+c[i] = exp(m[i] - n[i])
+t[i] = d[i] * c[i] + exp(V[i,0] - n[i])
+Y[i,l] = sum(j, P[i,j] * V[j,l]) * c[i] / t[i]"""
 SOFTMAX = SCORES + MOST + P + TOTAL
 OPERANDS = {"M": CSR, "Q": MATRIX, "K": MATRIX, "V": MATRIX}
 
@@ -41,6 +45,11 @@ OPERANDS = {"M": CSR, "Q": MATRIX, "K": MATRIX, "V": MATRIX}
         (SCORES + MOST + P.replace("where(m[i] == -inf, 0, m[i])", "m[j]") + TOTAL + GUARDED, set()),
         (SCORES + MOST + P + "d[i] max= P[i,j]\nY[i,l] = sum(j, P[i,j] * V[j,l]) / d[i]", {"m"}),
         (SCORES + MOST + P + TOTAL + "Y[i] = log(d[i]) + m[i]", set()),
+        # Sums that are moved to another shift, where they meet a sink.
+        (SOFTMAX + MOVED, {"m", "n"}),
+        (SOFTMAX + MOVED.replace("/ t[i]", "/ (1 + t[i])"), set()),
+        (SOFTMAX + MOVED.replace("exp(m[i] - n[i])", "exp(2 * m[i] - n[i])"), {"n"}),
+        (SOFTMAX.replace("0, m[i])", "0, 2 * m[i])") + MOVED, {"n"}),
     ],
 )
 def test_shifts(text, found):
