@@ -3,6 +3,7 @@
 In: a `Case` without values. Out: for each input values and a pattern, as arrays and as a tensor.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, nan, prod
 
@@ -112,10 +113,16 @@ def refilled(case: Case, number: int) -> Case:
     return found
 
 
-def fill_operands(case: Case, rng: np.random.Generator, extents: dict[str, int] | None = None) -> None:
-    """Draws values and patterns for the inputs that have none."""
+def fill_operands(
+    case: Case,
+    rng: np.random.Generator,
+    extents: dict[str, int] | None = None,
+    alike: Mapping[str, str] | None = None,
+) -> None:
+    """Draws values and patterns for the inputs that have none; `alike` says which extents are equal to others."""
     extents = dict(case.program.extents) if extents is None else extents
     draw_extents(case.program, rng, extents, case.data)
+    extents |= {name: extents[first] for name, first in (alike or {}).items()}
     for name in case.program.inputs:
         if name in case.values:
             continue

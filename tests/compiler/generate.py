@@ -12,9 +12,10 @@ import numpy as np
 
 from sparsify.compiler.einsum.affine import Affine
 from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.extents import mode_extents
 from sparsify.compiler.einsum.gradient import adjoint
 from sparsify.compiler.einsum.interpret import interpret
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Stored
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Stored
 from sparsify.compiler.einsum.rename import all_indices, rename_indices
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, map_children, walk
@@ -158,7 +159,7 @@ def draw(
     program = declare(statements, operands, outputs, formats=formats, sizes=sizes)
     threads = 2 if assembled else int(rng.choice([1, 2]))
     case = Case(seed, program, int(rng.choice(WIDTHS)), threads, data)
-    fill_operands(case, rng)
+    fill_operands(case, rng, alike=_alike(program, statements))
     shapes = {name: values.shape for name, values in case.values.items()}
     case.program = declare(statements, operands, outputs, formats=formats, sizes=sizes, shapes=shapes)
     return case
@@ -208,6 +209,18 @@ def _with_windows(statement: Assign, rng: np.random.Generator) -> Assign:
         return map_children(node, visit)
 
     return replace(statement, value=cast(Expr, visit(statement.value)))
+
+
+def _alike(program: Program, statements: tuple[Assign, ...]) -> dict[str, str]:
+    """For each extent the first that is equal to it; along a diagonal they are, whose search takes them apart."""
+    given = [program.declaration(name) for name in program.inputs]
+    whole = mode_extents(statements, {declared.name: len(declared.extents) for declared in given})
+    first: dict[str, str] = {}
+    return {
+        own: first.setdefault(name, own)
+        for declared in given
+        for own, name in zip(declared.extents, whole[declared.name], strict=True)
+    }
 
 
 def _without_mode(statements: tuple[Assign, ...]) -> list[str]:

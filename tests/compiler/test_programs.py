@@ -8,13 +8,20 @@ from itertools import product
 from pathlib import Path
 from shutil import which
 
+import numpy as np
 import pytest
+
+from sparsify.compiler.einsum.nodes import Access
+from sparsify.compiler.einsum.rename import all_indices
+from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.node import find
 
 from ..sampling import sampled
 from .compare import Prepared, compile_cases, run_again, run_compiled
 from .data import refilled
 from .generate import WIDTHS
 from .kinds import KINDS
+from .writer import DRAWN, Writer
 
 
 def lowered(kind: str, seeds: Iterable[int], *, interpreted: bool = True) -> list[Prepared]:
@@ -85,3 +92,16 @@ def test_many_programs(first, tmp_path):
         [case for kind in KINDS for case in lowered(kind, range(first, first + 7), interpreted=False)],
         tmp_path,
     )
+
+
+def test_drawn_programs_read_every_index_variable():
+    """One that stands in random numbers alone has no extent, and its program would be refused."""
+    for seed in range(500):
+        for statement in Writer(np.random.default_rng(seed), DRAWN).statements():
+            read = {name for access in find(statement.value, Access) for name in free_indices(access)}
+            assert set(all_indices((statement,))) == read, f"seed {seed}: {statement}"
+
+
+@pytest.mark.parametrize("kind", ["plain", "typed"])
+def test_extents_along_a_diagonal_are_drawn_once(kind):
+    assert KINDS[kind].prepare(28000314) is not None

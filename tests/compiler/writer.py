@@ -9,6 +9,7 @@ import numpy as np
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
 from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.node import find
 
 SMOOTH = ("neg", "abs", "square", "relu", "exp", "tanh", "sigmoid", "sign", "silu")
 
@@ -92,11 +93,13 @@ class Writer:
         return [Assign(target, None, self.covered(names, self.expression(depth, names)))]
 
     def covered(self, names: tuple[str, ...], expr: Expr) -> Expr:
-        """`expr` with a factor or term that reads the index variables it lacks: loops need extents."""
-        missing = tuple(name for name in names if name not in free_indices(expr))
+        """`expr` with factors or terms that read the index variables it lacks: loops need extents."""
+        read = {name for access in find(expr, Access) for name in free_indices(access)}
+        missing = tuple(name for name in names if name not in read)
         if not missing:
             return expr
-        return Call(str(self.rng.choice(["mul", "mul", "add"])), (expr, self.access(missing)))
+        more = Call(str(self.rng.choice(["mul", "mul", "add"])), (expr, self.access(missing)))
+        return self.covered(names, more)
 
     def expression(self, depth: int, names: tuple[str, ...]) -> Expr:
         """Any expression over the index variables `names`."""

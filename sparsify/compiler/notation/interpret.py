@@ -229,13 +229,13 @@ class _Machine:
         """The entries that a position loop visits, as values of index variables, in storage order."""
         splits = (r for r in self.notation.relations if isinstance(r, Split))
         block = next((r for r in splits if relation.index in (r.outer, r.inner)), None)
-        if block is not None:
-            yield from self._blocks(relation, block, env)
-            return
-        wanted = self._parts(relation.index)
+        wanted = self._parts(relation.index) if block is None else (block.index,)
         names = self._names_of_modes(relation.tensor, wanted)
-        tensor = self.tensors[relation.tensor]
-        ordering = self._declared(relation.tensor).format.ordering
+        tensor, form = self.tensors[relation.tensor], self._declared(relation.tensor).format
+        if block is not None or (relation.index in names and not form.is_short):
+            yield from self._stored_at(relation, names, env)
+            return
+        ordering = form.ordering
         depth = max(ordering.index(names.index(name)) for name in wanted)
         modes = list(dict.fromkeys(ordering[: depth + 1]))
         seen = set()
@@ -249,10 +249,12 @@ class _Machine:
             fused = self._fuse(entry)
             yield {**entry, **fused}
 
-    def _blocks(self, relation: Position, block: Split, env: Environment) -> Iterator[dict[str, int]]:
-        """The stored blocks of a tensor below the levels above, or the entries in one, in storage order."""
+    def _stored_at(
+        self, relation: Position, names: tuple[str, ...], env: Environment
+    ) -> Iterator[dict[str, int]]:
+        """The coordinates of a level below those above, of blocks or of entries in them, in storage order."""
         name = relation.tensor
-        names, tensor = self._names_of_modes(name, (block.index,)), self.tensors[name]
+        tensor = self.tensors[name]
         columns: list[tuple[str, int, str, int]] = []
         for stored in self._declared(name).format.levels:
             e = stored.expression

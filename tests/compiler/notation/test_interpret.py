@@ -139,3 +139,22 @@ def test_reading_what_was_never_written_shows():
     body = body.replace("if jo < 2:", "forall ji: if jo < 2:")
     result = interpret(replace(notation, body=parse_notation(body), relations=split), inputs)["y"][0]
     assert np.isnan(result).all()
+
+
+def test_positions_above_lanes_are_those_of_blocks():
+    """A block of rows lists a column once, whichever of its rows has an entry there."""
+    text, form = "Y[t,n] = X[t,k] * W[n,k]", "i/2: dense, j: compressed, i%2: dense"
+    shapes, rng = {"X": (3, 5), "W": (4, 5)}, np.random.default_rng(3)
+    program = declare(
+        parse(text), {"X": Operand(Format("dense, dense"), "float64"), "W": Operand(Format(form), "float64")}
+    )
+    inputs = {
+        name: (rng.standard_normal(shape), np.ones(shape, dtype=bool)) for name, shape in shapes.items()
+    }
+    inputs["W"][1][:] = rng.random(shapes["W"]) < 0.4
+    inputs["W"] = (np.where(inputs["W"][1], inputs["W"][0], 0), inputs["W"][1])
+    relations = (*concretize(program).relations, Position("k", "p", "W"))
+    split = next(r for r in relations if isinstance(r, Split))
+    body = f"forall t: forall {split.outer}: forall p: forall {split.inner}: Y[t,n] += X[t,k] * W[n,k]"
+    notation = replace(concretize(program), body=parse_notation(body), relations=relations)
+    check(notation, inputs, interpret_program(program, inputs))
