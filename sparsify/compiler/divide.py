@@ -151,7 +151,11 @@ def _sums_of_rows(program: Program, row: str, column: str) -> tuple[Program, set
 def _sum_of_rows(
     program: Program, statement: Assign, row: str, column: str, name: str
 ) -> tuple[Assign, Assign] | None:
-    """A sum over all entries in two: of each row, and of those; `None` for other statements."""
+    """A sum over all entries in two: of each row, and of those; `None` for other statements.
+
+    What rows sum must be no larger than an operand: `d_M[k,l] = sum(i, j, D[i,j] * Q[i,k] * K[j,l])`, the gradient of
+    bilinear scores, would be a matrix for each row.
+    """
     match statement.value:
         case Reduce("sum", summed, body) if {row, column} <= set(summed):
             rest = tuple(index for index in summed if index != column)
@@ -169,6 +173,9 @@ def _sum_of_rows(
             if not {row, column} & set(free_indices(condition)):
                 where, body = (condition, otherwise), kept
     names = [index for index in free_indices(statement.target) if index in free_indices(body)]
+    read = [set(free_indices(access)) for access in find(body, Access)]
+    if not any({row, column} & found and set(names) <= found for found in read):
+        return None
     target = Access(name, tuple(map(Index, (row, *names))))
     value: Expr = target if where is None else Call("where", (where[0], target, where[1]))
     of_rows = Assign(target, None, Reduce("sum", (column,), body))

@@ -6,6 +6,7 @@ import torch
 import sparsify
 from sparsify import options
 from sparsify.compiler.divide import divide
+from sparsify.compiler.einsum.extents import name_extents
 from sparsify.compiler.evaluate import _program, evaluate_kernel
 from sparsify.storage.tensor import SparseTensor
 
@@ -86,6 +87,21 @@ def test_leaky_scores_are_summed_once():
     assert texts[-1] == (
         "d_a[j,h] = sum(i, where(stored(A[i,j]), where(a[j,h] + b[i,h] > 0, d_S[h,i,j], d_S[h,i,j] * 0.2), 0))"
     )
+
+
+BILINEAR = "S[h,i,j] = where(stored(A[i,j]), sum(k, l, Q[i,h,k] * M[h,k,l] * K[j,h,l]), -inf)" + ROWS
+
+
+def test_sums_of_rows_are_no_larger_than_operands():
+    """The gradient of a matrix between both sides of the scores would be a matrix for each row."""
+    given = operands(BILINEAR, 2, 3) | {"M": torch.randn(2, 3, 3)}
+    kernel = evaluate_kernel(BILINEAR, "Y", sizes={"h": 2, "f": 3, "k": 3, "l": 3}, **given)
+    parts = divide(name_extents(kernel.adjoint(("Q", "K", "M", "X")).program))
+    assert parts is not None and parts.last is not None
+    assert "d_M" in parts.last.outputs
+    ranks = {declared.name: len(declared.extents) for declared in parts.rows.declarations}
+    assert max(ranks.values()) == 3
+    assert not any(name.startswith("w") for name in parts.rows.outputs)
 
 
 def test_programs_of_rows_alone_stay_whole():
