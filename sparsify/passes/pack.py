@@ -29,8 +29,9 @@ from sparsify.recipe.schema import Compile
 
 # Entries of a weight for which the machine is measured where nobody has yet.
 LARGE = 1 << 16
-# How much faster a format is that a packed weight gets beside the one that it has.
+# How much faster a format is that a packed weight gets beside the one that it has, and as what it is timed at least.
 FAR = 1.25
+TIMED = 1.1
 
 
 def pack(draft: Draft) -> Draft:
@@ -78,8 +79,8 @@ def offered(draft: Draft, weight: Matrix, found: list[Packing]) -> list[Packing]
     """Of formats for a weight those that it can have.
 
     That is the one that this graph has it in. Otherwise, where graphs for other numbers of rows have it packed, it is
-    the best of theirs, unless a further one is far better and all together are smaller than the dense weight: then
-    those, and the best of theirs last.
+    the best of theirs, unless a further one is far better, or may be by what is timed, and all together are smaller
+    than the dense weight: then those, and the best of theirs last.
     """
     key = key_of(weight)
     stored = draft.stored.get(key)
@@ -88,7 +89,8 @@ def offered(draft: Draft, weight: Matrix, found: list[Packing]) -> list[Packing]
         # One that is not offered, as bits are for one row alone, is slow for as many rows as there are.
         best = known[0] if known else replace(found[0], format=stored.formats[0], us=inf)
         room = found[0].dense_bytes - stored.bytes
-        further = [one for one in found if one.bytes < room and FAR * one.us < best.us]
+        least = TIMED if draft.options.tune_seconds else FAR
+        further = [one for one in found if one.bytes < room and least * one.us < best.us]
         if further and draft.recipe.compile.memory != "compact":
             return [*further, best]
         draft.formats[key] = best.format
@@ -102,13 +104,14 @@ def choice(
 
     Nothing is timed where memory decides or another region did, nor for several weights.
     """
-    expected = {name: formats[0] for name, formats in found.items()}
+    is_held = is_packed(draft, region) and not is_decided(draft, region)
+    expected = {name: far_better(formats) if is_held else formats[0] for name, formats in found.items()}
     if is_decided(draft, region) or len(found) > 1 or len(region.matrices) > 1:
         return None, expected
     if draft.recipe.compile.memory == "compact":
         return None, expected
     ((name, formats),) = found.items()
-    held = formats[-1] if is_packed(draft, region) else None
+    held = formats[-1] if is_held else None
     timed = try_tune(draft, region, name, formats, held)
     if timed is None:
         return None, expected
@@ -116,6 +119,11 @@ def choice(
     if held is not None and timed.us_of(str(held.format)) <= FAR * timed.us:
         best = held
     return timed, {name: best}
+
+
+def far_better(formats: list[Packing]) -> Packing:
+    """The first of some formats where it is expected to be far faster than the last one, which is there; else that."""
+    return formats[0] if FAR * formats[0].us < formats[-1].us else formats[-1]
 
 
 def is_free(matrix: Matrix) -> bool:

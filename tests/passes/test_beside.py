@@ -134,6 +134,37 @@ def test_a_further_format_that_is_measured_no_faster_is_not_stored(monkeypatch: 
     assert len(set(formats(sparse))) == 1
 
 
+@pytest.mark.parametrize("us, count", [(10.0, 1), (15.0, 2)])
+def test_a_format_that_may_be_far_faster_is_timed(
+    us: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For 16 rows and 1024: expected to differ by less than is asked, by what was measured more, or not."""
+
+    def near(mask: torch.Tensor, rows: int, *sizes: Any, **settings: Any) -> list[Packing]:
+        best = PANELS if rows > 16 else LISTS
+        found = [
+            one for one in pack_matrix(mask, rows, *sizes, **settings) if str(one.format) in (PANELS, LISTS)
+        ]
+        costs = [replace(one, us=10.0 if str(one.format) == best else 12.0) for one in found]
+        return sorted(costs, key=lambda one: one.us)
+
+    def measured(draft: Any, region: Any, name: str, found: Any, held: Any = None) -> Timed:
+        return Timed(str(found[0].format), "", 10.0, 1000.0, others=((str(found[-1].format), us),))
+
+    monkeypatch.setattr(pack, "pack_matrix", near)
+    model = layer()
+    sparse = sparsify.apply(model, GIVEN, example(16), dynamic=())
+    untimed = copy.deepcopy(sparse)
+    untimed(example(1024))
+    assert formats(untimed) == [LISTS, LISTS]
+    monkeypatch.setattr(pack, "try_tune", measured)
+    with options.override(tune_seconds=0.01):
+        sparse(example(1024))
+    assert formats(sparse) == [LISTS, PANELS][:count] * (3 - count)
+    for rows in (16, 1024):
+        torch.testing.assert_close(sparse(example(rows)), model(example(rows)), **CLOSE)
+
+
 def test_gradients_and_states(applied: Any) -> None:
     model, sparse = applied
     for rows in (1, MANY):
