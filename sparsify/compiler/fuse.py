@@ -92,8 +92,8 @@ def fusion(program: Program, sizes: Sizes) -> Fusion | None:
     chain = row_chain(plain)
     if chain is None:
         return None
-    width = lanes(plain, target.vector_bytes(current()))
-    ways = row_ways(chain, width, lane_bytes(plain), sizes)
+    width, item_bytes = lanes(plain, target.vector_bytes(current())), lane_bytes(plain)
+    ways = row_ways(chain, width, item_bytes, sizes)
     if not ways:
         return None
     results = tuple(statement.target.tensor for statement in inferred.statements)
@@ -102,8 +102,8 @@ def fusion(program: Program, sizes: Sizes) -> Fusion | None:
     if chain.mask.name not in sizes.stored or not names <= extents.keys():
         return Fusion(chain, results)
     if ways[0].extra_us is None:
-        ways = row_ways(chain, width, lane_bytes(plain), replace(sizes, extents=extents))
-    return _priced(inferred, chain, results, extents, sizes.stored, ways)
+        ways = row_ways(chain, width, item_bytes, replace(sizes, extents=extents))
+    return _priced(inferred, chain, results, extents, sizes.stored, ways, item_bytes)
 
 
 def _priced(
@@ -113,23 +113,25 @@ def _priced(
     extents: Mapping[str, int],
     stored: Mapping[str, int],
     ways: tuple[RowWay, ...],
+    item_bytes: int,
 ) -> Fusion:
-    """The chain with the times of one kernel and of a kernel for each statement."""
+    """The chain with the times of one kernel and of a kernel for each statement, priced alike."""
     # As it is assumed: what becomes one kernel must not depend on a busy minute.
     machine = scaled(count(current()), target.vector_bytes(current()))
     around = prod(extents[name] for name in chain.leading)
-    sparse = [d for d in program.declarations if not d.format.is_dense and d.name not in program.inputs]
+    sparse = [d for d in program.declarations if not d.format.is_dense and d.name not in stored]
     counts = {**stored, **{declared.name: around * stored[chain.mask.name] for declared in sparse}}
     given = [d for d in program.declarations if d.name in (*program.inputs, *program.outputs)]
     inside = [d for d in program.declarations if d.name not in (*program.inputs, *program.outputs)]
-    moved = sum(tensor_bytes(declared, extents, counts) for declared in given)
+    moved = 0
     if chain.within_row:
-        busy = chain_us(program, chain, extents, counts, machine)
+        moved = sum(tensor_bytes(declared, extents, counts) for declared in given)
+        busy = chain_us(program, chain, extents, counts, machine, item_bytes)
         apart = sum(statement_us(program, s, extents, counts, machine) for s in program.statements)
-    else:
-        cost = EntryCost.of(program, chain, extents, stored[chain.mask.name], machine)
+    else:  # what both forms move is a part of their loops
+        cost = EntryCost.of(program, chain, extents, stored[chain.mask.name], machine, item_bytes)
         busy = cost.fused_us()
-        apart = sum(kernel_us(cost.apart_us(nest), 0.0, machine) for nest in chain.nests)
+        apart = sum(kernel_us(cost.apart_us(nest), moved, machine) for nest in chain.nests)
     held = sum(tensor_bytes(declared, extents, counts) for declared in inside)
     held_us = tuple((way, kernel_us(busy + (way.extra_us or 0.0), moved, machine)) for way in ways)
     # How a row is held counts among the ways alone: apart, no more than the bytes of temporaries are counted.

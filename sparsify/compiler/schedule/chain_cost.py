@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from math import prod
 from typing import Final
 
-from sparsify.compiler.dtypes import BYTES
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule.cost import loops_us
@@ -27,6 +26,7 @@ def chain_us(
     extents: Mapping[str, int],
     stored: Mapping[str, int],
     machine: Machine,
+    item_bytes: int,
 ) -> float:
     """The time of one thread for the loops of a chain over blocks.
 
@@ -36,12 +36,12 @@ def chain_us(
         extents: of all index variables.
         stored: entries of sparse tensors, temporaries too.
         machine: its figures.
+        item_bytes: of a lane.
     """
     tiled = {nest.result for nest in chain.nests if nest.kind != "entries"}
     rest = [statement for statement in program.statements if statement.target.tensor not in tiled]
     busy = sum(loops_us(program, statement, extents, stored, machine) for statement in rest)
-    item = max(BYTES[program.declaration(name).dtype] for name in program.outputs)
-    lanes = max(1, machine.vector_bytes // item)
+    lanes = max(1, machine.vector_bytes // item_bytes)
     count = prod(extents[name] for name in chain.leading) * stored[chain.mask.name]
     return busy + sum(_tiled(nest, extents, count / lanes) for nest in chain.nests) * machine.vector_us
 

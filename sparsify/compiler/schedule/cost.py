@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from math import prod
 from typing import Final
 
-from sparsify.compiler.dtypes import BYTES
+from sparsify.compiler.dtypes import BYTES, computing
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.node import children, find
@@ -156,8 +156,7 @@ def loops_us(
     machine: Machine,
 ) -> float:
     """The time of one thread for the loops of a statement."""
-    item = BYTES[program.declaration(statement.target.tensor).dtype]
-    lanes = max(1, machine.vector_bytes // item)
+    lanes = max(1, machine.vector_bytes // computed_bytes(program, [statement.target]))
     iterated = iterations(program, set(index_names(statement.target)), statement.value, extents, stored)
     busy = 0.0
     for part, driver in parts(program, statement.value):
@@ -228,7 +227,7 @@ def reduction_us(
     accesses = find(reduction.body, Access)
     variables = set(reduction.indices) | {name for access in accesses for name in index_names(access)}
     sparse = [a for a in accesses if not program.declaration(a.tensor).format.is_dense and a.tensor in stored]
-    item = max([BYTES[program.declaration(a.tensor).dtype] for a in accesses], default=4)
+    item = computed_bytes(program, accesses)
     lanes = max(1, machine.vector_bytes // item)
     if not sparse and driver is not None and driver.tensor in stored:
         return sampled_us(program, accesses, driver, variables, extents, stored, machine)
@@ -247,6 +246,11 @@ def reduction_us(
     gathered = picked_us(program, accesses, first, reduction.indices, inner, count, extents, machine)
     each = SINGLE if inner == 1 else PICKED + VECTOR * -(-inner // lanes)
     return max(count * each * machine.vector_us, gathered) + rows * ROW * machine.vector_us
+
+
+def computed_bytes(program: Program, accesses: Collection[Access]) -> int:
+    """The bytes of a lane in which the widest of some tensors are computed: 4 of bfloat16, which float32 holds."""
+    return max([BYTES[computing(program.declaration(a.tensor).dtype)] for a in accesses], default=4)
 
 
 def lists(declared: Declaration, extents: Mapping[str, int]) -> int:
@@ -272,7 +276,7 @@ def sampled_us(
     """The time of one thread for a dot product at each stored entry."""
     inner = prod(extents[name] for name in variables - index_names(driver))
     item = BYTES[program.declaration(driver.tensor).dtype]
-    lanes = max(1, machine.vector_bytes // item)
+    lanes = max(1, machine.vector_bytes // computed_bytes(program, [driver]))
     count = stored[driver.tensor]
     table = max(prod(extents[name] for name in index_names(access)) * item for access in accesses)
     gathered = count * inner * item / machine.gathers.at(table)

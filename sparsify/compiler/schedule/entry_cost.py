@@ -8,7 +8,7 @@ go through memory. In one kernel all heads of an entry may lie beside each other
 in groups of a vector, and those that are left of a row one by one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Final
@@ -62,23 +62,34 @@ class EntryCost:
 
     @classmethod
     def of(
-        cls, program: Program, chain: RowChain, extents: Mapping[str, int], stored: int, machine: Machine
+        cls,
+        program: Program,
+        chain: RowChain,
+        extents: Mapping[str, int],
+        stored: int,
+        machine: Machine,
+        item_bytes: int,
     ) -> "EntryCost":
-        """The prices of a chain whose pattern stores so many entries."""
-        item = max(BYTES[program.declaration(name).dtype] for name in program.outputs)
-        lanes = max(1, machine.vector_bytes // item)
-        modes = EntryModes(chain, lanes, item, Sizes(dict(extents), {chain.mask.name: stored}))
+        """The prices of a chain whose pattern stores so many entries, computed in lanes of so many bytes."""
+        lanes = max(1, machine.vector_bytes // item_bytes)
+        modes = EntryModes(chain, lanes, item_bytes, Sizes(dict(extents), {chain.mask.name: stored}))
         is_beside = modes.fits and modes.cycles() <= modes.cycles_apart() and any(modes.schedules())
         return cls(program, chain, extents, stored, machine, lanes, is_beside)
 
     def fused_us(self) -> float:
         """The time of one thread for the loops of one kernel."""
         made = self._beside if self.is_beside else self._grouped
-        return sum(made(nest) + self._gathered_us(nest, self.is_beside) for nest in self.chain.nests)
+        loops = sum(made(nest) + self._gathered_us(nest, self.is_beside) for nest in self.chain.nests)
+        return loops + self._moved_us((*self.program.inputs, *self.program.outputs))
 
     def apart_us(self, nest: Nest) -> float:
         """The time of one thread for the loops of a nest in a kernel of its own, which reads and writes its entries."""
-        return self._apart(nest) + self._gathered_us(nest, False) + self._moved_us(nest)
+        return self._apart(nest) + self._gathered_us(nest, False) + self._moved_us(self.tensors(nest))
+
+    def tensors(self, nest: Nest) -> set[str]:
+        """The tensors that a kernel of its own for a nest reads and writes."""
+        read = {access.tensor for access in find(self._value(nest), Access)}
+        return {nest.result, *read} & {declared.name for declared in self.program.declarations}
 
     @property
     def heads(self) -> int:
@@ -189,11 +200,11 @@ class EntryCost:
         rates, table = self.machine.gathers, row * self.extents[self.chain.column]
         return HIDDEN * moved * (1 / rates.at(table) - 1 / rates.points[0][1])
 
-    def _moved_us(self, nest: Nest) -> float:
-        """What it takes to write the entries of a result to memory, and to read those of others."""
-        tensors = {nest.result, *(access.tensor for access in find(self._value(nest), Access))}
-        inside = [d for d in self.program.declarations if d.name in tensors and not d.format.is_dense]
-        size = sum(self.entries * BYTES[d.dtype] for d in inside if d.name != self.chain.mask.name)
+    def _moved_us(self, tensors: Collection[str]) -> float:
+        """What it takes to read and to write the entries of tensors that lie in memory, those of the pattern aside."""
+        moved = {*tensors} - {self.chain.mask.name}
+        sparse = [d for d in self.program.declarations if d.name in moved and not d.format.is_dense]
+        size = sum(self.entries * BYTES[d.dtype] for d in sparse)
         return size / self.machine.reads.at(size)
 
 

@@ -1,0 +1,60 @@
+"""Prices of chains over single entries: what both forms pay, and what only one of them does."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.evaluate import _program
+from sparsify.compiler.notation.concretize import concretize
+from sparsify.compiler.schedule.entry_cost import EntryCost
+from sparsify.compiler.schedule.machine import scaled
+from sparsify.compiler.schedule.row_chain import row_chain
+
+from .test_entry_modes import PRODUCTS, SUMS, operands
+
+EXTENTS = {"i": 4000, "j": 4000, "h": 8, "f": 8, "k": 8}
+STORED = 120_000
+
+
+def priced(text: str, item_bytes: int = 4, dtype: torch.dtype = torch.float32, stored: int = STORED, **more):
+    given = {name: value.to(dtype) for name, value in operands(text, 8, 8).items()}
+    fixed = {"h": 8, "f": 8} | ({"k": 8} if "k]" in text else {})
+    program = infer_format(_program(text, "Y", None, fixed, given))
+    chain = row_chain(concretize(program))
+    assert chain is not None
+    return EntryCost.of(program, chain, {**EXTENTS, **more}, stored, scaled(1, 64), item_bytes)
+
+
+def apart(cost: EntryCost) -> float:
+    return sum(cost.apart_us(nest) for nest in cost.chain.nests)
+
+
+@pytest.mark.parametrize("text", [SUMS, PRODUCTS], ids=["sums", "products"])
+def test_one_kernel_saves_what_is_between_statements(text):
+    cost = priced(text)
+    assert cost.is_beside
+    assert 1.5 < apart(cost) / cost.fused_us() < 6
+
+
+@pytest.mark.parametrize("text", [SUMS, PRODUCTS], ids=["sums", "products"])
+def test_prices_follow_entries(text):
+    few, many = priced(text, stored=STORED // 10), priced(text)
+    assert 2 < many.fused_us() / few.fused_us() < 10
+    assert 2 < apart(many) / apart(few) < 10
+
+
+def test_halves_are_computed_in_lanes_of_float32():
+    wide, half = priced(PRODUCTS), priced(PRODUCTS, dtype=torch.bfloat16)
+    assert wide.lanes == half.lanes == 16
+    assert half.fused_us() <= wide.fused_us()
+
+
+def test_entries_that_are_kept_are_written_by_both_forms():
+    cost = priced(SUMS)
+    kept = replace(cost, program=replace(cost.program, outputs=("Y", "P")))
+    written = 8 * STORED * 4
+    wanted = written / cost.machine.reads.at(written)
+    assert kept.fused_us() - cost.fused_us() == pytest.approx(wanted)
+    assert apart(kept) == apart(cost)  # where they are always
