@@ -23,6 +23,7 @@ from torch import Tensor
 
 from sparsify.errors import UnsupportedProgramError
 from sparsify.passes.structure import align_edges
+from sparsify.runtime.buffers import POOL
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
@@ -123,17 +124,8 @@ class Grid:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether images have one phase, which is all of them."""
-        return all(window.stride == 1 for window in self.windows)
-
-    @cached_property
-    def amounts(self) -> list[int]:
-        """The zeros in front of and behind each mode, the last one first, as torch takes them; none without padding."""
-        numbers: list[int] = []
-        for window, width, extent in zip(self.windows, self.widths, self.extents, strict=True):
-            behind = width * window.stride - extent - window.padding
-            numbers = [window.padding, behind, *numbers]
-        return numbers if any(numbers) else []
+        """Whether images lie flat as they are: in one phase, without padding."""
+        return all(window.stride == 1 and window.padding == 0 for window in self.windows)
 
     @cached_property
     def is_ordered(self) -> bool:
@@ -190,16 +182,31 @@ class Grid:
 
     def image(self, x: Tensor) -> Tensor:
         """The images x [n, c, ...] padded, in phases, each as one row [n, places of all channels]."""
-        padded = torch.constant_pad_nd(x, self.amounts) if self.amounts else x
         if self.is_plain:
-            return padded.flatten(1)
-        parts = [n for w, width in zip(self.windows, self.widths, strict=True) for n in (width, w.stride)]
-        split = padded.reshape(*x.shape[:2], *parts)
-        for mode, window in enumerate(self.windows):
-            split = split.narrow(3 + 2 * mode, 0, window.phases)
-        rank = len(self.windows)
-        order = [0, 1, *(3 + 2 * mode for mode in range(rank)), *(2 + 2 * mode for mode in range(rank))]
-        return split.permute(order).flatten(1)
+            return x.flatten(1)
+        phases = [window.phases for window in self.windows]
+        made = recycled((*x.shape[:2], *phases, *self.widths), x)
+        for phase in product(*map(range, phases)):
+            self._fill(made[(slice(None), slice(None), *phase)], x, phase)
+        return made.flatten(1)
+
+    def _fill(self, made: Tensor, x: Tensor, phase: Sequence[int]) -> None:
+        """Writes one phase of images, with zeros where an image has nothing."""
+        read = [slice(None)] * 2
+        for mode, (window, extent, width) in enumerate(
+            zip(self.windows, self.extents, self.widths, strict=True), 2
+        ):
+            rest = phase[mode - 2] - window.padding
+            first = min(-(-max(0, -rest) // window.stride), width)
+            end = max(first, min(-(-(extent - rest) // window.stride), width))
+            if first:
+                made.narrow(mode, 0, first).zero_()
+            if end < width:
+                made.narrow(mode, end, width - end).zero_()
+            begin = first * window.stride + rest
+            read.append(slice(begin, begin + (end - first) * window.stride, window.stride))
+            made = made.narrow(mode, first, end - first)
+        made.copy_(x[tuple(read)])
 
     def flat(self, result: Tensor) -> Tensor:
         """A tensor like the result, [n, o, ...], as [n, o, count]; only where nothing lies between rows."""
@@ -212,7 +219,13 @@ class Grid:
         if self.is_whole:
             return flat.view(images, outputs, *self.results)
         strides = (outputs * self.count, self.count, *self.steps)
-        return flat.as_strided((images, outputs, *self.results), strides).contiguous()
+        shown = flat.as_strided((images, outputs, *self.results), strides)
+        return recycled(tuple(shown.shape), shown).copy_(shown)
+
+
+def recycled(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Memory with undefined values for entries like those of a tensor, used again where it is the processor's."""
+    return POOL.empty(shape, like.dtype) if like.is_cpu else like.new_empty(shape)
 
 
 def packed_format(shape: Sequence[int]) -> Format:
