@@ -10,6 +10,7 @@ from sparsify.passes.check import check
 from sparsify.passes.contest import contest
 from sparsify.passes.emit import emit
 from sparsify.passes.flatten import flatten
+from sparsify.passes.folded import fold
 from sparsify.passes.fuse import fuse
 from sparsify.passes.kept_zeros import keep_zeros
 from sparsify.passes.lift import lift
@@ -39,5 +40,6 @@ PASSES: tuple[Pass, ...] = (
     ),  # needs finished programs; what torch does faster stays as it is
     Pass("kept", keep_zeros, whole_graph),  # needs the regions that stay; others mask what they read
     Pass("emitted", emit, whole_graph),  # cuts out what is computed once, puts kernels in
+    Pass("folded", fold, whole_graph),  # needs what is left of torch's convolutions
     Pass("checked", check, whole_graph),  # last: looks at the graph that will run
 )

@@ -2,7 +2,8 @@
 
 In: the graph of a variant, `%y = call_region(handle, %x, %lin_weight)`. Out: `run(x)`, which reads `lin.weight` where
 its module keeps it and calls the region itself; without gradients large results of torch's operators lie in recycled
-memory (`recycle`). Traces see the graph as it is: they know none of this.
+memory (`recycle`), and what follows a convolution of torch's may be one call with it (`folded`). Traces see the graph
+as it is: they know none of this.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from sparsify.passes.call_region import call_region
+from sparsify.passes.folded import Folded, folded
 from sparsify.passes.recycle import Call, Plans, Site, sites
 
 # A dictionary of a module, and a name in it.
@@ -30,6 +32,8 @@ def eager(
         recycled: whether large results of torch's operators lie in memory that is used again.
     """
     placed = sites(graph) if recycled else {}
+    chains = {chain.covered[-1]: chain for chain in folded(graph)}
+    within = {node for chain in chains.values() for node in chain.covered} - chains.keys()
     copied = fx.Graph()
     read: dict[fx.Node, Place] = {}
     owners: dict[str, tuple[Place, nn.Module]] = {}
@@ -40,13 +44,8 @@ def eager(
             read[node] = place
             owners |= _owners(root, str(node.target))
     for node in graph.nodes:
-        if node not in copies:
-            copies[node] = copied.node_copy(node, copies.__getitem__)
-        if node.target is call_region:
-            region = node.meta["region"]
-            copies[node].target, copies[node].args = region.__call__, copies[node].args[1:]
-        elif node in placed:
-            copies[node].target = placed[node]
+        if node not in copies and node not in within:
+            copies[node] = _copied(node, copied, copies, chains.get(node, placed.get(node)))
     code = copied.python_code("self")
     compiled = compile(code.src, f"<eager {type(root).__name__}>", "exec")
 
@@ -73,6 +72,20 @@ def eager(
         return chosen(root, *values, *inputs)
 
     return run
+
+
+def _copied(
+    node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node], otherwise: Folded | Site | None
+) -> fx.Node:
+    """A node in a graph that has copies of those above; what takes its place is called there."""
+    if isinstance(otherwise, Folded):
+        return graph.call_function(otherwise, tuple([copies[read] for read in otherwise.inputs]))
+    made = graph.node_copy(node, copies.__getitem__)
+    if node.target is call_region:
+        made.target, made.args = node.meta["region"].__call__, made.args[1:]
+    elif otherwise is not None:
+        made.target = otherwise
+    return made
 
 
 def _owners(root: nn.Module, target: str) -> dict[str, tuple[Place, nn.Module]]:

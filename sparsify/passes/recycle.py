@@ -187,7 +187,12 @@ def is_placed(value: Any) -> bool:
 
 def is_unwatched() -> bool:
     """Whether nothing but this call knows the tensors of it: no gradients, no transforms, no modes."""
-    if torch.is_grad_enabled() or transformed.are_active() or forward_ad._current_level >= 0:
+    return not torch.is_grad_enabled() and is_unseen()
+
+
+def is_unseen() -> bool:
+    """Whether no transform and no mode sees what is computed."""
+    if transformed.are_active() or forward_ad._current_level >= 0:
         return False
     modes = torch._C._len_torch_dispatch_stack()
     return modes == 0 or all(getattr(m, "only_looks", False) for m in _get_current_dispatch_mode_stack())

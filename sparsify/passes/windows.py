@@ -187,7 +187,10 @@ class Grid:
         phases = [window.phases for window in self.windows]
         made = recycled((*x.shape[:2], *phases, *self.widths), x)
         for phase in product(*map(range, phases)):
-            self._fill(made[(slice(None), slice(None), *phase)], x, phase)
+            part = made
+            for number in phase:
+                part = part.select(2, number)
+            self._fill(part, x, phase)
         return made.flatten(1)
 
     def _fill(self, made: Tensor, x: Tensor, phase: Sequence[int]) -> None:

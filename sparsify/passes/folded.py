@@ -1,0 +1,224 @@
+"""Convolutions that stay torch's, with what follows them: in the form that torch computes fastest.
+
+In:  `%c = conv2d(%x, %w, None, [2, 2], [3, 3]); %n = batch_norm(%c, ...); %r = relu(%n); %m = max_pool2d(%r, [3, 3])`.
+Out: the same graph; where it runs without gradients, one function for all four nodes: a convolution whose weights have
+     the normalisation in them, over pixels whose channels are neighbours if that is faster, and the rest in its memory.
+
+Each chain is timed as it is and in both forms; without seconds for that it stays as it is. Traces see the graph.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+from torch.nn.functional import conv2d
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from sparsify.compiler import calibrate
+from sparsify.compiler.recall import recall
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.passes.base import Draft
+from sparsify.passes.estimate import example
+from sparsify.passes.lift.convolutions import Chain, chain_of
+from sparsify.passes.operators import argument, operator_name, overwritten, tensor_value
+from sparsify.passes.race import GAIN, is_agreed, race
+from sparsify.passes.recycle import PLAIN, is_unseen
+from sparsify.passes.structure import Structure
+from sparsify.passes.windows import recycled
+from sparsify.report import ConversionEntry
+
+# Under this name a convolution's node knows the form of its chain.
+FORM: Final = "folded"
+FORMS: Final = {"rows": torch.contiguous_format, "channels": torch.channels_last}
+POOL: Final = "max_pool2d"
+# Weights that have a normalisation in them, for so many copies of a model.
+PACKED: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fastest:
+    """What was measured: the name of the fastest form, "" for the nodes as they are, and the time of each."""
+
+    form: str
+    us: tuple[float, ...]
+    is_agreed: bool
+
+
+class Folded:
+    """A convolution with what follows it.
+
+    Args:
+        chain: its nodes.
+        form: the name of the layout of images.
+        has_pool: whether it computes the largest of neighbours, too, where nothing else reads the rest.
+
+    Attributes:
+        inputs: the nodes that it reads: images, what is added, and parameters.
+        covered: the nodes that it computes.
+    """
+
+    def __init__(self, chain: Chain, form: str, has_pool: bool = True) -> None:
+        node = chain.node
+        pool = pool_behind(chain) if has_pool else None
+        self.covered = [*chain.covered, *([] if pool is None else [pool])]
+        added = [] if chain.added is None else [chain.added]
+        parameters = parameters_of(chain)
+        self.inputs = list(
+            dict.fromkeys(n for n in (node.args[0], *added, *parameters) if isinstance(n, fx.Node))
+        )
+        at = {read: place for place, read in enumerate(self.inputs)}
+        self.leaves = tuple([at.get(n) for n in parameters])
+        self.added = None if chain.added is None else at[chain.added]
+        self.image = at[node.args[0]]  # type: ignore[index]
+        ways = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
+        self.how = tuple([argument(node, place, *way) for place, way in enumerate(ways, 3)])
+        self.eps = 0.0 if chain.norm is None else float(argument(chain.norm, 7, "eps"))
+        self.activation, self.layout = chain.activation, FORMS[form]
+        self.pool = None if pool is None else part([chain.last], [pool])
+        self.plain = part(self.inputs, self.covered)
+        self.structure = Structure(self.pack, (0, 1), ConversionEntry("W, b", node.name, form), most=PACKED)
+        self.__name__ = f"folded_{node.name}"
+
+    def __call__(self, *arguments: Tensor) -> Tensor:
+        """The result; by the nodes as they are where gradients or anything else follow them."""
+        return self.computed(arguments) if is_free(arguments) else self.plain(*arguments)
+
+    def computed(self, arguments: Sequence[Tensor]) -> Tensor:
+        """The result in this form, in memory as torch has it."""
+        weight, bias = self.structure(tuple([None if at is None else arguments[at] for at in self.leaves]))
+        found = conv2d(arguments[self.image], weight, bias, *self.how)
+        if self.added is not None:
+            made = recycled(tuple(found.shape), found)
+            found = torch.add(found, arguments[self.added], out=made)
+        if self.activation:
+            found = found.relu_()
+        if self.pool is not None:
+            found = self.pool(found)
+        return found if found.is_contiguous() else recycled(tuple(found.shape), found).copy_(found)
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *norm: Any) -> list[Any]:
+        """The weight and bias with the normalisation in them, the weight laid out as images are."""
+        if norm:
+            mean, variance, scale, shift = norm
+            weight, bias = fuse_conv_bn_weights(weight, bias, mean, variance, self.eps, scale, shift)
+        weight = weight.detach().contiguous(memory_format=self.layout)
+        return [weight, None if bias is None else bias.detach()]
+
+
+def fold(draft: Draft) -> Draft:
+    """The draft whose convolutions of torch know the fastest form of their chains."""
+    if draft.options.tune_seconds == 0 or draft.is_trainable:
+        return draft
+    for chain in chains(draft.graph):
+        found = recall(
+            asked(draft, chain), Sizes({}, {}), partial(timed, draft, chain), draft.options, is_sure
+        )
+        if found.form:
+            chain.node.meta[FORM] = found.form
+    return draft
+
+
+def folded(graph: fx.Graph) -> list[Folded]:
+    """The chains of a graph that are faster in another form."""
+    return [Folded(chain, chain.node.meta[FORM]) for chain in chains(graph) if FORM in chain.node.meta]
+
+
+def chains(graph: fx.Graph) -> list[Chain]:
+    """The convolutions of images with what follows them, in order; each node is in one of them."""
+    taken: set[fx.Node] = set()
+    written = overwritten(graph)
+    found = []
+    for node in graph.nodes:
+        if (chain := chain_at(node, taken, written)) is not None:
+            found.append(chain)
+            taken.update(chain.covered)
+    return found
+
+
+def chain_at(
+    node: fx.Node, taken: Collection[fx.Node], written: Collection[fx.Node], can_add: bool = True
+) -> Chain | None:
+    """The chain of a convolution of images, `None` where its parameters or its images may change in between.
+
+    Args:
+        taken: nodes that belong to other chains.
+        written: nodes that may be in memory that an operator writes into.
+        can_add: whether something may be added to the result.
+    """
+    if operator_name(node) != "conv2d":
+        return None
+    chain = chain_of(node, taken, can_add)
+    parameters = [n for n in parameters_of(chain) if isinstance(n, fx.Node)]
+    read = [node.args[0], *parameters, *([] if chain.added is None else [chain.added])]
+    values = [tensor_value(n) for n in (*read, node)]
+    if any(value is None or value.dtype != torch.float32 for value in values):
+        return None
+    if any(n.op != "get_attr" for n in parameters) or any(n in written for n in read):
+        return None
+    return chain if values[0].dim() == values[-1].dim() == 4 else None  # type: ignore[union-attr]
+
+
+def parameters_of(chain: Chain) -> list[Any]:
+    """The weight and bias of a convolution, and the statistics, scale and shift of its normalisation."""
+    norm = () if chain.norm is None else (*chain.norm.args[3:5], *chain.norm.args[1:3])
+    return [argument(chain.node, 1, "weight"), argument(chain.node, 2, "bias"), *norm]
+
+
+def pool_behind(chain: Chain) -> fx.Node | None:
+    """The only reader of a chain where that takes the largest of neighbours."""
+    readers = list(chain.last.users)
+    is_pool = len(readers) == 1 and operator_name(readers[0]) == POOL
+    return readers[0] if is_pool and readers[0].all_input_nodes == [chain.last] else None
+
+
+def asked(draft: Draft, chain: Chain) -> str:
+    """What is compared: the operators with their numbers, and the shapes of what they read."""
+    nodes = Folded(chain, "rows")
+    shapes = [tuple(example(draft, node).shape) for node in nodes.inputs]
+    calls = [(str(n.target), [a for a in n.args if not isinstance(a, fx.Node)]) for n in nodes.covered]
+    return f"fastest form of {calls} of {shapes} {calibrate.key_of(draft.options)}"
+
+
+def timed(draft: Draft, chain: Chain) -> Fastest:
+    """What the nodes as they are and all forms take, in turns."""
+    forms = {name: Folded(chain, name) for name in FORMS}
+    first = next(iter(forms.values()))
+    arguments = [example(draft, node) for node in first.inputs]
+    with torch.no_grad():
+        ways = [first.plain, *(form.computed for form in forms.values())]
+        calls = [partial(first.plain, *arguments), *(partial(w, arguments) for w in ways[1:])]
+        found = race(calls, draft.options.tune_seconds)
+    us = tuple([one.us for one in found])
+    best = min(range(len(us)), key=us.__getitem__)
+    form = list(forms)[best - 1] if best and us[best] <= (1 - GAIN) * us[0] else ""
+    return Fastest(form, us, is_agreed(found))
+
+
+def is_sure(found: Fastest) -> bool:
+    """Whether turns agreed."""
+    return found.is_agreed
+
+
+def is_free(arguments: Sequence[Tensor]) -> bool:
+    """Whether only the result of a call matters: nothing follows its tensors, which are plain ones with entries."""
+    if torch.is_grad_enabled() and any(value.requires_grad for value in arguments):
+        return False
+    if torch.is_autocast_enabled("cpu") or not is_unseen():
+        return False
+    return all(
+        type(v) in PLAIN and v.is_cpu and v.dtype is torch.float32 and v.numel() > 0 for v in arguments
+    )
+
+
+def part(inputs: Sequence[fx.Node], covered: Sequence[fx.Node]) -> Callable[..., Tensor]:
+    """The function of some nodes that computes others."""
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(node.name) for node in inputs}
+    for node in covered:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(copies[covered[-1]])
+    forward: Callable[..., Tensor] = fx.GraphModule(torch.nn.Module(), graph).forward
+    return forward

@@ -1,0 +1,162 @@
+"""Convolutions that stay torch's, as one call with what follows: the same numbers, and the graph where it is seen."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from sparsify import options
+from sparsify.passes import folded
+from sparsify.passes.apply import apply
+
+RULE = {"targets": ["param:last.weight"], "role": "weight", "prune": {"method": "magnitude", "sparsity": 0.5}}
+RECIPE = {"schema": 1, "name": "pruned", "sparsify": [RULE]}
+IMAGES = (3, 4, 9, 10)
+
+
+class Images(nn.Module):
+    """A stem, a convolution with what is added to it, and one alone, before a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(4, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+        )
+        self.inner, self.norm = nn.Conv2d(6, 6, 1, groups=2), nn.BatchNorm2d(6, affine=False)
+        self.alone = nn.Conv2d(6, 5, (3, 2), stride=(1, 2), dilation=(1, 2))
+        self.last = nn.Linear(5, 7)
+
+    def forward(self, x):
+        y = self.stem(x)
+        y = torch.relu(self.norm(self.inner(y)) + y)
+        return self.last(self.alone(y).mean((2, 3)))
+
+
+COVERED = {
+    ("conv2d", "batch_norm", "relu", "max_pool2d"),
+    ("conv2d", "batch_norm", "add", "relu"),
+    ("conv2d",),
+}
+
+
+def made(form, monkeypatch):
+    torch.manual_seed(0)
+    model = Images().train()
+    model(torch.randn(8, *IMAGES[1:]))  # statistics that are not 0 and 1
+    found = folded.Fastest(form, (2.0, 1.0, 1.0), is_agreed=True)
+    monkeypatch.setattr(folded, "recall", lambda *asked: found)
+    with options.override(tune_seconds=0.01):
+        return apply(model.eval(), RECIPE, torch.randn(IMAGES))
+
+
+@pytest.fixture(params=folded.FORMS)
+def sparse(request, monkeypatch):
+    return made(request.param, monkeypatch)
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The names of the nodes whose chains were computed in their form."""
+    found, own = [], folded.Folded.computed
+
+    def spy(chain, arguments):
+        found.append(tuple(folded.operator_name(node) for node in chain.covered))
+        return own(chain, arguments)
+
+    monkeypatch.setattr(folded.Folded, "computed", spy)
+    return found
+
+
+@pytest.mark.parametrize("batch", [3, 4])
+def test_results(sparse, computed, batch):
+    x = torch.randn(batch, *IMAGES[1:])
+    for images in (x, x.to(memory_format=torch.channels_last)):
+        with torch.no_grad():
+            torch.testing.assert_close(sparse(images), sparse.original(images))
+    assert set(computed) == COVERED
+    assert len(computed) == 2 * len(COVERED)
+
+
+def test_results_lie_as_torch_has_them(sparse, computed):
+    chain = folded.folded(sparse.graph)[0]
+    arguments = [torch.randn(node.meta["val"].shape) for node in chain.inputs[1:]]
+    arguments = [torch.randn(IMAGES), *(value.abs() for value in arguments)]
+    found = chain.computed(arguments)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, chain.plain(*arguments))
+
+
+def test_what_follows_results_sees_the_graph(sparse, computed):
+    x = torch.randn(IMAGES)
+    one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    sparse(one).pow(2).sum().backward()
+    sparse.original(other).pow(2).sum().backward()
+    torch.testing.assert_close(one.grad, other.grad)
+    with torch.no_grad():
+        for transform in (
+            lambda call: torch.func.vmap(call)(torch.stack([x, 2 * x])),
+            lambda call: torch.func.jvp(call, (x,), (x.cos(),)),
+            lambda call: call(x[:0]),
+        ):
+            torch.testing.assert_close(transform(sparse), transform(sparse.original))
+    assert not computed
+
+
+def test_new_parameters_and_statistics_are_folded(sparse):
+    x = torch.randn(IMAGES)
+    with torch.no_grad():
+        before = sparse(x)
+        for name in ("stem.0.weight", "stem.1.running_mean", "norm.running_var"):
+            sparse.state_dict()[name].mul_(1.5)
+            after = sparse(x)
+            torch.testing.assert_close(after, sparse.original(x))
+            assert not torch.allclose(before, after)
+            before = after
+        other = copy.deepcopy(sparse)
+        other.alone.bias.add_(1)
+        torch.testing.assert_close(sparse(x), before)
+        assert not torch.allclose(other(x), before)
+
+
+def test_without_a_faster_form_nodes_stay(monkeypatch, computed):
+    sparse = made("", monkeypatch)
+    with torch.no_grad():
+        sparse(torch.randn(IMAGES))
+    assert not computed
+    assert not folded.folded(sparse.graph)
+
+
+@pytest.mark.parametrize("change", ["double", "computed", "written"])
+def test_what_is_no_chain(change, monkeypatch):
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(4, 4, 3), nn.Linear(8, 4)
+
+        def forward(self, x):
+            weight = self.conv.weight * 2 if change == "computed" else self.conv.weight
+            y = x.clone()
+            found = torch.conv2d(y, weight, self.conv.bias)
+            if change == "written":
+                y[:, :2].mul_(2)
+            return self.last(torch.relu(found)) + y.mean()
+
+    monkeypatch.setattr(folded, "timed", lambda *asked: pytest.fail("nothing is timed"))
+    dtype = torch.float64 if change == "double" else torch.float32
+    model, x = Layer().to(dtype).eval(), torch.randn(2, 4, 5, 10, dtype=dtype)
+    with options.override(tune_seconds=0.01), torch.no_grad():
+        sparse = apply(model, RECIPE, x)
+        torch.testing.assert_close(sparse(x), sparse.original(x))
+
+
+def test_what_is_timed(monkeypatch):
+    chosen, own = [], folded.timed
+    monkeypatch.setattr(folded, "timed", lambda *asked: chosen.append(own(*asked)) or chosen[-1])
+    monkeypatch.setattr(folded, "recall", lambda question, sizes, answer, *rest: answer())
+    with options.override(tune_seconds=0.02):
+        sparse = apply(Images().eval(), RECIPE, torch.randn(IMAGES))
+    assert [len(found.us) for found in chosen] == [1 + len(folded.FORMS)] * len(COVERED)
+    assert len(folded.folded(sparse.graph)) == sum(found.form != "" for found in chosen)
+    for found in chosen:
+        assert (found.form == "") == (min(found.us[1:]) > (1 - folded.GAIN) * found.us[0])
