@@ -109,6 +109,33 @@ def test_tiles_of_several_vectors():
     check(TEXTS["heads"], 40, "bcsr(16,16)")
 
 
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+def test_rows_that_add_to_columns_in_large_blocks(vector_bytes):
+    """Strips of 32 rows of a block of 64; with AVX-512 all tiles are squares of 4 rows by 4 vectors."""
+    size, generator = 150, torch.Generator().manual_seed(0)
+    given = {name: torch.randn(2, size, 64, generator=generator) / 4 for name in "QKV"}
+    allowed = torch.ones(size, size)
+    allowed[64:128, :64] = allowed[:64, 128:] = 0
+    leaves = {name: value.requires_grad_() for name, value in given.items()}
+    wide = {name: value.detach().double().requires_grad_() for name, value in given.items()}
+    M = sparsify.tensor(allowed, "bcsr(64,64)")
+    with options.override(**{**QUICK, "compiler_flags": ("-O0",)}, vector_bytes=vector_bytes):
+        found = sparsify.evaluate(TEXTS["heads"], "Y", M=M, **leaves)
+        gradients = torch.autograd.grad(found.square().sum(), list(leaves.values()))
+        kernel = evaluate_kernel(TEXTS["heads"], "Y", M=M, **leaves).adjoint(("Q", "K", "V"))
+    expected = dense({**wide, "M": sparsify.tensor(allowed.double(), "csr")})
+    wanted = torch.autograd.grad(expected.square().sum(), list(wide.values()))
+    for gradient, other in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient.double(), other, **CLOSE)
+    schedule = str(kernel.generated[0].stages.schedule)
+    assert "split ii ir ix 32; " in schedule
+    rows, columns = {16: (4, 8), 32: (4, 16), 64: (4, 64)}[vector_bytes]
+    tiles = (
+        f"split ix it is {rows}; split ji jt js {columns}; split l lo li {columns}; split k ko ki {columns}; "
+    )
+    assert tiles + f"split js jq jr {rows}; " in schedule
+
+
 def test_rows_are_kept_and_entries_computed_again():
     given = operands(TEXTS["heads"], 40, "bcsr(8,8)")
     kernel = evaluate_kernel(TEXTS["heads"], "Y", **given)

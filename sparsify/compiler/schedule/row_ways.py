@@ -21,7 +21,7 @@ from sparsify.compiler.schedule.machine import Machine, scaled
 from sparsify.compiler.schedule.row_chain import RowChain
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.strip_chunks import StripChunks
-from sparsify.compiler.schedule.strips import STRIP_ROWS, Strips
+from sparsify.compiler.schedule.strips import Strips, strip_rows
 from sparsify.compiler.schedule.two_passes import ENTRIES, two_passes
 
 Name = Literal["strip", "online", "recomputed"]
@@ -145,7 +145,7 @@ class _Known:
             item_bytes,
             float(shared * stored),
             length,
-            min(chain.height, STRIP_ROWS),
+            strip_rows(chain),
             chain.height,
             max(1.0, min(chunk, length)),
             float(sum(scores)),

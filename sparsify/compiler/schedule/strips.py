@@ -28,8 +28,10 @@ WIDE_REGISTERS: Final = 32
 WIDE_BYTES: Final = 64
 # Sums side by side that hide the latency of an fma on two units.
 CHAINS: Final = 8
-# Rows that a strip holds at most: their entries stay in the near caches.
+# Rows that a strip holds at most: their entries stay in the near caches. Those that add to columns read and write the
+# sums of all columns once a strip.
 STRIP_ROWS: Final = 16
+ADDING_ROWS: Final = 32
 # Chunks of rows a thread, equal by what they store. A row of blocks cannot be cut: in more chunks, a long one comes
 # last and alone.
 SHARES: Final = 4
@@ -48,6 +50,12 @@ def tile_rows(height: int, vectors: int, registers: int) -> int:
     most = max(1, min(height, ROWS, (registers - vectors - 1) // vectors))
     fitting = [rows for rows in range(1, most + 1) if height % rows == 0]
     return fitting[-1] if fitting[-1] * vectors >= min(CHAINS, most * vectors) else most
+
+
+def strip_rows(chain: RowChain) -> int:
+    """Rows of a strip: parts of a block as large as strips may be, else the block."""
+    most = (ADDING_ROWS, STRIP_ROWS) if chain.adds_to_columns else (STRIP_ROWS,)
+    return next((rows for rows in most if chain.height % rows == 0), chain.height)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +81,14 @@ class Strips:
 
     @property
     def vectors(self) -> int:
-        """Vectors of columns in a register tile."""
-        return min(VECTORS, self.chain.width // self.lanes)
+        """Vectors of columns in a register tile; of what is added to columns, tiles are squares where they can be."""
+        is_square = self.chain.adds_to_columns and self.cuts_no_square(self.chain.width)
+        return min(SQUARE if is_square else VECTORS, self.chain.width // self.lanes)
+
+    @property
+    def registers(self) -> int:
+        """Vector registers that there are."""
+        return WIDE_REGISTERS if self.lanes * self.item_bytes >= WIDE_BYTES else REGISTERS
 
     @property
     def columns(self) -> int:
@@ -106,22 +120,21 @@ class Strips:
     def tiled(self) -> tuple[list[d.Directive], "Loops"]:
         """The loops over strips and over register tiles, and what makes them."""
         chain = self.chain
-        registers = WIDE_REGISTERS if self.lanes * self.item_bytes >= WIDE_BYTES else REGISTERS
-        rows, columns = tile_rows(chain.height, self.vectors, registers), self.columns
-        name = chain.fresh
+        height, columns, name = strip_rows(chain), self.columns, chain.fresh
+        rows = tile_rows(height, self.vectors, self.registers)
         tile, member = name(f"{chain.row}t"), name(f"{chain.row}s")
         part, lane = name(f"{chain.column}t"), name(f"{chain.column}s")
         strip, inside = chain.outer, chain.within_row
         steps: list[d.Directive] = []
-        if chain.height > STRIP_ROWS and chain.height % STRIP_ROWS == 0:
+        if height < chain.height:
             strip, inside = name(f"{chain.row}r"), name(f"{chain.row}x")
-            steps.append(d.Split(chain.within_row, strip, inside, STRIP_ROWS))
-        tail = (left,) if (left := min(chain.height, STRIP_ROWS) % rows) else ()
+            steps.append(d.Split(chain.within_row, strip, inside, height))
+        tail = (left,) if (left := height % rows) else ()
         steps.append(d.Split(inside, tile, member, max(rows, 2), tail))
         steps.append(d.Split(chain.within_column, part, lane, columns))
         splits = {free: (name(f"{free}o"), name(f"{free}i")) for free in chain.lanes()}
         squares, cells = ("", ""), ("", "")
-        is_square = not tail and self.has_squares(rows, registers)
+        is_square = not tail and self.has_squares(rows)
         for free, (outer, inner) in splits.items():
             steps.append(d.Split(free, outer, inner, SQUARE * self.lanes if is_square else columns))
         if is_square:
@@ -130,23 +143,22 @@ class Strips:
             steps += [d.Join(member, nest.result) for nest in chain.nests if not nest.lane]
         if any(nest.kind == "columns" for nest in chain.nests):
             cells = (name(f"{chain.column}q"), name(f"{chain.column}r"))
-            steps.append(d.Split(lane, *cells, tile_rows(columns, self.vectors, registers)))
+            steps.append(d.Split(lane, *cells, tile_rows(columns, self.vectors, self.registers)))
             steps += _tiles_joined(chain, lane, splits)
         around = (*chain.around(self.sizes), *dict.fromkeys((chain.outer, strip)))
         loops = Loops(around, chain.listed, part, lane, tile, member, splits, *cells, *squares)
         return steps, loops
 
-    def has_squares(self, rows: int, registers: int) -> bool:
+    def has_squares(self, rows: int) -> bool:
         """Whether products have square tiles: rows of values are then read as they are, in whole tiles."""
-        widths = [self.sizes.extents.get(name, 1) for name in self.chain.lanes()]
-        whole = all(width % (SQUARE * self.lanes) == 0 for width in widths)
-        return (
-            registers == WIDE_REGISTERS
-            and not self.chain.adds_to_columns
-            and rows > SQUARE
-            and rows % SQUARE == 0
-            and whole
-        )
+        is_cut = rows <= SQUARE or rows % SQUARE != 0
+        return not self.chain.adds_to_columns and not is_cut and self.cuts_no_square()
+
+    def cuts_no_square(self, *widths: int) -> bool:
+        """Whether registers hold square tiles, and rows of results and these widths are whole ones."""
+        all_widths = (*widths, *(self.sizes.extents.get(name, 1) for name in self.chain.lanes()))
+        is_whole = all(width % (SQUARE * self.lanes) == 0 for width in all_widths)
+        return self.registers == WIDE_REGISTERS and is_whole
 
     def packed(self, nest: Nest, loops: "Loops") -> list[d.Directive]:
         """What entries read, copied tile by tile where it begins to be the same: rows of keys are transposed.
