@@ -19,6 +19,7 @@ from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.notation import printer
 from sparsify.compiler.pipeline import Stages, compile_stages, directives_text
 from sparsify.compiler.plan import Convert, divided_rows, joined_experts, joined_rows, steps
+from sparsify.compiler.schedule import hubs
 from sparsify.compiler.schedule.alternatives import alternatives
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
@@ -65,6 +66,7 @@ def explain_kernel(kernel: Kernel, **facts: Any) -> tuple[Section, ...]:
     ]
     scheduled = kernel.schedule is not None
     compared: Sequence[str] = () if scheduled else _compared(kernel.program, kernel.sizes)
+    compared = (*compared, *(hubs.said(kernel.program, kernel.sizes) if not scheduled else ()))
     if kernel.keeping.again:
         compared = (*compared, str(kernel.keeping))
     return explain_plan(kernel.program, plan, compared=compared, **facts)
@@ -108,7 +110,7 @@ def explain_program(
             program, sizes, scheduled=schedule is not None, order=None if schedule is None else schedule.order
         )
     ]
-    compared = () if schedule is not None else _compared(program, sizes)
+    compared = () if schedule is not None else (*_compared(program, sizes), *hubs.said(program, sizes))
     return explain_plan(program, plan, compared=compared, **facts)
 
 

@@ -27,6 +27,7 @@ from sparsify.compiler.schedule import apply
 from sparsify.compiler.schedule.choose import candidates
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.gloss import gloss
+from sparsify.compiler.schedule.hubs import with_hubs
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.turn import Twin
 from sparsify.dump import Dump
@@ -234,4 +235,5 @@ def schedules(
     order: tuple[str, ...] = (),
 ) -> Iterator[Schedule]:
     """The schedules to try, the best first; `order` is that of the loops where it was found by cost."""
-    return candidates(plain, lanes(plain, vector_bytes), lane_bytes(plain), sizes, order)
+    for schedule in candidates(plain, lanes(plain, vector_bytes), lane_bytes(plain), sizes, order):
+        yield from with_hubs(plain, schedule, sizes)

@@ -95,6 +95,7 @@ def tune_schedules(
         known = Sizes(
             {name: rounded[name] or 0 for name in sorted(names)},
             {name: rounded[name] or 0 for name in stored if rounded.get(name)},
+            rows={name: rounded[f"rows of {name}"] or 0 for name in stored},
         )
         question = f"fastest kernel of {step.step!r} {calibrate.key_of(options)}"
         each = seconds / len(call.kernel.generated)

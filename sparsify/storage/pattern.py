@@ -245,6 +245,13 @@ class Pattern:
 
         return self.validated().cached("distinct", lambda: distinct(self))
 
+    def longest(self, level: int) -> int:
+        """The most entries that share a coordinate of a level, as `statistics.longest` says."""
+        from sparsify.storage.statistics import longest
+
+        known = self.validated() if level else self
+        return known.cached(("longest", level), lambda: longest(self, level))
+
     def bucket(self) -> tuple[int, ...]:
         """How many entries there are, level by level, in powers of two: what choices by size are kept under."""
         from sparsify.storage.statistics import bucket

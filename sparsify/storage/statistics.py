@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # So many entries are looked at for modes that are not the outer ones.
 SAMPLE: Final = 1 << 16
+# Entries below which rows are short.
+FEW: Final = 1 << 13
 
 
 def distinct(pattern: "Pattern") -> Mapping[tuple[int, ...], int]:
@@ -50,9 +52,32 @@ def distinct(pattern: "Pattern") -> Mapping[tuple[int, ...], int]:
 
 
 def bucket(pattern: "Pattern") -> tuple[int, ...]:
-    """Stored entries, and distinct coordinates of the outer levels, as powers of two: a key that is cheap to hash."""
+    """Stored entries, distinct coordinates of the outer levels, and the longest row, as powers of two.
+
+    It is a key that is cheap to hash.
+    """
     outer = [pattern.positions(depth) for depth in range(1, len(pattern.format.levels) + 1)]
-    return tuple(count.bit_length() for count in (*outer, pattern.nnz))
+    return tuple(count.bit_length() for count in (*outer, pattern.nnz, longest(pattern, 0)))
+
+
+def longest(pattern: "Pattern", level: int) -> int:
+    """The most entries that share a coordinate of a level: level 0 of CSR are its rows, level 1 its columns.
+
+    0 for fewer than 8192 entries, which have no row worth a thought, and for anything but two levels, a full one and
+    a list of coordinates below each of it.
+
+    >>> from sparsify.storage.interop import tensor
+    >>> A = tensor(torch.eye(9000), "csr")
+    >>> longest(A.pattern, 0), longest(A.pattern, 1)
+    (1, 1)
+    """
+    levels = [stored.level for stored in pattern.format.levels]
+    if pattern.nnz < FEW or len(levels) != 2 or not isinstance(levels[0], Dense):
+        return 0
+    pos, crd = pattern.pos[1], pattern.crd[1]
+    if pos is None or crd is None or not isinstance(levels[1], Compressed):
+        return 0
+    return int(pos.diff().max()) if level == 0 else int(crd.bincount().max())
 
 
 def coordinates_at(pattern: "Pattern", positions: Tensor) -> list[Tensor | None]:

@@ -52,8 +52,10 @@ def names(directive: d.Directive) -> Iterator[str]:
             yield f"directive precompute{' over' if over else ' of' if source else ''} in {scope}"
             if listed or marked:
                 yield f"directive precompute{' listed' * listed}{' marked' * marked}"
-        case d.Parallel(policy=policy, by=by):
+        case d.Parallel(policy=policy, by=by, hubs=hubs):
             yield f"directive parallel {policy}{' by positions' * bool(by)}"
+            if hubs:
+                yield "directive parallel hubs"
         case _:
             yield f"directive {type(directive).__name__.lower()}"
 
@@ -70,7 +72,7 @@ def wanted(compilers: list[str]) -> Iterator[str]:
     yield from (f"directive split{kind}" for kind in ("", " masked", " tail"))
     yield from (f"directive precompute{kind} in {s}" for kind in ("", " of", " over") for s in d.SCOPES)
     yield from ("directive precompute listed", "directive precompute marked")
-    yield from (f"directive parallel {policy}" for policy in POLICIES)
+    yield from (f"directive parallel {policy}" for policy in (*POLICIES, "hubs"))
     yield from (f"directive parallel {policy} by positions" for policy in ("balanced", "dynamic"))
     forms = [text.format(crd=crd, width=8, height=4) for text in FORMS for crd in NARROW]
     operands = [Format(text) for text in (*chain(*NAMED.values()), *forms)]

@@ -5,6 +5,7 @@ In: `Drawn(7)(step, sizes)`. Out: the beginning of a schedule that the compiler 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -47,11 +48,34 @@ class Offered:
             yield found[int(number)]
 
 
+class Shared:
+    """Schedules that the compiler considers, with the sums of rows of a few entries shared by threads, where it may."""
+
+    def __init__(self, seed: int) -> None:
+        self.offered = Offered(seed)
+        self.entries = int(np.random.default_rng([seed, 5]).integers(1, 4))
+
+    def __call__(self, step: Step, sizes: Sizes) -> Iterator[d.Schedule]:
+        """Schedules for the step."""
+        offered = list(self.offered(step, sizes))
+        yield from (shared for schedule in offered for shared in self.in_hubs(schedule))
+        yield from offered
+
+    def in_hubs(self, schedule: d.Schedule) -> Iterator[d.Schedule]:
+        """The schedule with the rows by which threads are balanced shared."""
+        for place, directive in enumerate(schedule.directives):
+            if isinstance(directive, d.Parallel) and directive.by:
+                changed = list(schedule.directives)
+                changed[place] = replace(directive, hubs=self.entries)
+                yield d.Schedule(tuple(changed))
+
+
 class Drawn:
     """Schedules from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng([seed, 1])
+        self.hubs = np.random.default_rng([seed, 5])
         self.fresh = 0
 
     def __call__(self, step: Step, sizes: Sizes) -> Iterator[d.Schedule]:
@@ -112,7 +136,8 @@ class Drawn:
             case 8:
                 policy = str(self.rng.choice(["static", "balanced", "dynamic"]))
                 by = self.one(tree.inputs) if tree.inputs and self.rng.random() < 0.4 else ""
-                return d.Parallel(index, policy, by, int(self.rng.choice([1, 1, 3])))
+                hubs = int(self.hubs.choice([0, 1, 3])) if by else 0
+                return d.Parallel(index, policy, by, int(self.rng.choice([1, 1, 3])), hubs=hubs)
             case 9:
                 return self.pack(tree, index)
             case 10:

@@ -18,6 +18,7 @@ from sparsify.compiler.node import find
 
 from ..sampling import sampled
 from .compare import Prepared, compile_cases, run_again, run_compiled
+from .coverage import covered
 from .data import refilled
 from .generate import WIDTHS
 from .kinds import KINDS
@@ -58,6 +59,7 @@ def run(done: list[Prepared], folder: Path, compiler: str | None = None) -> None
         ("drawn", range(6), 4),
         ("assembled", range(5), 4),
         ("packed scheduled", range(2), 1),
+        ("rows", range(6), 6),
     ],
     ids=str,
 )
@@ -82,6 +84,15 @@ def test_packed_kernels_agree(tmp_path, compiler):
     widths = {(found.case.vector_bytes, found.case.threads) for found in done}
     assert widths == set(product(WIDTHS, (1, 2)))
     run(done, tmp_path, compiler)
+
+
+def test_rows_that_threads_share_agree(tmp_path):
+    """All widths of vectors, on one thread and on two."""
+    done = lowered("rows", range(32), interpreted=False)
+    shared = [found for found in done if "directive parallel hubs" in covered(found)]
+    widths = {(found.case.vector_bytes, found.case.threads) for found in shared}
+    assert widths == set(product(WIDTHS, (1, 2)))
+    run(shared, tmp_path)
 
 
 @pytest.mark.slow

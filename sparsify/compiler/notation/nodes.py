@@ -28,12 +28,14 @@ class Serial(Kind):
 class Parallel(Kind):
     """Over threads: `static` rows, balanced by `positions` of a tensor, or `dynamic` balanced chunks.
 
-    `chunks` is the number of chunks a thread takes on average; `by` names the tensor that balances.
+    `chunks` is the number of chunks a thread takes on average; `by` names the tensor that balances. All threads share
+    the sums of a row with more than `hubs` positions, 0 for no row.
     """
 
     policy: str = "static"
     by: str = ""
     chunks: int = 1
+    hubs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

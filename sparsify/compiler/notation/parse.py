@@ -4,7 +4,7 @@ In: `forall i: forall j: y[i] += A[i,j] * x[j]`. Out: `Forall("i", Forall("j", A
 
     body       member (";" member)*           a body reaches as far as it can
     member     head ":" body | "(" body ")" | assignment
-    head       [kind] "forall" name [policy] ["by positions of" name] ["chunks" number]
+    head       [kind] "forall" name [policy] ["by positions of" name] ["chunks" number] ["hubs" number]
              | "let" temporary ("," temporary)* | "if" expression
     temporary  name ["[" name ("," name)* "]"] ":" dtype "in" scope ["layout (" numbers ")"] ["pattern of"
                name "[" name ("," name)* "]"] ["listed"] ["marked"]
@@ -34,7 +34,7 @@ NAME = r"[^\W\d]\w*"
 FORALL = re.compile(
     rf"\s*(?P<kind>parallel |vector |unrolled |transposed )?\s*forall\s+(?P<index>{NAME})"
     rf"(?:\s+(?P<policy>dynamic|static))?(?:\s+by positions of\s+(?P<by>{NAME}))?"
-    rf"(?:\s+chunks\s+(?P<chunks>\d+))?\s*:"
+    rf"(?:\s+chunks\s+(?P<chunks>\d+))?(?:\s+hubs\s+(?P<hubs>\d+))?\s*:"
 )
 TEMPORARY = re.compile(
     rf"\s*(?P<name>{NAME})(?:\[(?P<indices>[^\]]*)\])?\s*:\s*(?P<dtype>\w+)\s+in\s+(?P<scope>\w+)"
@@ -141,7 +141,8 @@ def _kind(found: re.Match[str]) -> Kind:
     """The kind of a loop from its head."""
     kind = (found["kind"] or "").strip()
     if kind == "parallel":
-        return Parallel(found["policy"] or "static", found["by"] or "", int(found["chunks"] or 1))
+        counts = int(found["chunks"] or 1), int(found["hubs"] or 0)
+        return Parallel(found["policy"] or "static", found["by"] or "", *counts)
     kinds: dict[str, Kind] = {"vector": Vector(), "unrolled": Unrolled(), "transposed": Transposed()}
     return kinds.get(kind, Serial())
 

@@ -116,12 +116,12 @@ def _loop(index: str, kind: "nodes.Kind") -> str:
             return f"unrolled forall {index}"
         case nodes.Transposed():
             return f"transposed forall {index}"
-        case nodes.Parallel(policy, by, chunks):
+        case nodes.Parallel(policy, by, chunks, hubs):
             text = f"parallel forall {index}"
             if policy != "static":
                 text += f" {policy}"
             if by:
                 text += f" by positions of {by}"
-            return text + (f" chunks {chunks}" if chunks != 1 else "")
+            return text + (f" chunks {chunks}" if chunks != 1 else "") + (f" hubs {hubs}" if hubs else "")
         case _:
             raise AssertionError(f"no text for {type(kind).__name__}")

@@ -75,9 +75,9 @@ def _step(program: Notation, directive: d.Directive) -> Notation:
             return _set_kind(program, index, notation.Vector(), nest)
         case d.Unroll(index=index, nest=nest):
             return _set_kind(program, index, notation.Unrolled(), nest)
-        case d.Parallel(index=index, policy=policy, by=by, chunks=chunks, nest=nest):
+        case d.Parallel(index, policy, by, chunks, nest, hubs):
             _check_parallel(program, index, nest)
-            return _set_kind(program, index, notation.Parallel(policy, by, chunks), nest)
+            return _set_kind(program, index, notation.Parallel(policy, by, chunks, hubs), nest)
         case d.Transpose(rows=rows, lanes=lanes, nest=nest):
             turned = _set_kind(program, rows, notation.Transposed(), nest)
             done = _set_kind(turned, lanes, notation.Vector(), nest)

@@ -179,19 +179,24 @@ class Unroll(Directive):
 
 @dataclass(frozen=True, slots=True)
 class Parallel(Directive):
-    """`parallel i [in w] [static | balanced A | dynamic A] [chunks 32]`: threads share the iterations of `i`."""
+    """`parallel i [in w] [static | balanced A | dynamic A] [chunks 32]`: threads share the iterations of `i`.
+
+    `parallel i dynamic A hubs 65536`: the sums of a row of `A` with more stored positions are shared by all threads.
+    """
 
     index: str
     policy: str = "static"
     by: str = ""
     chunks: int = 1
     nest: str = ""
+    hubs: int = 0
 
     def __str__(self) -> str:
         nest = f" in {self.nest}" if self.nest else ""
         by = f" {self.by}" if self.by else ""
         chunks = f" chunks {self.chunks}" if self.chunks != 1 else ""
-        return f"parallel {self.index}{nest} {self.policy}{by}{chunks}"
+        hubs = f" hubs {self.hubs}" if self.hubs else ""
+        return f"parallel {self.index}{nest} {self.policy}{by}{chunks}{hubs}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,8 +307,8 @@ _FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
     ("vector k [in w]", rf"vector\s+(?P<index>{_NAME}){_IN}", Vector),
     ("unroll k [in w]", rf"unroll\s+(?P<index>{_NAME}){_IN}", Unroll),
     (
-        "parallel i [in w] [static|balanced A|dynamic [A]] [chunks 32]",
-        rf"parallel\s+(?P<index>{_NAME}){_IN}(?:\s+(?P<policy>static|balanced|dynamic)(?:\s+(?!chunks\b)(?P<by>{_NAME}))?)?(?:\s+chunks\s+(?P<chunks>\d+))?",
+        "parallel i [in w] [static|balanced A|dynamic [A]] [chunks 32] [hubs 65536]",
+        rf"parallel\s+(?P<index>{_NAME}){_IN}(?:\s+(?P<policy>static|balanced|dynamic)(?:\s+(?!(?:chunks|hubs)\b)(?P<by>{_NAME}))?)?(?:\s+chunks\s+(?P<chunks>\d+))?(?:\s+hubs\s+(?P<hubs>\d+))?",
         Parallel,
     ),
     ("prefetch T 16", rf"prefetch\s+(?P<tensor>{_NAME})\s+(?P<distance>\d+)", Prefetch),
@@ -334,7 +339,7 @@ def _directive(text: str) -> Directive:
 def _field(name: str, value: str) -> object:
     """A matched group as the value of the field of that name."""
     match name:
-        case "size" | "chunks" | "distance":
+        case "size" | "chunks" | "distance" | "hubs":
             return int(value)
         case "tail":
             return tuple(int(size) for size in value.split())
@@ -366,3 +371,7 @@ def _check(directive: Directive, text: str) -> None:
             )
         case Parallel(chunks=chunks) if chunks < 1:
             raise ScheduleError(f"`{text}`: {chunks} chunks", "one or more")
+        case Parallel(by="", hubs=hubs) if hubs:
+            raise ScheduleError(
+                f"`{text}`: {hubs} positions of which rows?", "parallel i dynamic A hubs 65536"
+            )

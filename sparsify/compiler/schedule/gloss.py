@@ -78,4 +78,5 @@ def _parallel(directive: d.Parallel) -> str:
     if directive.policy == "dynamic" and directive.by:
         share += f", each with equally many stored positions of {directive.by}"
     nest = f" in the nest of {directive.nest}" if directive.nest else ""
-    return f"threads take {share}{nest}"
+    hubs = f"; all share the sums of a row of more than {directive.hubs:,}" if directive.hubs else ""
+    return f"threads take {share}{nest}{hubs}"

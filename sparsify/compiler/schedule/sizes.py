@@ -35,6 +35,8 @@ class Sizes:
         patterns: of sparse operands that are at hand and stored as they are read.
         reaches: of operands that are not at hand any more.
         counts: distinct coordinates of those.
+        rows: the most entries of a row of those.
+        turned: patterns of matrices that are at hand and read in the other order of their modes.
     """
 
     extents: Mapping[str, int] = field(default_factory=dict)
@@ -42,6 +44,8 @@ class Sizes:
     patterns: Mapping[str, Pattern] = field(default_factory=dict)
     reaches: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    turned: Mapping[str, Pattern] = field(default_factory=dict)
 
     def mean_below(self, declared: Declaration) -> float | None:
         """The mean number of entries in the last level of an operand below each of its parents, at least."""
@@ -57,23 +61,35 @@ class Sizes:
         pattern = self.patterns.get(name)
         return self.counts.get(name, {}) if pattern is None else pattern.distinct()
 
-    def key(self, program: Program) -> tuple[SizeClass, SizeClass]:
+    def longest_row(self, name: str) -> int | None:
+        """The most entries of a row of an operand, as it is read, 0 for few; `None` where that is not known."""
+        if (pattern := self.patterns.get(name)) is not None:
+            return pattern.longest(0)
+        pattern = self.turned.get(name)
+        return self.rows.get(name) if pattern is None else pattern.longest(1)
+
+    def key(self, program: Program) -> tuple[SizeClass, SizeClass, SizeClass]:
         """What is known of the operands of a program, to compare with."""
         names = {name: self.extents.get(name) for d in program.declarations for name in d.extents}
-        return tuple(names.items()), tuple((name, self.stored.get(name)) for name in program.inputs)
+        stored = tuple((name, self.stored.get(name)) for name in program.inputs)
+        rows = tuple((f"rows of {name}", self.longest_row(name)) for name in program.inputs)
+        return tuple(names.items()), stored, rows
 
     def rounded(self, program: Program) -> SizeClass:
         """The same in powers of two where numbers are large: operands of one class share what was measured."""
-        extents, stored = self.key(program)
         return tuple(
             (name, size if size is None or size <= EXACT else 1 << size.bit_length())
-            for name, size in (*extents, *stored)
+            for known in self.key(program)
+            for name, size in known
         )
 
     def also(self, sources: Mapping[str, str]) -> "Sizes":
-        """These sizes, with the numbers of stored entries under more names, each with the one it stands for."""
+        """These sizes, with the numbers of stored entries under more names, each with the one that it turns."""
         more = {name: self.stored[source] for name, source in sources.items() if source in self.stored}
-        return replace(self, stored={**more, **self.stored}) if more else self
+        if not more:
+            return self
+        turned = {name: self.patterns[source] for name, source in sources.items() if source in self.patterns}
+        return replace(self, stored={**more, **self.stored}, turned={**turned, **self.turned})
 
     def shared(self, program: Program) -> "Sizes":
         """These sizes, with what is known of the operands whose patterns other tensors of the program share."""
@@ -101,8 +117,14 @@ class Sizes:
         """The same knowledge in numbers alone, for what outlives the operands."""
         reaches = {name: found.reach() for name, found in self.patterns.items()}
         counts = {name: found.distinct() for name, found in self.patterns.items()}
+        rows = {name: self.longest_row(name) or 0 for name in (*self.patterns, *self.turned)}
         return replace(
-            self, patterns={}, reaches={**self.reaches, **reaches}, counts={**self.counts, **counts}
+            self,
+            patterns={},
+            turned={},
+            reaches={**self.reaches, **reaches},
+            counts={**self.counts, **counts},
+            rows={**self.rows, **rows},
         )
 
     def is_far(self, row: str, column: str, item_bytes: int, driver: Declaration | None) -> bool:
@@ -134,6 +156,7 @@ def sizes_of(program: Program, operands: Sequence[object]) -> Sizes:
     extents: dict[str, int] = dict(program.extents)
     stored: dict[str, int] = {}
     patterns: dict[str, Pattern] = {}
+    turned: dict[str, Pattern] = {}
     for name, operand in zip(program.inputs, operands, strict=False):
         declared = program.declaration(name)
         shape = tuple(getattr(operand, "shape", ()))
@@ -144,7 +167,12 @@ def sizes_of(program: Program, operands: Sequence[object]) -> Sizes:
             # In traced graphs tensors stand for others and have no entries to look at.
             if type(operand._vals) is Tensor and operand._pattern.format == declared.format:
                 patterns[name] = operand._pattern
-    return Sizes(extents, stored, patterns)
+            elif (
+                type(operand._vals) is Tensor
+                and operand._pattern.format.ordering == declared.format.ordering[::-1]
+            ):
+                turned[name] = operand._pattern
+    return Sizes(extents, stored, patterns, turned=turned)
 
 
 def _numbers(sizes: Mapping[str, int]) -> Mapping[str, int]:

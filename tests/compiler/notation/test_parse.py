@@ -53,6 +53,9 @@ def test_structure():
     assert parse_notation("parallel forall i dynamic chunks 4: vector forall j: y[i] = 0") == Forall(
         "i", Forall("j", zero, Vector()), Parallel("dynamic", "", 4)
     )
+    text = "parallel forall i dynamic by positions of A hubs 64: y[i] = 0"
+    assert parse_notation(text) == Forall("i", zero, Parallel("dynamic", "A", hubs=64))
+    assert str(parse_notation(text)) == text
     assert parse_notation("let w[k]: float32 in register: unrolled forall i: y[i] = 0") == Let(
         (Temporary("w", ("k",), "float32", "register"),), Forall("i", zero, Unrolled())
     )

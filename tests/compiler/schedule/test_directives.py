@@ -30,6 +30,7 @@ def test_lines_and_semicolons():
         ("precompute w at i in cache", "there is no scope cache"),
         ("pack P = B at ko in thread", "pack P = B"),
         ("parallel i dynamic A chunks 0", "0 chunks"),
+        ("parallel i dynamic hubs 64", "64 positions of which rows"),
     ],
 )
 def test_refused(text, message):

@@ -33,6 +33,10 @@ TEXTS = {
     "parallel i dynamic A": (
         "threads take one chunk after the other, each with equally many stored positions of A"
     ),
+    "parallel i dynamic A hubs 65536": (
+        "threads take one chunk after the other, each with equally many stored positions of A; all share the sums of "
+        "a row of more than 65,536"
+    ),
     "prefetch T 16": "what is gathered from T 16 stored positions later is asked for now",
     "transpose i k in w": "square tiles of i and k that w reads are transposed in registers",
     "cut T": "T is computed by a kernel or library call of its own",

@@ -75,13 +75,15 @@ class Place:
     """How far into its levels an access is: `levels` are done, at `position`.
 
     After a level with repeated coordinates (`segment_end` set) the next level runs over the segment. `segment`
-    is where the segment of the last compressed level begins.
+    is where the segment of the last compressed level begins. `part` are the positions of the next level that loops
+    run over, `None` for all.
     """
 
     levels: int
     position: Coordinate
     segment_end: Expr | None = None
     segment: Expr | None = None
+    part: Range | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,15 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
+class Hub:
+    """A row of `tensor`, that of `index`, whose sums threads share: `size` stored positions at a time."""
+
+    tensor: str
+    index: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
     """Everything known at one place of the loop nest; extended, never changed.
 
@@ -133,6 +144,7 @@ class Environment:
     masked: frozenset[tuple[Access, int]] = frozenset()
     clamped: frozenset[tuple[Access, int]] = frozenset()
     in_parallel: bool = False
+    hub: Hub | None = None
 
     def with_coordinate(self, index: str, value: Coordinate) -> "Environment":
         """With index variable `index` at `value`."""

@@ -90,6 +90,7 @@ class Lowering:
         self.repeating: set[str] = set()
         self.prefilled: set[str] = set()
         self.is_parallel = False
+        self.shared_sums = 0
         self.names = {*self.index_dtypes, *self._sizes()}
         self.in_registers = {t.name for let in lets for t in let.temporaries if t.scope == "register"}
         self.names |= {t.name for let in lets for t in let.temporaries} - self.in_registers

@@ -1,6 +1,7 @@
 """Loops over threads: rows in equal parts, or balanced by stored positions, static or handed out in chunks.
 
-In: `parallel i dynamic A`. Out: `parallel for i in chunks of A2_pos, 32 a thread, dynamic`.
+In: `parallel i dynamic A`. Out: `parallel for i in chunks of A2_pos, 32 a thread, dynamic`. Rows that are too long for
+a thread are shared before (`hubs.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sparsify.compiler.loops.arithmetic import (
     quotient,
     times,
 )
-from sparsify.compiler.loops.lower import bounded, iterate, sparse
+from sparsify.compiler.loops.lower import bounded, hubs, iterate, sparse
 from sparsify.compiler.loops.lower.environment import Environment, Range, scalar
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.lower.levels import (
@@ -58,7 +59,11 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
     end = loops.Var(low.fresh(f"{loop.index}_end"), loops.INT)
     low.setups.append([])
     shared = dict(low.memory)
-    extent, body = _part(low, alone, begin, end, replace(env, in_parallel=True))
+    here = replace(env, in_parallel=True)
+    if loop.kind.hubs:
+        extent, body = hubs.others(low, loop, begin, end, here)
+    else:
+        extent, body = _part(low, alone, begin, end, here)
     setup = loops.Block(tuple(low.setups.pop()))
     low.memory = shared
     dynamic = loop.kind.policy == "dynamic"
@@ -69,6 +74,7 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
     if low.assembly is not None and low.assembly.is_running:
         body = [bounded.part(low.assembly), *body]
     return [
+        *(hubs.shared(low, loop, env) if loop.kind.hubs else []),
         loops.ParallelFor(
             begin,
             end,
@@ -80,7 +86,7 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
             row_cost=_row_cost(low, loop.kind.by),
             chunks_per_thread=chunks,
             dynamic=dynamic,
-        )
+        ),
     ]
 
 

@@ -86,6 +86,8 @@ def level_range(low: Lowering, access: Access, place: Place, *, in_lanes: bool =
         raise ScheduleError(
             f"the lanes of a vector loop reach different rows of {access}", "vector an inner loop"
         )
+    if place.part is not None:
+        return place.part
     start = place.position.start
     stride = low.declaration(access.tensor).format.levels[place.levels].level.stride
     after = plus(start, integer(stride)) if place.segment_end is None else place.segment_end

@@ -13,7 +13,7 @@ from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Const, Expr, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, minus, plus, product
-from sparsify.compiler.loops.lower import marked, workspace
+from sparsify.compiler.loops.lower import hubs, marked, workspace
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register, scalar
 from sparsify.compiler.loops.lower.levels import first_below, is_located, level_variable, place_of
 from sparsify.compiler.node import Node, find
@@ -32,10 +32,12 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
     """The temporaries, set to the identity where sums begin and to the fill where loops skip, then the body."""
     declared: list[loops.Stmt] = []
     starts = {t.name: _identity(low, node, t) for t in node.temporaries}
+    variables: dict[str, list[loops.Var]] = {}
     for temporary in node.temporaries:
         if temporary.scope == "register":
-            registers, env = _register(low, node, temporary, starts[temporary.name], env)
+            registers, env = register(low, node, temporary, starts[temporary.name], env)
             declared += registers
+            variables[temporary.name] = [each.var for each in registers]
         elif env.lane is not None:
             raise ScheduleError(
                 f"{temporary} lies in the vector loop over {env.lane.index}, whose lanes would share it",
@@ -49,7 +51,7 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
             _allocate(low, temporary)
     around = low.prefilled - set(starts)
     low.prefilled &= around
-    body = low.statement(node.body, env)
+    body = low.statement(node.body, env) if env.hub is None else hubs.body(low, node, variables, env)
     fills: list[loops.Stmt] = []
     for temporary in node.temporaries:
         start = starts[temporary.name]
@@ -72,9 +74,9 @@ def _identity(low: Lowering, node: notation.Let, temporary: notation.Temporary) 
     raise AssertionError(f"{temporary} is never assigned")
 
 
-def _register(
+def register(
     low: Lowering, node: notation.Let, temporary: notation.Temporary, start: Start, env: Environment
-) -> tuple[list[loops.Stmt], Environment]:
+) -> tuple[list[loops.Declare], Environment]:
     """One variable for each element of a temporary in registers."""
     lanes = low.lanes
     kinds = {index: _kinds(node, index) for index in temporary.indices}
@@ -106,7 +108,7 @@ def _register(
         names = [f"{name}_{n}" for name in names for n in range(counts[index])]
     value = loops.Literal(low.fill_of(Access(temporary.name)) if start is None else start, kind)
     low.names.update(names)
-    declared: list[loops.Stmt] = [loops.Declare(loops.Var(name, kind), value, True) for name in names]
+    declared = [loops.Declare(loops.Var(name, kind), value, True) for name in names]
     return declared, replace(env, registers={**env.registers, temporary.name: register})
 
 
@@ -165,7 +167,7 @@ def _count(low: Lowering, temporary: notation.Temporary) -> loops.Expr:
     """How many elements a temporary in memory has."""
     if temporary.pattern_of is None:
         return product([low.bound(index) for index in temporary.indices])
-    if _is_whole(temporary):
+    if is_whole(temporary):
         dense = [i for i in temporary.indices if i not in temporary.pattern_indices]
         stored = loops.Var(f"{temporary.pattern_of}_nnz", loops.INT)
         return product([*(low.bound(index) for index in dense), stored])
@@ -187,7 +189,7 @@ def has_room(low: Lowering, name: str, index: str, lanes: int) -> bool:
 
 def position(low: Lowering, temporary: notation.Temporary, access: Access, env: Environment) -> Coordinate:
     """The position of an entry in a temporary in memory: its modes folded in storage order."""
-    is_by_positions = temporary.pattern_of is not None and _is_whole(temporary)
+    is_by_positions = temporary.pattern_of is not None and is_whole(temporary)
     for index in access.indices:
         if not isinstance(index, Index | Const) or (isinstance(index, Const) and not is_by_positions):
             raise UnsupportedProgramError(f"{access} has the index {index}", "plain index variables")
@@ -236,7 +238,7 @@ def _constant(index: Expr) -> Coordinate:
     return scalar(loops.Literal(int(index.value), loops.INT))
 
 
-def _is_whole(temporary: notation.Temporary) -> bool:
+def is_whole(temporary: notation.Temporary) -> bool:
     """Whether a temporary has all positions of its pattern, not only those below outer loops."""
     return set(temporary.pattern_indices) <= set(temporary.indices)
 

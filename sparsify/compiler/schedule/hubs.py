@@ -1,0 +1,67 @@
+"""Hub rows: which rows of an operand are so long that the threads share each of them.
+
+In: `parallel i dynamic A`, A with 2,000,000 entries of which one row has the half, and 128 columns.
+Out: `parallel i dynamic A hubs 32768`.
+
+Which rows they are does not depend on the number of threads, so that sums are rounded alike on any number of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+from typing import Final
+
+from sparsify.compiler.einsum.nodes import Declaration, Program
+from sparsify.compiler.notation.nodes import Notation
+from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule.sizes import Sizes
+
+# Chunks of rows that threads take have at least such a part of all entries; a longer row keeps one thread busy while
+# the others have nothing left.
+SHARE: Final = 64
+# Entries of a row that take far longer than it takes to start threads, of one column and of many: about 100 us.
+LEAST_NARROW: Final = 1 << 17
+LEAST_WIDE: Final = 1 << 13
+# Columns that take as long as one, as each entry is read once.
+NARROW: Final = 8
+
+
+def with_hubs(program: Notation | Program, schedule: d.Schedule, sizes: Sizes) -> Iterator[d.Schedule]:
+    """The schedule with long rows shared, where there are some, then the schedule."""
+    for place, directive in enumerate(schedule.directives):
+        if isinstance(directive, d.Parallel) and directive.policy == "dynamic" and directive.by:
+            entries = hub_entries(program, directive.by, sizes)
+            if entries:
+                before, after = schedule.directives[:place], schedule.directives[place + 1 :]
+                yield d.Schedule((*before, replace(directive, hubs=entries), *after))
+                break
+    yield schedule
+
+
+def hub_entries(program: Notation | Program, name: str, sizes: Sizes) -> int:
+    """The most entries of a row of an operand that one thread takes; 0 where no row has more."""
+    stored, longest = sizes.stored.get(name), sizes.longest_row(name)
+    declared = next((found for found in program.declarations if found.name == name), None)
+    if declared is None or not stored or not longest:
+        return 0
+    least = max(LEAST_WIDE, LEAST_NARROW // max(1, _columns(program, declared, sizes) // NARROW))
+    entries = 1 << (max(least, stored // SHARE) - 1).bit_length()
+    return entries if longest > entries else 0
+
+
+def _columns(program: Notation | Program, operand: Declaration, sizes: Sizes) -> int:
+    """How many numbers of a result an entry adds to."""
+    results = [declared for declared in program.declarations if declared.name in program.outputs]
+    free = {name for declared in results for name in declared.extents} - set(operand.extents)
+    known = {**sizes.extents, **dict(program.extents)}
+    return prod(max(1, known.get(name, 1)) for name in free)
+
+
+def said(program: Program, sizes: Sizes) -> list[str]:
+    """Why rows of operands are shared, in words."""
+    return [
+        f"{name}: the longest row has {sizes.longest_row(name):,} of {sizes.stored[name]:,} entries; all threads share "
+        f"each row of more than {entries:,}, where its sums are in registers"
+        for name in program.inputs
+        if (entries := hub_entries(program, name, sizes))
+    ]
