@@ -36,6 +36,11 @@ P[{h}i,j] = exp(S[{h}i,j] - where(m[{h}i] == -inf, 0, m[{h}i]))
 d[{h}i] += P[{h}i,j]
 """
 WEIGHTED: Final = SOFTMAX.format(h="h,") + "Y[i,h,f] += P[h,i,j] * X[j,h,f] / where(d[h,i] == 0, 1, d[h,i])"
+DROPPED: Final = SOFTMAX.format(h="h,") + (
+    "W[h,i,j] = where(stored(A[i,j]), where(uniform(seed[h], i, j) < 0.6, 0, 2.5), 0)\n"
+    "D[h,i,j] = where(stored(A[i,j]), P[h,i,j] * W[h,i,j], 0)\n"
+    "Y[i,h,f] += D[h,i,j] * X[j,h,f] / where(d[h,i] == 0, 1, d[h,i])"
+)
 HEADS_FIRST: Final = (
     SOFTMAX.format(h="h,") + "Y[h,i,f] += P[h,i,j] * V[h,j,f] / where(d[h,i] == 0, 1, d[h,i])"
 )
@@ -45,6 +50,7 @@ SUMS: Final = LEAKY.format("a[j,h] + b[i,h]")
 MIXED: Final = f"sum(k, {LEAKY.format('Q[i,h,k] + X[j,h,k]')} * w[0,h,k])"
 PROGRAMS: Final = {
     "GAT": f"S[h,i,j] = where(stored(A[i,j]), {SUMS} + A[i,j], -inf)" + WEIGHTED,
+    "GAT, dropped": f"S[h,i,j] = where(stored(A[i,j]), {SUMS} + A[i,j], -inf)" + DROPPED,
     "GATv2": f"S[h,i,j] = where(stored(A[i,j]), {MIXED} + A[i,j], -inf)" + WEIGHTED,
     "TransformerConv": "S[h,i,j] = where(stored(A[i,j]), sum(k, Q[i,h,k] * K[j,h,k]) / 2.8 + A[i,j], -inf)"
     + WEIGHTED,
@@ -56,6 +62,7 @@ PROGRAMS: Final = {
 # Nodes, edges of each, heads and features of a head.
 SIZES: Final = {
     "GAT": ((20_000, 10, 8, 8), (4_000, 30, 8, 8), (4_000, 30, 4, 32)),
+    "GAT, dropped": ((20_000, 10, 8, 8), (4_000, 30, 2, 4), (4_000, 30, 4, 32)),
     "GATv2": ((20_000, 10, 8, 8), (4_000, 30, 8, 8), (4_000, 30, 2, 64)),
     "TransformerConv": ((20_000, 10, 8, 8), (4_000, 30, 8, 8), (4_000, 30, 4, 32)),
     "attention": ((4_000, 30, 4, 32), (1_000, 60, 12, 64)),
@@ -135,11 +142,13 @@ def _chains(name: str, text: str, nodes: int, edges: int, heads: int, features: 
         if f"{tensor}[" in text:
             modes = text.split(f"{tensor}[")[1].split("]")[0].split(",")
             operands[tensor] = torch.randn([extents[mode] for mode in modes], generator=generator)
+    if "seed[" in text:
+        operands["seed"] = torch.arange(heads, dtype=torch.int32)
     fixed = {index: extents[index] for index in "hfk" if f"{index}," in text or f",{index}]" in text}
     kernel = evaluate_kernel(text, "Y", sizes=fixed, **operands)
     name = f"{name} {nodes} x {edges}, {heads} x {features}"
     yield Chain(name, kernel.program, operands)
-    dense = tuple(tensor for tensor in kernel.program.inputs if tensor != "A")
+    dense = tuple(tensor for tensor in kernel.program.inputs if tensor not in ("A", "seed"))
     reverse = kernel.adjoint(dense).program if len(dense) > 1 else None
     parts = None if reverse is None else divide(name_extents(reverse))
     if reverse is None or parts is None:

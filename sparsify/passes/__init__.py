@@ -8,6 +8,7 @@ from sparsify.passes.attention import attention
 from sparsify.passes.base import Pass
 from sparsify.passes.check import check
 from sparsify.passes.contest import contest
+from sparsify.passes.edge_dropout import edge_dropout
 from sparsify.passes.emit import emit
 from sparsify.passes.flatten import flatten
 from sparsify.passes.folded import fold
@@ -29,6 +30,7 @@ PASSES: tuple[Pass, ...] = (
         "marked", mark, whole_graph
     ),  # needs the canonical graph of `capture`: rules see one name per operator
     Pass("masked", masked, whole_graph),  # needs the marks; the graph to compare with has its patterns
+    Pass("drawn", edge_dropout, whole_graph),  # needs the marks of edges; what it draws is compared with, too
     Pass("propagated", propagate, whole_graph),  # from the marks of inputs and parameters
     Pass("flattened", flatten, whole_graph),  # needs the marks of weights; lifts see matrices alone
     Pass("reordered", reorder, whole_graph),  # needs the marks; lifts see the nodes in their new order

@@ -122,7 +122,8 @@ class Draft:
         notices: where warnings go.
         formats: that were chosen for weights.
         stored: how weights are packed already.
-        masked: the graph with the patterns of rules in its attention, as the dense model has them not.
+        masked: the graph with the patterns of rules in its attention, as the dense model has them not, and with the
+            draws of kernels that drop weights of edges.
     """
 
     captured: Captured

@@ -312,24 +312,25 @@ class SparseModule(TracedModule):
         return self.report
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
-        """The source model's own result, under the patterns that rules put into its attention.
+        """The source model's own result, under the patterns that rules put into its attention, and as kernels draw.
 
         Raises:
             CaptureError: there are patterns, and no graph to put them into.
         """
-        if not self._asked.has_masks:
-            with in_modes(self._source, self), self._weights.dense():
-                return self._source(*args, **kwargs)
-        call = calls.flatten(self._signature, args, kwargs)
-        tensors = call.tensors(self._matrices)
-        variant = self.variant_for(call, tensors)
-        if variant is None:
-            like = (modes(self), call.shape)
-            why = self._captures.refused.get(like, "no captured graph fits the call")
-            raise CaptureError(
-                f"{type(self._source).__name__} cannot run with the masks of its recipe: {why}"
-            )
+        variant, tensors = None, list[torch.Tensor]()
+        draws = any(modes(self)) and not torch.is_autocast_enabled("cpu")
+        if self._asked.has_masks or draws:
+            call = calls.flatten(self._signature, args, kwargs)
+            tensors = call.tensors(self._matrices)
+            variant = self.variant_for(call, tensors)
+            if variant is None and self._asked.has_masks:
+                like = (modes(self), call.shape)
+                why = self._captures.refused.get(like, "no captured graph fits the call")
+                name = type(self._source).__name__
+                raise CaptureError(f"{name} cannot run with the masks of its recipe: {why}")
         with in_modes(self._source, self), self._weights.dense():
+            if variant is None or variant.masked is None:
+                return self._source(*args, **kwargs)
             return variant.masked_result(self._source, tensors)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -29,8 +29,8 @@ from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, values_at
 
 REMEMBERED = 8
-# What entries at the same place become together.
-Joins = Literal["sum", "logsumexp"]
+# What entries at the same place become together; `nothing` where there may be none.
+Joins = Literal["sum", "logsumexp", "nothing"]
 
 
 @dataclass(frozen=True)
@@ -280,8 +280,14 @@ class Structure:
             edges = torch.ones(len(raw[spec.rows]), dtype=spec.dtype, device=raw[spec.rows].device)
         else:
             edges = raw[spec.values]
+        if spec.joins == "nothing" and len(edges) > aligned.pattern.nnz:
+            raise UnsupportedProgramError(
+                f"of {len(edges)} edges {len(edges) - aligned.pattern.nnz} join the same nodes as others, and dropout "
+                "draws for each by itself",
+                "edges that are there once, as torch_geometric.utils.coalesce makes them",
+            )
         values = aligned.values(edges)
-        return SparseTensor(aligned.pattern, values.log() if spec.joins == "logsumexp" else values)
+        return SparseTensor(aligned.pattern, values if spec.joins == "sum" else values.log())
 
 
 def plain(operand: SparseTensor) -> SparseTensor:

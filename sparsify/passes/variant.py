@@ -28,7 +28,8 @@ class Variant:
         is_plain: whether the graph returns the model's output itself; else the leaves of its output class.
         run: the compiled graph, of the module and its inputs.
         eager: the same of the inputs, for tensors that have memory.
-        masked: the graph of the model with the patterns of rules in its attention, None where there are none.
+        masked: the graph of the model with the patterns of rules in its attention, and the draws of kernels that drop
+            weights of edges; None where there are none.
     """
 
     captured: Captured
@@ -49,8 +50,8 @@ class Variant:
         return Variant(captured, report, self.regions, self.is_plain, masked=self.masked)
 
     def masked_result(self, source: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
-        """What the dense model computes with the patterns of rules in its attention."""
-        assert self.masked is not None, "only rules with patterns ask for this"
+        """What the dense model computes with the patterns of rules in its attention, and what kernels draw."""
+        assert self.masked is not None, "only graphs with patterns or draws of kernels ask for this"
         names = {str(node.target) for node in self.masked.find_nodes(op="get_attr")}
         known = self.captured.constants
         parameters = {name: known[name] if name in known else tensor_of(source, name) for name in names}

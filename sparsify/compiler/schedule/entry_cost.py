@@ -32,6 +32,8 @@ ALONE: Final = 10.0
 BESIDE: Final = 5.0
 GROUPED: Final = 4.0
 LEFT: Final = 36.0
+# Per random number or vector of them.
+DRAWN: Final = 50.0
 # How much longer functions of entries take where a short row ends before the next one begins.
 WAITING: Final = 2.0
 # What loops do not hide of the time that rows of tables take on their way.
@@ -84,7 +86,9 @@ class EntryCost:
 
     def apart_us(self, nest: Nest) -> float:
         """The time of one thread for the loops of a nest in a kernel of its own, which reads and writes its entries."""
-        return self._apart(nest) + self._gathered_us(nest, False) + self._moved_us(self.tensors(nest))
+        drawn = self._drawn_us(nest) if nest.kind == "entries" else 0.0
+        gathered = self._gathered_us(nest, False)
+        return self._apart(nest) + drawn + gathered + self._moved_us(self.tensors(nest))
 
     def tensors(self, nest: Nest) -> set[str]:
         """The tensors that a kernel of its own for a nest reads and writes."""
@@ -166,6 +170,11 @@ class EntryCost:
         """What a vector takes of what a nest computes of numbers, sums aside."""
         return _operations(self._value(nest), "")
 
+    def _drawn_us(self, nest: Nest) -> float:
+        """What it takes to draw a random number for each entry alone: a kernel of its own has no vectors of them."""
+        calls = [call for call in find(self._value(nest), Call) if call.function == "uniform"]
+        return self.entries * DRAWN * len(calls) * self.machine.vector_us
+
     def _value(self, nest: Nest) -> Expr:
         """What a nest computes, as it was written."""
         written = (s.value for s in self.program.statements if s.target.tensor == nest.result)
@@ -212,7 +221,10 @@ def _operations(value: Expr, lane: str) -> float:
     """What a vector takes of the calls along an index variable; without one, of those that no sum contains."""
     kept = find(value, Call) if lane else _outermost(value)
     calls = [call for call in dict.fromkeys(kept) if not lane or Index(lane) in find(call, Index)]
-    return sum(POINTWISE if call.function in ARITHMETIC else ELEMENTARY for call in calls)
+    return sum(
+        POINTWISE if call.function in ARITHMETIC else DRAWN if call.function == "uniform" else ELEMENTARY
+        for call in calls
+    )
 
 
 def _outermost(node: Node) -> list[Call]:

@@ -87,7 +87,11 @@ def note_weights(fragment: Fragment) -> None:
 def attention_over_edges(draft: Draft) -> dict[fx.Node, EdgeSoftmax]:
     """The attention over edges that a rule reached, by the node that it ends in."""
     found = {node: match for node in draft.graph.nodes if (match := edge_softmax.recognise(node)) is not None}
-    return {node: match for node, match in found.items() if edge_mark(match) is not None}
+    return {
+        node: match
+        for node, match in found.items()
+        if edge_mark(match) is not None and not match.messages.is_drawn_by_torch
+    }
 
 
 def edge_mark(match: EdgeSoftmax) -> Mark | None:

@@ -17,7 +17,9 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand, declare
+from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.einsum.nodes import Const
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
@@ -29,7 +31,6 @@ from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import argument, operator_name, sources, tensor_value
 from sparsify.passes.region import Region
 from sparsify.passes.structure import Joins
-from sparsify.storage.format import Format
 
 DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
 # Index variables of a result beside that of the node, by the number of modes.
@@ -237,10 +238,9 @@ def region_of(
     )
     dtype = DTYPES[value.dtype]
     declared = {"A": Operand(matrix.format, dtype, 0.0, result_index_dtypes(matrix.format))}
-    declared |= {
-        name: Operand(Format("dense", rank=operand.meta["val"].dim()), dtype)
-        for operand, name in edges.names.items()
-    }
+    for operand, name in edges.names.items():
+        read = operand.meta["val"]
+        declared[name] = Operand(dense_format(read.dim()), name_of(read.dtype))
     outputs = OUTPUT[value.dim()]
     known = [*zip(outputs, value.shape[1:], strict=True), *edges.sums.items()]
     sizes = {name: int(str(extent)) for name, extent in known if str(extent).isdigit()}

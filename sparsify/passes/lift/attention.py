@@ -18,7 +18,7 @@ from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.einsum.nodes import Const
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
-from sparsify.passes.dropped import dropped_attention, kept_factor, threshold
+from sparsify.passes.dropped import drawn_factor, dropped_attention
 from sparsify.passes.grouped_heads import own_keys
 from sparsify.passes.lift.matrix import PatternOperand
 from sparsify.passes.masked import mask_of
@@ -135,8 +135,7 @@ def dropped(node: fx.Node, outer: tuple[str, ...]) -> str:
     if node.target is not dropped_attention:
         return ""
     rate = float(node.kwargs["dropout_p"])  # type: ignore[arg-type]
-    seed = f"seed[{','.join(outer)}]" if outer else "seed"
-    return f"where(uniform({seed}, i, j) < {threshold(rate)!r}, 0, {kept_factor(rate)!r})"
+    return drawn_factor(f"seed[{','.join(outer)}]" if outer else "seed", rate)
 
 
 def program_text(

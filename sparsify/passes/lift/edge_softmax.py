@@ -7,16 +7,20 @@ Out: a region of five statements over `x`, what scores are made of, and the adja
 Edges that join the same two nodes have the same score and count as often as they are there: `A` stores the logarithm
 of their number. Nodes that no edge leads to get 0.
 
+In training some of the weights may be dropped, `D = P * where(uniform(seed[h], i, j) < rate, 0, 1 / (1 - rate))`: then
+there must be no two edges that join the same nodes, as each is dropped by itself.
+
 Source: Velickovic et al., Graph attention networks, 2018, equations 1 to 4.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import fx
 
 from sparsify.passes.base import Mark
+from sparsify.passes.dropped import drawn_factor, dropped_edges
 from sparsify.passes.lift.aggregation import (
     DTYPES,
     OUTPUT,
@@ -28,12 +32,37 @@ from sparsify.passes.lift.aggregation import (
 )
 from sparsify.passes.lift.edges import EDGE, Edges, Modes, modes_before
 from sparsify.passes.lift.gather_scatter import gathered_index, is_one, is_zeros
-from sparsify.passes.operators import argument, is_inactive_dropout, operator_name, tensor_value
+from sparsify.passes.operators import argument, is_dropout, is_inactive_dropout, operator_name, tensor_value
 from sparsify.passes.region import Region
+from sparsify.passes.structure import Joins
 
 # What models add to the sum of a row, whose largest term is 1, against divisions by 0.
 NEGLIGIBLE: Final = 1e-15
 VIEWS: Final = ("view", "unsqueeze", "squeeze", "expand")
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Messages as a softmax and other factors.
+
+    Attributes:
+        weights: the softmax, [edges, ..].
+        modes: the index variables of the weights.
+        values: factors of the messages beside the weights, each with its index variables.
+        dropout: what drops weights, torch's operator or `dropped_edges`; `None` where nothing does.
+        kept: the index variables of what it leaves.
+    """
+
+    weights: fx.Node
+    modes: Modes
+    values: tuple[tuple[Any, Modes], ...] = ()
+    dropout: fx.Node | None = None
+    kept: Modes = ()
+
+    @property
+    def is_drawn_by_torch(self) -> bool:
+        """Whether torch draws which weights are dropped: no kernel can draw the same."""
+        return self.dropout is not None and self.dropout.target is not dropped_edges
 
 
 @dataclass(frozen=True)
@@ -45,9 +74,7 @@ class EdgeSoftmax:
         rows: the receiving node of each edge, [edges].
         columns: the sending one.
         scores: what the softmax is taken of, [edges, ..].
-        weights: the softmax, of the same shape.
-        modes: the index variables of the weights.
-        values: factors of the messages beside the weights, each with its index variables.
+        messages: the softmax, and what it is multiplied with.
         extent: the number of receiving nodes, a number or a size node.
         covered: nodes of the softmax and of the weighted sum.
     """
@@ -56,9 +83,7 @@ class EdgeSoftmax:
     rows: fx.Node
     columns: fx.Node
     scores: fx.Node
-    weights: fx.Node
-    modes: Modes
-    values: tuple[tuple[Any, Modes], ...]
+    messages: Messages
     extent: Any
     covered: tuple[fx.Node, ...]
 
@@ -72,20 +97,21 @@ def recognise(node: fx.Node) -> EdgeSoftmax | None:
     if summed is None or not is_zeros(summed.base):
         return None
     rows = summed.rows
-    split = _split(summed.messages, (EDGE, *OUTPUT[value.dim()]))
-    weighted = None if split is None else softmax_over(split[0], rows)
-    if split is None or weighted is None:
+    messages = _split(summed.messages, (EDGE, *OUTPUT[value.dim()]))
+    weighted = None if messages is None else softmax_over(messages.weights, rows)
+    if messages is None or weighted is None:
         return None
-    weights, modes, values = split
     scores, covered = weighted
-    gathers = gathers_behind([scores, *(factor for factor, _ in values)])
+    if messages.dropout is not None:
+        covered = (messages.dropout, *covered)
+    gathers = gathers_behind([scores, *(value for value, _ in messages.values)])
     columns = {gathered_index(gather) for gather in gathers} - {rows, None}
     if len(columns) != 1:
         return None
     column = next(iter(columns))
     assert column is not None, "gathers have an index"
     extent = summed.base.args[0][0]  # type: ignore[index]
-    return EdgeSoftmax(node, rows, column, scores, weights, modes, values, extent, (node, *covered))
+    return EdgeSoftmax(node, rows, column, scores, messages, extent, (node, *covered))
 
 
 def is_nothing(node: Any) -> bool:
@@ -94,7 +120,7 @@ def is_nothing(node: Any) -> bool:
     return is_full and argument(node, 1, "fill_value") == -torch.inf
 
 
-def _split(messages: Any, modes: Modes) -> tuple[fx.Node, Modes, tuple[tuple[Any, Modes], ...]] | None:
+def _split(messages: Any, modes: Modes) -> Messages | None:
     """A softmax, and the other factors of a product, each with its index variables."""
     node = messages
     if not isinstance(node, fx.Node):
@@ -105,14 +131,19 @@ def _split(messages: Any, modes: Modes) -> tuple[fx.Node, Modes, tuple[tuple[Any
         return None if inner is None else _split(node.args[0], inner)
     if is_inactive_dropout(node):
         return _split(node.args[0], modes)
+    if is_dropout(node) or node.target is dropped_edges:
+        found = _split(node.args[0], modes)
+        if found is None or found.dropout is not None or found.values or modes[:1] != (EDGE,):
+            return None
+        return replace(found, dropout=node, kept=modes)
     if name == "div" and len(node.args) == 2 and _sum_behind(node.args[1]) is not None:
-        return node, modes, ()
+        return Messages(node, modes)
     if name != "mul" or len(node.args) != 2:
         return None
     for first, second in (node.args, node.args[::-1]):
         found = _split(first, _modes_of(first, node, modes))
         if found is not None:
-            return *found[:2], (*found[2], (second, _modes_of(second, node, modes)))
+            return replace(found, values=(*found.values, (second, _modes_of(second, node, modes))))
     return None
 
 
@@ -184,41 +215,66 @@ def _sum_behind(divisor: Any) -> Divisor | None:
 
 def edge_region(match: EdgeSoftmax, mark: Mark) -> Region | str:
     """The region of attention: over nodes where scores and values are theirs, else over edges; or why there is none."""
-    edges = Edges(match.rows, match.columns, match.node)
-    read = _read(match, edges)
-    senders = sending_extent([match.scores, *(factor for factor, _ in match.values)], edges)
-    if read is None or senders is None:
+    dropout = match.messages.dropout
+    drawn_by = None if dropout is None else argument(dropout, 3, "columns")
+    found = over_nodes(match) if drawn_by in (None, match.columns) else None
+    if drawn_by is not None and found is None and operator_name(drawn_by) != "arange":
+        return "weights are dropped by the nodes that edges join, and the messages are those of edges"
+    if found is None:
         edges, senders = numbered(match.rows, match.node)
         read = _read(match, edges)
-    if read is None:
-        return "the messages are not values times the softmax of scores"
+        if read is None:
+            return "the messages are not values times the softmax of scores"
+    else:
+        edges, senders, read = found
     note = "attention over edges with features" if edges.is_numbered else "attention over edges"
-    text = program_text(match, *read)
-    return region_of(
-        text, edges, match.node, (match.extent, senders), mark, match.covered, note, joins="logsumexp"
-    )
+    drop = ""
+    if dropout is not None:
+        seed = argument(dropout, 1, "seed")
+        edges.names[seed] = "seed"
+        at = ",".join(name or "0" for name in match.messages.kept[1:])
+        drop = drawn_factor(f"seed[{at}]" if at else "seed", float(dropout.kwargs["rate"]))  # type: ignore[arg-type]
+        note += ", some of them dropped"
+    text = program_text(match, *read, drop)
+    joins: Joins = "logsumexp" if dropout is None or edges.is_numbered else "nothing"
+    return region_of(text, edges, match.node, (match.extent, senders), mark, match.covered, note, joins=joins)
+
+
+def over_nodes(match: EdgeSoftmax) -> tuple[Edges, Any, tuple[str, str]] | None:
+    """Edges, how many nodes send, scores and values where these are made of those of nodes; `None` for others."""
+    edges = Edges(match.rows, match.columns, match.node)
+    senders = sending_extent([match.scores, *(value for value, _ in match.messages.values)], edges)
+    read = None if senders is None else _read(match, edges)
+    return None if read is None else (edges, senders, read)
 
 
 def _read(match: EdgeSoftmax, edges: Edges) -> tuple[str, str] | None:
     """Scores and values in index notation, `None` where they are made of other things than the edges have."""
-    score = edges.read(match.scores, match.modes)
-    factors = [edges.read(factor, modes) for factor, modes in match.values]
-    found = [factor for factor in factors if factor is not None]
-    return (score, " * ".join(found)) if score and found and len(found) == len(factors) else None
+    score = edges.read(match.scores, match.messages.modes)
+    values = [edges.read(value, modes) for value, modes in match.messages.values]
+    found = [value for value in values if value is not None]
+    return (score, " * ".join(found)) if score and found and len(found) == len(values) else None
 
 
-def program_text(match: EdgeSoftmax, score: str, values: str) -> str:
+def program_text(match: EdgeSoftmax, score: str, values: str, drop: str = "") -> str:
     """The statements of attention over edges in index notation.
 
     Args:
         score: of an edge, over `i` and `j`.
         values: what the weights are multiplied with.
+        drop: the factor of weights that may be dropped, "" without dropout.
     """
-    at = "".join(f"{name}," for name in match.modes if name not in (EDGE, None))
+    at = "".join(f"{name}," for name in match.messages.modes if name not in (EDGE, None))
     outputs = ",".join(OUTPUT[match.node.meta["val"].dim()])
+    weights, dropped = "P", ""
+    if drop:  # a statement by itself: drawn once for each entry of a pass, as vectors
+        weights = "D"
+        dropped = f"""K[{at}i,j] = where(stored(A[i,j]), {drop}, 0)
+        D[{at}i,j] = where(stored(A[i,j]), P[{at}i,j] * K[{at}i,j], 0)"""
     return f"""
         S[{at}i,j] = where(stored(A[i,j]), {score} + A[i,j], -inf)
         m[{at}i] max= S[{at}i,j]
         P[{at}i,j] = exp(S[{at}i,j] - where(m[{at}i] == -inf, 0, m[{at}i]))
         d[{at}i] += P[{at}i,j]
-        Y[i,{outputs}] += P[{at}i,j] * {values} / where(d[{at}i] == 0, 1, d[{at}i])"""
+        {dropped}
+        Y[i,{outputs}] += {weights}[{at}i,j] * {values} / where(d[{at}i] == 0, 1, d[{at}i])"""

@@ -45,7 +45,8 @@ class Matrix:
         scales: what the rows of `dense` are multiplied with, None where values are what they stand for.
         places: a tensor that is 0 where `dense` is 0 whatever its values are, None where its zeros are values.
         parts: what `dense` and `places` are computed from where that is part of the operand, none for other ones.
-        joins: what entries at the same place become together, without values counting as 1, or as the logarithm 0.
+        joins: what entries at the same place become together, without values counting as 1, or as the logarithm 0;
+            `nothing` where there may be none.
     """
 
     name: str
