@@ -48,7 +48,10 @@ CASES: Final[Mapping[str, command.Make]] = {
     **{f"autoencoder-{features}": partial(layers.autoencoder, features) for features in (784, 3072, 4096)},
     **{f"bags-{mode}": partial(layers.bags, mode) for mode in ("sum", "mean", "max")},
     **{f"bags-{mode}-step": partial(layers.bags, mode, is_step=True) for mode in ("sum", "max")},
-    "gatconv-step-arxiv": partial(graph_attention.step, "arxiv", "GATConv"),
+    **{
+        f"{kind.lower()}-step-arxiv": partial(graph_attention.step, "arxiv", kind)
+        for kind in ("GATConv", "GATv2Conv", "TransformerConv")
+    },
 }
 MEMORY: Final = {"attention-memory-16384-64": partial(peak, 16384, 64)}
 

@@ -22,6 +22,8 @@ TINY = Place(None, 0.02)
         "experts-step-8",
         "gatconv-arxiv",
         "gatconv-step-arxiv",
+        "gatv2conv-step-arxiv",
+        "transformerconv-step-arxiv",
     ],
 )
 def test_row(name):
