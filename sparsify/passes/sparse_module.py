@@ -318,8 +318,7 @@ class SparseModule(TracedModule):
             CaptureError: there are patterns, and no graph to put them into.
         """
         variant, tensors = None, list[torch.Tensor]()
-        draws = any(modes(self)) and not torch.is_autocast_enabled("cpu")
-        if self._asked.has_masks or draws:
+        if self._asked.has_masks or (any(modes(self)) and not torch.is_autocast_enabled("cpu")):
             call = calls.flatten(self._signature, args, kwargs)
             tensors = call.tensors(self._matrices)
             variant = self.variant_for(call, tensors)
