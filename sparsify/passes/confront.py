@@ -24,7 +24,7 @@ from torch import fx
 from sparsify.compiler import calibrate
 from sparsify.compiler.dtypes import BYTES
 from sparsify.compiler.recall import recall
-from sparsify.compiler.schedule.cost import statement_us
+from sparsify.compiler.schedule.cost import known_extents, statement_us
 from sparsify.compiler.schedule.machine import Curve, Machine
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
@@ -160,10 +160,11 @@ def rivals(draft: Draft, call: RegionCall, sizes: Sizes, kernel_us: float) -> It
 def further_us(product: Product, sizes: Sizes, machine: Machine) -> float:
     """How much longer torch's product, and what stands behind it, are expected to take than the kernel's."""
     program = product.step.program
-    known = sizes.also(product.step.twins)
-    own_us = statement_us(program, program.statements[0], known.extents, known.stored, machine)
-    columns = known.extents[product.columns] if product.columns else 1
-    size = known.extents[product.names[0]] * columns * BYTES[product.step.output.dtype]
+    extents = known_extents(program, sizes.extents)
+    stored = sizes.also(product.step.twins).stored
+    own_us = statement_us(program, program.statements[0], extents, stored, machine)
+    columns = extents[product.columns] if product.columns else 1
+    size = extents[product.names[0]] * columns * BYTES[product.step.output.dtype]
     behind = product.passes * (machine.torch_us + 2 * size / machine.reads_all.at(2 * size))
     return (PRODUCT_RATIO.at(columns) - 1) * own_us + behind
 

@@ -53,7 +53,7 @@ def operator_us(node: fx.Node, machine: Machine) -> float:
     if name in PRODUCTS:
         left = node.args[1 if name in BIASED else 0]
         *many, rows, columns = (*extents(node), 1) if result.dim() == 1 else extents(node)
-        sizes = prod(many) * rows, columns, extents(left)[-1]
+        sizes = prod(many) * rows, columns, (1, *extents(left))[-1]
         return dense_us(*sizes, machine, result.element_size())
     moved = 2 * bytes_of(node)
     if name in SCATTERS:

@@ -3,6 +3,10 @@
 In: the kernel of `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`.
 Out: a function of its operands, `relu(A @ T + b)` with A in torch's CSR; the products with dense matrices stay as they
 are.
+
+`A @ T` is MKL's product where torch has it. `torch.sparse.mm` with `reduce` runs loops of torch's own and is left out:
+on one thread of an AMD Zen 5 it took 2.2 to 20 times as long as kernels for sums over PubMed and over a mesh, and 1.5
+to 7 times as long for largest entries.
 """
 
 import warnings
