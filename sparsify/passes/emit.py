@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from sparsify.compiler.kernel import prepare_all
+from sparsify.compiler.schedule.hubs import said
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import InvalidTensorError, SparsifyError
 from sparsify.passes import canonicalize
@@ -85,6 +86,7 @@ def emit(draft: Draft) -> Draft:
 def choose(draft: Draft, site: Site) -> None:
     """Times schedules of the kernels of a call, and what else computes it, both together in `tune_seconds`."""
     region, call, arguments, sizes = site.region, site.call, site.arguments, site.sizes
+    region.notes += said(call.program, sizes)
     field = field_of(draft, region, call, sizes)
     seconds = draft.options.tune_seconds / (2 if field.near else 1)
     tune_schedules(draft, region, call, arguments, sizes, seconds)
