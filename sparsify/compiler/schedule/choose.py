@@ -19,7 +19,7 @@ from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import around, downward, loop_chain, loop_names, many_first
 from sparsify.compiler.schedule.experts import experts
 from sparsify.compiler.schedule.joined import joined
-from sparsify.compiler.schedule.lane_tile import lane_tile
+from sparsify.compiler.schedule.lane_tile import TILE_BYTES, WIDE_TILE_BYTES, has_wide_tiles, lane_tile
 from sparsify.compiler.schedule.panels import panels
 from sparsify.compiler.schedule.row_chain import row_chain
 from sparsify.compiler.schedule.row_lanes import entries_at_a_time
@@ -264,7 +264,8 @@ class _Shape:
                 (*self._reorder([*outer, lane]), d.Vector(lane), *self._parallel(outer, parallel))
             )
         tile, inner = self._name(f"{lane}o"), self._name(f"{lane}i")
-        size, tail = lane_tile(self.sizes.extents.get(lane), self.lanes, self.item_bytes)
+        widest = self._tile_bytes(lane, sums)
+        size, tail = lane_tile(self.sizes.extents.get(lane), self.lanes, self.item_bytes, widest)
         split = d.Split(lane, tile, inner, size, tail)
         if not ordered:
             order = [tile, *outer, inner]
@@ -287,6 +288,14 @@ class _Shape:
         distance = AHEAD_BYTES // (size * self.item_bytes)
         ahead = [d.Prefetch(name, distance) for name in self._gathered(lane, size)]
         return d.Schedule((*steps, *self._parallel(order, parallel), *ahead))
+
+    def _tile_bytes(self, lane: str, sums: list[str]) -> int:
+        """The bytes of a tile of lanes at most: more where stored entries are places along them, `F[n,k+p]`."""
+        forms = [affine(index) for access in self.reads for index in access.indices]
+        is_moved = any(form is not None and lane in form.names and len(form.terms) > 1 for form in forms)
+        driver = self._driver(sums)
+        mean = self.sizes.mean_below(driver) if is_moved and driver is not None else None
+        return WIDE_TILE_BYTES if has_wide_tiles(mean, self.lanes, self.item_bytes) else TILE_BYTES
 
     def _sets(self, size: int, sums: list[str]) -> int:
         """How many stored entries at a time have accumulators of their own."""

@@ -162,3 +162,16 @@ def test_batches_of_matrices_with_the_same_sparse_one(images: int, columns: int,
     kernel, _ = einsum_kernel("ok,nkp->nop", (matrix, x), None, None)
     assert order in best(kernel.program, sizes_of(kernel.program, (matrix, x)))
     torch.testing.assert_close(sparsify.einsum("ok,nkp->nop", matrix, x), torch.matmul(dense, x))
+
+
+@pytest.mark.parametrize(
+    ("stored", "lanes", "tile"),
+    [(115, 16, 256), (26, 16, 128), (115, 8, 128)],
+    ids=["long rows", "short rows", "few registers"],
+)
+def test_tiles_of_what_stored_entries_are_places_in(stored: int, lanes: int, tile: int) -> None:
+    declared = {"F": operand("dense, dense"), "W": operand("csr")}
+    program = declare(parse("Y[n,o,p] = sum(k, W[o,k] * F[n,k+p])"), declared, ("Y",), sizes={"p": 3246})
+    places = program.declaration("F").extents[1]
+    sizes = Sizes({"n": 8, "o": 64, "k": 4000, places: 4000, "p": 3246}, {"W": 64 * stored})
+    assert best(program, sizes, lanes).startswith(f"split p po pi {tile}")
