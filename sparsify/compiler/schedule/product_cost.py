@@ -19,6 +19,8 @@ LIST: Final = 29.0
 LIST_VECTOR: Final = 3.7
 TURNED: Final = 1.5
 WRITTEN: Final = 3.7
+# What the nearest cache holds on any machine.
+NEAREST_BYTES: Final = 1 << 14
 # Per stored entry that is multiplied with one number.
 SINGLE: Final = 2.8
 # Per vector of columns that have bits, where one instruction brings entries to their lanes.
@@ -134,8 +136,12 @@ def packed_loops_us(weight: Packed, rows: int, machine: Machine, item_bytes: int
     tile = tile_rows(rows, lanes, item_bytes, weight.height, weight.width)
     read = tile // lanes  # vectors of X, each for all rows of a block
     vectors = weight.height * read
-    reading = max(machine.vector_bytes, item_bytes) / machine.reads.at(weight.width * tile * item_bytes)
-    block = STORED + max(VECTOR * vectors, reading / vector_us * read)
+    near, far = (
+        max(machine.vector_bytes, item_bytes) / machine.reads.at(size) / vector_us * read
+        for size in (NEAREST_BYTES, weight.width * tile * item_bytes)
+    )
+    # Arithmetic hides what the nearest cache brings, not what comes from further away.
+    block = STORED + max(VECTOR * vectors, near) + max(0.0, far - near)
     one = weight.blocks * block + weight.lists * (LIST + LIST_VECTOR * vectors)
     around = rows * (TURNED * weight.columns + WRITTEN * weight.outputs)
     return (one * -(-rows // tile) + around) * vector_us

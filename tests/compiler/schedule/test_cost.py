@@ -88,3 +88,11 @@ def test_blocks_read_a_vector_once_for_all_their_rows():
     slow = Machine(reads=Curve(((1 << 14, 1e3),)))  # nothing counts but what is read
     times = [packed_loops_us(Packed(1000, 1, height, 96, 96, 96, 0), 8, slow, 4) for height in (1, 4)]
     assert times[1] < 1.1 * times[0]
+
+
+def test_arithmetic_hides_what_the_nearest_cache_brings_alone():
+    caches = Machine(reads=Curve(((1 << 14, 2e5), (1 << 18, 5e4))))
+    near, far = (
+        packed_loops_us(Packed(10**6, 1, 4, width, 96, 96, 0), 1024, caches, 4) for width in (16, 768)
+    )
+    assert far > 1.1 * near
