@@ -1,5 +1,6 @@
 """Kernels over slices: rows in the lanes of vectors that look X up in registers, and one row after the other."""
 
+import re
 import shutil
 
 import pytest
@@ -109,6 +110,7 @@ def test_lanes_look_up_what_lies_in_registers():
             kernel = evaluate_kernel(LAYER, **given(37, 150, 1, WIDE))
         (generated,) = kernel.generated
         assert helper in generated.stages.cpp
+        assert not re.search(r"int64x\d+ ki", generated.stages.cpp)  # read where they lie, not in a variable
         assert "step 16" in str(generated.stages.loops)
     with override(vector_bytes=16):  # sixteen vectors of four columns are no table
         (generated,) = evaluate_kernel(LAYER, **given(37, 150, 1, WIDE)).generated

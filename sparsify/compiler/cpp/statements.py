@@ -4,6 +4,7 @@ In: `for p in A2_pos[i]..A2_pos[i + 1]: ...`. Out:
 `for (int64_t p = A2_pos[i], p_end = A2_pos[i + 1]; p < p_end; ++p) {` and the lines of the body.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,7 +46,7 @@ class Statements:
         text = self.expressions.text
         match stmt:
             case nodes.Block(statements):
-                return [line for inner in statements for line in self.lines(inner)]
+                return self._block(statements)
             case nodes.Comment(comment):
                 return [f"// {line}" for line in comment.splitlines()]
             case nodes.Declare(var, value, mutable):
@@ -95,6 +96,18 @@ class Statements:
             case nodes.Return(status):
                 return [f"return {status};"]
         raise AssertionError(f"unknown statement {stmt!r}")
+
+    def _block(self, statements: tuple[nodes.Stmt, ...]) -> list[str]:
+        """The lines of statements, without indices that all who read them read where they lie."""
+        parts = [self.lines(inner) for inner in statements]
+        for number, inner in enumerate(statements):
+            match inner:
+                case nodes.Declare(var, _, False) if var.name in self.expressions.loaded:
+                    name = re.compile(rf"\b{re.escape(self.expressions.name(var.name))}\b")
+                    later = (line for part in parts[number + 1 :] for line in part)
+                    if not any(name.search(line) for line in later if not line.lstrip().startswith("//")):
+                        parts[number] = []
+        return [line for part in parts for line in part]
 
     def _take_marks(self, stmt: nodes.TakeMarks) -> str:
         e = self.expressions
