@@ -24,7 +24,8 @@ TABLE: Final = 8
 def slices(product: Panels, lanes: int, part: int) -> d.Schedule:
     """The rows of a slice in the lanes of vectors; any number of rows of X, one after the other."""
     loops = product.loops
-    steps, first, output = _shared(product, part)
+    steps, shared, output = product.shared(part)
+    first = [*shared, *product.leading, product.row]
     steps.append(d.Order((*first, *loops.around(output), loops.block, loops.column)))
     if 1 < lanes <= loops.height and loops.height % lanes == 0 and loops.width <= TABLE * lanes:
         steps.append(d.Order((*first, output, loops.block), product.result))
@@ -49,9 +50,11 @@ def slices(product: Panels, lanes: int, part: int) -> d.Schedule:
 
 def bits(product: Panels, lanes: int, part: int) -> d.Schedule:
     """The bits of vectors of columns at a time, a sum for each column of a panel."""
-    steps, first, output = _shared(product, part)
+    steps, shared, output = product.shared(part)
+    first = [*shared, *product.leading, product.row]
     steps.append(d.Order((*first, *product.loops.around(output), product.loops.column)))
-    tile = _collected(product, steps, first, output)
+    tile, collected = product.collect(d.Order((*first, output), product.result), product.row)
+    steps += collected
     sums, column = product.name("sums"), product.loops.column
     steps.append(d.Precompute(sums, "register", at=output, source=tile))
     if lanes > 1:
@@ -67,10 +70,12 @@ def entries(product: Panels, sets: int, part: int) -> d.Schedule:
         d.Pos(product.loops.column, place, product.weight.name),
         d.Split(place, group, member, sets),
     ]
-    split, first, output = _shared(product, part)
+    split, shared, output = product.shared(part)
+    first = [*shared, *product.leading, product.row]
     inside = [name for name in (product.loops.panel, output, group, member) if name]
     steps += [*split, d.Order((*first, *inside))]
-    tile = _collected(product, steps, first, output)
+    tile, collected = product.collect(d.Order((*first, output), product.result), product.row)
+    steps += collected
     sums = product.name("sums")
     steps += [
         d.Precompute(sums, "register", at=output, source=tile),
@@ -79,21 +84,3 @@ def entries(product: Panels, sets: int, part: int) -> d.Schedule:
         d.Parallel(first[0], "dynamic", chunks=4),
     ]
     return d.Schedule(tuple(steps))
-
-
-def _shared(product: Panels, part: int) -> tuple[list[d.Directive], list[str], str]:
-    """What cuts the outputs into parts that threads share, the outermost loops, and the loop over outputs."""
-    shared, output = "", product.loops.output
-    steps: list[d.Directive] = []
-    if part:
-        shared, output = product.name(f"{output}s"), product.name(f"{output}p")
-        steps.append(d.Split(product.loops.output, shared, output, part))
-    return steps, [name for name in (shared, *product.leading, product.row) if name], output
-
-
-def _collected(product: Panels, steps: list[d.Directive], first: list[str], output: str) -> str:
-    """The temporary that holds the sums of a row of X, and the order in which the result is made of it."""
-    tile, collect = product.collect(product.row)
-    order = d.Order((*first, output), product.result)
-    steps += [order, collect] if product.collected != product.result else [collect, order]
-    return tile

@@ -191,12 +191,20 @@ class Panels:
         place = self.name("p")
         return place, self.name(f"{place}o"), self.name(f"{place}i")
 
-    def collect(self, at: str) -> tuple[str, d.Precompute]:
-        """The temporary that holds the sums of a tile."""
+    def shared(self, part: int) -> tuple[list[d.Directive], list[str], str]:
+        """What cuts the outputs into parts of `part`, 0 for none, the loop over the parts, and the one over outputs."""
+        output = self.loops.output
+        if not part:
+            return [], [], output
+        parts, inside = self.name(f"{output}s"), self.name(f"{output}p")
+        return [d.Split(output, parts, inside, part)], [parts], inside
+
+    def collect(self, order: d.Order, at: str) -> tuple[str, list[d.Directive]]:
+        """The temporary that holds the sums of a tile, and with it the order in which the result is made of it."""
         if self.collected != self.result:
-            return self.collected, d.Precompute(self.collected, "thread", at=at)
+            return self.collected, [order, d.Precompute(self.collected, "thread", at=at)]
         name = self.name(f"tile_{self.collected}")
-        return name, d.Precompute(name, "thread", at=at, source=self.collected)
+        return name, [d.Precompute(name, "thread", at=at, source=self.collected), order]
 
     def _tiled(self, size: int, sets: int, part: int) -> d.Schedule:
         """Tiles of `size` rows whose sums are in registers, `sets` entries of W at a time.
@@ -205,29 +213,24 @@ class Panels:
         """
         outer, row = self.name(f"{self.row}o"), self.name(f"{self.row}i")
         steps: list[d.Directive] = [d.Split(self.row, outer, row, size, masked=True)]
-        shared, output = "", self.loops.output
-        if part:
-            shared, output = self.name(f"{output}s"), self.name(f"{output}p")
-            steps.append(d.Split(self.loops.output, shared, output, part))
+        split, shared, output = self.shared(part)
+        steps += split
         columns = [self.loops.column]
         if sets > 1:
             place, *columns = self.places()
             steps.append(d.Pos(self.loops.column, place, self.weight.name))
             steps.append(d.Split(place, columns[0], columns[1], sets))
-        first = [name for name in (shared, *self.leading, outer) if name]
+        first = [*shared, *self.leading, outer]
         outputs = [name for name in (output, self.loops.block) if name]
         around = self.loops.around(output)
         in_slice = self.loops.block if self.loops.has_slices else ""
         in_block = "" if in_slice else self.loops.block
         inside = [name for name in (*around, in_slice, *columns, in_block, row) if name]
         steps.append(d.Order((*first, *inside)))
-        tile, collect = self.collect(outer)
+        tile, collected = self.collect(d.Order((*first, row, *outputs), self.result), outer)
+        steps += collected
         turned = self.name(f"turned_{self.dense.name}")
         packed = tuple(name for name in (self.loops.panel, self.loops.column) if name)
-        if self.collected != self.result:
-            steps += [d.Order((*first, row, *outputs), self.result), collect]
-        else:
-            steps += [collect, d.Order((*first, row, *outputs), self.result)]
         sums = self.name("sums")
         steps.append(d.Precompute(sums, "register", at=in_slice or output, source=tile))
         if sets > 1:
