@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from sparsify.passes.einsums import einsum_of
 from sparsify.passes.new_node import call
 from sparsify.passes.operators import operator_name, tensor_value
 
@@ -78,10 +79,10 @@ def _behind(softmax: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 def _scores(node: fx.Node) -> Product | None:
     """The product `S[.., i, j] = Q[.., i, k] * K[.., j, k]`."""
-    read = _letters(node)
-    if read is None or len(read[1]) < 2:
+    found = einsum_of(node)
+    if found is None or len(found.operands) != 2 or len(found.output) < 2:
         return None
-    operands, result = read
+    operands, result = list(found.operands), found.output
     if result[-1] in operands[0][1]:
         operands.reverse()
     return _product(operands, result, result[-2], result[-1])
@@ -89,10 +90,10 @@ def _scores(node: fx.Node) -> Product | None:
 
 def _weighted_mean(node: fx.Node, weights: fx.Node) -> Product | None:
     """The product `Y[.., i, l] = P[.., i, j] * V[.., j, l]`, for the weights P."""
-    read = _letters(node)
-    if read is None or not read[1]:
+    found = einsum_of(node)
+    if found is None or len(found.operands) != 2 or not found.output:
         return None
-    operands, result = read
+    operands, result = list(found.operands), found.output
     if operands[0][0] is not weights:
         operands.reverse()
     own = [letter for letter in result if letter not in operands[0][1]]
@@ -113,31 +114,6 @@ def _product(operands: list[tuple[fx.Node, str]], result: str, rows: str, column
         and {columns, inner[0]} <= set(right[1]) <= {*batch, columns, inner[0]}
     )
     return Product(left, right, result, "".join(batch), rows, inner[0], columns) if is_product else None
-
-
-def _letters(node: fx.Node) -> tuple[list[tuple[fx.Node, str]], str] | None:
-    """The two operands of an einsum with the letters of their modes, and those of its result."""
-    equation, operands = node.args[:2]
-    if not isinstance(equation, str) or not isinstance(operands, list | tuple) or len(operands) != 2:
-        return None
-    written, arrow, result = equation.replace(" ", "").partition("->")
-    names = written.split(",")
-    if not arrow or len(names) != 2 or any(tensor_value(operand) is None for operand in operands):
-        return None
-    hidden = [
-        operand.meta["val"].dim() - len(name.replace("...", ""))
-        for name, operand in zip(names, operands, strict=True)
-    ]
-    dotted = [count for name, count in zip(names, hidden, strict=True) if "..." in name]
-    unused = [letter for letter in "ABCDEFGH" if letter not in equation]
-    if dotted and (len(set(dotted)) > 1 or not 0 <= dotted[0] <= len(unused)):
-        return None
-    dots = "".join(unused[: dotted[0]]) if dotted else ""
-    names = [name.replace("...", dots) for name in names]
-    result = result.replace("...", dots)
-    if any(len(set(name)) != len(name) for name in (*names, result)):
-        return None  # diagonals
-    return list(zip(operands, names, strict=True)), result
 
 
 def _spell(node: fx.Node, product: Product) -> None:

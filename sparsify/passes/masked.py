@@ -23,6 +23,7 @@ from sparsify.passes.grouped_heads import (
     split_heads,
     without_groups,
 )
+from sparsify.passes.new_node import call_before
 from sparsify.passes.operators import argument, operator_name, scope, tensor_value
 from sparsify.passes.own_masks import factors, is_causal
 from sparsify.passes.pasts import WHY, pasts
@@ -127,10 +128,10 @@ def put_in(node: fx.Node, spec: MaskSpec, *, is_reference: bool = False) -> None
             repeat_keys(given)
     query, key, value = _apart([given[name] for name in names[:3]], node)
     extents = (_extent(query, node), _extent(key, node))
-    made = [_call(node, attention_mask, (spec.kind, spec.arguments, *extents))]
+    made = [_mask_node(node, spec, extents)]
     dtype = tensor_value(query).dtype  # type: ignore[union-attr]
     if spec.is_weighted and dtype != torch.float32:
-        made.append(_call(node, torch.ops.aten.to.dtype, (made[0], dtype)))
+        made.append(call_before(node, torch.ops.aten.to.dtype, made[0], dtype))
     modes: tuple[int, ...] | None = None
     if isinstance(mask, fx.Node):
         own, modes = _without_broadcast(mask, node)
@@ -169,14 +170,14 @@ def without_needless(mask: fx.Node, spec: MaskSpec, user: fx.Node) -> tuple[Mask
         return spec, None
     first, *others = found
     for other in others:
-        first = _call(user, torch.ops.aten.logical_and.default, (first, other))
+        first = call_before(user, torch.ops.aten.logical_and.default, first, other)
     return spec, first
 
 
 def _apart(operands: list[Any], user: fx.Node) -> list[Any]:
     """Queries, keys and values by names of their own: `attention(%x, %x, %x)` reads `%x` and views of it."""
     return [
-        _call(user, torch.ops.aten.alias.default, (operand,)) if operand in operands[:place] else operand
+        call_before(user, torch.ops.aten.alias.default, operand) if operand in operands[:place] else operand
         for place, operand in enumerate(operands)
     ]
 
@@ -212,7 +213,7 @@ def _without_broadcast(mask: fx.Node, user: fx.Node) -> tuple[fx.Node, tuple[int
     modes = list(range(-value.dim(), 0))
     for mode in reversed(range(value.dim())):
         if str(value.shape[mode]) == "1":
-            mask = _call(user, torch.ops.aten.select.int, (mask, mode, 0))
+            mask = call_before(user, torch.ops.aten.select.int, mask, mode, 0)
             del modes[mode]
     return mask, tuple(modes)
 
@@ -236,7 +237,7 @@ def _combined(pattern: fx.Node, own: fx.Node, modes: tuple[int, ...], user: fx.N
     for mode in range(-1, min(modes, default=0) - 1, -1):
         if mode not in modes:
             # Counted from the end among the modes that are there by then.
-            whole = _call(user, torch.ops.aten.unsqueeze.default, (whole, mode))
+            whole = call_before(user, torch.ops.aten.unsqueeze.default, whole, mode)
             made.append(whole)
     assert len(made) == _repeated_modes(modes)
     value = tensor_value(own)
@@ -245,12 +246,12 @@ def _combined(pattern: fx.Node, own: fx.Node, modes: tuple[int, ...], user: fx.N
     assert kept is not None, "a pattern is a tensor"
     if kept.dtype != torch.bool:
         if value.dtype == torch.bool:
-            return [*made, _call(user, torch.ops.aten.where.ScalarOther, (whole, pattern, -torch.inf))]
-        return [*made, _call(user, torch.ops.aten.add.Tensor, (whole, pattern))]
+            return [*made, call_before(user, torch.ops.aten.where.ScalarOther, whole, pattern, -torch.inf)]
+        return [*made, call_before(user, torch.ops.aten.add.Tensor, whole, pattern)]
     if value.dtype == torch.bool:
-        return [*made, _call(user, torch.ops.aten.logical_and.default, (whole, pattern))]
-    hidden = _call(user, torch.ops.aten.logical_not.default, (pattern,))
-    return [*made, hidden, _call(user, torch.ops.aten.masked_fill.Scalar, (whole, hidden, -torch.inf))]
+        return [*made, call_before(user, torch.ops.aten.logical_and.default, whole, pattern)]
+    hidden = call_before(user, torch.ops.aten.logical_not.default, pattern)
+    return [*made, hidden, call_before(user, torch.ops.aten.masked_fill.Scalar, whole, hidden, -torch.inf)]
 
 
 def _repeated_modes(modes: tuple[int, ...]) -> int:
@@ -273,21 +274,18 @@ def _leading(operand: fx.Node, user: fx.Node) -> list[Any]:
     return [_extent(operand, user, mode) for mode in range(value.dim() - 2)]
 
 
-def _call(user: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
-    """A new node before `user`, with what it computes."""
+def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any]) -> fx.Node:
+    """The mask of a pattern before an attention node, of which no mask is made to know what it is."""
     with user.graph.inserting_before(user):
-        node = user.graph.call_function(target, args)
-    values = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args]
-    if target is attention_mask:
-        query = tensor_value(argument(user, 0, "query"))
-        assert query is not None, "attention is of tensors"
-        heads = dict(args[1]).get("heads")
-        shape = values[2:] if heads is None else [heads, *values[2:]]
-        dtype = torch.float32 if MaskSpec(*args[:2]).is_weighted else torch.bool
-        node.meta["val"] = query.new_empty(shape, dtype=dtype)
-    else:
-        node.meta["val"] = target(*values)
-    node.meta.update({key: user.meta[key] for key in ("nn_module_stack",) if key in user.meta})
+        node = user.graph.call_function(attention_mask, (spec.kind, spec.arguments, *extents))
+    query = tensor_value(argument(user, 0, "query"))
+    assert query is not None, "attention is of tensors"
+    heads = dict(spec.arguments).get("heads")
+    shape = [extent.meta["val"] if isinstance(extent, fx.Node) else extent for extent in extents]
+    dtype = torch.float32 if spec.is_weighted else torch.bool
+    node.meta["val"] = query.new_empty(shape if heads is None else [heads, *shape], dtype=dtype)
+    if "nn_module_stack" in user.meta:
+        node.meta["nn_module_stack"] = user.meta["nn_module_stack"]
     return node
 
 

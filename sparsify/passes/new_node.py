@@ -7,7 +7,17 @@ from torch import fx
 
 def call(target: Any, *args: Any) -> fx.Node:
     """A new node where its graph inserts, with what it computes."""
-    graph = next(arg.graph for arg in args if isinstance(arg, fx.Node))
-    node = graph.call_function(target, args)
-    node.meta["val"] = target(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args))
+    nodes: list[fx.Node] = []
+    fx.map_arg(args, nodes.append)
+    node = nodes[0].graph.call_function(target, args)
+    node.meta["val"] = target(*fx.map_arg(args, lambda n: n.meta["val"]))
+    return node
+
+
+def call_before(user: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """A new node before another one, in the module of that."""
+    with user.graph.inserting_before(user):
+        node = call(target, *args)
+    if "nn_module_stack" in user.meta:
+        node.meta["nn_module_stack"] = user.meta["nn_module_stack"]
     return node

@@ -51,6 +51,7 @@ def applied(model: nn.Module, x: Tensor) -> sparsify.SparseModule:
         ("bihd,bjhd->bhij", "bhij,bjhd->bihd", (3,), (3,)),
         ("bjhd,bihd->bhij", "bjhd,bhij->bihd", (3,), (3,)),
         ("...id,...jd->...ij", "... i j, ... j d -> ... i d", (), ()),
+        ("...id,...jd", "...ij,...jd", (), ()),
         ("bighd,bjgd->bghij", "bghij,bjgd->bighd", (2, 3), (2,)),
     ],
 )

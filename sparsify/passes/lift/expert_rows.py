@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from sparsify.passes.einsums import einsum_of
 from sparsify.passes.lift import slots
-from sparsify.passes.lift.einsums import einsum_of
 from sparsify.passes.lift.fragment import UNARY
 from sparsify.passes.lift.gates import places
 from sparsify.passes.operators import argument, is_inactive_dropout, operator_name, tensor_value

@@ -20,8 +20,8 @@ from sparsify.compiler.einsum.nodes import Const
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.base import Mark
+from sparsify.passes.einsums import Einsum, einsum_of
 from sparsify.passes.lift import last_biases, slots
-from sparsify.passes.lift.einsums import Einsum, einsum_of
 from sparsify.passes.lift.expert_rows import Rows
 from sparsify.passes.lift.gates import is_decided
 from sparsify.passes.lift.matrix import Matrix

@@ -11,7 +11,8 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from sparsify.passes.lift.einsums import einsum_of
+from sparsify.passes.einsums import einsum_of
+from sparsify.passes.new_node import call_before
 from sparsify.passes.operators import COPIES, argument, operator_name, tensor_value
 
 ZEROS: Final = frozenset({"zeros", "new_zeros", "zeros_like"})
@@ -46,11 +47,11 @@ def places(gate: Any) -> fx.Node | None:
         return _of_product(gate, value)
     if name in TURNING and not gate.kwargs:
         found = places(gate.args[0])
-        return None if found is None else _made(gate, gate.target, found, *gate.args[1:])
+        return None if found is None else call_before(gate, gate.target, found, *gate.args[1:])
     if name == "where" and len(gate.args) == 3 and _is_zero(gate.args[2]):
         return gate.args[0] if is_like(gate.args[0], value) else None
     if name in ("scatter", "scatter_add") and _is_zero(gate.args[0]):
-        return _scattered(gate, value)
+        return _scattered(gate)
     return None
 
 
@@ -59,7 +60,7 @@ def _of_factors(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
     found = [places(side) for side in gate.args[:2]]
     if any(node is None for node in found):
         return None
-    return _made(gate, torch.ops.aten.mul.Tensor, *(_truth(gate, node) for node in found))
+    return call_before(gate, torch.ops.aten.mul.Tensor, *(_truth(gate, node) for node in found))
 
 
 def _of_terms(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
@@ -70,7 +71,7 @@ def _of_terms(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
         return found[0]
     if any(node is None for node in found):
         return None
-    return _made(gate, torch.ops.aten.logical_or.default, *(_truth(gate, node) for node in found))
+    return call_before(gate, torch.ops.aten.logical_or.default, *(_truth(gate, node) for node in found))
 
 
 def _of_product(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
@@ -81,22 +82,13 @@ def _of_product(gate: fx.Node, value: torch.Tensor) -> fx.Node | None:
     found = [places(side) for side, _ in product.operands]
     if any(node is None for node in found):
         return None
-    numbers = [_made(gate, torch.ops.aten.to.dtype, _truth(gate, node), value.dtype) for node in found]
-    return _made(gate, torch.ops.aten.einsum.default, gate.args[0], numbers)
+    numbers = [call_before(gate, torch.ops.aten.to.dtype, _truth(gate, node), value.dtype) for node in found]
+    return call_before(gate, torch.ops.aten.einsum.default, gate.args[0], numbers)
 
 
 def _truth(gate: fx.Node, node: Any) -> fx.Node:
     """Whether the entries of a tensor are not 0."""
-    return _made(gate, torch.ops.aten.ne.Scalar, node, 0)
-
-
-def _made(gate: fx.Node, operator: Any, *given: Any) -> fx.Node:
-    """An operator before a gate."""
-    with gate.graph.inserting_before(gate):
-        node = gate.graph.call_function(operator, given)
-    node.meta.update({key: gate.meta[key] for key in ("nn_module_stack",) if key in gate.meta})
-    node.meta["val"] = operator(*fx.map_arg(given, lambda n: n.meta["val"]))
-    return node
+    return call_before(gate, torch.ops.aten.ne.Scalar, node, 0)
 
 
 def is_choice(node: Any) -> bool:
@@ -147,11 +139,7 @@ def _is_zero(node: Any) -> bool:
     return name in ZEROS or (is_full and isinstance(filled, int | float) and filled == 0)
 
 
-def _scattered(gate: fx.Node, value: torch.Tensor) -> fx.Node:
+def _scattered(gate: fx.Node) -> fx.Node:
     """Ones where weights are scattered to."""
     zeros, dim, index = gate.args[:3]
-    with gate.graph.inserting_before(gate):
-        ones = gate.graph.call_function(torch.ops.aten.scatter.value, (zeros, dim, index, 1))
-    ones.meta.update({key: gate.meta[key] for key in ("nn_module_stack",) if key in gate.meta})
-    ones.meta["val"] = value
-    return ones
+    return call_before(gate, torch.ops.aten.scatter.value, zeros, dim, index, 1)

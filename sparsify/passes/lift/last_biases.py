@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from sparsify.passes.lift.einsums import einsum_of
+from sparsify.passes.einsums import einsum_of
 from sparsify.passes.operators import argument, operator_name, tensor_value
 
 MATRIX: Final = 2

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from sparsify.errors import SparsifyError
-from sparsify.passes.lift.einsums import Einsum, einsum_of
+from sparsify.passes.einsums import Einsum, einsum_of
 from sparsify.passes.lift.gates import is_choice, places
 from sparsify.passes.operators import tensor_value
 

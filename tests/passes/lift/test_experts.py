@@ -10,7 +10,6 @@ from torch.nn.functional import gelu, one_hot, silu
 import sparsify
 from sparsify.errors import RecipeError
 from sparsify.options import override
-from sparsify.passes.lift.einsums import einsum_of
 
 RULE = {"targets": ["op:experts"], "role": "gate", "source": "computed"}
 # Built quickly: asked for right results only.
@@ -315,11 +314,3 @@ def test_other_rules():
     with torch.no_grad():
         sparse = sparsify.apply(model, recipe(targets=["node:*softmax*"]), x)
     assert any("it is no gate" in entry.reason for entry in sparse.report.dense)
-
-
-def test_einsums_of_one_tensor_are_no_products():
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    for text in ("ii->i", "i...,j->ij", "ij,jk", "i,j,k,l->ijkl"):
-        operands = [x] * (text.count(",") + 1)
-        assert einsum_of(graph.call_function(torch.ops.aten.einsum.default, (text, operands))) is None
