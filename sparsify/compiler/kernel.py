@@ -294,7 +294,7 @@ def plan(
 
 
 def planned(program: Program, plan: Sequence[DenseProduct | Step | Convert]) -> Kernel:
-    """The kernel of a program whose steps are given, before anything is compiled."""
+    """The kernel of a program whose steps are given, `plan.joined` or `plan.apart`, before anything is compiled."""
     options = current()
     return _planned(program, tuple(plan), None, options, target.vector_bytes(options))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sparsify
-from experiments.fusion.boundaries import PROGRAMS
+from experiments.fusion.boundaries import PROGRAMS, _chains
 from sparsify import options
 from sparsify.compiler.divide import divide
 from sparsify.compiler.einsum.extents import name_extents
@@ -15,7 +15,8 @@ from sparsify.compiler.evaluate import _program
 from sparsify.compiler.explain import explain_program, printed
 from sparsify.compiler.fuse import fusion
 from sparsify.compiler.keep import keeping
-from sparsify.compiler.plan import joined_rows, steps
+from sparsify.compiler.kernel import planned
+from sparsify.compiler.plan import apart, joined, joined_rows, steps
 from sparsify.compiler.schedule.sizes import Sizes
 
 # Nodes, edges of each, heads, features of a head; how many times faster one kernel was in
@@ -110,3 +111,13 @@ def test_products_of_matrices_are_no_chain():
     given = {"A": sparsify.tensor(torch.eye(2), "csr"), "X": torch.zeros(2, 3), "W": torch.zeros(3, 4)}
     program = _program(text, "Y", None, {}, given)
     assert joined_rows(program, Sizes({"i": 2, "j": 2, "f": 3, "k": 4}, {"A": 2})) is None
+
+
+@pytest.mark.parametrize(("name", "heads"), [("GAT", 2), ("edge softmax", 1), ("SDDMM, SpMM", 1)])
+def test_both_forms_compute_the_same(name, heads):
+    one = next(_chains(name, PROGRAMS[name], 20, 4, heads, 3))
+    with options.override(compiler_flags=("-O0",)):
+        found = [planned(one.program, form(one.program)) for form in (joined, apart)]
+        results = [form.run(one.given)["Y"] for form in found]
+    assert len(found[0].steps) == 1 < len(found[1].steps)
+    torch.testing.assert_close(*results)
