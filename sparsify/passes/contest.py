@@ -1,7 +1,8 @@
 """Regions for which torch has one operator of its own, timed against it: the faster one runs.
 
 In: the region of an embedding of bags, which torch computes in one fast loop, too. Out: the region, with what both took
-as a note; or none, the operator as it was, and the report says why. Convolutions compete in all forms of torch's.
+as a note; or none, the operator as it was, and the report says why. Convolutions compete in all forms of torch's,
+mixtures of experts in halves with those of transformers.
 
 Every turn converts bags anew, as calls with other bags do; pruned weights of convolutions stay packed. Of a model in
 training a turn has gradients.
@@ -26,6 +27,7 @@ from sparsify.passes.operators import operator_name, overwritten, scope
 from sparsify.passes.race import is_agreed, race
 from sparsify.passes.region import Region
 from sparsify.passes.region_call import RegionCall
+from sparsify.passes.rival_experts import Rivals, module_of, rivals
 
 # By what share of torch's time a kernel may be slower by chance.
 NOISE: Final = 0.03
@@ -61,14 +63,16 @@ def contest(draft: Draft) -> Draft:
         return draft
     kept = []
     for region in draft.regions:
-        found = outcome(draft, region) if region.is_contested else None
+        module = module_of(draft, region)
+        found = outcome(draft, region) if region.is_contested or module is not None else None
         if found is None or found.is_won:
             region.notes += [] if found is None else [str(found)]
             kept.append(region)
             continue
         node = region.covered[0]
         name = operator_name(node)
-        draft.report.left_dense(node.name, name, scope(node), f"torch's {name} is faster: {found}")
+        theirs = f"torch's {name} is" if module is None else "transformers' experts are"
+        draft.report.left_dense(node.name, name, scope(node), f"{theirs} faster: {found}")
     draft.regions = kept
     return draft
 
@@ -88,6 +92,8 @@ def asked(draft: Draft, region: Region) -> str:
     """What is compared: the program, the operators in its place, and the images of a convolution."""
     what = "a step of training" if draft.is_trainable else "a call"
     operators = ", ".join(str(node.target) for node in region.covered)
+    if module_of(draft, region) is not None:
+        operators = "experts by grouped products"
     layout = region.layout
     images = "" if layout is None else f" with {layout}, in the forms {[*FORMS]}"
     return f"{what} of {region.program} against torch's {operators}{images}"
@@ -99,16 +105,13 @@ def timed(draft: Draft, region: Region) -> Outcome:
     Raises:
         SparsifyError: the kernel cannot be built.
     """
+    if (module := module_of(draft, region)) is not None:
+        return timed_experts(draft, rivals(draft, region, module))
     site = trial.site(draft, region)
     for error in prepare_all([(site.call.kernel, site.sizes)]):
         if error is not None:
             raise error
-    arguments = [example(draft, node) for node in site.arguments]
-    if draft.is_trainable:
-        arguments = [
-            arg.requires_grad_() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg
-            for arg in arguments
-        ]
+    arguments = wanting([example(draft, node) for node in site.arguments], draft)
     own = step(partial(anew, site.call), arguments)
     theirs = step(lambda *args: site.call.dense(*args)[0], arguments)
     with torch.set_grad_enabled(draft.is_trainable):
@@ -123,6 +126,28 @@ def forms(draft: Draft, region: Region) -> list[Callable[[], torch.Tensor]]:
     chain = chain_at(region.covered[0], (), overwritten(draft.graph), can_add=region.layout.example.is_whole)
     made = [] if chain is None else [Folded(chain, form, has_pool=False) for form in FORMS]
     return [partial(form.computed, [example(draft, node) for node in form.inputs]) for form in made]
+
+
+def timed_experts(draft: Draft, both: Rivals) -> Outcome:
+    """What a mixture's kernel and transformers' experts take in turns."""
+    own = step(both.own, wanting(both.own_arguments, draft))
+    theirs = step(both.theirs, wanting(both.theirs_arguments, draft))
+    with torch.set_grad_enabled(draft.is_trainable):
+        found = race([own, theirs], draft.options.tune_seconds)
+    return Outcome(found[0].us, found[1].us, is_agreed(found))
+
+
+def wanting(arguments: Sequence[Any], draft: Draft) -> list[Any]:
+    """Arguments that want gradients where those of a model in training do, none elsewhere; parameters as they are."""
+
+    def asked(arg: Any) -> Any:
+        if not isinstance(arg, torch.Tensor) or not arg.is_floating_point():
+            return arg
+        if isinstance(arg, torch.nn.Parameter):
+            return arg if draft.is_trainable else arg.detach()
+        return arg.requires_grad_() if draft.is_trainable else arg
+
+    return [asked(arg) for arg in arguments]
 
 
 def anew(call: RegionCall, *arguments: Any) -> torch.Tensor:

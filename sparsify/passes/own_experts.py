@@ -80,9 +80,13 @@ def is_known(module: Any) -> bool:
     """Whether stacked experts have the matrices `gate_up_proj` or `up_proj` and `down_proj`, biases of both or none."""
     if any(getattr(module, name, False) for name in ("has_post_expert_norm", "_is_expert_parallel")):
         return False
+    return all(isinstance(getattr(module, name, None), Tensor) for name in weight_names(module))
+
+
+def weight_names(module: Any) -> list[str]:
+    """The names of the matrices of stacked experts, and of their biases."""
     names = [first_name(module), "down_proj"]
-    names += [f"{name}_bias" for name in names] if getattr(module, "has_bias", False) else []
-    return all(isinstance(getattr(module, name, None), Tensor) for name in names)
+    return [*names, *(f"{name}_bias" for name in names if getattr(module, "has_bias", False))]
 
 
 def first_name(module: Any) -> str:

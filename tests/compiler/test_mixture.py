@@ -124,6 +124,30 @@ def test_halves_are_one_kernel(dtype):
         check(PLAIN, given, "csr")
 
 
+@pytest.mark.parametrize(
+    ("text", "dtype"), [(GATED, torch.bfloat16), (PLAIN, torch.float16), (SINGLE, torch.bfloat16)]
+)
+def test_gradients_of_halves_are_one_kernel(text, dtype):
+    given = operands(text, 23, 5, 17, 33, dtype)
+    mine = {name: value.clone().requires_grad_() for name, value in given.items() if name != "G"}
+    mine["G"] = sparsify.tensor(given["G"], "csc").requires_grad_()
+    wide = {name: value.double().requires_grad_() for name, value in given.items()}
+    expected = dense(text, wide)
+    seed = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected.backward(seed.double())
+    with override(**QUICK):
+        kernel = evaluate_kernel(text, **mine)
+        assert len(kernel.adjoint(kernel.program.inputs).steps) == 1
+        sparsify.evaluate(text, **mine).backward(seed)
+    for name, value in mine.items():
+        found, exact = value.grad, wide[name].grad
+        if name == "G":
+            found, exact = found.to_dense(), exact * (given["G"] != 0)
+        assert found.dtype == dtype
+        # Rounded once: by half of the last place, of the largest entry here.
+        assert (found.double() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max(), name
+
+
 def test_threads_give_the_same_bits():
     given = operands(GATED, 40, 4, 70, 130)
     held = {**given, "G": sparsify.tensor(given["G"], "csc")}

@@ -1,14 +1,17 @@
 """Experts of transformers' models: captured, computed where they are chosen, and left as they were."""
 
 import copy
+from importlib import import_module
 
 import pytest
 import torch
 from torch import nn
 
 import sparsify
+from sparsify.compiler.least import Least
 from sparsify.options import override
 
+contest = import_module("sparsify.passes.contest")  # the package has the function of this name
 RULE = {"targets": ["op:experts"], "role": "gate", "source": "computed"}
 SIZES = {
     "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -79,3 +82,39 @@ def test_experts_without_a_kernel_are_those_of_the_model():
     assert any(entry.reason.endswith("the model's own experts run") for entry in sparse.report.dense)
     assert sparse.variants
     assert not [node for node in sparse.graph.nodes if "einsum" in str(node.target)]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("us", "wins"), [(99.0, True), (200.0, False)])
+@pytest.mark.parametrize("is_training", [False, True])
+def test_halves_meet_experts_of_transformers(us, wins, is_training, monkeypatch):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=5)
+    model, ids = transformers.MixtralModel(config).bfloat16().train(is_training), torch.randint(50, (2, 9))
+    times = []
+
+    def race(calls, seconds):
+        results = [call() for call in calls]
+        assert all(
+            isinstance(result, tuple) == is_training for result in results
+        )  # gradients of all that is read
+        times.append(seconds)
+        found = [Least(1, 0.1) for _ in calls]
+        for one, time in zip(found, (us, 100.0), strict=True):
+            one.add(time)
+        return found
+
+    monkeypatch.setattr(contest, "race", race)
+    monkeypatch.setattr(contest, "recall", lambda question, sizes, measured, options, kept: measured())
+    with override(compiler_flags=("-O1",), tune_seconds=1), torch.set_grad_enabled(is_training):
+        sparse = sparsify.apply(model, RECIPE, ids)
+        found = sparse(ids).last_hidden_state
+    assert times == [1]
+    assert bool(sparse.report.regions) == wins
+    reasons = [entry.reason for entry in sparse.report.dense]
+    assert (
+        any("transformers' experts are faster: timed 200 us, torch's 100" in why for why in reasons) != wins
+    )
+    # Of numbers about 3, rounded to 8 bits many times.
+    assert (found - model(ids).last_hidden_state).abs().max() < 0.1

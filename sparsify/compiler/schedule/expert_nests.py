@@ -39,7 +39,7 @@ class Nest:
         result: the tensor or temporary that it assigns.
         lane: the index variable along the rows of the result; "" for numbers.
         products: its sums over rows times matrices; those of a nest which adds have no name yet.
-        parts: the index variables of rows that have several parts.
+        parts: the index variables of rows that have several parts; of what is rounded, all around its rows.
         row: the index variable along which a matrix is cut into tiles besides lanes.
     """
 
@@ -160,11 +160,17 @@ class _Reader:
         return Nest("rows", assign.target.tensor, own[-1], parts=tuple(own[:-1]))
 
     def _rounded(self, assign: Assign, sums: Access, names: tuple[str, ...]) -> Nest | None:
-        """Rows of tokens from sums that are held in more bits."""
+        """Rows of tokens, or matrices and rows of experts, from sums that are held in more bits."""
         kept = self.kept.get(sums.tensor)
         if kept is None or kept.pattern_of is not None or index_names(sums) != names:
             return None
-        return Nest("rounded", assign.target.tensor, names[-1]) if names[:-1] == (self.token,) else None
+        if names[:-1] == (self.token,):
+            return Nest("rounded", assign.target.tensor, names[-1], parts=(self.token,))
+        if names[0] != self.expert or len(names) < 2:
+            return None
+        row = names[-2] if len(names) > 2 else ""
+        parts = names[:-2] if row else names[:-1]
+        return Nest("rounded", assign.target.tensor, names[-1], parts=parts, row=row)
 
     def _sums(self, assign: Assign, names: tuple[str, ...], more: set[str]) -> Nest | None:
         """The sum over a row of an entry; it is no result, but a part of one."""

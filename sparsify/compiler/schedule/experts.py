@@ -118,7 +118,8 @@ class _Tiles:
         around = (outer, expert, *nest.parts)
         match nest.kind:
             case "rounded":
-                return [d.Order((outer, self.mixture.token, inner), result)]
+                tiles = self.parts(nest.row) if nest.row else ()
+                return [d.Order((outer, *nest.parts, *tiles, inner), result)]
             case "products":
                 order = d.Order((*around, tile, member, inner), result)
                 joins = [step for p in nest.products for step in self.joined(p.inner, p.sums)]

@@ -54,7 +54,7 @@ def lift(draft: Draft) -> Draft:
         mixture = experts.recognise(node)
         gate = None if mixture is None else experts.mark_of(mixture)
         if mixture is not None and gate is not None:
-            made = experts.experts_region(mixture, gate, draft.is_trainable)
+            made = experts.experts_region(mixture, gate)
             if isinstance(made, str):
                 node.meta["dense_reason"] = made
             else:

@@ -117,16 +117,10 @@ def mark_of(match: Experts) -> Mark | None:
     return mark if isinstance(mark, Mark) and mark.role == "gate" and not mark.derived else None
 
 
-def experts_region(match: Experts, mark: Mark, is_trainable: bool) -> Region | str:
-    """The region of a mixture, or why there is none.
-
-    Args:
-        is_trainable: whether weights get gradients.
-    """
+def experts_region(match: Experts, mark: Mark) -> Region | str:
+    """The region of a mixture, or why there is none."""
     value = tensor_value(match.node)
     assert value is not None, "a mixture is a tensor"
-    if is_trainable and value.dtype in HALVES:
-        return f"{HALVES[value.dtype]} is supported for mixtures whose weights get no gradients"
     given, with_biases = match, last_biases.biased(match.results) if match.combine is None else None
     if with_biases is not None:
         match = replace(match, results=with_biases.products, covered=())

@@ -182,11 +182,27 @@ def gated(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return torch.einsum("teh,eoh->teo", model.rows(x), model.down)
 
 
-def test_halves_with_gradients_stay_dense():
-    model, x = Gated().bfloat16().train(), torch.randn(9, WIDTH, dtype=torch.bfloat16)
-    sparse = sparsify.apply(model, recipe(), x)
-    assert any("mixtures whose weights get no gradients" in entry.reason for entry in sparse.report.dense)
-    torch.testing.assert_close(sparse(x), model(x))
+def test_gradients_of_halves():
+    torch.manual_seed(0)
+    model = Gated()
+    for matrix in (model.up, model.down):
+        nn.init.normal_(matrix, std=0.3)
+    model = model.bfloat16().train()
+    wide = copy.deepcopy(model).double()
+    with override(**QUICK):
+        sparse = sparsify.apply(model, recipe(), torch.randn(9, WIDTH).bfloat16(), strict=True)
+        assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
+        x = torch.randn(23, WIDTH).bfloat16()
+        sparse(x).float().square().sum().backward()
+    gate = model.gate(x).double()  # what is chosen is chosen in bfloat16
+    expected = x.double() + torch.einsum("te,teo->to", gate, gated(wide, x.double()))
+    expected.square().sum().backward()
+    for name in ("up", "down"):
+        found, exact = sparse.get_parameter(name).grad, wide.get_parameter(name).grad
+        assert found.dtype == torch.bfloat16
+        assert (found.double() - exact).abs().max() <= 4 * torch.finfo(
+            torch.bfloat16
+        ).eps * exact.abs().max(), name
 
 
 def test_program():
