@@ -186,12 +186,18 @@ class Pattern:
         self.cached("valid", lambda: True)
         return self
 
-    def coordinates(self) -> Tensor:
+    def coordinates(self, *, is_kept: bool = True) -> Tensor:
         """The coordinates of the stored entries in storage order, int64 [d, nnz].
 
         Blocks that reach over the edge hold entries whose coordinates lie outside the shape; `inside` tells.
+
+        Args:
+            is_kept: whether they stay for later calls: 8 d bytes an entry, more than most formats take.
         """
-        return self.validated().cached("coordinates", lambda: _mode_coordinates(self))
+        if is_kept or self.recall("coordinates") is not None:
+            return self.validated().cached("coordinates", lambda: _mode_coordinates(self))
+        with self._untraced():
+            return _mode_coordinates(self.validated())
 
     def inside(self) -> Tensor | None:
         """Which entries lie inside the shape, bool [nnz]; `None` when all do, as always without blocks."""
@@ -338,7 +344,7 @@ def _inside(pattern: Pattern) -> Tensor | None:
     }
     if not partial:
         return None
-    coordinates = pattern.coordinates()
+    coordinates = pattern.coordinates(is_kept=False)
     mask = torch.ones(pattern.nnz, dtype=torch.bool, device=pattern.device)
     for mode in sorted(partial):
         mask &= (coordinates[mode] >= 0) & (coordinates[mode] < pattern.shape[mode])

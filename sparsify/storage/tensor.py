@@ -120,7 +120,7 @@ class SparseTensor(torch.Tensor):
             return stored.permute(_inverse(pattern.format.ordering)).clone(
                 memory_format=torch.contiguous_format
             )
-        coordinates, inside = pattern.coordinates(), pattern.inside()
+        coordinates, inside = pattern.coordinates(is_kept=values.requires_grad), pattern.inside()
         if inside is not None:
             coordinates, values = coordinates[:, inside], values[inside]
         dense = torch.full(pattern.shape, self._fill, dtype=values.dtype, device=values.device)

@@ -31,6 +31,18 @@ def test_derived_structure_is_made_once():
     assert pattern.coordinates() is pattern.coordinates()
 
 
+def test_coordinates_stay_where_gradients_will_ask_again():
+    dense = torch.eye(5)
+    for format in ("csr", "i/2: dense, j: compressed, i%2: dense"):
+        frozen = tensor(dense, format)
+        assert torch.equal(frozen.to_dense(), dense)
+        assert frozen.pattern.recall("coordinates") is None
+        learned = frozen.with_values(frozen.values().clone().requires_grad_())
+        assert torch.equal(learned.to_dense(), dense)
+        assert frozen.pattern.recall("coordinates") is not None
+        assert torch.equal(frozen.to_dense(), dense)
+
+
 def test_patterns_over_the_same_memory_are_one():
     pattern = tensor(torch.eye(4)).pattern
     assert shared(pattern.format, pattern.shape, pattern.pos, pattern.crd) is pattern
