@@ -18,7 +18,14 @@ from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.notation import printer
 from sparsify.compiler.pipeline import Stages, compile_stages, directives_text
-from sparsify.compiler.plan import Convert, divided_rows, joined_experts, joined_rows, steps
+from sparsify.compiler.plan import (
+    Convert,
+    divided_rows,
+    joined_experts,
+    joined_reductions,
+    joined_rows,
+    steps,
+)
 from sparsify.compiler.schedule import hubs
 from sparsify.compiler.schedule.alternatives import alternatives
 from sparsify.compiler.schedule.directives import Schedule
@@ -76,8 +83,11 @@ def _compared(program: Program, sizes: Sizes) -> list[str]:
     """Whether the statements share a kernel, and why; of those that do not, the orders of loops that were compared."""
     chain = joined_rows(program, sizes)
     if chain is None:
-        known = joined_experts(program) or divided_rows(program, sizes)
-        return alternatives(program, sizes) if known is None else [str(known)]
+        several = joined_reductions(program, sizes)
+        known = joined_experts(program) or several or divided_rows(program, sizes)
+        if known is not None and (several is None or several.is_faster):
+            return [str(known)]
+        return [*([] if several is None else [str(several)]), *alternatives(program, sizes)]
     return [str(chain), *(chain.held() if chain.is_faster else alternatives(program, sizes))]
 
 

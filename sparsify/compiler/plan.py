@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from sparsify.compiler.aggregate import Aggregated, aggregated
 from sparsify.compiler.cut import cut
 from sparsify.compiler.dense_product import DenseProduct, dense_product
 from sparsify.compiler.divide import Divided, divided
@@ -131,6 +132,9 @@ def steps(
             return _whole(program)
         if (experts := joined_experts(program)) is not None:
             return (Step(experts.program, experts.twins), *_moved_back(program, experts))
+        several = joined_reductions(program, sizes)
+        if several is not None and several.is_faster:
+            return _whole(several.program)
         if (parts := divided_rows(program, sizes)) is not None:
             before, after = ([] if p is None else steps(p, sizes) for p in (parts.first, parts.last))
             return (*before, Step(parts.rows), Step(parts.columns, (parts.twin,)), *after)
@@ -173,6 +177,14 @@ def joined_rows(program: Program, sizes: Sizes) -> Fusion | None:
     if len(program.statements) < 2 or not _is_uncontracted(program, sizes):
         return None
     return fusion(_whole(program)[0].program, sizes)
+
+
+def joined_reductions(program: Program, sizes: Sizes) -> Aggregated | None:
+    """The reductions over the same rows that all statements of a program are, with what they cost; `None` for none."""
+    program = collect(program)
+    if len(program.statements) < 2 or not _is_uncontracted(program, sizes):
+        return None
+    return aggregated(name_extents(_whole(program)[0].program), sizes)
 
 
 def _is_uncontracted(program: Program, sizes: Sizes) -> bool:

@@ -23,6 +23,7 @@ from sparsify.compiler.schedule.chains import (
     loop_names,
     rewrite_loops,
 )
+from sparsify.compiler.schedule.merge import merge
 from sparsify.compiler.schedule.place import pack, precompute_at, precompute_of, precompute_over
 from sparsify.compiler.schedule.recompute import recompute
 from sparsify.compiler.schedule.rescale import rescale
@@ -57,6 +58,8 @@ def _step(program: Notation, directive: d.Directive) -> Notation:
             return _fuse(program, directive)
         case d.Join():
             return _join(program, directive)
+        case d.Merge(index=index):
+            return replace(program, body=merge(program.body, index))
         case d.Pos():
             return _pos(program, directive)
         case d.Precompute(over=over) if over:

@@ -16,6 +16,7 @@ from sparsify.compiler.node import find, walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
+from sparsify.compiler.schedule.aggregates import aggregates
 from sparsify.compiler.schedule.chains import around, downward, loop_chain, loop_names, many_first
 from sparsify.compiler.schedule.experts import experts
 from sparsify.compiler.schedule.joined import joined
@@ -68,6 +69,8 @@ def candidates(
         yield from mixture.schedules(lanes, item_bytes, sizes)
     if (chain := row_chain(program)) is not None:
         yield from (way.schedule for way in row_ways(chain, lanes, item_bytes, sizes))
+    if (several := aggregates(program)) is not None:
+        yield from several.schedules(lanes, item_bytes, sizes)
     yield from joined(program)
     nests = _nests(program)
     if len(nests) <= 2:

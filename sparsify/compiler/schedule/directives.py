@@ -73,6 +73,16 @@ class Join(Directive):
 
 
 @dataclass(frozen=True, slots=True)
+class Merge(Directive):
+    """`merge j`: neighbouring loops over `j` are one, which runs the statements of all of them."""
+
+    index: str
+
+    def __str__(self) -> str:
+        return f"merge {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
 class Pos(Directive):
     """`pos j p A`: the loop over `j` becomes a loop `p` over the stored positions of `A`."""
 
@@ -287,6 +297,7 @@ _FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
     ),
     ("fuse i j f", rf"fuse\s+(?P<first>{_NAME})\s+(?P<second>{_NAME})\s+(?P<fused>{_NAME})", Fuse),
     ("join n in Y", rf"join\s+(?P<index>{_NAME})\s+in\s+(?P<nest>{_NAME})", Join),
+    ("merge j", rf"merge\s+(?P<index>{_NAME})", Merge),
     ("pos j p A", rf"pos\s+(?P<index>{_NAME})\s+(?P<position>{_NAME})\s+(?P<tensor>{_NAME})", Pos),
     (
         "precompute a [= Y] at i|over p in register|thread|memory [listed|marked]",

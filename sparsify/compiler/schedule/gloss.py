@@ -27,6 +27,8 @@ def gloss(directive: d.Directive) -> str:
             return f"{fused} runs over all pairs of {first} and {second}"
         case d.Join(index, nest):
             return f"{nest} is computed in one loop over {index}, whose tiles are counted in it"
+        case d.Merge(index):
+            return f"neighbouring loops over {index} are one"
         case d.Pos(index, position, tensor):
             return f"{position} runs over the stored positions of {tensor}, {index} is read from them"
         case d.Precompute():

@@ -14,6 +14,7 @@ TEXTS = {
     "split k ko ki 64 tail 32 8": "k = 64 ko + ki; the last tile in pieces of 32, 8, the rest masked",
     "fuse h i hi": "hi runs over all pairs of h and i",
     "join n in Y": "Y is computed in one loop over n, whose tiles are counted in it",
+    "merge j": "neighbouring loops over j are one",
     "pos j p A": "p runs over the stored positions of A, j is read from them",
     "precompute w at ko in register": "inside ko, w is computed right before it is read, in registers",
     "precompute a = Y at root in memory": "before all loops, a collects what is added to Y, in memory",

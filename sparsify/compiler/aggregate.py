@@ -1,0 +1,145 @@
+"""Programs of several reductions over the same rows as one kernel, where the cost model expects that to be faster.
+
+In:  `Y[i,f] = sum(j, A[i,j] * X[j,f]); Z[i,f] = max(j, where(stored(A[i,j]), X[j,f], -inf))`, the sizes of operands.
+Out: `s_Y[i,f] = sum(j, ..); s_Z[i,f] = max(j, ..); Y[i,f] = s_Y[i,f]; Z[i,f] = s_Z[i,f]` as one kernel: 3,100 us, not
+     5,000 us.
+
+Apart, each reduction fetches the rows of X that the coordinates of A pick; together they are fetched once.
+
+Source: several aggregators over one neighbourhood, Corso et al., Principal neighbourhood aggregation for graph nets,
+2020, equation 7.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from sparsify.compiler.cpp import target
+from sparsify.compiler.dtypes import BYTES
+from sparsify.compiler.einsum.infer_format import infer_format
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Index, Program, Reduce
+from sparsify.compiler.einsum.rename import all_indices, fresh
+from sparsify.compiler.node import find
+from sparsify.compiler.notation.concretize import concretize
+from sparsify.compiler.schedule.aggregates import Aggregates, aggregates
+from sparsify.compiler.schedule.cost import (
+    PICKED,
+    POINTWISE,
+    ROW,
+    known_extents,
+    picked_us,
+    statement_us,
+    tensor_bytes,
+)
+from sparsify.compiler.schedule.machine import Machine, scaled
+from sparsify.compiler.schedule.product_cost import VECTOR, kernel_us
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.errors import UnsupportedProgramError
+from sparsify.options import current
+from sparsify.runtime.threads import count
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """Several reductions as one kernel and as a kernel for each statement.
+
+    Attributes:
+        program: its reductions first, each into a temporary.
+        together_us, apart_us: the expected times of a call; `None` where sizes are not known.
+        tables: the operands whose rows are read once.
+    """
+
+    program: Program
+    tables: tuple[str, ...]
+    together_us: float | None = None
+    apart_us: float | None = None
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether one kernel is expected to be faster; it is where nothing is known."""
+        return self.together_us is None or self.apart_us is None or self.together_us <= self.apart_us
+
+    def __str__(self) -> str:
+        names = ", ".join(self.program.outputs)
+        once = f"rows of {', '.join(self.tables)} are read once for all reductions"
+        if self.together_us is None or self.apart_us is None:
+            return f"{names}: one kernel, since sizes are not known; {once}"
+        times = f"one kernel {self.together_us:,.0f} us, a kernel each {self.apart_us:,.0f} us"
+        return f"{names}: {times}; {once if self.is_faster else 'cut, since one kernel loses'}"
+
+
+def aggregated(program: Program, sizes: Sizes) -> Aggregated | None:
+    """The reductions over the same rows that all statements of `program` are, with what they cost; `None` for others.
+
+    Args:
+        program: with one plain assignment a result, every operand as it is stored.
+        sizes: of the operands.
+    """
+    if len(program.statements) < 2:
+        return None
+    made = reductions_first(program)
+    try:
+        plain = concretize(infer_format(made))
+    except UnsupportedProgramError:
+        return None
+    found = aggregates(plain)
+    if found is None:
+        return None
+    tables = tuple(table.tensor for table in found.tables)
+    extents = known_extents(made, sizes.extents)
+    names = {name for declared in made.declarations for name in declared.extents}
+    if found.mask.name not in sizes.stored or not names <= extents.keys():
+        return Aggregated(made, tables)
+    # As it is assumed: what becomes one kernel must not depend on a busy minute.
+    machine = scaled(count(current()), target.vector_bytes(current()))
+    inferred = infer_format(program)
+    apart = sum(statement_us(inferred, s, extents, sizes.stored, machine) for s in inferred.statements)
+    return Aggregated(made, tables, _together_us(made, found, extents, sizes, machine), apart)
+
+
+def reductions_first(program: Program) -> Program:
+    """`Y[i] = sum(j, e) -> s_Y[i] = sum(j, e); .. Y[i] = s_Y[i]`, with what is not reduced after all that is."""
+    taken = {declared.name for declared in program.declarations} | set(all_indices(program.statements))
+    reduced: list[Assign] = []
+    others: list[Assign] = []
+    declarations = list(program.declarations)
+    for statement in program.statements:
+        if not isinstance(statement.value, Reduce):
+            others.append(statement)
+            continue
+        name = statement.target.tensor
+        if name in program.outputs:
+            held = fresh(f"s_{name}", taken)
+            taken.add(held)
+            declarations.append(replace(program.declaration(name), name=held))
+            inside = replace(statement.target, tensor=held)
+            others.append(Assign(statement.target, None, inside))
+            statement = replace(statement, target=inside)
+        reduced.append(statement)
+    return replace(program, statements=(*reduced, *others), declarations=tuple(declarations))
+
+
+def _together_us(
+    program: Program, found: Aggregates, extents: Mapping[str, int], sizes: Sizes, machine: Machine
+) -> float:
+    """The time of one kernel: a pass over the entries for each tile of a row, which fetches the rows of tables once."""
+    item = max(BYTES[program.declaration(name).dtype] for name in program.outputs)
+    lanes = max(1, machine.vector_bytes // item)
+    stored, rows = sizes.stored[found.mask.name], extents[found.row]
+    around = prod(extents[name] for name in found.beside)
+    size, _ = found.tile(lanes, item, Sizes(dict(extents), {}))
+    passes = around * ceil(extents[found.lane] / size)
+    vectors = around * ceil(extents[found.lane] / lanes)
+    mask = Access(found.mask.name, (Index(found.row), Index(found.column)))
+    gathered = picked_us(
+        program, found.tables, mask, (found.column,), around * extents[found.lane], stored, extents, machine
+    )
+    numbers = sum(nest.is_sum and not nest.is_along for nest in found.nests)
+    each = PICKED * (passes + numbers) + VECTOR * vectors * len(found.sums)
+    calls = sum(len(find(nest.assign.value, Call)) + 1 for nest in found.nests if not nest.is_sum)
+    busy = max(stored * each * machine.vector_us, gathered)
+    busy += rows * (ROW * passes + POINTWISE * vectors * calls) * machine.vector_us
+    given = [d for d in program.declarations if d.name in (*program.inputs, *program.outputs)]
+    moved = sum(tensor_bytes(declared, extents, sizes.stored) for declared in given)
+    longest = sizes.longest_row(found.mask.name) or 0  # one thread takes it
+    return max(kernel_us(busy, moved, machine), busy * longest / max(1, stored))
