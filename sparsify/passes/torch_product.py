@@ -24,6 +24,7 @@ from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.passes.seen import Seen, see
+from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
 # What may stand behind a product, by the names of einsum programs.
@@ -95,7 +96,7 @@ class TorchProducts:
     def __init__(self, kernel: Kernel, products: Sequence[Product]) -> None:
         self.kernel = kernel
         self.products = {product.step: product for product in products}
-        self.memory: list[tuple[Seen, torch.Tensor]] = []
+        self.memory: list[tuple[Seen, Pattern, torch.Tensor]] = []
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result for operands in the order of the program."""
@@ -118,18 +119,18 @@ class TorchProducts:
         return applied(product.value, given, self.in_torch(matrix) @ dense, product.names)
 
     def in_torch(self, matrix: SparseTensor) -> torch.Tensor:
-        """A matrix in torch's CSR, remembered while its values are the same."""
-        values = matrix._vals
-        for seen, made in self.memory:
-            if seen.is_same(values):
+        """A matrix in torch's CSR, remembered for its values, while they are the same, at their coordinates."""
+        values, pattern = matrix._vals, matrix._pattern.validated()
+        for seen, known, made in self.memory:
+            if seen.is_same(values) and known.equals(pattern):
                 return made
         with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
             warnings.simplefilter("ignore", UserWarning)  # about the state of torch's own layout
             in_rows: Any = matrix.detach().to(format="csr")  # type: ignore[call-overload]
             found: torch.Tensor = in_rows.to_torch()
         if not values.is_inference():  # inference tensors do not count their versions
-            kept = [known for known in self.memory if not known[0].is_stale()]
-            self.memory = [(see(values), found), *kept[: REMEMBERED - 1]]
+            kept = [entry for entry in self.memory if not entry[0].is_stale()]
+            self.memory = [(see(values), pattern, found), *kept[: REMEMBERED - 1]]
         return found
 
 

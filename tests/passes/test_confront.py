@@ -218,6 +218,27 @@ def test_dense_adjacencies(monkeypatch, tmp_path):
                 torch.testing.assert_close(sparse(*args), model(*args), **CLOSE)
 
 
+class Weighted(nn.Module):
+    """Messages of edges with weights of their own."""
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        messages = x.index_select(0, edge_index[0]) * weights.unsqueeze(1)
+        return torch.relu(torch.zeros_like(x).index_add(0, edge_index[1], messages))
+
+
+def test_graphs_that_share_weights_of_edges(monkeypatch, tmp_path):
+    x, weights = graph()[0], torch.rand(55)
+    keys = [torch.randperm(400)[:55].sort().values for _ in range(2)]
+    one, other = (torch.stack([key % 20, key // 20]) for key in keys)  # in order: nothing sorts the weights
+    model = Weighted().eval()
+    won_by(monkeypatch, "torch's CSR")
+    sparse = applied(model, (x, one, weights), tmp_path, ADJACENCY)
+    assert [region.preferred.rival.name for region in regions(sparse)] == ["torch's CSR"]
+    with torch.no_grad():
+        for edges in (one, other, one):
+            torch.testing.assert_close(sparse(x, edges, weights), model(x, edges, weights), **CLOSE)
+
+
 def test_a_rival_that_fails_gives_way(model, monkeypatch, tmp_path):
     won_by(monkeypatch, "torch's CSR")
     sparse = applied(model, graph(), tmp_path)

@@ -105,3 +105,22 @@ def test_written_values_are_read_again():
     torch.testing.assert_close(found([A, X]), 2 * before)
     with torch.inference_mode():
         torch.testing.assert_close(found([matrix(), X]), before)
+
+
+def with_rows_reversed(csr: torch.Tensor) -> torch.Tensor:
+    """Another matrix in torch's CSR over the same values."""
+    counts = csr.crow_indices().diff().flip(0)
+    rows = torch.cat([torch.zeros(1, dtype=counts.dtype), counts.cumsum(0)])
+    columns = torch.cat([torch.arange(count) for count in counts.tolist()])
+    return torch.sparse_csr_tensor(rows, columns, csr.values(), csr.shape)
+
+
+def test_matrices_that_share_values_have_their_own_forms():
+    csr = matrix().to_torch()
+    A, again, other = (sparsify.tensor(one) for one in (csr, csr, with_rows_reversed(csr)))
+    assert A.values().data_ptr() == other.values().data_ptr()
+    kernel = evaluate_kernel("Y[i,k] = sum(j, A[i,j] * X[j,k])", A=A, X=X)
+    found = TorchProducts(kernel, products_of(kernel))
+    for one in (A, other, again):
+        torch.testing.assert_close(found([one, X]), one.to_dense() @ X, **CLOSE)
+    assert len(found.memory) == 2
