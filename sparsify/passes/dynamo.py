@@ -150,9 +150,9 @@ class Compiled:
         for known_how, known, run in self.known:
             if known_how == how and is_same(known, state):
                 return run
-        self.captured.add(numbers)
-        if len(self.captured) > MOST_NUMBERS:
+        if numbers not in self.captured and len(self.captured) >= MOST_NUMBERS:
             return self.uncaptured()
+        self.captured.add(numbers)
         run = self.made(values, trainable)
         self.known = [(how, state, run), *self.known[: REMEMBERED - 1]]
         return run

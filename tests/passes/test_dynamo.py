@@ -223,6 +223,10 @@ def test_numbers_of_operators_are_captured_a_few_times(captures):
         for slope in (0.3, 0.4, 0.1):
             torch.testing.assert_close(found(x, slope), model(x, slope), **CLOSE)
         assert len(captures) == 2
+        model.linear.weight.mul_(2)
+        for slope in (0.1, 0.3, 0.2):
+            torch.testing.assert_close(found(x, slope), model(x, slope), **CLOSE)
+        assert len(captures) == 4  # other numbers between them take nothing from those that were captured
         pruned = torch.compile(
             model, options={"recipe": pruning(targets=["param:linear.weight"]), "inner": "eager"}, **how
         )
