@@ -31,6 +31,7 @@ from sparsify.compiler.variants import Variants
 from sparsify.errors import ShapeError
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
+from sparsify.storage.transformed import have_tangents
 
 Operand = torch.Tensor
 Chooser = Callable[[Sequence[Operand]], tuple[Operand, ...]]
@@ -156,6 +157,8 @@ class Kernel:
                 return traced.call(self, operands)
             if torch._C._are_functorch_transforms_active():
                 return transforms.call(self, operands)
+            if have_tangents(operands):
+                return transforms.call_forward(self, operands)
             if any(0 in operand.shape for operand in operands):
                 kernel = self._without_coordinates(operands)
                 if kernel is not self:

@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any, Final
 
 import torch
+from torch.autograd import forward_ad
 
 from sparsify.compiler import native
 from sparsify.compiler.arguments import DenseInput, SparseInput
@@ -224,6 +225,6 @@ def _load(options: Options) -> ctypes.CDLL | None:
     addresses = (ctypes.c_int64 * len(functions))(*functions)
     classes = (torch.Tensor, torch.nn.Parameter, SparseTensor)
     is_transformed = torch._C._are_functorch_transforms_active
-    objects = (*classes, apply_plainly, is_transformed, wrap, native.fail)
+    objects = (*classes, apply_plainly, is_transformed, wrap, native.fail, forward_ad.__dict__)
     _SET_UP(("sparsify_set_up", made.handle))(addresses, objects)
     return made.handle

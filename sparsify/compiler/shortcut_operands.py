@@ -59,8 +59,8 @@ static struct {
 
 // Classes, functions and names of Python.
 static PyObject *plain_tensor, *plain_parameter, *sparse_tensor;
-static PyObject *differentiate, *is_transformed, *wrap_sparse, *fail_with;
-static PyObject *name_pattern, *name_vals, *name_fill, *name_cache, *name_written;
+static PyObject *differentiate, *is_transformed, *wrap_sparse, *fail_with, *forward_names;
+static PyObject *name_pattern, *name_vals, *name_fill, *name_cache, *name_written, *name_level;
 
 // An operand of a call.
 struct Operand {

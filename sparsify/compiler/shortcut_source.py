@@ -108,11 +108,17 @@ static PyObject *by(const Frame *frame, PyObject *tuple, const Operand *operands
   return frame->differentiable ? run_differentiably(*frame, operands, tuple) : nullptr;
 }
 
+// Whether tensors may have tangents: some code differentiates forwards.
+static bool has_tangents() {
+  PyObject *level = PyDict_GetItemWithError(forward_names, name_level);
+  return !level || PyLong_AsLongLong(level) >= 0;
+}
+
 // The result by the frame that fits the operands, null without an exception when none does. `slot` becomes the place
 // of such a frame, -1 where there can be none.
 static PyObject *by_frame(const Table &table, PyObject *tuple, Operand *operands, int64_t &slot) {
   Py_ssize_t count = PyTuple_Size(tuple);
-  if (count < 0 || count > OPERANDS || torch.dispatch_mode_enabled()) return nullptr;
+  if (count < 0 || count > OPERANDS || torch.dispatch_mode_enabled() || has_tangents()) return nullptr;
   for (Py_ssize_t i = 0; i < count; i++)
     if (!read_operand(PyTuple_GetItem(tuple, i), operands[i])) return nullptr;
   slot = (int64_t)slot_of(operands, count);
@@ -214,12 +220,13 @@ PyObject *sparsify_shortcut(PyObject *otherwise) {
 void sparsify_set_up(const void *functions, PyObject *objects) {
   memcpy(&torch, functions, sizeof torch);
   PyObject **places[] = {&plain_tensor,   &plain_parameter, &sparse_tensor, &differentiate,
-                          &is_transformed, &wrap_sparse,     &fail_with};
-  for (Py_ssize_t i = 0; i < 7; i++) Py_IncRef(*places[i] = PyTuple_GetItem(objects, i));
+                          &is_transformed, &wrap_sparse,     &fail_with,     &forward_names};
+  for (Py_ssize_t i = 0; i < 8; i++) Py_IncRef(*places[i] = PyTuple_GetItem(objects, i));
   name_pattern = PyUnicode_InternFromString("_pattern");
   name_vals = PyUnicode_InternFromString("_vals");
   name_fill = PyUnicode_InternFromString("_fill");
   name_cache = PyUnicode_InternFromString("_cache");
+  name_level = PyUnicode_InternFromString("_current_level");
   name_written = PyUnicode_InternFromString("_written");
 }
 }

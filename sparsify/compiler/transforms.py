@@ -1,4 +1,4 @@
-"""Kernels within the transforms of `torch.func`: `grad vjp jvp jacrev hessian vmap`.
+"""Kernels within the transforms of `torch.func`, `grad vjp jvp jacrev hessian vmap`, and within `forward_ad`.
 
 In: `torch.func.grad(lambda x: sparsify.einsum("ij,j->i", A, x).sum())(x)`. Out: the gradient, by the kernel of the
 adjoint program.
@@ -34,10 +34,26 @@ def call(kernel: Any, operands: Sequence[Tensor]) -> Any:
     if not transformed.is_followed(operands):
         with transformed.outside():
             return kernel(*operands)
+    return _followed(kernel, operands, "torch.func")
+
+
+def call_forward(kernel: Any, operands: Sequence[Tensor]) -> Any:
+    """The results of a kernel for dense operands with tangents, and theirs.
+
+    Raises:
+        UnsupportedOperatorError: a sparse tensor would have to have a tangent.
+    """
+    if transformed.have_tangents([o for o in operands if isinstance(o, SparseTensor)]):
+        raise UnsupportedOperatorError("tangents of the values of a sparse tensor", REMEDY)
+    return _followed(kernel, operands, "tangents")
+
+
+def _followed(kernel: Any, operands: Sequence[Tensor], by: str) -> Any:
+    """The results of a kernel, all dense, whose operands are followed."""
     program = kernel.program
     for name in program.outputs:
         if not program.declaration(name).format.is_dense:
-            raise UnsupportedOperatorError(f"torch.func of a sparse result, {name}", REMEDY)
+            raise UnsupportedOperatorError(f"{by} of a sparse result, {name}", REMEDY)
     return Transformed.apply(kernel, *operands)  # type: ignore[no-untyped-call]
 
 

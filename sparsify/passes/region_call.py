@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 from torch import fx
+from torch.autograd import forward_ad
 
 from sparsify.compiler.differentiate import pull_back
 from sparsify.compiler.einsum.nodes import Program
@@ -31,6 +32,7 @@ from sparsify.passes.origin import Origin
 from sparsify.passes.rival import Preferred
 from sparsify.passes.structure import Structure
 from sparsify.storage.tensor import SparseTensor
+from sparsify.storage.transformed import have_tangents
 
 FAILURES: Final = (CompilerError, KernelError, UnsupportedProgramError)
 DENSE_GRADIENTS: Final = "gradients of sparse regions are computed densely from now on"
@@ -158,6 +160,8 @@ class RegionCall:
         is_transformed = torch._C._are_functorch_transforms_active()
         if is_transformed and self.layout is not None:
             return self.dense_result(self.layout.without_weight(arguments))
+        if forward_ad._current_level >= 0 and not is_transformed and have_tangents(arguments):
+            return self.dense_result(arguments)  # what is remembered of structures has no tangents
         if wanted and not is_transformed and wanted not in self.differentiable and self.has_kernel(wanted):
             tried: torch.Tensor = FirstGradient.apply(self, *arguments)  # type: ignore[no-untyped-call]
             return tried

@@ -59,6 +59,11 @@ def tensor(
             )
         with transformed.outside():
             return tensor(data, format, fill=fill, dtype=dtype, duplicates=duplicates)
+    if transformed.have_tangents(data):
+        raise InvalidTensorError(
+            "a sparse tensor of values with tangents",
+            "forward_ad.make_dual of dense operands, or torch.autograd",
+        )
     found = _read(data, format, fill, duplicates)
     if dtype is not None:
         validate.value_dtype(dtype)

@@ -1,7 +1,7 @@
-"""The transforms of `torch.func`: whether they are at work, whether they follow a tensor, and a way outside.
+"""The transforms of `torch.func`: whether they are at work, whether they follow a tensor, and a way outside; tangents.
 
 In: `grad(f)(x)`, inside of `f`. Out: `is_followed(x)` holds; inside of `outside()` torch computes as if there were no
-transform, with tensors that none follows.
+transform, with tensors that none follows. Of `forward_ad.make_dual(x, t)` outside of transforms `have_tangents` holds.
 """
 
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
 are_active = torch._C._are_functorch_transforms_active
@@ -20,3 +21,11 @@ def is_followed(arguments: Any) -> bool:
     """Whether a transform follows one of the tensors in arguments, or its values."""
     tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
     return any(is_functorch_wrapped_tensor(getattr(tensor, "_vals", tensor)) for tensor in tensors)
+
+
+def have_tangents(arguments: Any) -> bool:
+    """Whether `torch.autograd.forward_ad` carries a tangent of a tensor in arguments, or of its values."""
+    if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
+        return False
+    tensors = [getattr(leaf, "_vals", leaf) for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)

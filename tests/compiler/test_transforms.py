@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import sparsify
@@ -63,3 +64,25 @@ def test_what_cannot_be_followed():
         grad(lambda x: sparsify.evaluate("Y[i,j] = A[i,j] * x[j]", A=A, x=x).values().sum())(X[:, 0])
     with pytest.raises(InvalidTensorError, match=r"values that torch\.func follows; make it outside"):
         grad(lambda v: sparsify.tensor((A.coordinates(), v, A.shape)).values().sum())(A.values())
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_tangents_of_dense_operands(needs_gradient):
+    def tangent(product):
+        x = X.clone().requires_grad_(needs_gradient)
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(product(forward_ad.make_dual(x, 2 * X)).pow(3)).tangent.clone()
+
+    for _ in range(4):  # the shortcut knows such operands then
+        A @ X
+    torch.testing.assert_close(tangent(A.__matmul__), tangent(A.to_dense().__matmul__))
+
+
+def test_tangents_that_cannot_be_followed():
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(X[:, 0], X[:, 1])
+        with pytest.raises(UnsupportedOperatorError, match="tangents of a sparse result, Y; a dense result"):
+            sparsify.evaluate("Y[i,j] = A[i,j] * x[j]", A=A, x=x)
+        values = forward_ad.make_dual(A.values(), A.values())
+        with pytest.raises(InvalidTensorError, match="values with tangents"):
+            sparsify.tensor((A.coordinates(), values, A.shape))
