@@ -8,28 +8,31 @@ twice.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import fx
 
 from sparsify.compiler.kernel import prepare_all
 from sparsify.compiler.schedule.hubs import said
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import InvalidTensorError, SparsifyError
-from sparsify.passes import canonicalize
+from sparsify.passes import canonicalize, new_node
 from sparsify.passes.backends import SPOKEN, by_library
 from sparsify.passes.base import Draft
 from sparsify.passes.bind import Binding, Plan, as_methods, bind, bind_matrix, cut_out, extract
 from sparsify.passes.call_region import call_region
 from sparsify.passes.confront import confront, field_of
-from sparsify.passes.estimate import estimated_us, example_sizes, expected_sizes, fixed_extents
-from sparsify.passes.operators import operator_name, scope, tensor_value
+from sparsify.passes.estimate import UNKNOWN_ROWS, estimated_us, example_sizes, expected_sizes, fixed_extents
+from sparsify.passes.operators import known_size, operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
 from sparsify.passes.printer import extent_names
 from sparsify.passes.region import Region
 from sparsify.passes.region_call import Operand, RegionCall, SizeAt
 from sparsify.passes.schedules import tune_schedules
 from sparsify.report import RegionEntry
+
+aten: Final = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ def emit(draft: Draft) -> Draft:
             raise error
         keep_dense(draft, region, error)
     draft.regions = [node.meta["region"] for node in replaced.values()]
+    for node in replaced.values():
+        keep_layout(node)
     canonicalize.remove_unused(draft.graph)
     as_methods(draft.graph)
     return draft
@@ -164,6 +169,40 @@ def replace_nodes(
     node.replace_all_uses_with(new)
     draft.report.regions.append(entry)
     replaced[node] = new
+
+
+def keep_layout(node: fx.Node) -> None:
+    """`y = region(x) -> y = permute(contiguous(permute(region(x))))`, laid out as the graph had it.
+
+    Only results of convolutions, which kernels write row by row, may have been laid out otherwise, with channels as
+    neighbours. Views behind them rely on that; kernels of other convolutions read images as they come.
+    """
+    readers = [reader for reader in node.users if not is_convolution(reader)]
+    order = layout_of(node)
+    if not is_convolution(node) or not readers or order == sorted(order):
+        return
+    back = [order.index(mode) for mode in range(len(order))]
+    with node.graph.inserting_after(node):
+        turned = new_node.call(aten.permute.default, node, order)
+    with node.graph.inserting_after(turned):
+        laid = new_node.call(aten.contiguous.default, turned)
+    with node.graph.inserting_after(laid):
+        found = new_node.call(aten.permute.default, laid, back)
+    for reader in readers:
+        reader.replace_input_with(node, found)
+
+
+def is_convolution(node: fx.Node) -> bool:
+    """Whether a node calls the region of a convolution."""
+    return "region" in node.meta and node.meta["region"].layout is not None
+
+
+def layout_of(node: fx.Node) -> list[int]:
+    """The modes of a tensor, that whose neighbours lie farthest apart first."""
+    value = tensor_value(node)
+    assert value is not None, "regions compute tensors"
+    strides = [known_size(stride, UNKNOWN_ROWS) or 0 for stride in value.stride()]
+    return sorted(range(value.dim()), key=lambda mode: -strides[mode])
 
 
 def output_shape(region: Region, at: Any) -> tuple[int | SizeAt, ...]:

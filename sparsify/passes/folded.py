@@ -4,6 +4,7 @@ In:  `%c = conv2d(%x, %w, None, [2, 2], [3, 3]); %n = batch_norm(%c, ...); %r = 
 Out: the same graph; where it runs without gradients, one function for all four nodes: a convolution whose weights have
      the normalisation in them, over pixels whose channels are neighbours if that is faster, and the rest in its memory.
 
+Where images or a weight come with channels as neighbours the nodes run as they are: results then lie so, too.
 Each chain is timed as it is and in both forms; without seconds for that it stays as it is. Traces see the graph.
 """
 
@@ -21,9 +22,9 @@ from sparsify.compiler import calibrate
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.base import Draft
-from sparsify.passes.estimate import example
+from sparsify.passes.estimate import UNKNOWN_ROWS, example
 from sparsify.passes.lift.convolutions import Chain, chain_of
-from sparsify.passes.operators import argument, operator_name, overwritten, tensor_value
+from sparsify.passes.operators import argument, known_size, operator_name, overwritten, tensor_value
 from sparsify.passes.race import GAIN, is_agreed, race
 from sparsify.passes.recycle import PLAIN, is_unseen
 from sparsify.passes.structure import Structure
@@ -158,6 +159,8 @@ def chain_at(
         return None
     if any(n.op != "get_attr" for n in parameters) or any(n in written for n in read):
         return None
+    if not all(isinstance(n, fx.Node) and is_expected_by_rows(n) for n in (*read, node)):
+        return None
     return chain if values[0].dim() == values[-1].dim() == 4 else None  # type: ignore[union-attr]
 
 
@@ -203,14 +206,36 @@ def is_sure(found: Fastest) -> bool:
 
 
 def is_free(arguments: Sequence[Tensor]) -> bool:
-    """Whether only the result of a call matters: nothing follows its tensors, which are plain ones with entries."""
+    """Whether only the result of a call matters: nothing follows its tensors, plain ones with entries, by rows."""
     if torch.is_grad_enabled() and any(value.requires_grad for value in arguments):
         return False
     if torch.is_autocast_enabled("cpu") or not is_unseen():
         return False
     return all(
-        type(v) in PLAIN and v.is_cpu and v.dtype is torch.float32 and v.numel() > 0 for v in arguments
+        type(v) in PLAIN
+        and v.is_cpu
+        and v.dtype is torch.float32
+        and v.numel() > 0
+        and (v.dim() != 4 or is_by_rows(v))
+        for v in arguments
     )
+
+
+def is_by_rows(images: Tensor) -> bool:
+    """Whether images or a weight lie pixel by pixel, also where extents of 1 leave that to the strides.
+
+    Of others torch's convolution gives channels as neighbours, on which what follows may rely.
+    """
+    return images.is_contiguous() and images.stride(3) < images.stride(1) * images.shape[1]
+
+
+def is_expected_by_rows(node: fx.Node) -> bool:
+    """Whether a node gives images or a weight that lie so in the example, or anything else."""
+    value = tensor_value(node)
+    if value is None or value.dim() != 4:
+        return True
+    numbers = [known_size(n, UNKNOWN_ROWS) or UNKNOWN_ROWS for n in (*value.shape, *value.stride())]
+    return is_by_rows(torch.empty_strided(numbers[:4], numbers[4:], device="meta"))
 
 
 def part(inputs: Sequence[fx.Node], covered: Sequence[fx.Node]) -> Callable[..., Tensor]:

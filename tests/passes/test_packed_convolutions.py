@@ -240,3 +240,32 @@ def test_images_without_a_batch(extents):
     sparse(given).square().sum().backward()
     sparse.original(other).square().sum().backward()
     torch.testing.assert_close(given.grad, other.grad, **CLOSE)
+
+
+class Viewed(nn.Module):
+    """Two convolutions, the second read by a view that is legal where channels are neighbours alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(16, 16, 3), nn.Conv2d(16, 16, 1), nn.Linear(16, 3)
+
+    def forward(self, x):
+        y = torch.relu(self.second(torch.relu(self.first(x))))
+        return y, self.last(y.permute(0, 2, 3, 1).view(-1, 16))
+
+
+def test_channels_that_are_neighbours_stay_neighbours():
+    torch.manual_seed(0)
+    last = torch.channels_last
+    x, model = images().to(memory_format=last), Viewed().to(memory_format=last).eval()
+    sparse = sparsify.apply(model, recipe(), x)
+    assert [region.layout is not None for region in sparse.variants[0].regions] == [True, True]
+    assert sum("permute" in str(node.target) for node in sparse.graph.nodes) == 3  # one call laid out anew
+    found, wanted = sparse(x), sparse.original(x)
+    torch.testing.assert_close(found, wanted, **CLOSE)
+    assert found[0].stride() == wanted[0].stride()
+    sum(part.sum() for part in found).backward()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            sparse(images()), sparse.original(x.contiguous().to(memory_format=last)), **CLOSE
+        )
