@@ -272,6 +272,12 @@ class Pattern:
         """
         return self.cached("reach", lambda: _reach(self))
 
+    def crowding(self) -> float:
+        """The part of entries beside one that was just read, as `statistics.crowding` says."""
+        from sparsify.storage.statistics import crowding
+
+        return self.cached("crowding", lambda: crowding(self))
+
 
 _known: "WeakValueDictionary[tuple[Any, ...], Pattern]" = WeakValueDictionary()
 

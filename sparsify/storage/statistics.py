@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 SAMPLE: Final = 1 << 16
 # Entries below which rows are short.
 FEW: Final = 1 << 13
+# What `crowding` looks at: so many entries, and so many before each.
+LOOKS: Final = 1 << 12
+BEFORE: Final = 16
 
 
 def distinct(pattern: "Pattern") -> Mapping[tuple[int, ...], int]:
@@ -78,6 +81,25 @@ def longest(pattern: "Pattern", level: int) -> int:
     if pos is None or crd is None or not isinstance(levels[1], Compressed):
         return 0
     return int(pos.diff().max()) if level == 0 else int(crd.bincount().max())
+
+
+def crowding(pattern: "Pattern") -> float:
+    """The part of all entries that lie at or beside the last level's coordinate of one of the 16 before them.
+
+    Near 1 for bands and meshes, near 0 where entries lie anywhere; 0 for levels without coordinates. A few thousand
+    entries are looked at.
+
+    >>> from sparsify.storage.interop import tensor
+    >>> crowding(tensor(torch.eye(9), "csr").pattern), crowding(tensor(torch.eye(40)[:, ::2], "csc").pattern)
+    (1.0, 0.0)
+    """
+    crd = pattern.crd[-1] if pattern.crd else None
+    if crd is None or len(crd) < 2 or pattern.format.levels[-1].level.has_bits:
+        return 0.0
+    looked = torch.arange(1, len(crd), max(1, len(crd) // LOOKS))
+    before = (looked[:, None] - torch.arange(1, BEFORE + 1)).clamp(min=0)
+    apart = (crd[before].long() - crd[looked].long()[:, None]).abs()
+    return float((apart <= 1).any(1).float().mean())
 
 
 def coordinates_at(pattern: "Pattern", positions: Tensor) -> list[Tensor | None]:

@@ -25,8 +25,8 @@ from .compare import Choose, Prepared, as_chosen, prepare
 from .data import CUT, HOLLOW, SPECIAL, Case
 from .generate import draw, draw_adjoint
 from .layers import draw_layer
-from .rows import draw_rows
-from .schedules import Drawn, Offered, Shared
+from .rows import SCATTERED, draw_rows
+from .schedules import Drawn, Offered, Padded, Shared
 from .writer import DRAWN, RANKED, REDUCED, SHORT, SPARSE, USERS
 
 REFUSALS = (UnsupportedProgramError, FormatError)
@@ -96,6 +96,7 @@ KINDS = {
     "blocked": Kind(partial(draw, style=SHORT, data=CUT, blocked=True), _SCHEDULED, Drawn),
     "offered": Kind(draw, _SCHEDULED, Offered),
     "rows": Kind(draw_rows, (*_SCHEDULED, DtypeError), Shared),
+    "padded": Kind(partial(draw_rows, forms=SCATTERED), (*_SCHEDULED, DtypeError), Padded),
     "typed": Kind(partial(draw, typed=True), (*REFUSALS, DtypeError)),
     "adjoint": Kind(draw_adjoint, _ADJOINT, is_left_out=has_rounded_ties),
     "windowed": Kind(partial(draw, windows=True), (*REFUSALS, EinsumError, ShapeError)),

@@ -34,10 +34,12 @@ FORMS = (
     "csc",
     "dcsr",
 )
+# Stored by columns, whose entries are added to rows of the result.
+SCATTERED = ("csc", "csc", "j: dense, i: compressed(crd=int16)", "dcsc")
 
 
-def draw_rows(seed: int) -> Case:
-    """The case of a seed."""
+def draw_rows(seed: int, forms: tuple[str, ...] = FORMS) -> Case:
+    """The case of a seed, its matrices in some of the formats."""
     rng = np.random.default_rng([seed, 8])
     text = str(rng.choice(TEXTS)).format(many=rng.choice(MANY), one=rng.choice(ONE))
     statements = parse(text)
@@ -48,7 +50,7 @@ def draw_rows(seed: int) -> Case:
     for access in accesses(statements):
         form = Format(", ".join(["dense"] * len(access.indices)))
         if access.tensor in ("A", "B"):
-            form = Format(str(rng.choice(FORMS)))
+            form = Format(str(rng.choice(forms)))
         operands[access.tensor] = Operand(form, dtype, 0.0, result_index_dtypes(form, "int32"))
     operands.pop(statements[-1].target.tensor)
     program = declare(statements, operands)

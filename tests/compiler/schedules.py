@@ -29,6 +29,7 @@ from .generate import WIDTHS
 SIZES = (2, 3, 4, 8)
 MOST = 7
 OFFERED = 24
+MANY = 1_000_000
 
 
 class Offered:
@@ -68,6 +69,21 @@ class Shared:
                 changed = list(schedule.directives)
                 changed[place] = replace(directive, hubs=self.entries)
                 yield d.Schedule(tuple(changed))
+
+
+class Padded:
+    """Schedules for so many entries, all beside each other, that rows they are scattered into are padded."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng([seed, 6])
+
+    def __call__(self, step: Step, sizes: Sizes) -> Iterator[d.Schedule]:
+        """Schedules for the step."""
+        program = infer_format(step.program)
+        stored = dict.fromkeys(sizes.stored, MANY)
+        known = Sizes(sizes.extents, stored, crowdings=dict.fromkeys(stored, 1.0))
+        width = int(self.rng.choice(WIDTHS[1:]))
+        yield from islice(schedules(program, concretize(program), width, known), OFFERED)
 
 
 class Drawn:

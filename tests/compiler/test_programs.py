@@ -95,6 +95,15 @@ def test_rows_that_threads_share_agree(tmp_path):
     run(shared, tmp_path)
 
 
+def test_sums_scattered_into_padded_rows_agree(tmp_path):
+    """All widths of vectors; on one thread and on two."""
+    rows = {"directive precompute in memory", "directive precompute of in memory"}
+    padded = [found for found in lowered("padded", range(48)) if rows & {*covered(found)}]
+    assert {found.case.vector_bytes for found in padded} == set(WIDTHS)
+    assert {found.case.threads for found in padded} == {1, 2}
+    run(padded, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", sampled(range(1000, 1040, 10), 4))
 def test_many_programs(first, tmp_path):

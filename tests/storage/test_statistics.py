@@ -47,6 +47,16 @@ def test_buckets_are_powers_of_two() -> None:
     assert few == same != more
 
 
+@pytest.mark.parametrize("format", ["csr", "csc", "coo"])
+def test_bands_are_crowded(format: str) -> None:
+    place = torch.arange(3000).repeat_interleave(3)
+    band = torch.stack([place, (place + torch.arange(3).repeat(3000)) % 3000])
+    found = sparsify.tensor((band, torch.ones(9000), (3000, 3000)), format).pattern
+    assert found.crowding() > 0.95
+    assert random((3000, 3000), 9000, format).pattern.crowding() < 0.05
+    assert random((3000, 3000), 0, format).pattern.crowding() == 0.0
+
+
 def test_an_empty_pattern_says_nothing() -> None:
     assert random((5, 5), 0, "csr").pattern.distinct() == {}
 

@@ -7,7 +7,7 @@ Sizes only choose among schedules: every kernel is right for operands of all siz
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparsify.compiler.einsum.affine import affine
@@ -21,15 +21,15 @@ from sparsify.compiler.schedule.chains import around, downward, loop_chain, loop
 from sparsify.compiler.schedule.experts import experts
 from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.lane_tile import TILE_BYTES, WIDE_TILE_BYTES, has_wide_tiles, lane_tile
+from sparsify.compiler.schedule.padded import padded_lanes
 from sparsify.compiler.schedule.panels import panels
 from sparsify.compiler.schedule.row_chain import row_chain
-from sparsify.compiler.schedule.row_lanes import entries_at_a_time
+from sparsify.compiler.schedule.row_lanes import entries_at_a_time, lists_entries
 from sparsify.compiler.schedule.row_ways import row_ways
 from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.schedule.tiles import tiles
-from sparsify.storage.format import StoredLevel
 
 # Gathered rows are asked for so many bytes ahead: what memory delivers while a few rows are on their way, and what
 # stays in the nearest cache until it is read.
@@ -82,13 +82,6 @@ def candidates(
         yield d.Schedule((d.Order(tuple(shape.order)),)) if len(shape.order) > 1 else d.Schedule()
     yield from _Shape(program, nests, lanes, item_bytes, sizes, order).around()
     yield d.Schedule()
-
-
-def _lists(levels: Sequence[StoredLevel]) -> bool:
-    """Whether the last level lists coordinates below each of the one above, as its own or as that repeats."""
-    last = levels[-1].level
-    is_repeated = len(levels) > 1 and not levels[-2].level.is_unique
-    return "crd" in last.arrays and (is_repeated or not last.is_branchless)
 
 
 def _nests(program: Notation) -> list[tuple[list[Forall], Assign]]:
@@ -272,8 +265,12 @@ class _Shape:
         split = d.Split(lane, tile, inner, size, tail)
         if not ordered:
             order = [tile, *outer, inner]
+            padded: list[d.Directive] = []
+            place = (self.assign, lane, self.sparse, size)
+            if sets and (whole := padded_lanes(*place, self.lanes, self.item_bytes, self.sizes)):
+                split, padded = d.Split(lane, tile, inner, whole), [self._collect(tile, "memory")]
             return d.Schedule(
-                (split, *self._reorder(order), d.Vector(inner), *self._parallel(order, parallel))
+                (split, *self._reorder(order), *padded, d.Vector(inner), *self._parallel(order, parallel))
             )
         read = [
             name for a in find(self.assign.value, Access) if lane in (own := self._derived(a)) for name in own
@@ -313,7 +310,7 @@ class _Shape:
         if len(reads) != 1 or self._levels(reads[0])[-1][0] != sums[-1]:
             return None
         declared = next(dec for dec in self.program.declarations if dec.name == reads[0].tensor)
-        return declared if _lists(declared.format.levels) else None
+        return declared if lists_entries(declared.format.levels) else None
 
     def _positions(
         self, sums: list[str], count: int, collected: str, steps: list[d.Directive]
@@ -375,12 +372,12 @@ class _Shape:
     def _reorder(self, order: list[str]) -> list[d.Directive]:
         return [d.Order(tuple(order))] if len(order) > 1 else []
 
-    def _collect(self, at: str) -> d.Precompute:
-        """The temporary that holds the sum in registers: the one there is, else a new one."""
+    def _collect(self, at: str, scope: str = "register") -> d.Precompute:
+        """The temporary that holds the sum: the one there is, else a new one."""
         name = self.assign.target.tensor
         if any(any(t.name == name for t in n.temporaries) for n in find(self.program.body, Let)):
-            return d.Precompute(name, "register", at=at)
-        return d.Precompute("sum_" + name, "register", at=at, source=name)
+            return d.Precompute(name, scope, at=at)
+        return d.Precompute("sum_" + name, scope, at=at, source=name)
 
     def _parallel(self, order: list[str], wanted: bool) -> list[d.Directive]:
         """Threads over the outermost loop, balanced by the operand that is stored by its rows.

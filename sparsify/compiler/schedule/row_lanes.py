@@ -15,10 +15,12 @@ Called again and again with rows that it remembers, a processor foretells how 20
 4 lose in none.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.storage.format import StoredLevel
 
 # Entries of a row, in registers, that are worth whole registers where all operands are read as they lie.
 LONG_LANES: Final = 1.5
@@ -42,3 +44,10 @@ def entries_at_a_time(driver: Declaration, sizes: Sizes, lanes: int, is_picked: 
     if not is_picked:
         return lanes if mean >= LONG_LANES * lanes else 1
     return min(lanes, PICKED_LANES) if mean >= PICKED_LANES else 1
+
+
+def lists_entries(levels: Sequence[StoredLevel]) -> bool:
+    """Whether the last level lists coordinates below each of the one above, as its own or as that repeats."""
+    last = levels[-1].level
+    is_repeated = len(levels) > 1 and not levels[-2].level.is_unique
+    return "crd" in last.arrays and (is_repeated or not last.is_branchless)

@@ -34,6 +34,7 @@ class Sizes:
         stored: entries of sparse operands.
         patterns: of sparse operands that are at hand and stored as they are read.
         reaches: of operands that are not at hand any more.
+        crowdings: of those, the part of entries beside one that was just read.
         counts: distinct coordinates of those.
         rows: the most entries of a row of those.
         turned: patterns of matrices that are at hand and read in the other order of their modes.
@@ -43,6 +44,7 @@ class Sizes:
     stored: Mapping[str, int] = field(default_factory=dict)
     patterns: Mapping[str, Pattern] = field(default_factory=dict)
     reaches: Mapping[str, int] = field(default_factory=dict)
+    crowdings: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
     turned: Mapping[str, Pattern] = field(default_factory=dict)
@@ -113,9 +115,15 @@ class Sizes:
         pattern = self.patterns.get(name)
         return self.reaches.get(name) if pattern is None else pattern.reach()
 
+    def crowding(self, name: str) -> float | None:
+        """The part of an operand's entries beside one that was just read, as `Pattern.crowding` says."""
+        pattern = self.patterns.get(name)
+        return self.crowdings.get(name) if pattern is None else pattern.crowding()
+
     def without_operands(self) -> "Sizes":
         """The same knowledge in numbers alone, for what outlives the operands."""
         reaches = {name: found.reach() for name, found in self.patterns.items()}
+        crowdings = {name: found.crowding() for name, found in self.patterns.items()}
         counts = {name: found.distinct() for name, found in self.patterns.items()}
         rows = {name: self.longest_row(name) or 0 for name in (*self.patterns, *self.turned)}
         return replace(
@@ -123,6 +131,7 @@ class Sizes:
             patterns={},
             turned={},
             reaches={**self.reaches, **reaches},
+            crowdings={**self.crowdings, **crowdings},
             counts={**self.counts, **counts},
             rows={**self.rows, **rows},
         )
