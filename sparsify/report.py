@@ -70,6 +70,34 @@ class ConversionEntry:
 
 
 @dataclass(slots=True)
+class ChainEntry:
+    """A convolution that stays torch's, with what follows it, in the form that was timed to be fastest.
+
+    Attributes:
+        node, scope: of the convolution.
+        operators: all of them.
+        form: in which it runs where no gradients are wanted.
+        times_us: of each form.
+        is_agreed: whether other work left the times alone.
+        bytes_beside: of weights in that form, beside those of the model.
+    """
+
+    node: str
+    scope: str
+    operators: str
+    form: str
+    times_us: dict[str, float]
+    is_agreed: bool = True
+    bytes_beside: int = 0
+
+    @property
+    def timed(self) -> str:
+        """The times in words."""
+        times = ", ".join(f"{form} {us:.0f}" for form, us in self.times_us.items())
+        return times if self.is_agreed else f"{times} (other work disturbed it)"
+
+
+@dataclass(slots=True)
 class WeightEntry:
     """A weight that kernels read packed: how the model holds it, and the bytes before and after."""
 
@@ -151,6 +179,7 @@ class Report:
     orders: list[OrderEntry] = field(default_factory=list)
     weights: list[WeightEntry] = field(default_factory=list)
     roundings: list[RoundingEntry] = field(default_factory=list)
+    chains: list[ChainEntry] = field(default_factory=list)
     parameter_bytes: tuple[int, int] | None = None
     peak_bytes: int = 0
     dense_peak_bytes: int = 0
@@ -220,6 +249,11 @@ class Report:
                 regions,
             ),
             ("Left dense", ("node", "operator", "scope", "reason"), dense),
+            (
+                "Convolutions of torch's",
+                ("node", "scope", "operators", "runs", "timed us", "bytes beside"),
+                [self.chain_row(entry) for entry in self.chains],
+            ),
             *self.weight_tables(),
             (
                 "Orders of nodes",
@@ -229,6 +263,11 @@ class Report:
             ("Conversions", ("operand", "conversion", "times", "total us", "bytes"), moves),
         ]
         return [(title, headers, rows) for title, headers, rows in found if rows]
+
+    def chain_row(self, entry: ChainEntry) -> list[str]:
+        """The cells of a convolution that stays torch's."""
+        beside = kibibytes(entry.bytes_beside) if entry.bytes_beside else ""
+        return [entry.node, entry.scope, entry.operators, entry.form, entry.timed, beside]
 
     def weight_tables(self) -> list[tuple[str, Sequence[str], list[list[str]]]]:
         """The tables of packed and of rounded weights."""
@@ -253,6 +292,8 @@ class Report:
         if self.weights and self.parameter_bytes is not None:
             before, after = self.parameter_bytes
             yield f"parameters: {kibibytes(before)} dense, {kibibytes(after)} held"
+        if beside := sum(entry.bytes_beside for entry in self.chains):
+            yield f"copies of weights for torch's convolutions, beside the parameters: {kibibytes(beside)}"
         if self.peak_bytes:
             dense = f", the dense model's {kibibytes(self.dense_peak_bytes)}" if self.dense_peak_bytes else ""
             yield f"results and intermediates: at most {kibibytes(self.peak_bytes)} at a time{dense}"

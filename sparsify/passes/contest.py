@@ -124,7 +124,9 @@ def forms(draft: Draft, region: Region) -> list[Callable[[], torch.Tensor]]:
     if region.layout is None:
         return []
     chain = chain_at(region.covered[0], (), overwritten(draft.graph), can_add=region.layout.example.is_whole)
-    made = [] if chain is None else [Folded(chain, form, has_pool=False) for form in FORMS]
+    made = (
+        [] if chain is None else [Folded(chain, f, False, is_recycled=draft.options.recycle) for f in FORMS]
+    )
     return [partial(form.computed, [example(draft, node) for node in form.inputs]) for form in made]
 
 

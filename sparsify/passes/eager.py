@@ -32,7 +32,7 @@ def eager(
         recycled: whether large results of torch's operators lie in memory that is used again.
     """
     placed = sites(graph) if recycled else {}
-    chains = {chain.covered[-1]: chain for chain in folded(graph)}
+    chains = {chain.covered[-1]: chain for chain in folded(graph, recycled)}
     within = {node for chain in chains.values() for node in chain.covered} - chains.keys()
     copied = fx.Graph()
     read: dict[fx.Node, Place] = {}

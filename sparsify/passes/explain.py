@@ -77,6 +77,8 @@ def model_section(module: SparseModule) -> Section:
     if not module.variants:
         lines.append("nothing is captured yet: call the model once, or give apply example inputs")
     found = [Section("rules", aligned(rules)), Section("regions", aligned(regions))]
+    chains = [(f"%{chain.node}", chain.scope, chain.form, chain.timed) for chain in report.chains]
+    found.append(Section("convolutions of torch's", aligned(chains)))
     if module.variants:
         found.append(Section("left dense", aligned(dense) if dense else "nothing that a rule reached"))
     return Section("model", "\n".join(lines), inner=tuple(section for section in found if section.text))

@@ -23,24 +23,23 @@ from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.base import Draft
 from sparsify.passes.estimate import UNKNOWN_ROWS, example
-from sparsify.passes.lift.convolutions import Chain, chain_of
-from sparsify.passes.operators import argument, known_size, operator_name, overwritten, tensor_value
+from sparsify.passes.lift.convolutions import FORM, Chain, Chosen, chain_of
+from sparsify.passes.operator_cost import extents
+from sparsify.passes.operators import argument, known_size, operator_name, overwritten, scope, tensor_value
 from sparsify.passes.race import GAIN, is_agreed, race
 from sparsify.passes.recycle import PLAIN, is_unseen
 from sparsify.passes.structure import Structure
 from sparsify.passes.windows import recycled
-from sparsify.report import ConversionEntry
+from sparsify.report import ChainEntry, ConversionEntry
 
-# Under this name a convolution's node knows the form of its chain.
-FORM: Final = "folded"
 FORMS: Final = {"rows": torch.contiguous_format, "channels": torch.channels_last}
-POOL: Final = "max_pool2d"
+POOLING: Final = "max_pool2d"
 # Weights that have a normalisation in them, for so many copies of a model.
 PACKED: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Fastest:
+class FastestForm:
     """What was measured: the name of the fastest form, "" for the nodes as they are, and the time of each."""
 
     form: str
@@ -55,13 +54,23 @@ class Folded:
         chain: its nodes.
         form: the name of the layout of images.
         has_pool: whether it computes the largest of neighbours, too, where nothing else reads the rest.
+        is_recycled: whether results lie in memory that is used again.
+        entry: where it is reported how often weights are laid out.
 
     Attributes:
         inputs: the nodes that it reads: images, what is added, and parameters.
         covered: the nodes that it computes.
     """
 
-    def __init__(self, chain: Chain, form: str, has_pool: bool = True) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        form: str,
+        has_pool: bool = True,
+        *,
+        is_recycled: bool,
+        entry: ConversionEntry | None = None,
+    ) -> None:
         node = chain.node
         pool = pool_behind(chain) if has_pool else None
         self.covered = [*chain.covered, *([] if pool is None else [pool])]
@@ -80,7 +89,8 @@ class Folded:
         self.activation, self.layout = chain.activation, FORMS[form]
         self.pool = None if pool is None else part([chain.last], [pool])
         self.plain = part(self.inputs, self.covered)
-        self.structure = Structure(self.pack, (0, 1), ConversionEntry("W, b", node.name, form), most=PACKED)
+        self.is_recycled = is_recycled
+        self.structure = Structure(self.pack, (0, 1), entry or entry_of(chain, form), most=PACKED)
         self.__name__ = f"folded_{node.name}"
 
     def __call__(self, *arguments: Tensor) -> Tensor:
@@ -92,13 +102,18 @@ class Folded:
         weight, bias = self.structure(tuple([None if at is None else arguments[at] for at in self.leaves]))
         found = conv2d(arguments[self.image], weight, bias, *self.how)
         if self.added is not None:
-            made = recycled(tuple(found.shape), found)
+            made = self.memory_like(found)
             found = torch.add(found, arguments[self.added], out=made)
         if self.activation:
             found = found.relu_()
         if self.pool is not None:
             found = self.pool(found)
-        return found if found.is_contiguous() else recycled(tuple(found.shape), found).copy_(found)
+        return found if found.is_contiguous() else self.memory_like(found).copy_(found)
+
+    def memory_like(self, found: Tensor) -> Tensor:
+        """Memory for entries like those of a result, pixel by pixel."""
+        shape = tuple(found.shape)
+        return recycled(shape, found) if self.is_recycled else found.new_empty(shape)
 
     def pack(self, weight: Tensor, bias: Tensor | None, *norm: Any) -> list[Any]:
         """The weight and bias with the normalisation in them, the weight laid out as images are."""
@@ -110,21 +125,56 @@ class Folded:
 
 
 def fold(draft: Draft) -> Draft:
-    """The draft whose convolutions of torch know the fastest form of their chains."""
-    if draft.options.tune_seconds == 0 or draft.is_trainable:
+    """The draft whose convolutions of torch know the fastest form of their chains.
+
+    With `memory: compact` all stay as they are: other forms have copies of weights.
+    """
+    if draft.options.tune_seconds == 0 or draft.is_trainable or draft.recipe.compile.memory == "compact":
         return draft
     for chain in chains(draft.graph):
         found = recall(
             asked(draft, chain), Sizes({}, {}), partial(timed, draft, chain), draft.options, is_sure
         )
+        line = described(chain, found)
+        draft.report.chains.append(line)
         if found.form:
-            chain.node.meta[FORM] = found.form
+            entry = entry_of(chain, found.form)
+            entry.bytes_after = line.bytes_beside = copied_bytes(draft, chain, found.form)
+            chain.node.meta[FORM] = Chosen(found.form, entry)
+            draft.report.conversions.append(entry)
     return draft
 
 
-def folded(graph: fx.Graph) -> list[Folded]:
-    """The chains of a graph that are faster in another form."""
-    return [Folded(chain, chain.node.meta[FORM]) for chain in chains(graph) if FORM in chain.node.meta]
+def entry_of(chain: Chain, form: str) -> ConversionEntry:
+    """The report's line about weights in a form."""
+    return ConversionEntry("W, b", chain.node.name, f"by {form}")
+
+
+def described(chain: Chain, found: FastestForm) -> ChainEntry:
+    """The report's line about a chain."""
+    covered = ", ".join(operator_name(node) for node in Folded(chain, "rows", is_recycled=False).covered)
+    times = dict(zip(("as it is", *(f"by {form}" for form in FORMS)), found.us, strict=True))
+    form = f"by {found.form}" if found.form else "as it is"
+    return ChainEntry(chain.node.name, scope(chain.node), covered, form, times, found.is_agreed)
+
+
+def copied_bytes(draft: Draft, chain: Chain, form: str) -> int:
+    """The bytes of a weight and bias in a form, 0 where they are the model's own."""
+    weight = draft.known_tensor(parameters_of(chain)[0])
+    assert weight is not None, "weights of chains are parameters"
+    if chain.norm is None:
+        return 0 if weight.is_contiguous(memory_format=FORMS[form]) else weight.nbytes
+    return weight.nbytes + len(weight) * weight.itemsize
+
+
+def folded(graph: fx.Graph, is_recycled: bool) -> list[Folded]:
+    """The chains of a graph that are faster in another form.
+
+    Args:
+        is_recycled: whether results lie in memory that is used again.
+    """
+    known = [(chain, chain.node.meta[FORM]) for chain in chains(graph) if FORM in chain.node.meta]
+    return [Folded(chain, how.form, is_recycled=is_recycled, entry=how.entry) for chain, how in known]
 
 
 def chains(graph: fx.Graph) -> list[Chain]:
@@ -166,28 +216,27 @@ def chain_at(
 
 def parameters_of(chain: Chain) -> list[Any]:
     """The weight and bias of a convolution, and the statistics, scale and shift of its normalisation."""
-    norm = () if chain.norm is None else (*chain.norm.args[3:5], *chain.norm.args[1:3])
-    return [argument(chain.node, 1, "weight"), argument(chain.node, 2, "bias"), *norm]
+    return [argument(chain.node, 1, "weight"), argument(chain.node, 2, "bias"), *chain.learned]
 
 
 def pool_behind(chain: Chain) -> fx.Node | None:
     """The only reader of a chain where that takes the largest of neighbours."""
     readers = list(chain.last.users)
-    is_pool = len(readers) == 1 and operator_name(readers[0]) == POOL
+    is_pool = len(readers) == 1 and operator_name(readers[0]) == POOLING
     return readers[0] if is_pool and readers[0].all_input_nodes == [chain.last] else None
 
 
 def asked(draft: Draft, chain: Chain) -> str:
     """What is compared: the operators with their numbers, and the shapes of what they read."""
-    nodes = Folded(chain, "rows")
-    shapes = [tuple(example(draft, node).shape) for node in nodes.inputs]
+    nodes = Folded(chain, "rows", is_recycled=False)
+    shapes = [extents(node) for node in nodes.inputs]
     calls = [(str(n.target), [a for a in n.args if not isinstance(a, fx.Node)]) for n in nodes.covered]
     return f"fastest form of {calls} of {shapes} {calibrate.key_of(draft.options)}"
 
 
-def timed(draft: Draft, chain: Chain) -> Fastest:
+def timed(draft: Draft, chain: Chain) -> FastestForm:
     """What the nodes as they are and all forms take, in turns."""
-    forms = {name: Folded(chain, name) for name in FORMS}
+    forms = {name: Folded(chain, name, is_recycled=draft.options.recycle) for name in FORMS}
     first = next(iter(forms.values()))
     arguments = [example(draft, node) for node in first.inputs]
     with torch.no_grad():
@@ -197,10 +246,10 @@ def timed(draft: Draft, chain: Chain) -> Fastest:
     us = tuple([one.us for one in found])
     best = min(range(len(us)), key=us.__getitem__)
     form = list(forms)[best - 1] if best and us[best] <= (1 - GAIN) * us[0] else ""
-    return Fastest(form, us, is_agreed(found))
+    return FastestForm(form, us, is_agreed(found))
 
 
-def is_sure(found: Fastest) -> bool:
+def is_sure(found: FastestForm) -> bool:
     """Whether turns agreed."""
     return found.is_agreed
 

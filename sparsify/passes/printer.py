@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from sparsify.passes.base import Draft, Mark
+from sparsify.passes.lift.convolutions import FORM, Chosen
 from sparsify.passes.lift.fragment import Fragment
 from sparsify.passes.operators import operator_name, scope, tensor_value
 from sparsify.passes.region import Region
@@ -53,6 +54,8 @@ def cells(node: fx.Node, sizes: dict[str, str]) -> tuple[str, str, str]:
     notes = [scope(node)] if scope(node) else []
     if isinstance(mark, Mark):
         notes.append(f"# {mark}")
+    if isinstance(chosen := node.meta.get(FORM), Chosen):
+        notes.append(f"# by {chosen.form}, with what follows")
     if node.op == "placeholder":
         return f"%{node.name}", shape_text(node, sizes), "  ".join(["input", *notes])
     if node.op == "output":

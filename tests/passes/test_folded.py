@@ -9,6 +9,9 @@ from torch import nn
 from sparsify import options
 from sparsify.passes import folded
 from sparsify.passes.apply import apply
+from sparsify.passes.explain import explain_model as explain
+from sparsify.passes.printer import graph_text
+from sparsify.report import ChainEntry
 
 RULE = {"targets": ["param:last.weight"], "role": "weight", "prune": {"method": "magnitude", "sparsity": 0.5}}
 RECIPE = {"schema": 1, "name": "pruned", "sparsify": [RULE]}
@@ -40,15 +43,16 @@ COVERED = {
 }
 
 
-def made(form, monkeypatch, model=None, x=None):
+def made(form, monkeypatch, model=None, x=None, memory="fast", **changes):
     torch.manual_seed(0)
     if model is None:
         model = Images().train()
         model(torch.randn(8, *IMAGES[1:]))  # statistics that are not 0 and 1
-    found = folded.Fastest(form, (2.0, 1.0, 1.0), is_agreed=True)
+    found = folded.FastestForm(form, (2.0, 1.0, 1.0), is_agreed=True)
     monkeypatch.setattr(folded, "recall", lambda *asked: found)
-    with options.override(tune_seconds=0.01):
-        return apply(model.eval(), RECIPE, torch.randn(IMAGES) if x is None else x)
+    with options.override(tune_seconds=0.01, **changes):
+        recipe = {**RECIPE, "compile": {"memory": memory}}
+        return apply(model.eval(), recipe, torch.randn(IMAGES) if x is None else x)
 
 
 @pytest.fixture(params=folded.FORMS)
@@ -79,12 +83,66 @@ def test_results(sparse, computed, batch):
 
 
 def test_results_lie_as_torch_has_them(sparse, computed):
-    chain = folded.folded(sparse.graph)[0]
+    chain = folded.folded(sparse.graph, True)[0]
     arguments = [torch.randn(node.meta["val"].shape) for node in chain.inputs[1:]]
     arguments = [torch.randn(IMAGES), *(value.abs() for value in arguments)]
     found = chain.computed(arguments)
     assert found.is_contiguous()
     torch.testing.assert_close(found, chain.plain(*arguments))
+
+
+def kept_bytes(sparse):
+    """The bytes of weights beside the parameters, after calls."""
+    code = sparse.variants[0].eager.__closure__
+    forward = next(cell.cell_contents for cell in code if hasattr(cell.cell_contents, "__globals__"))
+    chains = [value for value in forward.__globals__.values() if isinstance(value, folded.Folded)]
+    own = {parameter.data_ptr() for parameter in sparse.parameters()}
+    made = [part for chain in chains for known in chain.structure.memory for part in known.results]
+    return sum(part.nbytes for part in made if part is not None and part.data_ptr() not in own)
+
+
+def test_report_and_prints_name_forms_and_bytes(sparse, request):
+    form = f"by {request.node.callspec.params['sparse']}"
+    with torch.no_grad():
+        sparse(torch.randn(IMAGES))
+    report = sparse.report
+    assert [entry.form for entry in report.chains] == [form] * len(COVERED)
+    beside = sum(entry.bytes_beside for entry in report.chains)
+    assert beside == kept_bytes(sparse) > 0
+    assert f"beside the parameters: {beside / 1024:.1f} KiB" in str(report)
+    assert sum(entry.bytes_after for entry in report.conversions if entry.target == form) == beside
+    assert all(entry.count == 1 for entry in report.conversions if entry.target == form)
+    assert "as it is 2, by rows 1, by channels 1" in str(explain(sparse))
+    text = graph_text(sparse.graph.nodes, {})
+    assert text.count(f"# {form}, with what follows") == len(COVERED)
+
+
+def test_disturbed_times_are_told():
+    entry = ChainEntry("c", "", "conv2d", "by rows", {"as it is": 2.0, "by rows": 1.0}, is_agreed=False)
+    assert entry.timed == "as it is 2, by rows 1 (other work disturbed it)"
+
+
+def test_compact_memory_keeps_no_copies(monkeypatch, computed):
+    sparse = made("channels", monkeypatch, memory="compact")
+    with torch.no_grad():
+        sparse(torch.randn(IMAGES))
+    assert not computed
+    assert not sparse.report.chains
+
+
+@pytest.mark.parametrize("recycle", [True, False])
+def test_memory_is_used_again_where_that_is_asked_for(recycle, monkeypatch):
+    sparse = made("channels", monkeypatch, recycle=recycle)
+    asked = []
+    monkeypatch.setattr(folded, "recycled", lambda shape, like: asked.append(shape) or like.new_empty(shape))
+    with torch.no_grad():
+        sparse(torch.randn(IMAGES))
+    assert bool(asked) == recycle
+
+
+def test_known_answers_take_no_example(monkeypatch):
+    monkeypatch.setattr(folded, "example", lambda *asked: pytest.fail("an example is made"))
+    assert made("rows", monkeypatch).report.chains
 
 
 class Shown(nn.Module):
@@ -169,7 +227,7 @@ def test_without_a_faster_form_nodes_stay(monkeypatch, computed):
     with torch.no_grad():
         sparse(torch.randn(IMAGES))
     assert not computed
-    assert not folded.folded(sparse.graph)
+    assert not folded.folded(sparse.graph, True)
 
 
 @pytest.mark.parametrize("change", ["double", "computed", "written"])
@@ -202,6 +260,6 @@ def test_what_is_timed(monkeypatch):
     with options.override(tune_seconds=0.02):
         sparse = apply(Images().eval(), RECIPE, torch.randn(IMAGES))
     assert [len(found.us) for found in chosen] == [1 + len(folded.FORMS)] * len(COVERED)
-    assert len(folded.folded(sparse.graph)) == sum(found.form != "" for found in chosen)
+    assert len(folded.folded(sparse.graph, True)) == sum(found.form != "" for found in chosen)
     for found in chosen:
         assert (found.form == "") == (min(found.us[1:]) > (1 - folded.GAIN) * found.us[0])

@@ -23,12 +23,15 @@ from sparsify.passes.operators import argument, known_size, operator_name, tenso
 from sparsify.passes.region import Region
 from sparsify.passes.windows import CSR, Grid, Window, packed_bytes, packed_format
 from sparsify.recipe.schema import Compile
+from sparsify.report import ConversionEntry
 from sparsify.sparsification.rounding import rounded, scale_dtype
 from sparsify.storage.format import Format
 
 DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
 # The modes of an image, by operator.
 MODES: Final = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
+# Under this name a convolution's node knows the form of its chain, a `Chosen`.
+FORM: Final = "folded"
 
 
 @dataclass
@@ -50,9 +53,22 @@ class Chain:
     activation: str = ""
 
     @property
+    def learned(self) -> tuple[Any, ...]:
+        """The running mean and variance of the normalisation, its weight and its bias; nothing without one."""
+        return () if self.norm is None else (*self.norm.args[3:5], *self.norm.args[1:3])
+
+    @property
     def last(self) -> fx.Node:
         """The node whose value is the result."""
         return self.covered[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The form of a chain that stays torch's, and where it is reported how often its weights were laid out in it."""
+
+    form: str
+    entry: ConversionEntry
 
 
 def mark_of(node: fx.Node) -> Mark | None:
@@ -241,8 +257,9 @@ def convolution_region(
     """
     chain = chain_of(node, taken, grid.is_whole)
     x, weight, bias = (argument(node, place, name) for place, name in enumerate(("input", "weight", "bias")))
-    norm = () if chain.norm is None else (*chain.norm.args[3:5], *chain.norm.args[1:3])
-    read = list(dict.fromkeys(n for n in (x, weight, bias, *norm, chain.added) if isinstance(n, fx.Node)))
+    read = list(
+        dict.fromkeys(n for n in (x, weight, bias, *chain.learned, chain.added) if isinstance(n, fx.Node))
+    )
 
     def at(operand: Any) -> int | None:
         return read.index(operand) if isinstance(operand, fx.Node) else None
@@ -251,7 +268,7 @@ def convolution_region(
     assert image is not None and whole is not None and value is not None, "convolutions are of tensors"
     scales = scales_of(weight, whole) if mark.dtype == "int8" else None
     places = Places(
-        0, 1, at(bias), tuple(map(at, norm)), at(chain.added), None if scales is None else len(read)
+        0, 1, at(bias), tuple(map(at, chain.learned)), at(chain.added), None if scales is None else len(read)
     )
     eps = 0.0 if chain.norm is None else float(argument(chain.norm, 7, "eps"))
     is_single = image.dim() < whole.dim()
