@@ -28,7 +28,7 @@ from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.quick import Quick
 from sparsify.passes.shell import fill_shell, in_modes, modes, share_again
 from sparsify.passes.traced_module import TracedModule
-from sparsify.passes.variant import Variant, return_plainly
+from sparsify.passes.variant import Variant, pruned_among, return_plainly
 from sparsify.report import Report
 from sparsify.runtime.peak import Peak
 
@@ -286,10 +286,7 @@ class SparseModule(TracedModule):
         parameters = [p for p in self._source.parameters() if p.requires_grad]
 
         def pruned() -> set[int]:
-            names = {name for variant in self.variants for name in variant.pruned()}
-            known = self._source.named_parameters(remove_duplicate=False)
-            found = {id(weight) for name, weight in known if name in names}
-            return {place for place, weight in enumerate(parameters) if id(weight) in found}
+            return pruned_among(parameters, self.variants, self._source)
 
         may_write = self._captures.may_write(modes(self))
         with base.kept_buffers(self._source):
@@ -314,6 +311,8 @@ class SparseModule(TracedModule):
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The source model's own result, under the patterns that rules put into its attention, and as kernels draw.
 
+        What kernels draw is known of calls that were captured; this captures none for its sake.
+
         Raises:
             CaptureError: there are patterns, and no graph to put them into.
         """
@@ -321,9 +320,10 @@ class SparseModule(TracedModule):
         if self._asked.has_masks or (any(modes(self)) and not torch.is_autocast_enabled("cpu")):
             call = calls.flatten(self._signature, args, kwargs)
             tensors = call.tensors(self._matrices)
-            variant = self.variant_for(call, tensors)
-            if variant is None and self._asked.has_masks:
-                like = (modes(self), call.shape)
+            like = (modes(self), call.shape)
+            if not self._asked.has_masks:
+                variant = self._captures.fitting(like, tuple(tensor.shape for tensor in tensors))
+            elif (variant := self.variant_for(call, tensors)) is None:
                 why = self._captures.refused.get(like, "no captured graph fits the call")
                 name = type(self._source).__name__
                 raise CaptureError(f"{name} cannot run with the masks of its recipe: {why}")

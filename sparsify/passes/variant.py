@@ -4,7 +4,7 @@ In: a captured graph after all passes. Out: `variant.fits(shapes)`, and `variant
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +121,16 @@ def tensor_of(module: nn.Module, name: str) -> torch.Tensor:
     owner, _, own = name.rpartition(".")
     found: torch.Tensor = getattr(module.get_submodule(owner), own)
     return found
+
+
+def pruned_among(
+    parameters: Sequence[torch.Tensor], variants: Iterable[Variant], model: nn.Module
+) -> set[int]:
+    """The places of those parameters of a model of which a variant does not store zeros."""
+    names = {name for variant in variants for name in variant.pruned()}
+    known = model.named_parameters(remove_duplicate=False)
+    found = {id(weight) for name, weight in known if name in names}
+    return {place for place, weight in enumerate(parameters) if id(weight) in found}
 
 
 def return_plainly(captured: Captured) -> bool:

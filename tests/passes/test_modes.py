@@ -44,6 +44,16 @@ def test_modes_of_single_modules():
     assert (model.training, model.c1.training) == (True, False)
 
 
+def test_calls_of_the_source_model_capture_nothing():
+    model = TwoLayers(HandWritten).train()
+    sparse = apply(model, MESSAGES, graph(), verify=False, dynamic=())
+    for nodes in (5, 6, 7):
+        sparse.original(*graph(nodes))
+    assert len(sparse.variants) == 1
+    sparse.verify_gradients(*graph(5))
+    assert len(sparse.variants) == 2
+
+
 def test_inplace_lets_the_model_follow():
     model = TwoLayers(HandWritten).eval()
     sparse = apply(model, MESSAGES, inplace=True)
