@@ -3,7 +3,8 @@
 In: `parallel i dynamic A`, A with 2,000,000 entries of which one row has the half, and 128 columns.
 Out: `parallel i dynamic A hubs 32768`.
 
-Which rows they are does not depend on the number of threads, so that sums are rounded alike on any number of them.
+Which rows they are does not depend on the number of threads, so that sums are rounded alike on any number of them,
+and of the operands on powers of two alone: those that share a kernel have the same rows shared, whichever came first.
 """
 
 from collections.abc import Iterator
@@ -39,14 +40,14 @@ def with_hubs(program: Notation | Program, schedule: d.Schedule, sizes: Sizes) -
 
 
 def hub_entries(program: Notation | Program, name: str, sizes: Sizes) -> int:
-    """The most entries of a row of an operand that one thread takes; 0 where no row has more."""
+    """The most entries of a row of an operand that one thread takes; 0 where no row has twice as many."""
     stored, longest = sizes.stored.get(name), sizes.longest_row(name)
     declared = next((found for found in program.declarations if found.name == name), None)
     if declared is None or not stored or not longest:
         return 0
     least = max(LEAST_WIDE, LEAST_NARROW // max(1, _columns(program, declared, sizes) // NARROW))
-    entries = 1 << (max(least, stored // SHARE) - 1).bit_length()
-    return entries if longest > entries else 0
+    entries = max(1 << (least - 1).bit_length(), (1 << stored.bit_length() - 1) // SHARE)
+    return entries if longest.bit_length() > entries.bit_length() else 0
 
 
 def _columns(program: Notation | Program, operand: Declaration, sizes: Sizes) -> int:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import sparsify
+from sparsify import options
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.schedule.hubs import hub_entries
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
@@ -30,7 +31,7 @@ def schedule_of(A: sparsify.SparseTensor, columns: int) -> str:
 
 
 def test_rows_longer_than_a_share_are_split() -> None:
-    star, even = matrix(15_000), matrix(6_000)
+    star, even = matrix(17_000), matrix(6_000)
     assert "parallel i dynamic A hubs 8192" in schedule_of(star, 128)
     assert "hubs" not in schedule_of(even, 128)
     assert "hubs" not in schedule_of(star, 1)  # too little to do
@@ -40,7 +41,7 @@ def test_rows_longer_than_a_share_are_split() -> None:
 @pytest.mark.parametrize(
     ("longest", "stored", "columns", "entries"),
     [
-        (500_000, 1_000_000, 128, 16_384),
+        (500_000, 1_000_000, 128, 8_192),
         (500_000, 1_000_000, 32, 32_768),
         (500_000, 1_000_000, 1, 131_072),
         (100_000, 1_000_000, 1, 0),
@@ -55,24 +56,49 @@ def test_limits(longest: int | None, stored: int, columns: int, entries: int) ->
     assert hub_entries(step.program, "A", Sizes({"k": columns}, {"A": stored}, rows=rows)) == entries
 
 
+@pytest.mark.parametrize("stored", [1 << 20, (1 << 21) - 1])
+@pytest.mark.parametrize(
+    ("longest", "entries"), [((1 << 14) - 1, 0), (1 << 15, 16_384), ((1 << 16) - 1, 16_384)]
+)
+def test_powers_of_two_decide(stored: int, longest: int, entries: int) -> None:
+    """Kernels are kept for them."""
+    (step,) = evaluate_kernel(SPMM, A=matrix(0), X=torch.empty(NODES, 128)).generated
+    assert hub_entries(step.program, "A", Sizes({"k": 128}, {"A": stored}, rows={"A": longest})) == entries
+
+
+@pytest.mark.parametrize("hubs", [(8_191, 10_000), (17_000, 19_000)])
+def test_results_do_not_depend_on_earlier_calls(hubs: tuple[int, int]) -> None:
+    """Matrices of one bucket share a kernel, which is chosen for the first of them."""
+    drawn = torch.Generator().manual_seed(0)
+    X = torch.randn(NODES, 128, generator=drawn)
+    matrices = [matrix(hub) for hub in hubs]
+    assert matrices[0].pattern.bucket() == matrices[1].pattern.bucket()
+    found: list[dict[int, torch.Tensor]] = []
+    for places, text in (((0, 1), SPMM), ((1, 0), SPMM.replace("Y", f"Y{hubs[0]}"))):
+        with options.override(threads=2):
+            found.append({place: sparsify.evaluate(text, A=matrices[place], X=X) for place in places})
+    for place in (0, 1):
+        torch.testing.assert_close(found[0][place], found[1][place], rtol=0, atol=0)
+
+
 def test_columns_that_are_read_as_rows() -> None:
     """The gradient of X goes through the columns of A, of which one is long."""
-    stored = matrix(15_000)
-    A = sparsify.tensor((stored.coordinates().flip(0), torch.ones(NODES + 15_000), (NODES, NODES)), "csr")
-    assert (A.pattern.longest(0), A.pattern.longest(1)) == (2, 15_001)
+    stored = matrix(17_000)
+    A = sparsify.tensor((stored.coordinates().flip(0), torch.ones(NODES + 17_000), (NODES, NODES)), "csr")
+    assert (A.pattern.longest(0), A.pattern.longest(1)) == (2, 17_001)
     X = torch.ones(NODES, 128, requires_grad=True)
     kernel = evaluate_kernel(SPMM, A=A, X=X)
     kernel(A, X).sum().backward()
-    assert X.grad is not None and X.grad[7].eq(15_001).all()
+    assert X.grad is not None and X.grad[7].eq(17_001).all()
     (step,) = kernel.adjoint(("X",)).generated
     assert "hubs 8192" in str(step.stages.schedule)
 
 
 def test_the_reason_is_said() -> None:
-    star = matrix(15_000)
+    star = matrix(17_000)
     text = str(sparsify.explain(SPMM, A=star, X=torch.empty(NODES, 128)))
     assert (
-        "A: the longest row has 15,001 of 35,000 entries; all threads share each row of more than 8,192"
+        "A: the longest row has 17,001 of 37,000 entries; all threads share each row of more than 8,192"
         in text
     )
 
@@ -84,5 +110,5 @@ def test_strips_are_not_shared_and_the_explanation_says_so() -> None:
         P[i,j] = exp(S[i,j] - m[i]) * stored(A[i,j])
         d[i] = P[i,j]
         Y[i,k] = sum(j, P[i,j] * X[j,k]) / d[i]"""
-    given = {"A": matrix(15_000), "f": torch.ones(NODES), "X": torch.empty(NODES, 128)}
+    given = {"A": matrix(17_000), "f": torch.ones(NODES), "X": torch.empty(NODES, 128)}
     assert "refused" in str(sparsify.explain(text, **given))
