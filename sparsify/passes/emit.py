@@ -24,11 +24,12 @@ from sparsify.passes.bind import Binding, Plan, as_methods, bind, bind_matrix, c
 from sparsify.passes.call_region import call_region
 from sparsify.passes.confront import confront, field_of
 from sparsify.passes.estimate import UNKNOWN_ROWS, estimated_us, example_sizes, expected_sizes, fixed_extents
+from sparsify.passes.operand import Operand, SizeAt
 from sparsify.passes.operators import known_size, operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
 from sparsify.passes.printer import extent_names
 from sparsify.passes.region import Region
-from sparsify.passes.region_call import Operand, RegionCall, SizeAt
+from sparsify.passes.region_call import RegionCall
 from sparsify.passes.schedules import tune_schedules
 from sparsify.report import RegionEntry
 
@@ -158,6 +159,7 @@ def replace_nodes(
     call.name = f"region_{len(replaced) + 1}"
     call.origin = origin(draft.graph, region, site.once, replaced, extents)
     entry = describe(draft, region, call)
+    call.notes = entry.notes
     if call.library is None:
         entry.kernel, entry.cache = call.kernel.key, call.kernel.cache
         entry.estimated_us = estimated_us(draft, region, site.sizes)

@@ -90,6 +90,9 @@ class FlatImages:
         eps: of the normalisation.
         keeps_places: whether places are listed once, and not in each call.
         is_single: whether images come without a batch, one at a time.
+
+    Attributes:
+        refused: windows over images whose kernels could not be had.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class FlatImages:
         self.placed = Placed(PLACED if keeps_places else 0)
         self.by_output = Structure(self.factors, (0, 1), ConversionEntry("s, b", "", "dense"))
         self.others: dict[int, Kernel] = {}
+        self.refused: set[Grid] = set()
         self.grids: dict[tuple[int, ...], Grid] = {example: self.example}
 
     def __str__(self) -> str:

@@ -10,7 +10,6 @@ import secrets
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -28,43 +27,15 @@ from sparsify.options import Options
 from sparsify.passes.aligned import Aligned
 from sparsify.passes.base import Notices
 from sparsify.passes.flat_images import FlatImages
+from sparsify.passes.operand import Operand, SizeAt
 from sparsify.passes.origin import Origin
 from sparsify.passes.rival import Preferred
-from sparsify.passes.structure import Structure
 from sparsify.storage.tensor import SparseTensor
 from sparsify.storage.transformed import have_tangents
 
 FAILURES: Final = (CompilerError, KernelError, UnsupportedProgramError)
+DENSE_RESULTS: Final = "sparse regions run densely from now on"
 DENSE_GRADIENTS: Final = "gradients of sparse regions are computed densely from now on"
-
-
-@dataclass(frozen=True)
-class SizeAt:
-    """An extent that is an argument of the call."""
-
-    argument: int
-
-
-@dataclass(frozen=True)
-class Operand:
-    """Where an operand of the program comes from.
-
-    Attributes:
-        name: its name in the program.
-        argument: the position of the tensor among the call's arguments; with a structure that of a sparse
-            operand's values, -1 when the structure knows them.
-        structure: what computes it once per graph.
-        leaves: the positions of the structure's leaves among the arguments.
-        result: the position among the structure's results.
-        is_full: whether it is a dense input whose zeros are left out: its gradient is not zero there.
-    """
-
-    name: str
-    argument: int
-    structure: Structure | None = None
-    leaves: tuple[int, ...] = ()
-    result: int = 0
-    is_full: bool = False
 
 
 # Handles are drawn at random: one that a program exported elsewhere brings along belongs to no region here.
@@ -89,6 +60,8 @@ class RegionCall:
         kernel: of the program; what makes the call sees to it that it is built.
         failure: why the dense nodes compute now, `None` as long as the kernel does.
         gradient_failure: why they do when gradients are wanted.
+        refusal: why they computed a call whose operands the kernel cannot have.
+        notes: in the report.
         weights: by the positions of the arguments that are frozen weights, dense or packed, what packs them, and the
             positions of what that reads.
         differentiable: the positions of arguments whose gradients were computed by a kernel before.
@@ -115,6 +88,8 @@ class RegionCall:
         self.is_strict = is_strict
         self.failure: SparsifyError | None = None
         self.gradient_failure: SparsifyError | None = None
+        self.refusal: SparsifyError | None = None
+        self.notes: list[str] = []
         self.times_us: list[float] | None = None
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
         packing = [(o.structure, o.leaves) for o in self.operands if o.structure and o.structure.weight]
@@ -140,6 +115,15 @@ class RegionCall:
         """The operands in the order of the program."""
         found = self.given(arguments)
         return found if self.layout is None else self.layout.operands(found)
+
+    def made(self, arguments: Sequence[Any]) -> list[Any] | None:
+        """The same, `None` for arguments that give none, as is said once: the kernel computes calls with others."""
+        try:
+            return self.values(arguments)
+        except FAILURES as error:
+            if self.is_strict or self.refusal is None:
+                self.refusal = self.noted(error, "calls whose operands no kernel can have run densely")
+            return None
 
     def given(self, arguments: Sequence[Any]) -> list[Any]:
         """The operands of the region's nodes, as structures make them."""
@@ -180,15 +164,16 @@ class RegionCall:
             if found is not None:
                 return found
         if self.failure is None and (not wanted or self.has_kernel(wanted)):
+            if self.layout is not None:
+                return self.convolved(self.layout, arguments)
+            operands = self.made(arguments)
             try:
-                if self.layout is not None:
-                    return self.convolved(self.layout, arguments)
-                operands = self.values(arguments)
-                if self.times_us is None:
+                if operands is not None and self.times_us is None:
                     return self.kernel(*operands)  # type: ignore[no-any-return]
-                return timed(self.kernel, operands, self.times_us)
+                if operands is not None and self.times_us is not None:
+                    return timed(self.kernel, operands, self.times_us)
             except FAILURES as error:
-                self.failure = self.noted(error, "sparse regions run densely from now on")
+                self.failure = self.noted(error, DENSE_RESULTS)
         return self.dense_result(arguments)
 
     def by_rival(self, preferred: Preferred, arguments: Sequence[Any]) -> torch.Tensor | None:
@@ -206,13 +191,22 @@ class RegionCall:
 
     def convolved(self, layout: FlatImages, arguments: Sequence[Any]) -> torch.Tensor:
         """The result of a convolution; where images are smaller than windows, torch says so."""
-        if not layout.grid(arguments[layout.places.image]).has_results:
+        grid = layout.grid(arguments[layout.places.image])
+        if not grid.has_results or (layout.refused and grid in layout.refused):
             return self.dense_result(arguments)
         run = partial(layout.run, self.kernel, self.program, self.options)
-        given = self.given(arguments)
-        if self.times_us is None:
-            return run(given)
-        return timed(run, (given,), self.times_us)
+        try:
+            given = self.given(arguments)
+            if self.times_us is None:
+                return run(given)
+            return timed(run, (given,), self.times_us)
+        except FAILURES as error:
+            if grid == layout.example:
+                self.failure = self.noted(error, DENSE_RESULTS)
+            else:
+                self.noted(error, f"images of {grid.extents} are convolved densely from now on")
+                layout.refused.add(grid)
+        return self.dense_result(arguments)
 
     def dense_result(self, arguments: Sequence[Any]) -> torch.Tensor:
         """The result of the nodes that the region replaces; packed weights are unpacked for them."""
@@ -251,9 +245,10 @@ class RegionCall:
         if self.layout is not None:
             return [self.dense_result(self.layout.without_weight(inputs))], [gradient]
         wanted = wanted_gradients(inputs)
-        if self.has_kernel(wanted):
+        operands = self.made(inputs) if self.has_kernel(wanted) else None
+        if operands is not None:
             try:
-                found = self.operand_gradients(self.values(inputs), result, gradient)
+                found = self.operand_gradients(operands, result, gradient)
                 self.differentiable.add(wanted)
                 return found
             except FAILURES as error:
@@ -299,10 +294,11 @@ class RegionCall:
         return differentiated()
 
     def noted(self, error: SparsifyError, consequence: str) -> SparsifyError:
-        """The error, after one warning; under strict it is raised."""
+        """The error, after one warning and a line in the report; under strict it is raised."""
         if self.is_strict:
             raise error
         self.notices.warn(f"{consequence}: {error}")
+        self.notes.append(f"{consequence}: {error}".splitlines()[0])
         return error
 
     def result_shape(self, arguments: Sequence[Any]) -> list[Any]:

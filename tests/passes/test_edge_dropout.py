@@ -208,6 +208,10 @@ def test_edges_that_are_there_twice_are_dropped_each_by_itself():
     with pytest.warns(RuntimeWarning, match="5 join the same nodes as others"):
         sparse(x, twice)
     assert sparse.verify_gradients(x, twice) == 0
+    sparse(x, torch.cat([edge_index, edge_index[:, :2]], 1))  # without another warning
+    assert "5 join the same nodes as others" in str(sparse.report)
+    (call,) = sparse.variants[0].regions
+    assert call.failure is None and call.gradient_failure is None, "other graphs have the kernel"
     with pytest.raises(UnsupportedProgramError, match="and dropout draws for each by itself"):
         sparsify.apply(model, MESSAGES, (x, edge_index), strict=True)(x, twice)
 

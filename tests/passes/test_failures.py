@@ -112,6 +112,29 @@ def test_gradients_in_evaluation_without_a_compiler(folder, monkeypatch):
         strict.verify_gradients(*graph())
 
 
+def test_images_of_another_size_without_a_compiler(folder, monkeypatch):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3)).eval()
+    few = {"targets": ["param:0.weight"], "role": "weight", "prune": {"method": "magnitude", "sparsity": 0.9}}
+    recipe = {"schema": 1, "name": "pruned", "sparsify": [few]}
+    image, other = torch.randn(1, 8, 9, 9), torch.randn(1, 8, 12, 12)
+    with torch.no_grad(), options.override(tune_seconds=0):
+        sparse, strict = (apply(model, recipe, image, strict=strict) for strict in (False, True))
+        shutil.rmtree(folder / "cache")
+        monkeypatch.setattr(cache, "_memory", cache._Memory())
+        monkeypatch.setenv("PATH", str(folder))
+        with pytest.warns(RuntimeWarning, match=r"images of \(12, 12\) are convolved densely"):
+            found = sparse(other)
+        torch.testing.assert_close(found, sparse.original(other))
+        torch.testing.assert_close(sparse(other), found)  # without another warning
+        assert "images of (12, 12) are convolved densely from now on" in str(sparse.report)
+        (call,) = sparse.variants[0].regions
+        assert call.failure is None, "images of the example's size have their kernel"
+        torch.testing.assert_close(sparse(image), sparse.original(image))
+        with pytest.raises(errors.CompilerNotFoundError):
+            strict(other)
+
+
 def test_second_gradients_are_those_of_the_dense_model(folder):
     model = TwoLayers(HandWritten).eval()
     x, edges = graph()
