@@ -8,10 +8,10 @@ program and about the sizes: another process finds it without timing. Where grad
 where a model is traced with other tensors, the kernel runs.
 
 Half of `tune_seconds` is for rivals where there are some, the other for schedules. torch.compile takes longer: only
-where it fits into that half is what it makes of the operators timed, for the sizes of the example alone.
+where it fits into that half is what it makes of the operators timed, for the sizes of the example alone. Turns begin
+when all are made; a winner that another process timed is made when a model is applied and not at its first call.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -203,33 +203,43 @@ def timed_against(
     try:
         answer = partial(timed, call, given, tried, seconds)
         found = recall(question, Sizes(rounded), answer, draft.options, lambda outcome: outcome.is_agreed)
+        winner = next((rival for rival in tried if rival.name == found.winner), None)
+        is_able = winner is None or is_ready(winner, call, given)
     except SparsifyError as error:
         return f"not timed, the kernel runs: {error}"
-    winner = next((rival for rival in tried if rival.name == found.winner), None)
-    if winner is not None:
-        call.preferred = Preferred(winner, given)
     times = ", ".join(f"{name} {us:.0f}" for name, us in found.others)
     told = f"timed {found.us:.0f} us, {times}{'' if found.is_agreed else ' (other work disturbed it)'}"
     if winner is None:
         return f"{told}: the kernel runs"
+    if not is_able:
+        return f"{told}: the kernel runs, {winner.name} fails here"
+    call.preferred = Preferred(winner, given)
     return f"{told}: {winner.name} runs where sizes are like these and no gradients are wanted"
 
 
 def timed(call: RegionCall, arguments: Sequence[Any], tried: Sequence[Rival], seconds: float) -> Outcome:
     """What the kernel and its rivals take in turns; one that fails takes forever.
 
+    Args:
+        seconds: of the turns, for which all is made before.
+
     Raises:
         SparsifyError: the kernel fails for the example.
     """
-    end = time.perf_counter() + seconds
     with torch.no_grad():
         right = call(*arguments)
         able = [rival for rival in tried if is_right(rival, call, arguments, right)]
         calls = [partial(call, *arguments), *(partial(rival.run, call, arguments) for rival in able)]
-        found = race(calls, max(0.0, end - time.perf_counter()))
+        found = race(calls, seconds)
     times = dict(zip([rival.name for rival in able], [least.us for least in found[1:]], strict=True))
     others = tuple((rival.name, times.get(rival.name, inf)) for rival in tried)
     return Outcome(found[0].us, others, is_agreed(found))
+
+
+def is_ready(rival: Rival, call: RegionCall, arguments: Sequence[Any]) -> bool:
+    """Whether a rival can run, made now where that takes long and another process timed it."""
+    with torch.no_grad():
+        return not rival.seconds or is_right(rival, call, arguments, call(*arguments))
 
 
 def is_right(rival: Rival, call: RegionCall, arguments: Sequence[Any], right: torch.Tensor) -> bool:

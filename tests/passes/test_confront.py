@@ -1,6 +1,8 @@
 """Kernels over adjacencies against torch's products and operators: the winner runs for calls like the example's."""
 
 import copy
+import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -203,6 +205,61 @@ def test_compiled_operators(model, monkeypatch, tmp_path):
         larger = graph(nodes=21)
         torch.testing.assert_close(sparse(*larger), model(*larger), **CLOSE)
     assert len(calls) == 2
+
+
+def test_compiled_operators_that_another_process_timed_are_made_when_applied(model, monkeypatch, tmp_path):
+    made = []
+    monkeypatch.setattr(
+        torch, "compile", lambda module, dynamic: lambda *given: made.append(0) or module(*given)
+    )
+    monkeypatch.setattr(confront, "COMPILE_SECONDS", 0.5)
+    won_by(monkeypatch, RIVALS[2])
+    applied(model, graph(), tmp_path)
+    monkeypatch.setattr(confront, "timed", lambda *_: pytest.fail("timed again"))
+    made.clear()
+    sparse = applied(model, graph(), tmp_path, verify=False)
+    assert len(made) == 2
+    assert [region.preferred.rival.name for region in regions(sparse)] == [RIVALS[2]] * 2
+
+
+def broken(graph: Any, example: Any) -> Any:
+    raise ValueError("no compiler")
+
+
+def test_operators_that_do_not_compile_lose(model, monkeypatch, tmp_path):
+    """Where nothing was timed, and where another process had them win."""
+    won_by(monkeypatch, RIVALS[2])
+    monkeypatch.setattr(confront, "COMPILE_SECONDS", 0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", lambda module, dynamic: module)
+        applied(model, graph(), tmp_path / "won", verify=False)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
+    monkeypatch.setattr(confront, "race", lambda calls, seconds: [Least(1, 0.0, [9.0]) for _ in calls])
+    for cache, told in (("won", f"the kernel runs, {RIVALS[2]} fails here"), ("new", f"{RIVALS[2]} inf")):
+        sparse = applied(model, graph(), tmp_path / cache, verify=False)
+        assert all(region.preferred is None for region in regions(sparse))
+        assert all(told in note for note in notes(sparse))
+        with torch.no_grad():
+            torch.testing.assert_close(sparse(*graph()), model(*graph()), **CLOSE)
+
+
+def test_making_a_rival_takes_nothing_from_the_turns(model, monkeypatch, tmp_path):
+    given = []
+    is_right = confront.is_right
+
+    def slow(*args: Any) -> bool:
+        time.sleep(0.2)
+        return is_right(*args)
+
+    won_by(monkeypatch, "")
+    race = confront.race
+    monkeypatch.setattr(confront, "is_right", slow)
+    monkeypatch.setattr(
+        confront, "race", lambda calls, seconds: given.append(seconds) or race(calls, seconds)
+    )
+    with options.override(tune_seconds=0.2, cache_dir=tmp_path):
+        sparsify.apply(model, MESSAGES, graph(), verify=False)
+    assert given == [0.1, 0.1]
 
 
 def test_dense_adjacencies(monkeypatch, tmp_path):
