@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from sparsify.compiler.cpp import target
-from sparsify.compiler.dtypes import BYTES
 from sparsify.compiler.einsum.infer_format import infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices, fresh
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import concretize
+from sparsify.compiler.notation.lane import lane_bytes
 from sparsify.compiler.schedule.aggregates import Aggregates, aggregates
 from sparsify.compiler.schedule.cost import (
     PICKED,
@@ -94,7 +94,9 @@ def aggregated(program: Program, sizes: Sizes) -> Aggregated | None:
     machine = scaled(count(current()), target.vector_bytes(current()))
     inferred = infer_format(program)
     apart = sum(statement_us(inferred, s, extents, sizes.stored, machine) for s in inferred.statements)
-    return Aggregated(made, tables, _together_us(made, found, extents, sizes, machine), apart)
+    return Aggregated(
+        made, tables, _together_us(made, found, lane_bytes(plain), extents, sizes, machine), apart
+    )
 
 
 def reductions_first(program: Program) -> Program:
@@ -120,10 +122,12 @@ def reductions_first(program: Program) -> Program:
 
 
 def _together_us(
-    program: Program, found: Aggregates, extents: Mapping[str, int], sizes: Sizes, machine: Machine
+    program: Program, found: Aggregates, item: int, extents: Mapping[str, int], sizes: Sizes, machine: Machine
 ) -> float:
-    """The time of one kernel: a pass over the entries for each tile of a row, which fetches the rows of tables once."""
-    item = max(BYTES[program.declaration(name).dtype] for name in program.outputs)
+    """The time of one kernel, in lanes of `item` bytes: a pass over the entries for each tile of a row.
+
+    It fetches the rows of tables once.
+    """
     lanes = max(1, machine.vector_bytes // item)
     stored, rows = sizes.stored[found.mask.name], extents[found.row]
     around = prod(extents[name] for name in found.beside)

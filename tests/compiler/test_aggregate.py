@@ -1,5 +1,7 @@
 """Several reductions over the same rows: one kernel that reads each row once, results, gradients and the reasons."""
 
+import re
+
 import pytest
 import torch
 
@@ -61,11 +63,16 @@ def test_one_kernel(dtype, vector_bytes):
 
 def test_all_reductions_are_in_one_loop_over_the_entries_of_a_row():
     full, features = neighbours()
-    kernel = evaluate_kernel(STATISTICS, RESULTS, A=sparsify.tensor(full, "csr"), X=features(32))
+    with options.override(vector_bytes=64):
+        kernel = evaluate_kernel(STATISTICS, RESULTS, A=sparsify.tensor(full, "csr"), X=features(32))
     (step,) = kernel.generated
     stages = step.current.stages
     assert "merge j" in str(stages.schedule) and not stages.refused
-    assert stages.cpp.count("X_vals_held = ") <= stages.cpp.count("for (int64_t pA2v")
+    first, *tiles = [part.split("}")[0] for part in stages.cpp.split("for (int64_t pA2")[1:]]
+    assert "c += " in first and len(tiles) == 2  # whole tiles and the cut one
+    for tile in tiles:
+        assert set(re.findall(r"^ +([sqML])v?\d*_0 ", tile, re.MULTILINE)) == set("sqML")
+        assert tile.count("load") == 2  # a vector of X each, of two in a tile
 
 
 def test_results_that_are_reductions_and_their_explanation():

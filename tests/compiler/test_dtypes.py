@@ -168,6 +168,15 @@ def test_functions_of_16_bit_floats(dtype):
         check(sparsify.evaluate(f"y[i] = {name}(x[i])", x=x), getattr(torch, name)(x.float()).to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+def test_numbers_from_matrices_of_16_bit_floats(form, dtype):
+    A, x = torch.randint(0, 3, (6, 5)).to(dtype), torch.randint(-4, 5, (5,)).to(dtype)
+    stored = sparsify.tensor(A, form)
+    check(sparsify.evaluate("s = A[i,j]", A=stored), A.float().sum().to(dtype))
+    check(sparsify.evaluate("s = A[i,j] * x[j]", A=stored, x=x), (A.float() @ x.float()).sum().to(dtype))
+
+
 def test_functions_of_truth_values():
     A = drawn(torch.bool, 7, 9)
     stored = sparsify.tensor(A, "csr")

@@ -166,7 +166,7 @@ class _Reader:
             return None
         if names[:-1] == (self.token,):
             return Nest("rounded", assign.target.tensor, names[-1], parts=(self.token,))
-        if names[0] != self.expert or len(names) < 2:
+        if len(names) < 2 or names[0] != self.expert:
             return None
         row = names[-2] if len(names) > 2 else ""
         parts = names[:-2] if row else names[:-1]

@@ -171,7 +171,7 @@ class Strips:
             same = [n for n in chain.nests if n.turned is not None and n.turned.tensor == nest.turned.tensor]
             name = f"turned_{nest.turned.tensor}{f'_{nest.inner}' if len(same) > 1 else ''}"
             copy = self._copy(name, nest.turned, indices, nest.summed)
-            return [copy, d.Transpose(nest.inner, loops.lane, copy.temporary), *self._together(copy)]
+            return [copy, d.Transpose(nest.inner, loops.lane, copy.temporary), *self._together(copy, loops)]
         width = SQUARE * self.lanes if loops.square else self.columns
         is_narrow = self.sizes.extents.get(nest.lane, 2 * width) <= width
         if nest.panel is None or is_narrow or chain.adds_to_columns:
@@ -179,13 +179,16 @@ class Strips:
         outer, inner = loops.free[nest.lane]
         panels = (outer, loops.listed, loops.part, loops.lane, inner)
         copy = self._copy(f"panels_{nest.panel.tensor}", nest.panel, panels, sums(nest, chain))
-        return [copy, d.Vector(inner, copy.temporary), *self._together(copy)]
+        together = self._together(copy, loops)
+        if together:  # panels are few, tiles of what is listed many
+            together.insert(0, d.Order((loops.listed, outer), copy.temporary))
+        return [copy, d.Vector(inner, copy.temporary), *together]
 
-    def _together(self, copy: d.Pack) -> list[d.Directive]:
-        """A copy that is for the rows of all threads is made by all of them."""
+    def _together(self, copy: d.Pack, loops: "Loops") -> list[d.Directive]:
+        """A copy that is for the rows of all threads is made by all of them, who share what is listed."""
         if not self.chain.shares_rows(self.sizes):
             return []
-        return [d.Parallel(copy.indices[0], nest=copy.temporary)]
+        return [d.Parallel(loops.listed, nest=copy.temporary)]
 
     def _copy(self, name: str, access: Access, indices: tuple[str, ...], reader: str) -> d.Pack:
         """A copy of an operand in the innermost loop around the rows that it depends on.
