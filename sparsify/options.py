@@ -18,7 +18,7 @@ from sparsify.errors import SparsifyError
 # What a model passes through and what a program passes through, in order: `passes.PASSES` after the captured
 # graph, then `compiler.pipeline.STAGES`. Here, so that a wrong name is an error before anything is imported.
 STAGES: Final = (
-    *("graph", "attention", "marked", "masked", "propagated", "flattened", "reordered"),
+    *("graph", "attention", "marked", "masked", "drawn", "propagated", "flattened", "reordered"),
     *("lifted", "fused", "packed", "contested", "kept", "emitted", "folded", "checked"),
     *("einsum", "notation", "schedule", "lowered", "loops", "cpp"),
 )
