@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, lanes_of, plus, times
-from sparsify.compiler.loops.nodes import Broadcast, Expr, Lanes, Op, Type
+from sparsify.compiler.loops.nodes import Broadcast, Expr, Lanes, Op, Type, Var
+from sparsify.compiler.notation.nodes import Let, Temporary
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +117,25 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A temporary of a `let` in registers, and the variables that hold it."""
+
+    let: Let
+    temporary: Temporary
+    variables: tuple[Var, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Hub:
-    """A row of `tensor`, that of `index`, whose sums threads share: `size` stored positions at a time."""
+    """A row of `tensor`, that of `index`, whose sums threads share: `size` stored positions at a time.
+
+    `held` are the temporaries in registers of all `let`s around, inside the row.
+    """
 
     tensor: str
     index: str
     size: int
+    held: dict[str, Held] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ order: how a sum is rounded does not depend on the number of threads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -34,7 +35,7 @@ from sparsify.compiler.loops.arithmetic import (
 )
 from sparsify.compiler.loops.lower import iterate, parallel, sparse, temporaries
 from sparsify.compiler.loops.lower.apart import summed_apart
-from sparsify.compiler.loops.lower.environment import Environment, Hub, Range, scalar
+from sparsify.compiler.loops.lower.environment import Environment, Held, Hub, Range, scalar
 from sparsify.compiler.loops.lower.lattice import statement_points
 from sparsify.compiler.loops.lower.levels import (
     advance,
@@ -121,11 +122,14 @@ def body(
     Args:
         variables: that hold the temporaries of the `let` which are in registers.
     """
+    assert env.hub is not None, "rows are shared in hubs"
+    own = {t.name: Held(let, t, tuple(variables[t.name])) for t in let.temporaries if t.name in variables}
+    env = replace(env, hub=replace(env.hub, held={**env.hub.held, **own}))
     statements = let.body.statements if isinstance(let.body, notation.Sequence) else (let.body,)
     lowered: Lowered = []
     for statement in statements:
-        found = _sum(low, let, statement, env)
-        lowered += low.statement(statement, env) if found is None else found.lowered(low, variables, env)
+        found = _sum(low, statement, env)
+        lowered += low.statement(statement, env) if found is None else found.lowered(low, env)
     return lowered
 
 
@@ -178,15 +182,14 @@ class _Sum:
     """A statement whose sums are over the entries of `access` in a row.
 
     Attributes:
-        monoids: by the temporaries in registers that it adds to.
+        monoids: by the temporaries in registers that it adds to, those of any `let` in the row.
     """
 
-    let: notation.Let
     statement: notation.Statement | Assign
     access: Access
     monoids: dict[str, str]
 
-    def lowered(self, low: Lowering, variables: dict[str, list[loops.Var]], env: Environment) -> Lowered:
+    def lowered(self, low: Lowering, env: Environment) -> Lowered:
         """Each part of the row is summed by one thread, and the parts are added up in their order."""
         assert env.hub is not None, "rows are shared in hubs"
         low.shared_sums += 1
@@ -202,12 +205,12 @@ class _Sum:
             loops.Declare(last, row.end),
             loops.Declare(count, quotient(rounded, size)),
             *(
-                loops.Allocate(parts[t], kind.dtype, times(count, integer(len(variables[t]) * kind.lanes)))
+                loops.Allocate(parts[t], kind.dtype, times(count, integer(len(held) * kind.lanes)))
                 for t in self.monoids
-                if (kind := variables[t][0].type)
+                if (kind := (held := env.hub.held[t].variables)[0].type)
             ),
             self._parallel(low, parts, (first, last, count), env),
-            self._added(low, parts, variables, count),
+            self._added(low, parts, env.hub, count),
         ]
 
     def _parallel(
@@ -233,14 +236,13 @@ class _Sum:
             loops.Declare(stop, smaller(plus(start, integer(env.hub.size)), last)),
         ]
         stores: Lowered = []
-        for temporary in (t for t in self.let.temporaries if t.name in self.monoids):
-            identity = MONOIDS[self.monoids[temporary.name]].identity(temporary.dtype)
-            declared, here = temporaries.register(low, self.let, temporary, identity, here)
+        for name, monoid in self.monoids.items():
+            around = env.hub.held[name]
+            identity = MONOIDS[monoid].identity(around.temporary.dtype)
+            declared, here = temporaries.register(low, around.let, around.temporary, identity, here)
             own += declared
             held = [each.var for each in declared]
-            stores += [
-                loops.Store(parts[temporary.name], _place(number, n, held), var) for n, var in enumerate(held)
-            ]
+            stores += [loops.Store(parts[name], _place(number, n, held), var) for n, var in enumerate(held)]
         own += low.statement(self.statement, here)
         body = loops.For(number, begin, end, loops.Block((*own, *stores)))
         setup = loops.Block(tuple(low.setups.pop()))
@@ -249,18 +251,12 @@ class _Sum:
         work = self._work(low, env.hub, minus(last, first))
         return loops.ParallelFor(begin, end, count, setup, body, work, chunks_per_thread=chunks, dynamic=True)
 
-    def _added(
-        self,
-        low: Lowering,
-        parts: dict[str, str],
-        variables: dict[str, list[loops.Var]],
-        count: loops.Var,
-    ) -> loops.Stmt:
+    def _added(self, low: Lowering, parts: dict[str, str], hub: Hub, count: loops.Var) -> loops.Stmt:
         """What the parts are together."""
         number = loops.Var(low.fresh("part"), loops.INT)
         added: Lowered = []
         for name, monoid in self.monoids.items():
-            held = variables[name]
+            held = hub.held[name].variables
             for n, var in enumerate(held):
                 part = loops.Load(parts[name], _place(number, n, held), var.type)
                 added.append(
@@ -281,7 +277,7 @@ class _Sum:
         return found
 
 
-def _place(part: loops.Expr, number: int, held: list[loops.Var]) -> loops.Expr:
+def _place(part: loops.Expr, number: int, held: Sequence[loops.Var]) -> loops.Expr:
     """Where a part has the variable of that number."""
     lanes = held[0].type.lanes
     return plus(times(part, integer(len(held) * lanes)), integer(number * lanes))
@@ -293,12 +289,9 @@ def _combine(monoid: str, dtype: str) -> str:
     return OF_BOOL.get(combine, combine) if dtype == "bool" else combine
 
 
-def _sum(
-    low: Lowering, let: notation.Let, statement: notation.Statement | Assign, env: Environment
-) -> _Sum | None:
+def _sum(low: Lowering, statement: notation.Statement | Assign, env: Environment) -> _Sum | None:
     """The sums over the entries of the hub that a statement of a `let` computes; `None` for any other statement."""
     assert env.hub is not None, "rows are shared in hubs"
-    registers = {t.name for t in let.temporaries if t.scope == "register"}
     if any(_is_strip(low, access) for access in find(statement, Access)):
         return None
     for access in dict.fromkeys(low.root_of(n) for n in find(statement, Access)):
@@ -306,12 +299,12 @@ def _sum(
         if entry is None:
             continue
         monoids = summed_apart(statement, {entry, *Provenance(low.program.relations).leaves(entry)})
-        if not monoids or not monoids.keys() <= registers:
+        if not monoids or not monoids.keys() <= env.hub.held.keys():
             continue
         if any(FUNCTIONS[MONOIDS[monoid].combine].body for monoid in monoids.values()):
             continue
         if statement_points(statement, frozenset({access}), low, env.absent) == {frozenset({access})}:
-            return _Sum(let, statement, access, monoids)
+            return _Sum(statement, access, monoids)
     return None
 
 

@@ -92,6 +92,32 @@ def test_rows_in_parts_are_right_on_any_number_of_threads(text: str, width: int)
             torch.testing.assert_close(other, found[0], rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("width", [width for width in WIDTHS if width])
+def test_sums_of_several_lets_in_one_loop_are_shared(width: int) -> None:
+    """A count, a mean and a maximum of the neighbours, whose entries are read once."""
+    text = """c[i] += A[i,j]
+        s[i,k] += A[i,j] * X[j,k]
+        M[i,k] max= where(stored(A[i,j]), X[j,k], -inf)
+        Y[i,k] = s[i,k] / max(c[i], 1)
+        Z[i,k] = where(c[i] == 0, 0, M[i,k])"""
+    given = sparse(operands("A[ X["))
+    with options.override(vector_bytes=width, serial_threshold=0):
+        wanted = sparsify.evaluate(text, ["Y", "Z"], **given)
+        (step,) = evaluate_kernel(text, ["Y", "Z"], **given).generated
+        schedule = re.sub(r"(parallel i dynamic A)", r"\1 hubs 40", str(step.stages.schedule))
+        assert "hubs 40" in schedule
+        (step,) = evaluate_kernel(text, ["Y", "Z"], **given, schedule=schedule).generated
+        for name in ("c", "s", "M"):
+            assert f"{name}_parts" in step.stages.cpp
+        found = []
+        for threads in (1, 2, 3):
+            with options.override(vector_bytes=width, serial_threshold=0, threads=threads):
+                found.append(sparsify.evaluate(text, ["Y", "Z"], **given, schedule=schedule))
+    torch.testing.assert_close(found[0], wanted, rtol=1e-4, atol=1e-4)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("entries", [1, 31, 33, 64, 149, 150, 1000])
 def test_rows_that_are_as_long_as_the_limit_are_not_shared(entries: int) -> None:
     """Parts of one entry and of several, the last one cut or whole; rows of exactly the limit."""
