@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from sparsify.compiler.ascending import ascending
 from sparsify.compiler.evaluate import einsum, einsum_kernel, evaluate, evaluate_kernel
 from sparsify.compiler.explain import explain_kernel, printed
 from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.errors import SparsifyError
 from sparsify.passes.apply import apply
 from sparsify.passes.explain import explain_model
@@ -43,15 +45,18 @@ def explain(
                 "explain was given statements with operands that have no names",
                 'give them by name, explain("y[i] = A[i,j] * x[j]", A=A, x=x)',
             )
-        return printed(explain_kernel(evaluate_kernel(subject, schedule=schedule, **named)))
+        kernel = evaluate_kernel(subject, schedule=schedule, **named)
+        given = [ascending(named[name]) for name in kernel.program.inputs]
+        return printed(explain_kernel(kernel, sizes_of(kernel.program, given)))
     if named:
         raise SparsifyError(
             f"explain was given {', '.join(named)} by name",
             'name the operands of statements, explain("y[i] = A[i,j] * x[j]", A=A, x=x); an einsum takes them in order',
         )
     if isinstance(subject, str):
-        kernel, _ = einsum_kernel(subject, operands, None, schedule)
-        return printed(explain_kernel(kernel))
+        kernel, order = einsum_kernel(subject, operands, None, schedule)
+        given = [ascending(operands[place]) for place in order]
+        return printed(explain_kernel(kernel, sizes_of(kernel.program, given)))
     if isinstance(subject, SparseModule):
         return str(explain_model(subject))
     raise SparsifyError(

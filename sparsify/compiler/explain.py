@@ -65,15 +65,24 @@ class Explained:
     kernel: str = ""
 
 
-def explain_kernel(kernel: Kernel, **facts: Any) -> tuple[Section, ...]:
-    """The sections of a compiled program; `facts` as for `explain_plan`."""
+def explain_kernel(kernel: Kernel, sizes: Sizes | None = None, **facts: Any) -> tuple[Section, ...]:
+    """The sections of a compiled program.
+
+    Args:
+        kernel: the program and its plan, which was made for the first operands.
+        sizes: of the operands whose kernels are explained; those that it was prepared for without it.
+        facts: as for `explain_plan`.
+    """
+    if sizes is not None:
+        for generated in kernel.generated:
+            generated.prepare(sizes.shared(kernel.program))
     plan = [
         Explained(step.stages, found(step.library)) if isinstance(step, GeneratedStep) else Explained(step)
         for step in kernel.steps
     ]
     scheduled = kernel.schedule is not None
     compared: Sequence[str] = () if scheduled else _compared(kernel.program, kernel.sizes)
-    compared = (*compared, *(hubs.said(kernel.program, kernel.sizes) if not scheduled else ()))
+    compared = (*compared, *(hubs.said(kernel.program, sizes or kernel.sizes) if not scheduled else ()))
     if kernel.keeping.again:
         compared = (*compared, str(kernel.keeping))
     return explain_plan(kernel.program, plan, compared=compared, **facts)

@@ -1,5 +1,7 @@
 """Which rows are shared by threads, by how long they are, and what is said of it."""
 
+import re
+
 import pytest
 import torch
 
@@ -110,5 +112,21 @@ def test_strips_are_not_shared_and_the_explanation_says_so() -> None:
         P[i,j] = exp(S[i,j] - m[i]) * stored(A[i,j])
         d[i] = P[i,j]
         Y[i,k] = sum(j, P[i,j] * X[j,k]) / d[i]"""
-    given = {"A": matrix(17_000), "f": torch.ones(NODES), "X": torch.empty(NODES, 128)}
-    assert "refused" in str(sparsify.explain(text, **given))
+    given = {"f": torch.ones(NODES), "X": torch.empty(NODES, 128)}
+    said = re.compile(
+        r"parallel i dynamic A hubs 8192\n\s+refused: .*nothing that its rows compute is a sum over"
+    )
+    assert said.search(sparsify.explain(text, A=matrix(17_000), **given))
+    assert "hubs" not in sparsify.explain(text, A=matrix(0), **given)
+
+
+@pytest.mark.parametrize("text", ["E[i,k] = A[i,j] * X[j,k]", "ij,jk->ik"])
+def test_explanations_are_of_the_operands_that_are_given(text: str) -> None:
+    """Others of the same shapes, which were met before, have the same plan and not the same kernel."""
+    X = torch.empty(NODES, 128)
+    for hub in (0, 17_000, 6_000, 19_000):
+        given = (matrix(hub), X) if "=" not in text else ()
+        named = {"A": matrix(hub), "X": X} if "=" in text else {}
+        found = sparsify.explain(text, *given, **named)
+        assert ("dynamic A hubs 8192" in found) == (hub > 6_000)
+        assert (f"the longest row has {hub + 1:,}" in found) == (hub > 6_000)
