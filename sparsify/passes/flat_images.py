@@ -75,9 +75,15 @@ class Placed:
             self.memory = [(see(values), grid, made), *kept[: self.most - 1]]
         return made
 
-    def bytes_for(self, weight: SparseTensor, grids: Iterable[Grid]) -> int:
-        """What is kept beside a weight for images of some sizes."""
-        return sum(grid.bytes_beside(weight) for grid in list(dict.fromkeys(grids))[: self.most])
+    def make_room(self, weight: SparseTensor, grids: Iterable[Grid], most: int) -> None:
+        """Room for the places in images of all these sizes, where they take no more than `most` bytes."""
+        sizes = dict.fromkeys(grids)
+        if self.most and sum(grid.bytes_beside(weight) for grid in sizes) <= most:
+            self.most = max(self.most, len(sizes))
+
+    def kept(self, grids: Iterable[Grid]) -> list[Grid]:
+        """Those of some sizes of images for which places are kept."""
+        return list(dict.fromkeys(grids))[: self.most]
 
 
 class FlatImages:
@@ -131,16 +137,17 @@ class FlatImages:
         """The result for the operands of the nodes, by the kernel or by one for images of their size."""
         grid = self.grid(given[self.places.image])
         if grid.count != self.example.count:
-            kernel = self.kernel_for(grid, program, options)
+            sizes = self.sizes(program, len(given[self.places.image]), given[self.places.weight], grid)
+            kernel = self.kernel_for(grid, program, options, sizes)
         found = grid.shown(kernel(*self.operands(given, grid)))
         return found.squeeze(0) if self.is_single else found
 
-    def kernel_for(self, grid: Grid, program: Program, options: Options) -> Kernel:
+    def kernel_for(self, grid: Grid, program: Program, options: Options, sizes: Sizes) -> Kernel:
         """The kernel for images of another size than the example's."""
         found = self.others.get(grid.count)
         if found is None:
             known = {**dict(program.extents), "p": grid.count}
-            found = plan(replace(program, extents=tuple(known.items())), options=options)
+            found = plan(replace(program, extents=tuple(known.items())), options=options, sizes=sizes)
             self.others = {**latest(self.others), grid.count: found}
         return found
 
@@ -186,13 +193,15 @@ class FlatImages:
         batch = [] if self.is_single else [image.shape[0]]
         return [*batch, weight.shape[0], *self.grid(image).results]
 
-    def sizes(self, program: Program, images: int, weight: Tensor) -> Sizes:
-        """The sizes of the operands for so many of the example's images."""
-        columns = weight.shape[1] * self.example.places
+    def sizes(self, program: Program, images: int, weight: Tensor, grid: Grid | None = None) -> Sizes:
+        """The sizes of the operands for so many images, of the example's extents or those of `grid`."""
+        grid = grid or self.example
+        columns = weight.shape[1] * grid.places
         batch = 1 if self.is_single else images
-        extents = {"n": batch, "o": weight.shape[0], "k": columns, "p": self.example.count}
+        extents = {"n": batch, "o": weight.shape[0], "k": columns, "p": grid.count}
         flat = program.declaration("F").extents[1]
-        return Sizes({**extents, flat: columns}, {"W": int(torch.count_nonzero(weight))})
+        stored = len(weight._vals) if isinstance(weight, SparseTensor) else int(torch.count_nonzero(weight))
+        return Sizes({**extents, flat: columns}, {"W": stored})
 
 
 def latest(known: dict[K, V]) -> dict[K, V]:

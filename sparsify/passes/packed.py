@@ -17,7 +17,7 @@ from sparsify.compiler.dtypes import name_of
 from sparsify.errors import DtypeError
 from sparsify.passes.base import Key, Stored
 from sparsify.passes.call_region import call_region
-from sparsify.passes.flat_images import FlatImages
+from sparsify.passes.flat_images import FlatImages, Placed
 from sparsify.passes.lift.matrix import SCALES
 from sparsify.passes.region_call import RegionCall
 from sparsify.passes.shell import share_again, shared_copy
@@ -86,13 +86,16 @@ class Readers:
         """What is listed of images beside the weight, in words."""
         if not self.layouts or not self.layouts[0].placed.most:
             return ""
-        sizes = dict.fromkeys("x".join(map(str, layout.example.extents)) for layout in self.layouts)
+        kept = self.layouts[0].placed.kept(layout.example for layout in self.layouts)
+        sizes = ["x".join(map(str, grid.extents)) for grid in kept]
         return f", and places in images {', '.join(sizes)} beside"
 
     def bytes_of_places(self, weight: SparseTensor) -> int:
         """The bytes of that."""
-        grids = [layout.example for layout in self.layouts]
-        return self.layouts[0].placed.bytes_for(weight, grids) if grids else 0
+        if not self.layouts:
+            return 0
+        kept = self.layouts[0].placed.kept(layout.example for layout in self.layouts)
+        return sum(grid.bytes_beside(weight) for grid in kept)
 
 
 def read_weights(model: nn.Module, variants: Iterable[Variant]) -> dict[str, Readers]:
@@ -146,6 +149,7 @@ class Weights:
     ) -> None:
         self.source, self.is_own, self.given, self.held = source, is_own, given, dict(held or {})
         self.roundings = dict(roundings or {})
+        self.placed: dict[str, Placed] = {}
         self.is_followed = False
 
     def of(self, source: nn.Module) -> "Weights":
@@ -210,9 +214,17 @@ class Weights:
                     structure.memory.clear()
             assert first.weight is not None, "it reads a weight"
             first.packed_operand(first.weight, weight)
-        for layout in readers.layouts:
-            layout.placed = readers.layouts[0].placed
-            layout.placed(weight, layout.example)
+        if readers.layouts:
+            self.place(name, weight, readers.layouts)
+
+    def place(self, name: str, weight: SparseTensor, layouts: Sequence[FlatImages]) -> None:
+        """Lists the places of a weight's entries in the images of all examples, once for each of their sizes."""
+        placed = self.placed[name] = layouts[0].placed
+        most = weight.numel() * self.held[name].dtype.itemsize - stored_bytes(weight)
+        placed.make_room(weight, [layout.example for layout in layouts], most)
+        for layout in layouts:
+            layout.placed = placed
+            placed(weight, layout.example)
 
     def stored(self, variants: Iterable[Variant]) -> dict[Key, Stored]:
         """How weights are packed that are held so."""
@@ -258,6 +270,8 @@ class Weights:
         for name in list(self.held if names is None else names):
             replace(self.source, self.source.get_parameter(name), self.unpacked(name))
             released[name] = self.held.pop(name)
+            if name in self.placed:
+                self.placed.pop(name).memory.clear()
         self.follow()
         return released
 

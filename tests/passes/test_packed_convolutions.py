@@ -11,7 +11,7 @@ from torch import nn
 import sparsify
 from sparsify import options
 from sparsify.passes.flat_images import PLACED
-from sparsify.passes.windows import packed_bytes, packed_format
+from sparsify.passes.windows import Grid, packed_bytes, packed_format
 from sparsify.storage.tensor import SparseTensor
 
 RULE: dict[str, Any] = {
@@ -52,6 +52,18 @@ def layers():
     )
     model(images(4, seed=7))  # statistics that are not 0 and 1
     return model.eval()
+
+
+class Pyramid(nn.Module):
+    """One convolution over images of three sizes, as the heads of detectors have it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Conv2d(16, 24, 3, padding=1)
+
+    def forward(self, *levels):
+        return [self.head(level) for level in levels]
 
 
 def images(count=2, extent=9, seed=1):
@@ -113,6 +125,18 @@ def test_places_of_other_images_are_kept_for_the_latest():
         for extent in range(9, 9 + 2 * PLACED):
             sparse(images(2, extent))
     assert [len(region.layout.placed.memory) for region in sparse.variants[0].regions] == [PLACED] * 3
+
+
+def test_a_weight_that_is_read_at_three_sizes_has_places_for_all(monkeypatch):
+    model, sizes = Pyramid().eval(), [images(1, extent) for extent in (7, 9, 11)]
+    sparse = sparsify.apply(model, recipe(), tuple(sizes), dynamic=())
+    placed = {region.layout.placed for region in sparse.variants[0].regions}
+    assert [len(one.memory) for one in placed] == [3]
+    assert "places in images 7x7, 9x9, 11x11 beside" in sparse.report.weights[0].format
+    monkeypatch.setattr(Grid, "matrix", None)  # nothing is listed again
+    with torch.no_grad():
+        for found, expected in zip(sparse(*sizes), sparse.original(*sizes), strict=True):
+            torch.testing.assert_close(found, expected, **CLOSE)
 
 
 def test_compact_memory_lists_places_in_each_call():
@@ -207,7 +231,10 @@ def test_copies_states_and_files(applied, tmp_path):
 def test_training_makes_weights_dense_again():
     x = images()
     sparse = sparsify.apply(layers(), recipe(), x)
+    placed = [region.layout.placed for region in sparse.variants[0].regions]
+    assert all(one.memory for one in placed)
     sparse.train()
+    assert not any(one.memory for one in placed)
     assert not isinstance(sparse.get_parameter("3.weight"), SparseTensor)
     sparse(x).square().sum().backward()
     weight = sparse.get_parameter("3.weight")

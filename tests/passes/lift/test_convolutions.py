@@ -163,7 +163,9 @@ def test_what_is_kept_for_sizes_of_images():
         arguments = [torch.randn(1, 4, length), *sparse.parameters()]
         with torch.no_grad():
             call.values(arguments)
-        kernels.add(layout.kernel_for(layout.grid(arguments[0]), call.program, call.options))
+        grid = layout.grid(arguments[0])
+        sizes = layout.sizes(call.program, len(arguments[0]), arguments[1], grid)
+        kernels.add(layout.kernel_for(grid, call.program, call.options, sizes))
     assert len(kernels) == 2 * SIZES
     assert kernels > {*layout.others.values()}
     assert (len(layout.others), len(layout.grids), len(layout.placed.memory)) == (SIZES, SIZES, PLACED)
