@@ -51,11 +51,11 @@ def hub_entries(program: Notation | Program, name: str, sizes: Sizes) -> int:
 
 
 def _columns(program: Notation | Program, operand: Declaration, sizes: Sizes) -> int:
-    """How many numbers of a result an entry adds to."""
-    results = [declared for declared in program.declarations if declared.name in program.outputs]
-    free = {name for declared in results for name in declared.extents} - set(operand.extents)
+    """How many numbers of a result an entry adds to, of the largest one where there are several."""
     known = {**sizes.extents, **dict(program.extents)}
-    return prod(max(1, known.get(name, 1)) for name in free)
+    results = [declared for declared in program.declarations if declared.name in program.outputs]
+    free = [set(declared.extents) - set(operand.extents) for declared in results]
+    return max((prod(max(1, known.get(name, 1)) for name in names) for names in free), default=1)
 
 
 def said(program: Program, sizes: Sizes) -> list[str]:

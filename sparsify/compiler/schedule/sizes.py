@@ -90,7 +90,8 @@ class Sizes:
         more = {name: self.stored[source] for name, source in sources.items() if source in self.stored}
         if not more:
             return self
-        turned = {name: self.patterns[source] for name, source in sources.items() if source in self.patterns}
+        known = {name: self.patterns[source] for name, source in sources.items() if source in self.patterns}
+        turned = {name: found for name, found in known.items() if _turns(found, found.format.ordering[::-1])}
         return replace(self, stored={**more, **self.stored}, turned={**turned, **self.turned})
 
     def shared(self, program: Program) -> "Sizes":
@@ -176,12 +177,15 @@ def sizes_of(program: Program, operands: Sequence[object]) -> Sizes:
             # In traced graphs tensors stand for others and have no entries to look at.
             if type(operand._vals) is Tensor and operand._pattern.format == declared.format:
                 patterns[name] = operand._pattern
-            elif (
-                type(operand._vals) is Tensor
-                and operand._pattern.format.ordering == declared.format.ordering[::-1]
-            ):
+            elif type(operand._vals) is Tensor and _turns(operand._pattern, declared.format.ordering):
                 turned[name] = operand._pattern
     return Sizes(extents, stored, patterns, turned=turned)
+
+
+def _turns(pattern: Pattern, ordering: tuple[int, ...]) -> bool:
+    """Whether a pattern has two levels, of two modes, in the other order than that in which it is read."""
+    own = pattern.format.ordering
+    return len(pattern.format.levels) == 2 and own == ordering[::-1] != ordering
 
 
 def _numbers(sizes: Mapping[str, int]) -> Mapping[str, int]:

@@ -58,6 +58,14 @@ def test_limits(longest: int | None, stored: int, columns: int, entries: int) ->
     assert hub_entries(step.program, "A", Sizes({"k": columns}, {"A": stored}, rows=rows)) == entries
 
 
+def test_columns_of_several_results_are_not_multiplied() -> None:
+    text = "Y[i,k] = A[i,j] * X[j,k]\nZ[i,l] = A[i,j] * W[j,l]"
+    given = {"A": matrix(0), "X": torch.empty(NODES, 16), "W": torch.empty(NODES, 8)}
+    program = evaluate_kernel(text, ["Y", "Z"], **given).program
+    sizes = Sizes({"k": 16, "l": 8}, {"A": 1 << 20}, rows={"A": 1 << 18})
+    assert hub_entries(program, "A", sizes) == 65_536
+
+
 @pytest.mark.parametrize("stored", [1 << 20, (1 << 21) - 1])
 @pytest.mark.parametrize(
     ("longest", "entries"), [((1 << 14) - 1, 0), (1 << 15, 16_384), ((1 << 16) - 1, 16_384)]
@@ -94,6 +102,22 @@ def test_columns_that_are_read_as_rows() -> None:
     assert X.grad is not None and X.grad[7].eq(17_001).all()
     (step,) = kernel.adjoint(("X",)).generated
     assert "hubs 8192" in str(step.stages.schedule)
+
+
+def test_only_matrices_are_turned() -> None:
+    """Vectors have no other order of modes, and tensors of more modes none in which levels change places."""
+    cube = torch.ones(3, 4, 5)
+    for text, dense, read, stored in (
+        ("y[i] = A[i,j]", cube[0], "csr", "csc"),
+        ("s = A[i]", cube[0, 0], "compressed", "bitmap"),
+        ("y[i] = A[i,j,k]", cube, "csf", "k: compressed, j: compressed, i: compressed"),
+    ):
+        program = evaluate_kernel(text, A=sparsify.tensor(dense, read)).program
+        other = sparsify.tensor(dense, stored)
+        assert list(sizes_of(program, (other,)).turned) == (["A"] if dense.dim() == 2 else [])
+        twins = sizes_of(program, (sparsify.tensor(dense, read),)).also({"B": "A"})
+        assert twins.stored["B"] == dense.numel()
+        assert list(twins.turned) == (["B"] if dense.dim() == 2 else [])
 
 
 def test_the_reason_is_said() -> None:
