@@ -146,9 +146,9 @@ def put_in(node: fx.Node, spec: MaskSpec, *, is_reference: bool = False) -> None
                 rest["sinks"] = split_heads(rest["sinks"], group, HEADS + 1)
     operands = [query, key, value]
     if rest.get("dropout_p"):
-        value = tensor_value(query)
-        assert value is not None, "attention is of tensors"
-        like = value.new_empty(value.shape[:-2])
+        rows = tensor_value(query)
+        assert rows is not None, "attention is of tensors"
+        like = rows.new_empty(rows.shape[:-2])
         operands.append(seeds(node, _leading(query, node), like))
         node.target = dropped_attention
     node.args, node.kwargs = tuple(operands), {"attn_mask": made[-1], **rest}
