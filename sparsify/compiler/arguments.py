@@ -13,6 +13,9 @@ from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
+# Arrays, places and numbers of widths, and how values get into order.
+Read = tuple[tuple[torch.Tensor, ...], tuple[tuple[int, int], ...], Conversion | None]
+
 
 class DenseInput:
     """An operand whose memory the kernel reads as it is."""
@@ -59,6 +62,31 @@ class DenseInput:
         return operand._vals
 
 
+class Alike:
+    """The patterns that an input has one kernel for: they keep what is read of them under this object, too.
+
+    Args:
+        read: the input.
+        bucket: of the patterns.
+    """
+
+    def __init__(self, read: "SparseInput", bucket: tuple[int, ...]) -> None:
+        self.read, self.bucket = read, bucket
+
+    def keep(self, pattern: Pattern) -> bool:
+        """Whether a pattern that was not read before is one of them and stored as it is read; it keeps its arrays now.
+
+        A pattern of another bucket may have another kernel.
+
+        Raises:
+            InvalidTensorError: malformed arrays, or arrays written to since the pattern was made.
+        """
+        if not self.read.is_exact(pattern) or pattern.validated().bucket() != self.bucket:
+            return False
+        pattern.cached(self, lambda: (tuple(pattern.arrays()), self.read.widths_of(pattern), None))
+        return True
+
+
 class SparseInput:
     """An operand of which the kernel reads the arrays of its levels and the values.
 
@@ -73,6 +101,11 @@ class SparseInput:
         self.place = sizes.index(f"{self.name}_nnz") if f"{self.name}_nnz" in sizes else -1
         names = [f"{self.name}{number}_width" for number in range(1, len(declared.format.levels) + 1)]
         self.widths = [(level, sizes.index(name)) for level, name in enumerate(names) if name in sizes]
+        roles = [
+            [getattr(torch, name) if name else None for name in names] for names in declared.index_dtypes
+        ]
+        self._pos_dtypes, self._crd_dtypes = [pos for pos, _ in roles], [crd for _, crd in roles]
+        self._alike: dict[tuple[int, ...], Alike] = {}
 
     def read(self, operand: torch.Tensor, sizes: list[int], buffers: list[torch.Tensor | None]) -> None:
         """Appends the arrays and the values to the buffers, and sets the number of entries.
@@ -91,7 +124,7 @@ class SparseInput:
             values = values.resolve_conj().resolve_neg()
         if not values.is_cpu:
             raise FormatError(f"{self.name} is on {values.device}, kernels run on the CPU", "value.cpu()")
-        arrays, widths, converted = pattern.recall(self) or pattern.cached(self, lambda: self.arrays(pattern))
+        arrays, widths, converted = pattern.recall(self) or self.remember(pattern)
         if converted is not None:
             values = permuted(values, converted, operand._fill)
         if self.place >= 0:
@@ -103,24 +136,24 @@ class SparseInput:
 
     def is_exact(self, pattern: Pattern) -> bool:
         """Whether a pattern is stored just as the kernel reads it."""
-        declared = self.declared
         return (
             not self.is_twin
-            and pattern.format == declared.format
-            and index_dtypes(pattern) == declared.index_dtypes
+            and pattern.format == self.declared.format
+            and [None if array is None else array.dtype for array in pattern.pos] == self._pos_dtypes
+            and [None if array is None else array.dtype for array in pattern.crd] == self._crd_dtypes
         )
 
-    def keep(self, pattern: Pattern) -> bool:
-        """Whether a pattern that the kernel has not read before is stored as it reads it, and keeps its arrays now."""
-        if pattern.recall(self) is not None or not pattern.is_unchanged() or not self.is_exact(pattern):
-            return False
-        valid = pattern.validated()
-        valid.cached(self, lambda: self.arrays(valid))
-        return valid is pattern
+    def alike(self, pattern: Pattern) -> Alike:
+        """What stands for all patterns that share a kernel with this one."""
+        bucket = pattern.bucket(self.is_twin)
+        return self._alike.get(bucket) or self._alike.setdefault(bucket, Alike(self, bucket))
 
-    def arrays(
-        self, pattern: Pattern
-    ) -> tuple[tuple[torch.Tensor, ...], tuple[tuple[int, int], ...], Conversion | None]:
+    def remember(self, pattern: Pattern) -> Read:
+        """What is read of a pattern, which keeps it."""
+        found = pattern.cached(self, lambda: self.arrays(pattern))
+        return pattern.cached(self.alike(pattern), lambda: found)
+
+    def arrays(self, pattern: Pattern) -> Read:
         """The arrays of a pattern as the kernel was compiled for them, its widths, and how values get into order."""
         found: Conversion | None = None
         wanted = self.declared.format
@@ -133,18 +166,25 @@ class SparseInput:
             found = conversion(pattern, wanted)
             pattern = found.pattern
         indices = []
-        for number, dtypes in enumerate(self.declared.index_dtypes):
-            for array, dtype in zip((pattern.pos[number], pattern.crd[number]), dtypes, strict=True):
+        dtypes = zip(self._pos_dtypes, self._crd_dtypes, strict=True)
+        for arrays, read in zip(zip(pattern.pos, pattern.crd, strict=True), dtypes, strict=True):
+            for array, dtype in zip(arrays, read, strict=True):
                 if array is not None:
-                    indices.append(self._as(array, getattr(torch, dtype)))
-        widths = tuple(
-            (place, pattern.level_arrays(level, pattern.positions(level)).width)
-            for level, place in self.widths
+                    assert dtype is not None, "declarations have the arrays that operands have"
+                    indices.append(array if array.dtype is dtype else self._as(array, dtype))
+        return tuple(indices), self.widths_of(pattern), found
+
+    def widths_of(self, pattern: Pattern) -> tuple[tuple[int, int], ...]:
+        """The places of widths among the sizes, and what they are."""
+        return tuple(
+            [
+                (place, pattern.level_arrays(level, pattern.positions(level)).width)
+                for level, place in self.widths
+            ]
         )
-        return tuple(indices), widths, found
 
     def _as(self, array: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """An array of positions or coordinates in the dtype that the kernel reads.
+        """An array of positions or coordinates in another dtype, which the kernel reads.
 
         Raises:
             FormatError: they do not fit.

@@ -82,6 +82,7 @@ class GeneratedStep:
         self.results = self.program.outputs
         self.output = self.program.declaration(self.result)
         self._declared = tuple(self.program.declaration(name) for name in self.program.inputs)
+        self._turned = tuple(name in self.twins for name in self.program.inputs)
         self._dtype = getattr(torch, self.output.dtype)
         self._is_assembled = is_assembled(self.output)
         self._compactable = compactable(self.program) if self._is_assembled else frozenset()
@@ -215,7 +216,7 @@ class GeneratedStep:
         if not self.is_simple:
             return
         read = [operands[place] for place in order]
-        known = self._frames.get(_key(read))
+        known = self._frames.get(self._key(read))
         if known is None or self._turns(read):
             return
         root = None if self._root is None else order[self._root]
@@ -226,6 +227,12 @@ class GeneratedStep:
         frame = shortcut.frame(operands, [*zip(order, self._inputs, strict=True)], result, call)
         if frame is not None:
             learn(ctypes.addressof(frame))
+
+    def _key(self, operands: Sequence[torch.Tensor]) -> Key:
+        """What the kernel for operands depends on: shapes, and what patterns store, in powers of two."""
+        shapes = tuple([operand.shape for operand in operands])
+        read = zip(operands, self._turned, strict=True)
+        return shapes, tuple([o._pattern.bucket(turned) for o, turned in read if isinstance(o, SparseTensor)])
 
     def _turns(self, operands: Sequence[torch.Tensor]) -> bool:
         """Whether the kernel reads values of some operand in another order, which is made for each call."""
@@ -244,7 +251,7 @@ class GeneratedStep:
 
     def _as_they_are(self, operands: Sequence[torch.Tensor]) -> Any:
         """The results for operands over the coordinates that they have."""
-        key = _key(operands)
+        key = self._key(operands)
         frame = self._frames.get(key) or self._frame(key, operands)
         if self._is_assembled:
             try:
@@ -369,12 +376,6 @@ class GeneratedStep:
 def _patterns(operands: Sequence[torch.Tensor]) -> list[Pattern]:
     """The patterns of the operands that have one."""
     return [operand._pattern for operand in operands if isinstance(operand, SparseTensor)]
-
-
-def _key(operands: Sequence[torch.Tensor]) -> Key:
-    """What the kernel for operands depends on: shapes, and what patterns store, in powers of two."""
-    shapes = tuple([operand.shape for operand in operands])
-    return shapes, tuple([o._pattern.bucket() for o in operands if isinstance(o, SparseTensor)])
 
 
 def _match(declared: Declaration, shape: Sequence[int], extents: dict[str, int]) -> None:

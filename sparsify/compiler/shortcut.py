@@ -3,9 +3,9 @@
 In: `shortcut(otherwise)`, a function of a tuple of operands and of what can learn. Out: a function of the tuple of
 operands that gives the same results, in a microsecond where `otherwise` has taught it the frame of such a call.
 
-A frame holds for operands of the same classes, dtypes, shapes, fills and, in powers of two, numbers of entries, in
-contiguous memory of the CPU, and for patterns that the kernel has read before, or that are stored as it reads them, and
-that were not written to since.
+A frame holds for operands of the same classes, dtypes, shapes, fills and, in powers of two, numbers of entries and
+longest rows, in contiguous memory of the CPU, and for patterns that the kernel has read before, or that are stored as
+it reads them, and that were not written to since.
 Everything else, and everything that traces, goes the long way each time: no check is left out, they are only made
 in C.
 """
@@ -37,8 +37,9 @@ Learn = Callable[[int], None] | None
 class Known(ctypes.Structure):
     """How an operand was; `key` is what its pattern keeps the kernel's arrays under, null for a dense one.
 
-    `keep` has another pattern keep them, null where the operand was not stored as the kernel reads it: patterns that
-    are have the same kernel. `length` counts its values, of which powers of two matter.
+    Patterns that have another kernel keep theirs under other keys. `keep` has another pattern that has the same kernel
+    keep them, null where the operand was not stored as the kernel reads it. `length` counts its values, of which powers
+    of two matter.
     """
 
     _fields_ = (
@@ -183,9 +184,11 @@ def frame(
         known.shape[: operand.dim()] = tuple(operand.shape)
         known.length = operand.numel()
         if isinstance(operand, SparseTensor):
-            known.key, known.fill, known.length = read, operand._fill, operand._vals.numel()
-            if isinstance(read, SparseInput) and read.is_exact(operand._pattern):
-                known.keep = read.keep
+            assert isinstance(read, SparseInput), "sparse operands are read so"
+            alike = read.alike(operand._pattern)
+            known.key, known.fill, known.length = alike, operand._fill, operand._vals.numel()
+            if read.is_exact(operand._pattern):
+                known.keep = alike.keep
     for slot, (place, read) in zip(made.inputs, inputs, strict=False):
         slot.operand, slot.nnz_place = place, read.place if isinstance(read, SparseInput) else -1
     made.operand_count, made.input_count, made.size_count = len(operands), len(inputs), len(call.sizes)

@@ -26,7 +26,7 @@ PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *)
 PyObject *PyTuple_New(Py_ssize_t);
 int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
 
-enum { OPERANDS = 12, MODES = 8, SIZES = 48, BUFFERS = 48, ARRAYS = 20, FRAMES = 64 };
+enum { OPERANDS = 12, MODES = 8, SIZES = 48, BUFFERS = 48, ARRAYS = 20, FRAMES = 64, WAYS = 2 };
 enum { POSITION_OVERFLOW = 2 };  // the status of a kernel
 
 // A tensor of C++ is one pointer; a handle of torch's C interface is the address of one.
@@ -76,7 +76,7 @@ struct Operand {
 // How an operand was.
 struct Known {
   int64_t dtype, dim, shape[MODES], length;
-  PyObject *key, *fill;        // of a sparse one: what its pattern keeps the kernel's arrays under; else null
+  PyObject *key, *fill;        // of a sparse one: what patterns that have this kernel keep its arrays under; else null
   PyObject *keep;              // of a sparse one as the kernel reads it: has a pattern keep them; else null
 };
 

@@ -114,18 +114,25 @@ static bool has_tangents() {
   return !level || PyLong_AsLongLong(level) >= 0;
 }
 
-// The result by the frame that fits the operands, null without an exception when none does. `slot` becomes the place
-// of such a frame, -1 where there can be none.
+// The result by the frame that fits the operands, null without an exception when none does. `slot` becomes one of the
+// places of such a frame, -1 where there can be none.
 static PyObject *by_frame(const Table &table, PyObject *tuple, Operand *operands, int64_t &slot) {
   Py_ssize_t count = PyTuple_Size(tuple);
   if (count < 0 || count > OPERANDS || torch.dispatch_mode_enabled() || has_tangents()) return nullptr;
   for (Py_ssize_t i = 0; i < count; i++)
     if (!read_operand(PyTuple_GetItem(tuple, i), operands[i])) return nullptr;
   slot = (int64_t)slot_of(operands, count);
-  Frame *const &place = table.frames[slot];
-  PyObject *result = by(place, tuple, operands, count);
-  if (result || PyErr_Occurred() || !fits(place, tuple, operands, count)) return result;
-  return keep_patterns(place, operands, count) ? by(place, tuple, operands, count) : nullptr;
+  for (int64_t way = 0; way < WAYS; way++) {
+    PyObject *result = by(table.frames[slot ^ way], tuple, operands, count);
+    if (result || PyErr_Occurred()) return result;
+  }
+  for (int64_t way = 0; way < WAYS; way++) {
+    Frame *const &place = table.frames[slot ^ way];
+    bool kept = fits(place, tuple, operands, count) && keep_patterns(place, operands, count);
+    if (kept) return by(place, tuple, operands, count);
+    if (PyErr_Occurred()) return nullptr;
+  }
+  return nullptr;
 }
 
 static void count_references(const Frame &frame, void (*count)(PyObject *)) {
@@ -139,18 +146,33 @@ static void count_references(const Frame &frame, void (*count)(PyObject *)) {
     if (object) count(object);
 }
 
+static void drop(Frame *frame) {
+  if (!frame) return;
+  count_references(*frame, Py_DecRef);
+  free(frame);
+}
+
 static void forget(PyObject *capsule) {
   Table *table = (Table *)PyCapsule_GetPointer(capsule, nullptr);
-  for (Frame *frame : table->frames)
-    if (frame) {
-      count_references(*frame, Py_DecRef);
-      free(frame);
-    }
+  for (Frame *frame : table->frames) drop(frame);
   Py_DecRef(table->otherwise);
   free(table);
 }
 
-// learn(address of a frame: int): copies it into the table, in the place of the one whose operands had the same hash.
+// Whether one frame holds for just the calls that the other one holds for, but for fills.
+static bool is_again(const Frame *before, const Frame &frame) {
+  if (!before || before->operand_count != frame.operand_count) return false;
+  for (int64_t i = 0; i < frame.operand_count; i++) {
+    const Known &was = before->operands[i], &is = frame.operands[i];
+    if (was.dtype != is.dtype || was.dim != is.dim || was.key != is.key) return false;
+    if (memcmp(was.shape, is.shape, (size_t)is.dim * sizeof(int64_t))) return false;
+  }
+  return true;
+}
+
+// learn(address of a frame: int): copies it into the table, in the place of one for the same calls, else of the one
+// that was learned first of those whose operands had about the same hash: patterns of one shape but with other kernels
+// take turns.
 static PyObject *learn(PyObject *self, PyObject *address) {
   Table *table = (Table *)PyCapsule_GetPointer(self, nullptr);
   const Frame *frame = (const Frame *)PyLong_AsVoidPtr(address);
@@ -170,12 +192,12 @@ static PyObject *learn(PyObject *self, PyObject *address) {
   *own = *frame;
   count_references(*own, Py_IncRef);
   size_t slot = slot_of(operands, (Py_ssize_t)frame->operand_count);
-  Frame *before = table->frames[slot];
-  table->frames[slot] = own;
-  if (before) {
-    count_references(*before, Py_DecRef);
-    free(before);
-  }
+  Frame *&first = table->frames[slot], *&second = table->frames[slot ^ 1];
+  bool is_first = is_again(first, *own) && !is_again(second, *own);
+  Frame *gone = is_first ? first : second;
+  if (!is_first) second = first;
+  first = own;
+  drop(gone);
   return &_Py_NoneStruct;
 }
 

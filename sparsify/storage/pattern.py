@@ -258,11 +258,19 @@ class Pattern:
         known = self.validated() if level else self
         return known.cached(("longest", level), lambda: longest(self, level))
 
-    def bucket(self) -> tuple[int, ...]:
-        """How many entries there are, level by level, in powers of two: what choices by size are kept under."""
+    def bucket(self, is_turned: bool = False) -> tuple[int, ...]:
+        """How many entries there are, level by level, in powers of two: what choices by size are kept under.
+
+        Args:
+            is_turned: whether it is read in the other order of its modes.
+        """
+        key = "bucket, turned" if is_turned else "bucket"
+        known: tuple[int, ...] | None = self._cache.get(key)
+        if known is not None:
+            return known
         from sparsify.storage.statistics import bucket
 
-        return self.cached("bucket", lambda: bucket(self))
+        return self.cached(key, lambda: bucket(self, is_turned))
 
     def reach(self) -> int:
         """How far apart two entries of the last level lie that are read one parent apart, in coordinates.

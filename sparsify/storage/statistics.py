@@ -54,13 +54,19 @@ def distinct(pattern: "Pattern") -> Mapping[tuple[int, ...], int]:
     return found
 
 
-def bucket(pattern: "Pattern") -> tuple[int, ...]:
-    """Stored entries, distinct coordinates of the outer levels, and the longest row, as powers of two.
+def bucket(pattern: "Pattern", is_turned: bool = False) -> tuple[int, ...]:
+    """Stored entries, those of each level that lists coordinates, and the longest row, as powers of two.
 
-    It is a key that is cheap to hash.
+    With the shape it tells how many positions all levels have, and it is a key that is cheap to hash. Of a pattern that
+    is read in the other order of its modes, the longest column is the longest row.
     """
-    outer = [pattern.positions(depth) for depth in range(1, len(pattern.format.levels) + 1)]
-    return tuple(count.bit_length() for count in (*outer, pattern.nnz, longest(pattern, 0)))
+    counts = [pattern.nnz, pattern.longest(1) if is_turned else longest(pattern, 0)]
+    for depth, (crd, stored) in enumerate(zip(pattern.crd, pattern.format.levels, strict=True), 1):
+        if stored.level.has_bits:
+            counts.append(pattern.positions(depth))
+        elif crd is not None:
+            counts.append(crd.shape[0])
+    return tuple([count.bit_length() for count in counts])
 
 
 def longest(pattern: "Pattern", level: int) -> int:
@@ -80,7 +86,10 @@ def longest(pattern: "Pattern", level: int) -> int:
     pos, crd = pattern.pos[1], pattern.crd[1]
     if pos is None or crd is None or not isinstance(levels[1], Compressed):
         return 0
-    return int(pos.diff().max()) if level == 0 else int(crd.bincount().max())
+    if level:
+        return int(crd.bincount().max())
+    starts = pos.cpu().numpy()  # faster than torch for few rows, and patterns may be new in every call
+    return int((starts[1:] - starts[:-1]).max())
 
 
 def crowding(pattern: "Pattern") -> float:

@@ -635,6 +635,32 @@ def test_patterns_not_met_before_in_other_formats_have_their_own_kernels() -> No
     ]
 
 
+def with_longest(longest: int) -> SparseTensor:
+    """A matrix of 8192 entries whose first row has so many of them, the other ones about the same each."""
+    each, more = divmod(8192 - longest, 127)
+    lengths = torch.tensor([longest] + [each + (row < more) for row in range(127)])
+    starts = torch.cat([torch.zeros(1), lengths.cumsum(0)]).int()
+    columns = torch.cat([torch.arange(int(length)) for length in lengths]).int()
+    pattern = Pattern(Format("csr"), (128, 1024), (None, starts), (None, columns))
+    return SparseTensor(pattern, torch.arange(8192) % 5 - 2.0)
+
+
+def test_patterns_with_other_longest_rows_have_their_own_kernels(long_ways: list[str]) -> None:
+    """They have the same shape and number of entries, and may be read in other ways."""
+    x = torch.randint(-4, 5, (1024, 4)).float()
+    warm(SPMM, with_longest(64), x)
+    long_ways.clear()
+    uneven = with_longest(900)
+    assert torch.equal(sparsify.einsum(SPMM, uneven, x), uneven.to_dense() @ x)
+    assert long_ways
+    for seed in range(3):
+        for longest in (64, 900):  # they take turns
+            a = with_longest(longest)
+            long_ways.clear()
+            assert torch.equal(sparsify.einsum(SPMM, a, x), a.to_dense() @ x)
+            assert not seed or not long_ways
+
+
 def test_patterns_not_met_before_are_checked() -> None:
     """Arrays written to after the pattern was made, and coordinates outside of the shape."""
     x = torch.ones(10, 4)

@@ -104,6 +104,32 @@ def test_columns_that_are_read_as_rows() -> None:
     assert "hubs 8192" in str(step.stages.schedule)
 
 
+@pytest.mark.parametrize("format", ["csr", "csc"])
+def test_matrices_that_differ_in_long_rows_alone(format: str) -> None:
+    """The second one is met where the first one is known, with the same shape and number of entries."""
+    X = torch.ones(NODES, 128)
+    more = torch.arange(17_000)
+    stored = matrix(17_000).coordinates()
+    alike = (
+        torch.cat([torch.arange(NODES), more]),
+        torch.cat([torch.arange(NODES).flip(0), (more * 7) % NODES]),
+    )
+    matrices = [
+        sparsify.tensor((at, torch.ones(NODES + 17_000), (NODES, NODES)), format)
+        for at in (torch.stack(alike), stored)
+    ]
+    kernel = evaluate_kernel(SPMM.replace("Y", f"Y_{format}"), A=matrices[0], X=X)
+    (step,) = kernel.generated
+    assert bool(step.step.twins) == (format == "csc")
+    hubs = []
+    for A in matrices:
+        assert torch.equal(
+            kernel(A, X)[:, 0], torch.zeros(NODES).index_add_(0, A.coordinates()[0], A.values())
+        )
+        hubs.append("hubs 8192" in str(step.stages.schedule))
+    assert hubs == [False, True]
+
+
 def test_only_matrices_are_turned() -> None:
     """Vectors have no other order of modes, and tensors of more modes none in which levels change places."""
     cube = torch.ones(3, 4, 5)
