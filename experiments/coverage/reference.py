@@ -78,6 +78,8 @@ def masked_attention(mask: Mapping[str, Any], *, sinks: bool = False) -> Iterato
         calls.append(scores.shape)
         kept = keep(mask, scores.shape[-2], scores.shape[-1] - sinks)
         kept = functional.pad(kept, (0, int(sinks)), value=True)
+        if scores.dtype == torch.float64:
+            kwargs.pop("dtype", None)  # float32, to which models round those of narrower dtypes
         return softmax(scores.masked_fill(~kept, -torch.inf), *args, **kwargs)
 
     def attention(

@@ -6,6 +6,7 @@ In: `%s = matmul(%q, transpose(%k, -1, -2)); %s2 = div(%s, 8.0); %s3 = add(%s2, 
 Only where nothing else reads the scores or the weights, so that no output of the model is lost. Scores whose first mode
 is two for a while, to add a mask to those of each window, are of attention with that many modes. What torch's operator
 has no argument for is one of `dense_attention`: `20 * tanh(%s / 20)` for scores, and sinks, `cat([%s, %z], -1)`.
+Scores and weights may be in other dtypes than the operands: `softmax(%s, -1, dtype=float32)` of halves.
 """
 
 from dataclasses import dataclass, field
@@ -19,6 +20,15 @@ from torch import fx
 from sparsify.passes import dense_attention, sinks
 from sparsify.passes.base import Draft
 from sparsify.passes.canonicalize import remove_unused, sizes_of
+from sparsify.passes.casts import (
+    CONVERSIONS,
+    are_numbers,
+    in_dtype,
+    is_within,
+    keeps_values,
+    not_widened,
+    widest,
+)
 from sparsify.passes.einsum_products import spell_products
 from sparsify.passes.new_node import call
 from sparsify.passes.operators import (
@@ -89,33 +99,44 @@ def join(softmax: fx.Node) -> str:
             f"its weights are read by {readers}: attention is one product with values that alone reads them"
         )
     found = sinks.apart(softmax.args[0], is_cut)
-    scores = None if found is None else scores_of(found.scores, weights.dtype)
+    scores = None if found is None else scores_of(found.scores)
     if found is None or scores is None or (found.sinks is not None and scores.split is not None):
         return "it is not taken of a product of queries and keys, scaled, with masks added, that nothing else reads"
     product = path[-1]
     query, keys = scores.product.args[:2]
     value = product.args[1]
     operands = [
-        node for node in (query, keys, value) if isinstance(node, fx.Node) and tensor_value(node) is not None
+        not_widened(node)
+        for node in (query, keys, value)
+        if isinstance(node, fx.Node) and tensor_value(node) is not None
     ]
     if len(operands) < 3:
         return "queries, keys or values are no tensors of the graph"
+    beside = [*scores.masks, *([] if found.sinks is None else [found.sinks])]
+    dtype = widest([*operands, *beside, product])
+    if not is_within(weights.dtype, dtype):
+        return f"it is computed in {weights.dtype}, and its operands are in {dtype}"
     with product.graph.inserting_before(product):
-        operands[1] = turned_back(keys, weights.dim()) or turned(operands[1])
+        keys = operands[1]
+        operands[1] = not_widened(turned_back(keys, weights.dim()) or turned(keys))
         if scores.split is not None:
             operands = [split_first(operand, scores.split) for operand in operands]
-        named: dict[str, Any] = {"attn_mask": mask_of(scores), "scale": scores.scale * (scores.cap or 1.0)}
+        operands = [in_dtype(operand, dtype) for operand in operands]
+        mask, logits = (None if n is None else in_dtype(n, dtype) for n in (mask_of(scores), found.logits()))
+        named: dict[str, Any] = {"attn_mask": mask, "scale": scores.scale * (scores.cap or 1.0)}
         if rate:
             named["dropout_p"] = rate
         target: Any = aten.scaled_dot_product_attention.default
         if scores.cap is not None or found.sinks is not None:
             target = dense_attention.scaled_dot_product_attention
-            named |= {"softcap": scores.cap, "sinks": found.logits()}
+            named |= {"softcap": scores.cap, "sinks": logits}
         new = product.graph.call_function(target, tuple(operands), named)
-        new.meta = dict(product.meta)
+        whole = product.meta["val"]
+        new.meta = {**product.meta, "val": whole.to(dtype)}
         if scores.split is not None:
-            new.meta["val"] = split_value(product, scores.split)
+            new.meta["val"] = split_value(product, scores.split).to(dtype)
             new = call(aten.flatten.using_ints, new, 0, 1)
+        new = in_dtype(new, whole.dtype)
     product.replace_all_uses_with(new)
     for node in reversed(path):  # dropout among them: what is random stays where it is, read or not
         node.graph.erase_node(node)
@@ -171,20 +192,7 @@ def weighted_sum(softmax: fx.Node) -> tuple[list[fx.Node], float, bool]:
     return [], 0.0, False
 
 
-def keeps_values(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether a node is its operand in other memory."""
-    if operator_name(node) not in ("to", "_to_copy", "contiguous", "clone", "type_as", "alias", "expand"):
-        return False
-    before, after = tensor_value(operand), tensor_value(node)
-    return (
-        before is not None
-        and after is not None
-        and before.dtype == after.dtype
-        and tuple(map(str, before.shape)) == tuple(map(str, after.shape))
-    )
-
-
-def scores_of(first_node: fx.Node, dtype: torch.dtype) -> Scores | None:
+def scores_of(first_node: fx.Node) -> Scores | None:
     """What scores are made of, from the last step to the product of queries and keys."""
     found = Scores(first_node)
     joined: fx.Node | None = None
@@ -198,9 +206,7 @@ def scores_of(first_node: fx.Node, dtype: torch.dtype) -> Scores | None:
         first, second = (*node.args, None, None)[:2]
         if name in PRODUCTS:
             found.product = node
-            value = tensor_value(node)
-            is_whole = (joined is None) == (found.split is None)
-            return found if value is not None and value.dtype == dtype and is_whole else None
+            return found if (joined is None) == (found.split is None) else None
         if name in ("mul", "div") and isinstance(second, int | float):
             found.scale *= second if name == "mul" else 1 / second
             node = first
@@ -225,7 +231,7 @@ def scores_of(first_node: fx.Node, dtype: torch.dtype) -> Scores | None:
             joined, node = node, first
         elif name == "view" and joined is not None and found.split is None and _splits(first, node):
             found.split, found.grouped, node = node, len(found.masks), first
-        elif name in ("to", "contiguous", "clone", "alias", "_to_copy") and keeps_values(node, first):
+        elif keeps_values(node, first):
             node = first
         else:
             return None
@@ -250,15 +256,15 @@ def _is_repeated(mask: fx.Node, scores: fx.Node) -> bool:
 def _score_side(first: Any, second: Any, result: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The scores and the mask of a sum."""
     wanted = tensor_value(result)
-    # A sum or a view may be the mask's; what a product is behind at once is not.
-    for names in ((*PRODUCTS, "mul", "div", "masked_fill"), ("add", "view")):
+    # A sum, a view or a conversion may be the mask's; what a product is behind at once is not.
+    for names in ((*PRODUCTS, "mul", "div", "masked_fill"), ("add", "view"), CONVERSIONS):
         for scores, mask in ((first, second), (second, first)):
             value, added = tensor_value(scores), tensor_value(mask)
             if value is None or added is None or wanted is None:
                 continue
             is_whole = tuple(map(str, value.shape)) == tuple(map(str, wanted.shape))
             is_scores = operator_name(scores) in names and len(scores.users) == 1
-            if is_whole and is_scores and added.dtype == wanted.dtype:
+            if is_whole and is_scores and are_numbers(added.dtype, wanted.dtype):
                 return scores, mask
     return None
 

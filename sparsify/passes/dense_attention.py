@@ -27,8 +27,12 @@ def attention_weights(
         scale: of the scores, `width ** -0.5` by default.
         softcap: scores become `softcap * tanh(scores / softcap)`, before they are masked.
         sinks: a logit for each query, which takes its part of the weights, [.., queries].
+
+    Returns:
+        Weights of halves in float32, as kernels have them.
     """
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    scores = query.to(dtype) @ key.to(dtype).mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -36,9 +40,14 @@ def attention_weights(
     elif attn_mask is not None:
         scores = scores + attn_mask
     if sinks is not None:
-        return torch.softmax(torch.cat([scores, sinks[..., None]], -1), -1)[..., :-1]
+        return torch.softmax(torch.cat([scores, sinks[..., None].to(dtype)], -1), -1)[..., :-1]
     weights = torch.softmax(scores, -1)
     return weights.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
+
+
+def weighted_sums(weights: Tensor, value: Tensor) -> Tensor:
+    """Values of keys summed by the weights of each query, [.., queries, width], rounded once to the dtype of values."""
+    return (weights @ value.to(weights.dtype)).to(value.dtype)
 
 
 def scaled_dot_product_attention(
@@ -62,4 +71,4 @@ def scaled_dot_product_attention(
     Source: Gemma team, Gemma 2, 2024, section 2 (bounds); OpenAI, gpt-oss model card, 2025, section 2.1 (sinks).
     """
     weights = attention_weights(query, key, attn_mask, scale=scale, softcap=softcap, sinks=sinks)
-    return torch.dropout(weights, dropout_p, dropout_p > 0) @ value
+    return weighted_sums(torch.dropout(weights, dropout_p, dropout_p > 0), value)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from sparsify.compiler.einsum.threefry import KEPT_BITS, WORD_BITS, kept_bits
-from sparsify.passes.dense_attention import attention_weights
+from sparsify.passes.dense_attention import attention_weights, weighted_sums
 
 # Seeds are drawn below it: int32, as operands of wider entries would halve the lanes of a kernel.
 SEEDS: Final = 2**31 - 1
@@ -94,7 +94,8 @@ def dropped_attention(
     if enable_gqa:
         key, value = (part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value))
     weights = attention_weights(query, key, attn_mask, scale=scale, softcap=softcap, sinks=sinks)
-    return weights * is_kept(seed, weights.shape, dropout_p) * kept_factor(dropout_p) @ value
+    kept = is_kept(seed, weights.shape, dropout_p) * kept_factor(dropout_p)
+    return weighted_sums(weights * kept, value)
 
 
 def is_kept(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from sparsify.passes.casts import are_numbers, keeps_values
 from sparsify.passes.new_node import call
 from sparsify.passes.operators import argument, operator_name, tensor_value
 
@@ -42,18 +43,32 @@ def apart(node: Any, is_cut: bool) -> Apart | None:
     """
     if not isinstance(node, fx.Node) or len(node.users) != 1:
         return None
-    node = without_shift(node)
+    node = without_shift(converted(node))
     if not is_cut:
         return Apart(node)
+    node = converted(node)
     value = tensor_value(node)
     if operator_name(node) != "cat" or value is None or len(parts := node.args[0]) != 2:
         return None
     scores, sinks = parts
     beside = tensor_value(sinks)
     is_last = argument(node, 1, "dim", 0) in (-1, value.dim() - 1)
-    if not is_last or beside is None or str(beside.shape[-1]) != "1" or beside.dtype != value.dtype:
+    if (
+        not is_last
+        or beside is None
+        or str(beside.shape[-1]) != "1"
+        or not are_numbers(beside.dtype, value.dtype)
+    ):
         return None
     return Apart(scores, sinks) if len(scores.users) == 1 else None
+
+
+def converted(node: fx.Node) -> fx.Node:
+    """The numbers that a node alone converts to its dtype."""
+    source = node.args[0] if node.args else None
+    while isinstance(source, fx.Node) and keeps_values(node, source) and len(source.users) == 1:
+        node, source = source, source.args[0] if source.args else None
+    return node
 
 
 def without_shift(node: fx.Node) -> fx.Node:
