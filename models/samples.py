@@ -15,6 +15,8 @@ from sparsify.models.registry import Entry
 
 BATCH: Final = {"features": 256, "pixels": 64, "bags": 512, "tokens": 8, "images": 4}
 SEQ: Final = 128
+# Of longer texts there are fewer, down to one.
+TOKENS: Final = 1024
 # The share of pixels that are not 0, as in MNIST.
 DENSITY: Final = 0.19
 # Rows of a table that a bag names.
@@ -30,7 +32,7 @@ def sample(
     dataset: str = "random",
     data_root: Path | None = None,
 ) -> tuple[tuple[Tensor, ...], str]:
-    """The arguments of one pass, and what they are in words; `None` for usual sizes.
+    """The arguments of one pass, and what they are in words; `None` for usual sizes, of texts 8 x 128 or 1 x 4096.
 
     Raises:
         SparsifyError: the model has fewer positions than `seq`, or other features than the data set.
@@ -53,13 +55,13 @@ def sample(
             config: Any = model.config
             shape = (rows, config.num_channels, config.image_size, config.image_size)
             return (torch.randn(shape, generator=generator),), f"{rows} images of {shape[2]} x {shape[3]}"
-    return tokens(entry, model, rows, seq, generator)
+    return tokens(entry, model, batch, seq, generator)
 
 
 def tokens(
-    entry: Entry, model: nn.Module, rows: int, seq: int | None, generator: torch.Generator
+    entry: Entry, model: nn.Module, batch: int | None, seq: int | None, generator: torch.Generator
 ) -> tuple[tuple[Tensor, ...], str]:
-    """Random texts."""
+    """Random texts, without a batch as many as have 1024 tokens."""
     config: Any = model.config
     count = min(SEQ, config.max_position_embeddings) if seq is None else seq
     if count > config.max_position_embeddings:
@@ -67,8 +69,11 @@ def tokens(
             f"--seq {count}: {entry.name} has {config.max_position_embeddings} positions",
             f"positions={count} makes one with more",
         )
+    usual = max(1, min(BATCH["tokens"], TOKENS // count))
+    rows = usual if batch is None else batch
+    more = f" (--batch {BATCH['tokens']} for more)" if batch is None and rows < BATCH["tokens"] else ""
     drawn = torch.randint(0, config.vocab_size, (rows, count), generator=generator)
-    return (drawn,), f"{rows} x {count} tokens"
+    return (drawn,), f"{rows} x {count} tokens{more}"
 
 
 def bags(model: nn.Module, rows: int, generator: torch.Generator) -> tuple[tuple[Tensor, ...], str]:

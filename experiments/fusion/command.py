@@ -10,6 +10,7 @@ from typing import Any, Final
 from experiments.foundation import command
 from experiments.fusion import graph_attention, layers
 from experiments.fusion.attention import backward, blocked, dropped, one_head, sliding
+from experiments.fusion.bert import bert, bigbird
 from experiments.fusion.experts import experts, step
 from experiments.fusion.memory import peak
 from sparsify.bench.harness import Clock
@@ -42,6 +43,11 @@ CASES: Final[Mapping[str, command.Make]] = {
     },
     **{f"experts-{count}": partial(experts, count, ratio=1.3) for count in (8, 16, 64)},
     **{f"experts-step-{count}": partial(step, count, ratio=1.0) for count in (8, 64)},
+    **{
+        f"bert-{tokens}": partial(bert, tokens, sdpa_ratio=ratio)
+        for tokens, ratio in ((1024, 1.3), (4096, 3.0))
+    },
+    **{f"bigbird-{tokens}": partial(bigbird, tokens) for tokens in (1024, 4096)},
     "gatconv-arxiv": partial(graph_attention.layer, "arxiv", "GATConv", pyg_ratio=10.0),
     "gatv2conv-arxiv": partial(graph_attention.layer, "arxiv", "GATv2Conv"),
     "transformerconv-arxiv": partial(graph_attention.layer, "arxiv", "TransformerConv"),

@@ -22,6 +22,8 @@ from sparsify.storage.tensor import SparseTensor
 
 # One sample of a short call is the mean over so many calls that it takes about this long.
 SAMPLE_US = 1000.0
+# Calls that take longer than this need no others before them.
+LONG_US = 1e6
 Clock = Callable[[], int]
 
 
@@ -100,7 +102,10 @@ class Case:
 
 @dataclass(slots=True)
 class Times:
-    """The samples of one contender in microseconds, its first call and its error against float64."""
+    """The samples of one contender in microseconds, its first call and its error against float64.
+
+    Calls that take long are timed one by one, with nothing before them.
+    """
 
     name: str
     baseline: bool
@@ -108,6 +113,7 @@ class Times:
     first_us: float = 0.0
     error: float | None = None
     calls_a_sample: int = 1
+    is_long: bool = False
 
     @property
     def median_us(self) -> float:
@@ -246,13 +252,17 @@ def _first_call(
                 f"more than {case.tolerance:.3g}"
             )
     del found
-    took = min(_timed(contender, clock) for _ in range(3))
+    took = _timed(contender, clock)
+    times.is_long = took > LONG_US
+    if not times.is_long:
+        took = min(took, *(_timed(contender, clock) for _ in range(2)))
     times.calls_a_sample = max(1, round(SAMPLE_US / max(took, 0.1)))
 
 
 def _sample(contender: Contender, times: Times, clock: Clock) -> None:
-    """One more sample, after a call that warms the caches."""
-    contender.call()
+    """One more sample, after a call that warms the caches unless calls take long."""
+    if not times.is_long:
+        contender.call()
     if contender.before is nothing and times.calls_a_sample > 1:
         started = clock()
         for _ in range(times.calls_a_sample):

@@ -46,7 +46,10 @@ Dataset = Annotated[
     typer.Option(help="Of graph models: synthetic (default), cora, citeseer, pubmed or ogbn-arxiv; mnist."),
 ]
 Batch = Annotated[
-    int | None, typer.Option(help="Rows, texts or images of one pass of models without a graph.")
+    int | None,
+    typer.Option(
+        help="Rows, texts or images of one pass of models without a graph; texts: as many as have 1024 tokens."
+    ),
 ]
 Seq = Annotated[int | None, typer.Option("--seq", "--seq-len", help="Tokens of each text: 128 (default).")]
 

@@ -117,6 +117,8 @@ class TorchSparse(Product):
 
 # By the names of `compile: backends`.
 LIBRARIES: Final[dict[str, type[Product]]] = {"onednn": OneDnn, "torch_sparse": TorchSparse}
+# Those that multiply with dense weights.
+DENSE: Final = ("onednn",)
 SPOKEN: Final = {"onednn": "oneDNN", "torch_sparse": "torch's CSR"}
 
 

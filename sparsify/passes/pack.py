@@ -115,7 +115,7 @@ def choice(
     timed = try_tune(draft, region, name, formats, held)
     if timed is None:
         return None, expected
-    best = next(one for one in formats if str(one.format) == timed.format)
+    best = next((one for one in formats if str(one.format) == timed.format), formats[0])
     if held is not None and timed.us_of(str(held.format)) <= FAR * timed.us:
         best = held
     return timed, {name: best}

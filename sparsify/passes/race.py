@@ -18,6 +18,8 @@ FAR: Final = 3.0
 HOPELESS: Final = 1.5
 # Calls that take longer are not called twice: their data does not stay in the caches.
 LONG_NS: Final = 5_000_000
+# Where the fastest takes longer than this, those far behind stop after a turn, and turns end as soon as they agree.
+SLOW_US: Final = 50_000.0
 # How many turns must agree on a least time, and by what share they may differ.
 AGREEING: Final = 3
 APART: Final = 0.04
@@ -37,9 +39,11 @@ def race(calls: Sequence[Call], seconds: float) -> list[Least]:
         call()  # a first call packs weights and finds its way
     end = time.perf_counter() + seconds
     for turn in range(MOST_TURNS):
-        behind = HOPELESS if turn >= ALL_TURNS else FAR
-        hopeful = contenders(found, behind) if turn >= FIRST_TURNS else range(len(calls))
-        is_settled = turn >= ALL_TURNS and all(found[number].is_agreed for number in hopeful)
+        is_slow = turn and min(one.us for one in found) > SLOW_US
+        first_turns, all_turns = (1, AGREEING) if is_slow else (FIRST_TURNS, ALL_TURNS)
+        behind = HOPELESS if turn >= all_turns else FAR
+        hopeful = contenders(found, behind) if turn >= first_turns else range(len(calls))
+        is_settled = turn >= all_turns and all(found[number].is_agreed for number in hopeful)
         if turn and (is_settled or time.perf_counter() > end):
             break
         for number in hopeful:

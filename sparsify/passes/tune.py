@@ -6,23 +6,25 @@ Out: `Timed`: what each took on inputs like the example's, and so which is to ru
 The contenders are the calls that would run, each with all that it takes beside its product. They run in turns until
 three turns of each that may win agree on its least time, or `tune_seconds` are over. What was agreed on is kept beside
 the kernels for weights of this shape and density: another `apply` finds it, and layers that are alike share it.
+
+A weight that no format makes smaller stays dense whatever a format takes: dense products alone are timed for it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Final
 
 import torch
 
 from sparsify.compiler import calibrate
-from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.pack import Packing
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.passes import region as regions
-from sparsify.passes.backends import LIBRARIES, SPOKEN
+from sparsify.passes.backends import DENSE, LIBRARIES, SPOKEN
 from sparsify.passes.base import Draft
 from sparsify.passes.estimate import UNKNOWN_ROWS, extents_of
 from sparsify.passes.lift.matrix import Matrix
@@ -44,9 +46,9 @@ class Timed:
     """What was measured.
 
     Attributes:
-        format: the fastest, as text.
+        format: the fastest, as text; "" where dense products alone were timed.
         schedule: of its kernel.
-        us: of a call with it.
+        us: of a call with it; endless without one.
         dense_us: of the dense nodes, by torch.
         libraries: names of other libraries' products and their times.
         others: the other formats with their times.
@@ -81,7 +83,9 @@ class Timed:
         libraries = "".join(f", {SPOKEN[name]} {rounded(us)}" for name, us in self.libraries)
         others = "".join(f", {rounded(us)} us as {text}" for text, us in self.others)
         disturbed = "" if self.is_agreed else " (other work disturbed it)"
-        return f"timed {rounded(self.us)} us, torch's {rounded(self.dense_us)}{libraries}{others}{disturbed}"
+        dense = rounded(self.dense_us)
+        first = f"{rounded(self.us)} us, torch's {dense}" if self.format else f"torch's {dense} us"
+        return f"timed {first}{libraries}{others}{disturbed}"
 
 
 def rounded(us: float) -> str:
@@ -101,14 +105,20 @@ def tune(
     """
     if draft.options.tune_seconds == 0:
         return None
-    tried = [one for one in found if one.us <= SLOWER * found[0].us and one is not held][:MOST]
+    smaller = [one for one in found if one.is_smaller and one is not held]
+    tried = [one for one in smaller if one.us <= SLOWER * found[0].us][:MOST]
     tried += [held] if held is not None else []
-    trials = [packed(region, name, packing) for packing in tried]
-    sizes = rounded_sizes(draft, trials[0], found[0])
-    formats = [str(packing.format) for packing in tried]
     libraries = [library for library in LIBRARIES if draft.recipe.compile.allows(library)]
+    if not tried:
+        libraries = [library for library in libraries if library in DENSE]
+    if not tried and not libraries:
+        return None
+    trials = [packed(region, name, packing) for packing in tried]
+    like = trials[0] if trials else packed(region, name, found[0])
+    sizes = rounded_sizes(draft, like, found[0])
+    formats = [str(packing.format) for packing in tried]
     key = calibrate.key_of(draft.options)
-    question = f"fastest call of {formats} {libraries} {trials[0].program} {key}"
+    question = f"fastest call of {formats} {libraries} {like.program} {key}"
     answer = partial(timed, draft, region, trials, formats, libraries)
     return recall(question, sizes, answer, draft.options, lambda made: made.is_agreed)
 
@@ -144,18 +154,15 @@ def timed(
     """What the regions, torch and libraries take, in turns."""
     own = [trial(draft, one) for one in trials]
     compiled(own)
-    rivals = {name: made for name in libraries if (made := by_library(draft, trials[0], name)) is not None}
+    rivals = {name: made for name in libraries if (made := by_library(draft, region, name)) is not None}
     calls = [one.call for one in (*own, dense_trial(draft, region), *rivals.values())]
     with torch.no_grad():
         found = race(calls, draft.options.tune_seconds)
-    best = min(range(len(own)), key=lambda n: found[n].us)
-    kernel, sizes = own[best].kernel, own[best].sizes
-    assert kernel is not None, "regions without libraries have kernels"
-    assert sizes is not None, "and sizes"
+    best = min(range(len(own)), key=lambda n: found[n].us, default=None)
     return Timed(
-        formats[best],
-        schedule_of(kernel, sizes),
-        found[best].us,
+        "" if best is None else formats[best],
+        "" if best is None else schedule_of(own[best]),
+        inf if best is None else found[best].us,
         found[len(own)].us,
         tuple((name, found[len(own) + 1 + n].us) for n, name in enumerate(rivals)),
         tuple((formats[n], found[n].us) for n in range(len(own)) if n != best),
@@ -179,9 +186,10 @@ def by_library(draft: Draft, region: Region, name: str) -> Trial | None:
     return found
 
 
-def schedule_of(kernel: Kernel, sizes: Sizes) -> str:
+def schedule_of(own: Trial) -> str:
     """The schedules of the kernels as text."""
-    return "\n".join(str(step.variants.wanted(sizes)) for step in kernel.generated)
+    assert own.kernel is not None and own.sizes is not None, "regions without libraries have kernels"
+    return "\n".join(str(step.variants.wanted(own.sizes)) for step in own.kernel.generated)
 
 
 def try_tune(

@@ -1,6 +1,7 @@
 """Time and memory of two contenders in one process.
 
-In: two calls. Out: medians of interleaved runs, and the memory that one call takes on top.
+In: two calls. Out: medians of interleaved runs, and the memory that one call takes on top. Of calls that take long
+fewer runs make a median, and the memory is that of one call.
 """
 
 import ctypes
@@ -9,11 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 Call = Callable[[], Any]
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
+# Calls that take longer than this are not repeated for more than their median.
+LONG_MS: Final = 1000.0
+# Turns that make a median at least, and the multiple of the seconds given after which they are enough.
+FEWEST: Final = 3
+PATIENCE: Final = 5
 
 
 @dataclass(slots=True)
@@ -37,36 +43,56 @@ def once(call: Call) -> tuple[Any, float]:
 
 
 def interleave(
-    first: Call, second: Call, *, seconds: float = 4.0, least: int = 5, most: int = 50
+    first: Call,
+    second: Call,
+    *,
+    seconds: float = 4.0,
+    least: int = 5,
+    most: int = 50,
+    is_warm: bool = False,
+    told: Callable[[list[Timing]], None] = lambda _: None,
 ) -> list[Timing]:
     """The timings of both calls, run in turns after one warm call each.
 
     Args:
         first: a contender.
         second: the other.
-        seconds: after which no further turn starts, once `least` turns are done.
-        least: turns at least.
+        seconds: after which no further turn starts, once `least` turns are done; after five times as long three are
+            enough.
+        least: turns wanted.
         most: turns at most.
+        is_warm: whether both were called before.
+        told: is called with the timings so far after each turn.
     """
     timings = [Timing(), Timing()]
-    first()
-    second()
+    if not is_warm:
+        first()
+        second()
     started = time.perf_counter()
     for turn in range(most):
-        if turn >= least and time.perf_counter() - started > seconds:
+        spent = time.perf_counter() - started
+        if (turn >= least and spent > seconds) or (turn >= FEWEST and spent > PATIENCE * seconds):
             break
         for timing, call in zip(timings, (first, second), strict=True):
             timing.runs_ms.append(once(call)[1])
+        told(timings)
     return timings
 
 
 def peak_bytes(call: Call, repeats: int = 3) -> int | None:
     """How far one call raises the memory of the process; None where the system cannot tell.
 
-    The least of a few calls: memory that the allocator holds back differs from call to call.
+    The least of a few calls, of one that takes long: memory that the allocator holds back differs from call to call.
     """
-    found = [peak for peak in (peak_once(call) for _ in range(repeats)) if peak is not None]
-    return min(found) if len(found) == repeats else None
+    found: list[int] = []
+    for _ in range(repeats):
+        peak, took_ms = once(lambda: peak_once(call))
+        if peak is None:
+            return None
+        found.append(peak)
+        if took_ms > LONG_MS:
+            break
+    return min(found)
 
 
 def peak_once(call: Call) -> int | None:

@@ -5,7 +5,7 @@ In: the request of `bert`. Out: a `PrunedResult`: the model with its pruned weig
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -16,10 +16,14 @@ from sparsify.passes.prune import prune
 from sparsify.report import Report
 from sparsify.runner import measure
 from sparsify.runner.machine import machine
+from sparsify.runner.progress import Progress
 from sparsify.runner.pruned_result import PrunedResult
 from sparsify.runner.request import Request
 from sparsify.runner.result import Contender
 from sparsify.runner.subject import Subject, subject
+
+# Passes of which each region's time is a median; of long ones, one pass tells it.
+REPEATS: Final = 5
 
 
 def run_pruned(request: Request, seconds: float) -> PrunedResult:
@@ -30,20 +34,25 @@ def run_pruned(request: Request, seconds: float) -> PrunedResult:
     dense = prune(asked.model, request.recipe).eval()
     call = one_pass(dense, asked)
     expected, dense_first = measure.once(call)
+    progress = Progress(request.entry.name, asked.text, dense_first)
+    progress.begun()
     has_masks = any(rule.mask is not None for rule in request.recipe.rules)
     sparse, apply_ms = measure.once(
         lambda: apply(asked.model, request.recipe, asked.example, trainable=False, verify=False)
     )
+    progress.applied(apply_ms)
     sparse_call = one_pass(sparse, asked)
     found, sparse_first = measure.once(sparse_call)
     if has_masks:  # the dense model attends to everything: another result
         with torch.no_grad():
             expected = sparse.original(*asked.example)
     error, agrees = difference(expected, found, request.recipe.verify.rtol, request.recipe.verify.atol)
-    timings = measure.interleave(call, sparse_call, seconds=seconds)
+    del expected, found
+    peaks = [measure.peak_bytes(one) for one in (call, sparse_call)]
+    timings = measure.interleave(call, sparse_call, seconds=seconds, is_warm=True, told=progress.turn)
     timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
     with torch.no_grad():
-        sparse.measure(*asked.example)
+        sparse.measure(*asked.example, repeats=1 if timings[1].median_ms > measure.LONG_MS else REPEATS)
     return PrunedResult(
         model=request.entry.name,
         arguments=dict(request.arguments),
@@ -52,8 +61,8 @@ def run_pruned(request: Request, seconds: float) -> PrunedResult:
         weights=weights(asked.model, dense, request),
         masks=masks(sparse.report),
         seed=request.seed,
-        dense=Contender(None, timings[0], measure.peak_bytes(call)),
-        sparse=Contender(None, timings[1], measure.peak_bytes(sparse_call)),
+        dense=Contender(None, timings[0], peaks[0]),
+        sparse=Contender(None, timings[1], peaks[1]),
         largest_error=error,
         tolerance={"rtol": request.recipe.verify.rtol, "atol": request.recipe.verify.atol},
         agrees=agrees,

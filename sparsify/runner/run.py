@@ -59,7 +59,7 @@ def run(
         layers: those with the pattern, `0,2-5`; all when not given.
         batch, seq: rows and tokens of the input of a model that runs on no graph.
         retrain: train although there are weights in the cache.
-        seconds: how long to time both models, at least five turns.
+        seconds: how long to time both models; five turns, three where they take five times as long.
         quiet: show no progress on standard error.
         out: a folder for result.json, times.csv, report.txt and report.html.
 

@@ -44,6 +44,18 @@ def test_any_clock_counts():
     assert found.times["a"].calls_a_sample == 2
 
 
+def test_long_calls_have_no_others_before_them():
+    calls, now = [], [0]
+
+    def call():
+        calls.append(1)
+        now[0] += 3_000_000_000
+
+    found = harness.measure(case(Contender("a", call)), seconds=0.0, least=3, most=9, clock=lambda: now[0])
+    assert len(calls) == 1 + 1 + 3  # the first, how long one takes, samples
+    assert found.times["a"].runs_us == [3e6] * 3
+
+
 def test_a_wrong_result_is_not_timed():
     wrong = Contender("wrong", lambda: torch.ones(2))
     with pytest.raises(harness.WrongResultError, match=r"row: wrong differs from float64 by 0\.5"):

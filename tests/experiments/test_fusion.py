@@ -4,6 +4,7 @@ import pytest
 
 from experiments.foundation.command import table
 from experiments.fusion import command
+from sparsify import options
 from sparsify.bench.place import Place
 from sparsify.sparsification.patterns import bigbird
 
@@ -30,6 +31,17 @@ def test_row(name):
     row = command.run_row(name, TINY, quick=True)
     assert all(c["error"] is not None and c["median_us"] > 0 for c in row["contenders"])
     assert row["name"] in table([row])
+
+
+@pytest.mark.parametrize(
+    ("name", "checked"), [("bert-1024", [True, False, False]), ("bigbird-1024", [True] * 2)]
+)
+def test_whole_models(name, checked):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    with options.override(tune_seconds=0):
+        row = command.run_row(name, TINY, quick=True)
+    assert [contender["error"] is not None for contender in row["contenders"]] == checked
+    assert {target["baseline"] for target in row["targets"]} >= {"transformers' BigBird"}
 
 
 def test_only_ours_drops_what_is_known():

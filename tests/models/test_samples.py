@@ -1,5 +1,7 @@
 """Inputs of models that run on no graph."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -27,6 +29,23 @@ def test_bags_name_rows_of_every_table():
     assert text == "7 examples, 20 rows of each of 3 tables"
     again, _ = drawn("dlrm", {"rows": 30, "tables": 3, "columns": 4, "hidden": 8}, 7)
     assert torch.equal(again[1], indices)
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq", "shape", "text"),
+    [
+        (None, None, (8, 128), "8 x 128 tokens"),
+        (None, 64, (8, 64), "8 x 64 tokens"),
+        (None, 512, (2, 512), "2 x 512 tokens (--batch 8 for more)"),
+        (None, 4096, (1, 4096), "1 x 4096 tokens (--batch 8 for more)"),
+        (3, 512, (3, 512), "3 x 512 tokens"),
+    ],
+)
+def test_long_texts_are_few(batch, seq, shape, text):
+    config = SimpleNamespace(max_position_embeddings=4096, vocab_size=9)
+    (drawn,), found = sample(registry.find("bert"), SimpleNamespace(config=config), batch, seq, 0)
+    assert (tuple(drawn.shape), found) == (shape, text)
+    assert int(drawn.max()) < 9
 
 
 def test_images_of_a_data_set(monkeypatch):

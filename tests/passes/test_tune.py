@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from math import inf
 from typing import Any
 
 import pytest
@@ -111,6 +112,14 @@ def test_the_fastest_wins_and_the_hopeless_stop(monkeypatch):
     assert calls == [race.FIRST_TURNS, race.ALL_TURNS, 10]
 
 
+def test_slow_calls_stop_as_soon_as_they_agree(monkeypatch):
+    slow = 2 * race.SLOW_US
+    calls = times(monkeypatch, [slow], [4 * slow], [2 * slow])
+    found = race.race([partial(int, n) for n in range(3)], 10.0)
+    assert (found[0].us, found[0].is_agreed) == (slow, True)
+    assert calls == [race.AGREEING, 1, race.AGREEING]
+
+
 def test_first_calls_do_not_count():
     calls = []
 
@@ -146,6 +155,37 @@ def test_what_was_disturbed_is_timed_again_elsewhere(model, tmp_path, monkeypatc
         sparsify.apply(model, RECIPE, torch.randn(128, 96), verify=False)
     assert len(asked) == (1 if is_agreed else 2)
     assert asked[0] == ["onednn", "torch_sparse"]
+
+
+@pytest.mark.parametrize(("backends", "libraries"), [(None, ["onednn"]), (["own", "torch"], None)])
+def test_dense_products_alone_are_timed_for_weights_without_zeros(model, monkeypatch, backends, libraries):
+    asked = []
+
+    def found(draft: Any, region: Any, trials: Any, formats: Any, libraries: Any) -> Timed:
+        asked.append((trials, formats, libraries))
+        return Timed("", "", inf, 5.0, (("onednn", 3.0),))
+
+    monkeypatch.setattr(tune, "timed", found)
+    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_: answer())
+    full = nn.Sequential(nn.Linear(96, 128), nn.ReLU()).eval().requires_grad_(False)
+    x = torch.randn(128, 96)
+    recipe = RECIPE if backends is None else {**RECIPE, "compile": {"backends": backends}}
+    with options.override(tune_seconds=1.0):
+        sparse = sparsify.apply(full, recipe, x)
+    assert asked == ([] if libraries is None else [([], [], libraries)])
+    told = [*(note for entry in sparse.report.regions for note in entry.notes)]
+    told += [entry.reason for entry in sparse.report.dense]
+    assert len(told) == 1
+    assert ("timed torch's 5.0 us, oneDNN 3.0" in told[0]) == (libraries is not None)
+    torch.testing.assert_close(sparse(x), full(x), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_without_zeros_are_timed_for_real(tmp_path):
+    full = nn.Sequential(nn.Linear(96, 128), nn.ReLU()).eval().requires_grad_(False)
+    with options.override(tune_seconds=0.001, cache_dir=tmp_path):
+        report = sparsify.apply(full, RECIPE, torch.randn(16, 96)).report
+    told = [*(note for entry in report.regions for note in entry.notes), *(e.reason for e in report.dense)]
+    assert "timed torch's" in told[0] or not torch.backends.mkldnn.is_available()
 
 
 def test_small_work_is_timed(model, monkeypatch):

@@ -18,6 +18,37 @@ def test_least_turns_are_done_however_long_they_take():
     assert len(timings[0].runs_ms) == 3
 
 
+def test_three_turns_are_enough_where_they_take_long(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+
+    def call():
+        now[0] += 2.0
+
+    told = []
+    timings = measure.interleave(
+        call, call, seconds=1.0, is_warm=True, told=lambda t: told.append(len(t[1].runs_ms))
+    )
+    assert [len(timing.runs_ms) for timing in timings] == [3, 3]
+    assert told == [1, 2, 3]
+    assert len(measure.interleave(call, call, seconds=10.0)[0].runs_ms) == 5
+
+
+def test_warm_contenders_are_not_called_before():
+    calls = []
+    measure.interleave(lambda: calls.append("a"), lambda: calls.append("b"), most=2, is_warm=True)
+    assert calls == ["a", "b"] * 2
+
+
+@pytest.mark.parametrize(("long_ms", "count"), [(0.0, 1), (1e9, 3)])
+def test_the_memory_of_long_calls_is_that_of_one(monkeypatch, long_ms, count):
+    calls = []
+    monkeypatch.setattr(measure, "LONG_MS", long_ms)
+    monkeypatch.setattr(measure, "peak_once", lambda call: (call(), 5 - len(calls))[1])
+    assert measure.peak_bytes(lambda: calls.append(1)) == 5 - count
+    assert len(calls) == count
+
+
 def test_median_ignores_an_outlier():
     assert measure.Timing(0.0, [1.0, 100.0, 2.0]).median_ms == 2.0
 

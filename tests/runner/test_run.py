@@ -43,7 +43,7 @@ def test_every_model_is_verified(small, model):
     assert result.exit_status == 0
     assert result.largest_error < 1e-4
     assert result.dense.accuracy == result.sparse.accuracy
-    assert len(result.dense.timing.runs_ms) == len(result.sparse.timing.runs_ms) == 5
+    assert len(result.dense.timing.runs_ms) == len(result.sparse.timing.runs_ms) == 3
     assert result.report.regions
     assert all(entry.estimated_us > 0 and entry.measured_us > 0 for entry in result.report.regions)
     assert sum(result.kernels.values()) >= 1

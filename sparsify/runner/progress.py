@@ -1,0 +1,70 @@
+"""What a run does while it takes long, on standard error.
+
+In: `Progress("bert", "1 x 4096 tokens", 8000.0)`, with the milliseconds of a dense pass. Out: lines such as
+`bert: turn 2, dense 7.6 s, sparse 2 s`; none where passes are short or options say quiet.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sparsify.options import current
+from sparsify.runner.measure import FEWEST, LONG_MS, Timing
+
+# Dense passes beside those of the turns: the first, that under the pattern or for the memory, and about as long as
+# what is sparse takes.
+OTHERS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of a run.
+
+    Attributes:
+        model: its name.
+        inputs: of a pass, in words.
+        dense_ms: of a dense pass.
+    """
+
+    model: str
+    inputs: str
+    dense_ms: float
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a pass takes so long that somebody waits."""
+        return self.dense_ms > LONG_MS and not current().quiet
+
+    def begun(self) -> None:
+        """Says what a dense pass took, and about how long the run will take."""
+        expected = seconds((FEWEST + OTHERS) * self.dense_ms)
+        self.say(
+            f"a dense pass of {self.inputs} takes {seconds(self.dense_ms)}, the run about {expected} and the time of "
+            "making it sparse, which begins"
+        )
+
+    def applied(self, apply_ms: float) -> None:
+        """Says how long making the model sparse took."""
+        self.say(f"it is sparse after {seconds(apply_ms)}; passes are compared")
+
+    def turn(self, timings: Sequence[Timing]) -> None:
+        """Says what the last turn took."""
+        dense, sparse = (seconds(timing.runs_ms[-1]) for timing in timings)
+        self.say(f"turn {len(timings[0].runs_ms)}, dense {dense}, sparse {sparse}")
+
+    def say(self, text: str) -> None:
+        """One line."""
+        if self.is_told:
+            print(f"{self.model}: {text}", file=sys.stderr, flush=True)
+
+
+def seconds(milliseconds: float) -> str:
+    """A time in words.
+
+    >>> seconds(1234.0), seconds(89_000.0), seconds(95_000.0)
+    ('1.2 s', '89 s', '1.6 min')
+    """
+    if milliseconds >= 90_000:
+        return f"{milliseconds / 60_000:.1f} min"
+    return f"{milliseconds / 1000:.2g} s"

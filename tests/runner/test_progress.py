@@ -1,0 +1,32 @@
+"""What runs say while they take long."""
+
+import pytest
+
+from sparsify import options
+from sparsify.runner.measure import Timing
+from sparsify.runner.progress import Progress
+
+
+def told(capsys: pytest.CaptureFixture[str], dense_ms: float, quiet: bool) -> list[str]:
+    progress = Progress("bert", "1 x 4096 tokens", dense_ms)
+    with options.override(quiet=quiet):
+        progress.begun()
+        progress.applied(15_000.0)
+        progress.turn([Timing(0.0, [9_000.0, 8_000.0]), Timing(0.0, [2_100.0, 2_000.0])])
+    found = capsys.readouterr()
+    assert found.out == ""
+    return found.err.splitlines()
+
+
+def test_long_runs_say_what_they_do(capsys):
+    assert told(capsys, 8_000.0, quiet=False) == [
+        "bert: a dense pass of 1 x 4096 tokens takes 8 s, the run about 56 s and the time of making it sparse, which "
+        "begins",
+        "bert: it is sparse after 15 s; passes are compared",
+        "bert: turn 2, dense 8 s, sparse 2 s",
+    ]
+
+
+@pytest.mark.parametrize(("dense_ms", "quiet"), [(900.0, False), (8_000.0, True)])
+def test_short_and_quiet_runs_say_nothing(capsys, dense_ms, quiet):
+    assert told(capsys, dense_ms, quiet) == []
