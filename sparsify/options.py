@@ -35,8 +35,8 @@ class Options:
         compiler: path of the C++ compiler; `None`: the first of g++, clang++, c++.
         compiler_flags: added to the command line of the compiler.
         compiler_timeout: seconds that one compilation may take.
-        tune_seconds: for which candidates of a region are timed when a model is applied; 0: what is expected decides,
-            and nothing is measured.
+        tune_seconds: for which candidates of a region are timed when a model is applied, and all of its regions in 15
+            times as long; 0: what is expected decides, and nothing is measured.
         cache_dir: of compiled kernels; `None`: the user's cache directory.
         dump: stages whose result is written, of `STAGES`, or `all`.
         dump_dir: where to; `None`: standard error.

@@ -5,6 +5,7 @@ In: a model, a recipe and a call like those that will come. Out: a `Draft` whose
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import nn
@@ -14,8 +15,12 @@ from sparsify.errors import CaptureError, RecipeError
 from sparsify.passes import PASSES, base, calls, own_experts
 from sparsify.passes.base import Asked, Draft, Key, Notices, Stored
 from sparsify.passes.capture import Dynamic, capture
+from sparsify.passes.race import together
 from sparsify.recipe import Rule
 from sparsify.report import Report
+
+# For as many regions as this the seconds of each are spent; most races are over sooner.
+REGIONS: Final = 15
 
 
 def drafted(
@@ -48,7 +53,8 @@ def drafted(
         if asked.recipe.compile.threads is not None:
             current = replace(current, threads=asked.recipe.compile.threads)
         draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
-        return base.run(PASSES, draft)
+        with together(REGIONS * current.tune_seconds):
+            return base.run(PASSES, draft)
 
     found = made(asked)
     left = own_experts.left_over(found.graph, source) if asked.has_gates else []

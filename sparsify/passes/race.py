@@ -1,13 +1,18 @@
 """Calls timed in turns, until turns agree on the least time of each that may win.
 
-In: calls without arguments, seconds. Out: a `Least` for each.
+In: calls without arguments, seconds. Out: a `Least` for each. Within `together(seconds)` all races share their seconds:
+once these are over a race has one turn.
 """
 
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 from sparsify.compiler.least import Least
+from sparsify.options import current
 
 Call = Callable[[], Any]
 # Turns in which all contenders run, those that are not far behind, and only those that may still win, to a last turn.
@@ -25,6 +30,57 @@ AGREEING: Final = 3
 APART: Final = 0.04
 # By what share of another's time something must be faster to take its place.
 GAIN: Final = 0.03
+# Races that took longer than this together show a line.
+QUIET_SECONDS: Final = 2.0
+
+
+class Shared:
+    """Seconds that races share.
+
+    Attributes:
+        seconds: of all of them.
+        spent: by those that are over.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.spent = seconds, 0.0
+        self.is_shown = False
+
+    @property
+    def left(self) -> float:
+        """Those that are left."""
+        return max(0.0, self.seconds - self.spent)
+
+    def show(self) -> None:
+        """Shows on a terminal how far races are, if they take long; nothing runs beside them."""
+        if self.spent > QUIET_SECONDS and sys.stderr.isatty() and not current().quiet:
+            self.is_shown = True
+            print(
+                f"\rtiming what is fastest, {self.spent:.0f} s of at most {self.seconds:.0f}",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def clear(self) -> None:
+        """Takes away what was shown."""
+        if self.is_shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+_shared: ContextVar[Shared | None] = ContextVar("shared", default=None)
+
+
+@contextmanager
+def together(seconds: float) -> Iterator[None]:
+    """Within this context races take so many seconds together, beside the first turn of each."""
+    shared = Shared(seconds)
+    token = _shared.set(shared)
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+        shared.clear()
 
 
 def race(calls: Sequence[Call], seconds: float) -> list[Least]:
@@ -32,12 +88,15 @@ def race(calls: Sequence[Call], seconds: float) -> list[Least]:
 
     Args:
         calls: the contenders.
-        seconds: after which no further turn starts.
+        seconds: after which no further turn starts; sooner where those that races share are over.
     """
+    shared = _shared.get() or Shared(seconds)
+    shared.show()
     found = [Least(AGREEING, APART) for _ in calls]
     for call in calls:
         call()  # a first call packs weights and finds its way
-    end = time.perf_counter() + seconds
+    begun = time.perf_counter()
+    end = begun + min(seconds, shared.left)
     for turn in range(MOST_TURNS):
         is_slow = turn and min(one.us for one in found) > SLOW_US
         first_turns, all_turns = (1, AGREEING) if is_slow else (FIRST_TURNS, ALL_TURNS)
@@ -48,6 +107,7 @@ def race(calls: Sequence[Call], seconds: float) -> list[Least]:
             break
         for number in hopeful:
             found[number].add(once_us(calls[number]))
+    shared.spent += time.perf_counter() - begun
     return found
 
 

@@ -48,8 +48,8 @@ def run_pruned(request: Request, seconds: float) -> PrunedResult:
             expected = sparse.original(*asked.example)
     error, agrees = difference(expected, found, request.recipe.verify.rtol, request.recipe.verify.atol)
     del expected, found
-    peaks = [measure.peak_bytes(one) for one in (call, sparse_call)]
-    timings = measure.interleave(call, sparse_call, seconds=seconds, is_warm=True, told=progress.turn)
+    is_long = dense_first > measure.LONG_MS
+    timings = measure.interleave(call, sparse_call, seconds=seconds, is_warm=is_long, told=progress.turn)
     timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
     with torch.no_grad():
         sparse.measure(*asked.example, repeats=1 if timings[1].median_ms > measure.LONG_MS else REPEATS)
@@ -61,8 +61,8 @@ def run_pruned(request: Request, seconds: float) -> PrunedResult:
         weights=weights(asked.model, dense, request),
         masks=masks(sparse.report),
         seed=request.seed,
-        dense=Contender(None, timings[0], peaks[0]),
-        sparse=Contender(None, timings[1], peaks[1]),
+        dense=Contender(None, timings[0], measure.peak_bytes(call)),
+        sparse=Contender(None, timings[1], measure.peak_bytes(sparse_call)),
         largest_error=error,
         tolerance={"rtol": request.recipe.verify.rtol, "atol": request.recipe.verify.atol},
         agrees=agrees,

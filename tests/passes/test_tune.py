@@ -138,6 +138,38 @@ def test_turns_end_with_the_time(monkeypatch):
     assert (calls, found.is_agreed) == ([1], False)
 
 
+def test_races_share_their_seconds(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(race.time, "perf_counter", lambda: now[0])
+
+    def once(call: Any) -> float:
+        now[0] += 1.0
+        return 1.0 / now[0]  # never two alike
+
+    monkeypatch.setattr(race, "once_us", once)
+    turns = []
+    with race.together(7.5):
+        for _ in range(4):
+            begun = now[0]
+            race.race([partial(int, 0)], 4.5)
+            turns.append(now[0] - begun)
+    assert turns == [5.0, 3.0, 1.0, 1.0]
+    race.race([partial(int, 0)], 4.5)
+    assert now[0] == 10.0 + 5.0
+
+
+@pytest.mark.parametrize(
+    ("quiet", "shown"),
+    [(False, "\rtiming what is fastest, 0 s of at most 30\r\033[K"), (True, "")],
+)
+def test_long_races_show_a_line_on_a_terminal(monkeypatch, capsys, quiet, shown):
+    monkeypatch.setattr(race, "QUIET_SECONDS", -1.0)
+    monkeypatch.setattr(race.sys.stderr, "isatty", lambda: True, raising=False)
+    with options.override(quiet=quiet), race.together(30.0):
+        race.race([partial(int, 0)], 0.0)
+    assert capsys.readouterr().err == shown
+
+
 @pytest.mark.parametrize("is_agreed", [True, False])
 def test_what_was_disturbed_is_timed_again_elsewhere(model, tmp_path, monkeypatch, is_agreed):
     asked = []
