@@ -8,6 +8,7 @@ A fused chain moves operands and results alone, and both of its products run in 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 from math import prod
 from typing import Final
 
@@ -16,6 +17,8 @@ from sparsify.compiler.einsum.infer_format import infer_format
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.notation.lane import lane_bytes, lanes
+from sparsify.compiler.notation.nodes import Notation
+from sparsify.compiler.schedule.apply import apply
 from sparsify.compiler.schedule.chain_cost import chain_us
 from sparsify.compiler.schedule.cost import known_extents, statement_us, tensor_bytes
 from sparsify.compiler.schedule.entry_cost import EntryCost
@@ -24,7 +27,7 @@ from sparsify.compiler.schedule.product_cost import kernel_us
 from sparsify.compiler.schedule.row_chain import RowChain, row_chain
 from sparsify.compiler.schedule.row_ways import RowWay, row_ways
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.errors import UnsupportedProgramError
+from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.options import current
 from sparsify.runtime.threads import count
 
@@ -93,7 +96,7 @@ def fusion(program: Program, sizes: Sizes) -> Fusion | None:
     if chain is None:
         return None
     width, item_bytes = lanes(plain, target.vector_bytes(current())), lane_bytes(plain)
-    ways = row_ways(chain, width, item_bytes, sizes)
+    ways = _ways(plain, chain, width, item_bytes, sizes)
     if not ways:
         return None
     results = tuple(statement.target.tensor for statement in inferred.statements)
@@ -102,8 +105,21 @@ def fusion(program: Program, sizes: Sizes) -> Fusion | None:
     if chain.mask.name not in sizes.stored or not names <= extents.keys():
         return Fusion(chain, results)
     if ways[0].extra_us is None:
-        ways = row_ways(chain, width, item_bytes, replace(sizes, extents=extents))
+        ways = _ways(plain, chain, width, item_bytes, replace(sizes, extents=extents))
     return _priced(inferred, chain, results, extents, sizes.stored, ways, item_bytes)
+
+
+def _ways(plain: Notation, chain: RowChain, width: int, item_bytes: int, sizes: Sizes) -> tuple[RowWay, ...]:
+    """The ways to hold a row, from the best one on that the loops can become: plain ones are slower than no fusion."""
+
+    def is_refused(way: RowWay) -> bool:
+        try:
+            apply(plain, way.schedule)
+        except (ScheduleError, DiscordantError, UnsupportedProgramError):
+            return True
+        return False
+
+    return tuple(dropwhile(is_refused, row_ways(chain, width, item_bytes, sizes)))
 
 
 def _priced(

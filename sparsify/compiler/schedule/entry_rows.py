@@ -78,17 +78,16 @@ class EntryRows:
         return d.Parallel(self.around()[0], "dynamic")
 
     def splits(self) -> tuple[list[d.Directive], dict[str, tuple[str, str]]]:
-        """The loops along rows of results and along sums, and what makes them."""
+        """The loops along rows of results and along sums, and what makes them; what is along both is split for sums."""
         name = self.chain.fresh
         tail = tuple(self.lanes * count for count in (4, 2, 1))
         steps: list[d.Directive] = []
         made: dict[str, tuple[str, str]] = {}
-        for free in self.chain.lanes():
+        sums = dict.fromkeys(nest.inner for nest in self.chain.nests if nest.inner)
+        for free in dict.fromkeys((*self.chain.lanes(), *sums)):
             made[free] = outer, inner = name(f"{free}o"), name(f"{free}i")
-            steps.append(d.Split(free, outer, inner, ROW_VECTORS * self.lanes, tail))
-        for free in dict.fromkeys(nest.inner for nest in self.chain.nests if nest.inner):
-            made[free] = outer, inner = name(f"{free}o"), name(f"{free}i")
-            steps.append(d.Split(free, outer, inner, SUM_VECTORS * self.lanes, (self.lanes,)))
+            size, pieces = (SUM_VECTORS, (self.lanes,)) if free in sums else (ROW_VECTORS, tail)
+            steps.append(d.Split(free, outer, inner, size * self.lanes, pieces))
         return steps, made
 
 

@@ -9,17 +9,19 @@ import sparsify
 from sparsify import options
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.parse import parse
+from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.explain import explain_program
 from sparsify.compiler.fuse import fusion
+from sparsify.compiler.kernel import planned
 from sparsify.compiler.notation import printer
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.pipeline import chosen, compile_stages, plain_notation
-from sparsify.compiler.plan import steps
+from sparsify.compiler.plan import joined, steps
 from sparsify.compiler.schedule.apply import apply
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.row_chain import row_chain
 from sparsify.compiler.schedule.row_ways import row_ways
-from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.errors import ScheduleError
 from sparsify.storage.format import Format
 from tests.compiler.schedule.test_row_chain import CLOSE, QUICK, attention, normal, pattern
@@ -232,3 +234,75 @@ def test_chains_of_entries_alone_have_no_second_pass():
     text = "S[i,j] = A[i,j] * sum(k, Q[i,k] * K[j,k])\nP[i,j] = A[i,j] * relu(S[i,j])"
     found = sparsify.evaluate(text, A=A, Q=Q, K=K)
     torch.testing.assert_close(found.values(), (Q * K).sum(1).relu(), **CLOSE)
+
+
+# What is along a sum of scores is along a product, too: the gradient of keys, over the columns of a pattern.
+KEYS = """
+S[h,i,j] = where(stored(A[i,j]), sum(k, Q[h,i,k] * K[h,j,k]), 0)
+P[h,i,j] = exp(S[h,i,j] - m[h,i]) * stored(A[i,j])
+Y[h,i,k] += P[h,i,j] * K[h,j,k]"""
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+def test_products_along_what_scores_sum(vector_bytes):
+    drawn = torch.Generator().manual_seed(0)
+    allowed = torch.rand(40, 50, generator=drawn) < torch.linspace(0, 1, 40)[:, None]  # rows of all lengths
+    Q, K = (torch.randn(2, n, 36, generator=drawn) / 6 for n in (40, 50))
+    given = {
+        "A": sparsify.tensor(allowed.float(), "csr"),
+        "Q": Q,
+        "K": K,
+        "m": torch.rand(2, 40, generator=drawn),
+    }
+    with options.override(**QUICK, vector_bytes=vector_bytes):
+        program = evaluate_kernel(KEYS, "Y", **given).program
+        kernel = planned(program, joined(program))
+        found = kernel(*[given[name] for name in program.inputs])
+        (step,) = kernel.generated
+        stages = step.stages
+    assert "unroll pi in S" in str(stages.schedule) and not stages.refused
+    weights = torch.exp(Q @ K.mT - given["m"][..., None]) * allowed
+    torch.testing.assert_close(found, weights @ K, **CLOSE)
+
+
+def test_ways_that_loops_cannot_become_are_none(monkeypatch):
+    given = {"A": sparsify.tensor(torch.eye(9), "csr"), "Q": torch.ones(2, 9, 4), "K": torch.ones(2, 9, 4)}
+    given["m"] = torch.zeros(2, 9)
+    program = evaluate_kernel(KEYS, "Y", **given).program
+    (step,) = joined(program)
+    sizes = sizes_of(program, [given[name] for name in program.inputs])
+    found = fusion(step.program, sizes)
+    assert found is not None and found.ways
+
+    def refuse(*_):
+        raise ScheduleError("no loops are", "others")
+
+    monkeypatch.setattr("sparsify.compiler.fuse.apply", refuse)
+    assert fusion(step.program, sizes) is None
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 64])
+def test_strips_are_stored_in_whole_vectors(vector_bytes):
+    """What masks let through is not handed to the next load."""
+    text = """
+        m[i] max= where(stored(A[i,j]), A[i,j], -inf)
+        P[i,j] = exp(A[i,j] - m[i]) * stored(A[i,j])
+        d[i] += P[i,j]
+        Y[i,k] += P[i,j] * X[j,k] / d[i]"""
+    lengths = torch.arange(40)
+    allowed = (
+        torch.arange(40) < lengths[torch.randperm(40, generator=torch.Generator().manual_seed(0))][:, None]
+    )
+    scores = torch.where(allowed, torch.rand(40, 40) + 0.1, 0)
+    given = {"A": sparsify.tensor(scores, "csr"), "X": torch.rand(40, 16)}
+    with options.override(**QUICK, vector_bytes=vector_bytes):
+        program = evaluate_kernel(text, "Y", **given).program
+        kernel = planned(program, joined(program))
+        found = kernel(*[given[name] for name in program.inputs])
+        (step,) = kernel.generated
+        loops = str(step.stages.loops)
+    assert f"P: float32[A2_longest + {vector_bytes // 4 - 1}]" in loops, loops
+    assert "store_part" not in step.stages.cpp
+    wanted = torch.softmax(scores.masked_fill(~allowed, -torch.inf), 1).nan_to_num()
+    rows = allowed.any(1)
+    torch.testing.assert_close(found[rows], (wanted @ given["X"])[rows], **CLOSE)

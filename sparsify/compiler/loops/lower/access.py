@@ -131,5 +131,9 @@ def store(low: Lowering, access: Access, value: loops.Expr, env: Environment) ->
     if env.lane is None or position.is_uniform:
         return loops.Store(buffer, position.start, value)
     if position.vector is None and position.step == ONE:
-        return loops.Store(buffer, position.start, value, lanes_in_use(low, access, env))
+        memory = low.memory.get(access.tensor)
+        is_whole = memory is not None and temporaries.is_strip(memory) and env.lane.bits is None
+        return loops.Store(
+            buffer, position.start, value, None if is_whole else lanes_in_use(low, access, env)
+        )
     return loops.Scatter(buffer, position.as_vector(env.lane.lanes), value, lanes_in_use(low, access, env))

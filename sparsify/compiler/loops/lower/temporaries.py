@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Const, Expr, Index
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, minus, plus, product
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, minus, plus, product
 from sparsify.compiler.loops.lower import hubs, marked, workspace
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register, scalar
 from sparsify.compiler.loops.lower.levels import first_below, is_located, level_variable, place_of
@@ -160,7 +160,10 @@ def _allocate(low: Lowering, temporary: notation.Temporary) -> None:
     if temporary.name not in low.memory:
         low.memory[temporary.name] = temporary
         # Inside a parallel loop every temporary is private: its `let` runs once an iteration.
-        low.setups[-1].append(loops.Allocate(temporary.name, temporary.dtype, _count(low, temporary)))
+        count = _count(low, temporary)
+        if is_strip(temporary):
+            count = plus(count, integer(low.lanes - 1))
+        low.setups[-1].append(loops.Allocate(temporary.name, temporary.dtype, count))
 
 
 def _count(low: Lowering, temporary: notation.Temporary) -> loops.Expr:
@@ -185,6 +188,15 @@ def has_room(low: Lowering, name: str, index: str, lanes: int) -> bool:
     ):
         return False
     return all(size % lanes == 0 for size in (split.size, *split.tail))
+
+
+def is_strip(temporary: notation.Temporary) -> bool:
+    """Whether a temporary has the stored positions of one segment and nothing else.
+
+    Behind them there is room for a whole vector. A processor hands what it has just stored to the next load of it, but
+    not what masks let through: the last vector of a segment is stored without one.
+    """
+    return temporary.pattern_of is not None and len(temporary.indices) == 1 and not is_whole(temporary)
 
 
 def position(low: Lowering, temporary: notation.Temporary, access: Access, env: Environment) -> Coordinate:
