@@ -32,6 +32,7 @@ from sparsify.passes.casts import (
 from sparsify.passes.einsum_products import spell_products
 from sparsify.passes.new_node import call
 from sparsify.passes.operators import (
+    COPIES,
     argument,
     is_dropout,
     is_inactive_dropout,
@@ -74,6 +75,7 @@ def attention(draft: Draft) -> Draft:
         for node in list(draft.graph.nodes):
             if operator_name(node) == "softmax":
                 spell_products(node)
+                spell_sum(node)
                 node.meta["no_attention"] = join(node)
         remove_unused(draft.graph)
         modules = dict(draft.model.named_modules())  # a graph of Dynamo's has none of those that it names
@@ -85,6 +87,24 @@ def attention(draft: Draft) -> Draft:
             if own is not None:
                 node.meta["own_pattern"] = own
     return draft
+
+
+def spell_sum(softmax: fx.Node) -> None:
+    """`softmax(baddbmm(m, q, k, beta, alpha)) -> softmax(alpha * bmm(q, k) + beta * m)`."""
+    node = softmax.args[0]
+    while isinstance(node, fx.Node) and operator_name(node) in COPIES:
+        node = node.args[0]
+    if not isinstance(node, fx.Node) or operator_name(node) != "baddbmm":
+        return
+    mask, query, keys = node.args[:3]
+    with node.graph.inserting_before(node):
+        total = call(aten.bmm.default, query, keys)
+        if (alpha := argument(node, 4, "alpha", 1)) != 1:
+            total = call(aten.mul.Tensor, total, alpha)
+        if (beta := argument(node, 3, "beta", 1)) != 0:
+            total = call(aten.add.Tensor, total, mask if beta == 1 else call(aten.mul.Tensor, mask, beta))
+    node.replace_all_uses_with(total)
+    node.graph.erase_node(node)
 
 
 def join(softmax: fx.Node) -> str:

@@ -175,6 +175,11 @@ def is_ours(value: Any) -> bool:
     return isinstance(value, SparseTensor)
 
 
+def as_torch(value: Any) -> Any:
+    """A sparse tensor of this package as torch's, which the code of models knows; anything else as it is."""
+    return value.to_torch() if is_ours(value) else value
+
+
 def is_sparse(value: Any) -> bool:
     """Whether `value` is a sparse matrix of torch or of this package."""
     return isinstance(value, SparseTensor) or (

@@ -19,7 +19,15 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
-from sparsify.passes import calls, own_caches, own_experts, own_patterns, own_relations, sparse_inputs
+from sparsify.passes import (
+    calls,
+    own_caches,
+    own_experts,
+    own_hints,
+    own_patterns,
+    own_relations,
+    sparse_inputs,
+)
 from sparsify.passes.canonicalize import canonicalize
 from sparsify.passes.inline import inline_blocks
 
@@ -194,7 +202,7 @@ def named_dimensions(spec: Any) -> dict[int, Any] | None:
 def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: bool) -> ExportedProgram:
     """The exported program; with `retry` once more with fixed shapes when dynamic ones fail."""
     try:
-        with quietly(), own_relations.unasked():
+        with quietly(), own_relations.unasked(), own_hints.unasked():
             return torch.export.export(flat, tensors, dynamic_shapes=(tuple(spec),), strict=False)
     except CaptureError:
         raise

@@ -38,6 +38,11 @@ class Captures:
         """A further variant."""
         self.known.append((like, variant))
 
+    def forget(self) -> None:
+        """No captures any more, as if none had been made."""
+        self.known.clear()
+        self.refused.clear()
+
     def fitting(self, like: Likeness, shapes: tuple[Any, ...]) -> Variant | None:
         """The first variant for such calls with tensors of these shapes."""
         return next(

@@ -14,6 +14,7 @@ from sparsify.errors import VerificationError
 from sparsify.passes.base import Draft
 from sparsify.passes.call_region import call_region
 from sparsify.passes.lift.fragment import HALVES
+from sparsify.passes.own_hints import unpacked_texts
 from sparsify.passes.region_call import RegionCall
 from sparsify.recipe import Verify
 
@@ -55,7 +56,7 @@ def compare(
         with SameDraws():  # type: ignore[no-untyped-call]
             found = sparse()  # first: the dense model repeats what the kernels of a captured call draw
         torch.manual_seed(0)
-        with SameDraws():  # type: ignore[no-untyped-call]
+        with SameDraws(), unpacked_texts():  # type: ignore[no-untyped-call]
             expected = dense()
     largest = 0.0
     for name, want, have in pairs(expected, found):

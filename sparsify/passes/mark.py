@@ -22,7 +22,7 @@ from sparsify.recipe import FormatSpec, Recipe, Rule
 from sparsify.recipe.source import nearest
 from sparsify.report import RuleEntry
 from sparsify.sparsification import patterns
-from sparsify.sparsification.mask_spec import MaskSpec
+from sparsify.sparsification.mask_spec import HEADED, MaskSpec
 from sparsify.storage.recipe_format import recipe_format
 
 KINDS = ("param", "input", "node", "scope", "op")
@@ -261,6 +261,8 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
     text = format_text(recipe, rule)
     require_own_pattern(recipe, rule, candidate)
     mask = mask_spec(recipe, rule) if rule.mask is not None else None
+    if mask is not None and mask.heads is not None:
+        require_heads(recipe, rule, candidate, mask.heads)
     role = rule.role or ("attention_mask" if mask is not None else inferred_role(candidate))
     candidate.node.meta["sparse"] = Mark(
         label,
@@ -300,6 +302,16 @@ def require_own_pattern(recipe: Recipe, rule: Rule, candidate: Candidate) -> Non
         raise rule_error(recipe, rule, reason)
 
 
+def require_heads(recipe: Recipe, rule: Rule, candidate: Candidate, heads: int) -> None:
+    """Raises where a pattern is for another number of heads than attention has."""
+    query = operators.tensor_value(operators.argument(candidate.node, 0, "query"))
+    assert query is not None, "attention is of tensors"
+    found = str(query.shape[-3]) if query.dim() > HEADED else "no mode of"
+    if found != str(heads):
+        reason = f"mask: a pattern for each of {heads} heads, and {candidate} has {found} heads; one for all has none"
+        raise rule_error(recipe, rule, reason)
+
+
 def mask_spec(recipe: Recipe, rule: Rule) -> MaskSpec:
     """The pattern of a rule, its numbers checked for a few tokens; draws follow the recipe's seed."""
     assert rule.mask is not None, "rules that mask say how"
@@ -311,8 +323,7 @@ def mask_spec(recipe: Recipe, rule: Rule) -> MaskSpec:
         if "seed" in signature(patterns.KINDS[rule.mask.kind]).parameters:
             known.setdefault("seed", recipe.seed or 0)
         spec = MaskSpec.of(rule.mask.kind, known)
-        if rule.mask.kind != "from_file":
-            spec.mask(1, 1)
+        spec.example()
     except (SparsifyError, TypeError) as error:
         raise rule_error(recipe, rule, f"mask: {error}") from error
     return spec

@@ -121,7 +121,7 @@ def put_in(node: fx.Node, spec: MaskSpec, *, is_reference: bool = False) -> None
     if isinstance(mask, fx.Node) and not is_reference:
         spec, mask = without_needless(mask, spec, node)
     group = 1
-    if dict(spec.arguments).get("heads") is None:
+    if spec.heads is None:
         group = grouped_heads(given)
     else:
         with node.graph.inserting_before(node):
@@ -280,7 +280,7 @@ def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any]) -> fx.No
         node = user.graph.call_function(attention_mask, (spec.kind, spec.arguments, *extents))
     query = tensor_value(argument(user, 0, "query"))
     assert query is not None, "attention is of tensors"
-    heads = dict(spec.arguments).get("heads")
+    heads = spec.heads
     shape = [extent.meta["val"] if isinstance(extent, fx.Node) else extent for extent in extents]
     dtype = torch.float32 if spec.is_weighted else torch.bool
     node.meta["val"] = query.new_empty(shape if heads is None else [heads, *shape], dtype=dtype)

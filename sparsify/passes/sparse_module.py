@@ -23,7 +23,7 @@ from sparsify.passes.check import compare
 from sparsify.passes.drafted import drafted
 from sparsify.passes.eager import eager
 from sparsify.passes.memory import Memory
-from sparsify.passes.no_graph import fail_without_graph
+from sparsify.passes.no_graph import fail_after, fail_without_graph
 from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.quick import Quick
 from sparsify.passes.shell import fill_shell, in_modes, modes, share_again
@@ -95,11 +95,6 @@ class SparseModule(TracedModule):
                 delattr(kind, name)
         return code
 
-    @property
-    def variants(self) -> list[Variant]:
-        """All variants in the order in which they were captured."""
-        return list(self._captures)
-
     def train(self, mode: bool = True) -> "SparseModule":
         """Sets the mode; `.graph` becomes the variant of that mode, captured now when the examples still live."""
         super().train(mode)
@@ -120,11 +115,6 @@ class SparseModule(TracedModule):
         elif known is not None:
             self.show(known)
         return self
-
-    def show(self, variant: Variant) -> None:
-        """Makes a variant the one that `.graph` and `.report` are about."""
-        self._graph = variant.captured.graph
-        object.__setattr__(self, "report", variant.report)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result, by the variant that fits the call."""
@@ -178,13 +168,15 @@ class SparseModule(TracedModule):
     def variant_for(self, call: calls.Call, tensors: list[torch.Tensor]) -> Variant | None:
         """The variant that fits a call, captured now when there is none.
 
-        None when the source model has to run.
+        None when the source model has to run; what it must not run without raises.
         """
         like = (modes(self), call.shape)
         variant = self._captures.fitting(like, tuple(tensor.shape for tensor in tensors))
         if variant is not None or like in self._captures.refused:
             return variant
         if len(self._captures) >= MAX_CAPTURES:
+            if self._asked.has_masks:
+                fail_after(MAX_CAPTURES)
             self._notices.warn(
                 f"more than {MAX_CAPTURES} captures; the source model runs for calls that fit none of them"
             )
@@ -250,7 +242,7 @@ class SparseModule(TracedModule):
 
     def run_source(self, call: calls.Call) -> Any:
         """What the source model computes for a call, without the patterns of rules."""
-        values = [v.to_torch() if calls.is_ours(v) else own_caches.fresh(v) for v in call.values]
+        values = [own_caches.fresh(calls.as_torch(value)) for value in call.values]
         args, kwargs = calls.arguments_of(pytree.tree_unflatten(values, call.spec), self._signature)
         with in_modes(self._source, self), self._weights.dense():
             return self._source(*args, **kwargs)
@@ -311,7 +303,7 @@ class SparseModule(TracedModule):
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The source model's own result, under the patterns that rules put into its attention, and as kernels draw.
 
-        What kernels draw is known of calls that were captured; this captures none for its sake.
+        Our sparse tensors are torch's for it. What kernels draw is known of calls that were captured; no other is.
 
         Raises:
             CaptureError: there are patterns, and no graph to put them into.
@@ -324,12 +316,12 @@ class SparseModule(TracedModule):
             if not self._asked.has_masks:
                 variant = self._captures.fitting(like, tuple(tensor.shape for tensor in tensors))
             elif (variant := self.variant_for(call, tensors)) is None:
-                why = self._captures.refused.get(like, "no captured graph fits the call")
-                name = type(self._source).__name__
+                name, why = type(self._source).__name__, self._captures.refused[like]
                 raise CaptureError(f"{name} cannot run with the masks of its recipe: {why}")
         with in_modes(self._source, self), self._weights.dense():
             if variant is None or variant.masked is None:
-                return self._source(*args, **kwargs)
+                named = {name: calls.as_torch(value) for name, value in kwargs.items()}
+                return self._source(*map(calls.as_torch, args), **named)
             return variant.masked_result(self._source, tensors)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -371,11 +363,18 @@ class SparseModule(TracedModule):
         share_again(self, self._source)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "SparseModule":
-        """Conversions such as `.double()` convert the source model, whose parameters these are."""
+        """Conversions such as `.double()` convert the source model, whose parameters these are.
+
+        Graphs are for the dtypes that were captured: those of others are forgotten.
+        """
+        before = [parameter.dtype for parameter in self.parameters()]
         self._weights.convert(fn, recurse)
         share_again(self, self._source)
         for name in {name for variant in self.variants for name in variant.captured.constants}:
             self._buffers[name] = fn(self._buffers[name])
+        if before != [parameter.dtype for parameter in self.parameters()]:
+            self._captures.forget()
+            self._quick.variants.clear()
         return self
 
     def __reduce__(self) -> Any:

@@ -17,6 +17,7 @@ from sparsify.passes.captures import Captures
 from sparsify.passes.no_graph import fail_without_graph
 from sparsify.passes.shell import modes
 from sparsify.passes.variant import Variant
+from sparsify.report import Report
 
 
 class TracedModule(fx.GraphModule):
@@ -25,6 +26,7 @@ class TracedModule(fx.GraphModule):
     _taking: traced_calls.Parameters
     _asked: Asked
     _captures: Captures
+    report: Report
 
     @abstractmethod
     def finish(self, variant: Variant, tensors: Sequence[torch.Tensor]) -> Any:
@@ -33,6 +35,16 @@ class TracedModule(fx.GraphModule):
     @abstractmethod
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The source model's own result."""
+
+    @property
+    def variants(self) -> list[Variant]:
+        """All variants in the order in which they were captured."""
+        return list(self._captures)
+
+    def show(self, variant: Variant) -> None:
+        """Makes a variant the one that `.graph` and `.report` are about."""
+        self._graph = variant.captured.graph
+        object.__setattr__(self, "report", variant.report)
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result while tracing: of the variant that fits, and of none outside of the trace."""

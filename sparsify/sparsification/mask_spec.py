@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -16,6 +16,9 @@ from sparsify.storage.tensor import SparseTensor
 
 # Masks of so many kinds and lengths are kept.
 REMEMBERED = 16
+FILE: Final = "from_file"
+# The modes of a mask with heads.
+HEADED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,15 @@ class MaskSpec:
         """Whether the mask holds what is added to scores, in place of truth values."""
         return self.kind == "block_sparse"
 
+    @property
+    def heads(self) -> int | None:
+        """How many heads have a mask each; None for one mask of all."""
+        if self.kind == FILE:
+            shape = self.example().shape
+            return shape[0] if len(shape) == HEADED else None
+        found: int | None = dict(self.arguments).get("heads")
+        return found
+
     @staticmethod
     def of(kind: str, arguments: Mapping[str, Any]) -> "MaskSpec":
         """The pattern with these keyword arguments."""
@@ -62,13 +74,21 @@ class MaskSpec:
             return self
         return MaskSpec.of(self.kind, {**dict(self.arguments), "causal": True})
 
+    def example(self) -> SparseTensor:
+        """A mask of the pattern: for one token, or as many as the arguments name; that of a file as it is."""
+        if self.kind == FILE:
+            return _mask(self, None, None)
+        tokens = dict(self.arguments).get("global_")
+        length = 1 + max(tokens, default=0) if isinstance(tokens, tuple) else 1
+        return self.mask(length, length)
+
     def mask(self, rows: int, columns: int) -> SparseTensor:
         """The pattern for so many queries and keys; equal ones are one object."""
         return _mask(self, rows, columns)
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _mask(spec: MaskSpec, rows: int, columns: int) -> SparseTensor:
-    """The pattern, from memory where it was made before."""
+def _mask(spec: MaskSpec, rows: int | None, columns: int | None) -> SparseTensor:
+    """The pattern, from memory where it was made before; without lengths that of a file as it is."""
     with torch.inference_mode(False):  # what is remembered may be asked for in any mode later
-        return patterns.KINDS[spec.kind](rows, columns, **dict(spec.arguments))
+        return patterns.KINDS[spec.kind](rows=rows, columns=columns, **dict(spec.arguments))

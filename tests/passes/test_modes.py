@@ -124,6 +124,29 @@ def test_conversions_take_the_source_model_along():
     torch.testing.assert_close(sparse(x, edge_index), model(x, edge_index), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_graphs_are_for_the_dtypes_of_parameters(dtype):
+    class Embedded(nn.Module):
+        """A call says nothing of the dtype of its weights."""
+
+        def __init__(self):
+            super().__init__()
+            self.rows = nn.Embedding(10, 7)
+
+        def forward(self, nodes, edge_index):
+            rows = self.rows(nodes)
+            return torch.zeros_like(rows).index_add(0, edge_index[1], rows[edge_index[0]])
+
+    nodes, edges = torch.arange(10), torch.randint(0, 10, (2, 30))
+    sparse = apply(Embedded().eval(), MESSAGES, (nodes, edges))
+    whole = sparse(nodes, edges)
+    found = sparse.to(dtype)(nodes, edges)
+    assert found.dtype == dtype
+    limit = 1e-5 if dtype == torch.float64 else 0.05  # eight bits of each number
+    torch.testing.assert_close(found.float(), whole, rtol=limit, atol=limit)
+    assert len(sparse.variants) == 1
+
+
 def test_states_are_assigned_to_both():
     model = TwoLayers(HandWritten).eval()
     sparse = apply(model, MESSAGES, graph())

@@ -48,7 +48,7 @@ def attention_region(node: fx.Node) -> Region | str:
     outer = OUTER[-(result.dim() - 2) :] if result.dim() > 2 else ()
     (key, has_one_key), (value, has_one_value) = own_keys(key), own_keys(value)
     keys, values = (outer[:-1] if has_one else outer for has_one in (has_one_key, has_one_value))
-    mask = PatternOperand(f"M_{node.name}", match.spec, match.extents, match.spec.mask(1, 1).format)
+    mask = PatternOperand(f"M_{node.name}", match.spec, match.extents, match.spec.example().format)
     names = {query.name: "Q", key.name: "K", value.name: "V", mask.name: "M"}
     operands: dict[str, Any] = {query.name: query, key.name: key, value.name: value, mask.name: mask}
     dtype = DTYPES[result.dtype]
@@ -164,7 +164,7 @@ def program_text(
     q, k, v = (f"{name}[{','.join(indices)}]" for name, indices in read.items())
     at = "".join(f"{name}," for name in read["Q"][:-2])
     score, bounded = f"{scale!r} * sum(k, {q} * {k})", ""
-    head = "h," if dict(spec.arguments).get("heads") is not None else ""
+    head = "h," if spec.heads is not None else ""
     mask = f"M[{head}i,j]"
     if cap is not None:
         # A statement by itself: gradients read the tangents that it gives.

@@ -106,7 +106,7 @@ class PatternOperand:
     @property
     def shape(self) -> tuple[Any, ...]:
         """The extents of all modes, heads included."""
-        heads = dict(self.spec.arguments).get("heads")
+        heads = self.spec.heads
         return self.extents if heads is None else (heads, *self.extents)
 
     @property
