@@ -10,6 +10,7 @@ are products of dense tiles: rows of a tile times vectors of columns are sums in
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf, prod
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access
@@ -35,6 +36,9 @@ ADDING_ROWS: Final = 32
 # Chunks of rows a thread, equal by what they store. A row of blocks cannot be cut: in more chunks, a long one comes
 # last and alone.
 SHARES: Final = 4
+# Bytes of a copy that each thread makes for itself rather than a part of one for all: what another core has written
+# comes slower than it is turned, and the more so from another cache of the third level.
+OWN_BYTES: Final = 1 << 19
 # A square tile of a product, in rows and vectors, for many registers: each of 8 operands serves 4 of its 16 sums.
 SQUARE: Final = 4
 
@@ -186,20 +190,23 @@ class Strips:
 
     def _together(self, copy: d.Pack, loops: "Loops") -> list[d.Directive]:
         """A copy that is for the rows of all threads is made by all of them, who share what is listed."""
-        if not self.chain.shares_rows(self.sizes):
+        if not self.chain.shares_rows(self.sizes) or copy.scope == "thread":
             return []
         return [d.Parallel(loops.listed, nest=copy.temporary)]
 
     def _copy(self, name: str, access: Access, indices: tuple[str, ...], reader: str) -> d.Pack:
         """A copy of an operand in the innermost loop around the rows that it depends on.
 
-        It is for its reader alone where others read the operand, as products of rows with rows of columns do.
+        Each thread makes its own where it is small. It is for its reader alone where others read the operand, as
+        products of rows with rows of columns do.
         """
         chain, found = self.chain, index_names(access)
         at = next((loop for loop in reversed(chain.around(self.sizes)) if loop in found), "")
         copied = [part.tensor for n in chain.nests for part in (n.turned, n.panel) if part is not None]
         is_shared = chain.adds_to_columns or copied.count(access.tensor) > 1
-        scope = "thread" if at else "memory"
+        extents = [self.sizes.extents.get(name, inf) for name in found if name not in chain.leading]
+        is_for_all = (not at or chain.shares_rows(self.sizes)) and prod(extents) * self.item_bytes > OWN_BYTES
+        scope = "memory" if is_for_all else "thread"
         return d.Pack(chain.fresh(name), access.tensor, indices, at, scope, reader if is_shared else "")
 
 

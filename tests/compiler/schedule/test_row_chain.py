@@ -109,8 +109,17 @@ def test_threads_share_the_rows_of_few_heads(form, block, vector_bytes):
     schedule = str(kernel.generated[0].stages.schedule)
     shared = {16: "parallel io dynamic M chunks 4", 1: "parallel i dynamic M"}[block]
     assert schedule.endswith(shared.replace(" M chunks 4", "") if of_heads else shared)
-    for copy in ("turned_K", "panels_V"):  # of which there are as many parts as tiles of columns
-        assert (f"parallel jo in {copy} static" in schedule) == (block > 1)
+    assert schedule.count("at h in thread; ") == (
+        2 if block > 1 else 0
+    )  # small copies: of turned_K and panels_V
+    if block > 1:
+        assert "parallel jo in" not in schedule
+        others = schedule.replace("at h in thread; ", "at h in memory; ")
+        for copy in ("turned_K", "panels_V"):
+            others += f"; parallel jo in {copy} static"
+        with options.override(**quick, threads=2, vector_bytes=vector_bytes):
+            again = sparsify.evaluate(text, "Y", M=M, Q=Q, K=K, V=V, schedule=others)
+        assert torch.equal(Y, again)  # whoever makes the copies, all sums have the same order
     weights = torch.softmax((Q @ K.mT).double().masked_fill(allowed == 0, -torch.inf), -1)
     torch.testing.assert_close(Y, (torch.nan_to_num(weights) @ V.double()).float(), **CLOSE)
 
@@ -136,6 +145,16 @@ def declared(form: str):
     mask = Operand(Format(form), "float32", index_dtypes=index)
     text = attention("sum(k, Q[h,i,k] * K[h,j,k])")
     return declare(parse(text), {"M": mask, "Q": dense, "K": dense, "V": dense}, ("Y",))
+
+
+@pytest.mark.parametrize(("tokens", "scope"), [(2048, "thread"), (4096, "memory")])
+def test_threads_make_small_copies_each_for_itself(tokens, scope):
+    """What half a megabyte holds; of larger ones each makes a part."""
+    chain = row_chain(concretize(declared("bcsr(64,64)")))
+    extents = {"h": 1, "i": tokens, "j": tokens, "k": 64, "l": 64}
+    schedule = str(row_ways(chain, 16, 4, Sizes(extents))[0].schedule)
+    assert f"pack turned_K = K[jo, jt, k, js] at h in {scope}" in schedule
+    assert ("parallel jo in turned_K" in schedule) == (scope == "memory")
 
 
 def test_the_cost_of_one_kernel_and_of_several(monkeypatch):

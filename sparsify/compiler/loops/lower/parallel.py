@@ -60,6 +60,10 @@ def parallel(low: Lowering, loop: notation.Forall, env: Environment) -> list[loo
     low.setups.append([])
     shared = dict(low.memory)
     here = replace(env, in_parallel=True)
+    read = {access.tensor for access in find(loop, Access)}
+    for own in env.own:
+        if any(temporary.name in read for temporary in own.temporaries):
+            low.setups[-1] += low.statement(own, here)
     if loop.kind.hubs:
         extent, body = hubs.others(low, loop, begin, end, here)
     else:

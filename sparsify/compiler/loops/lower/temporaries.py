@@ -16,7 +16,7 @@ from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, minus, plus, 
 from sparsify.compiler.loops.lower import hubs, marked, workspace
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register, scalar
 from sparsify.compiler.loops.lower.levels import first_below, is_located, level_variable, place_of
-from sparsify.compiler.node import Node, find
+from sparsify.compiler.node import Node, children, find
 from sparsify.compiler.notation import nodes as notation
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.provenance import Provenance
@@ -30,6 +30,11 @@ Start = float | int | bool | None
 
 def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]:
     """The temporaries, set to the identity where sums begin and to the fill where loops skip, then the body."""
+    if _is_own(node, env):
+        assert isinstance(node.body, notation.Sequence)
+        made, *rest = node.body.statements
+        own = (*env.own, notation.Let(node.temporaries, made))
+        return low.statement(notation.Sequence(tuple(rest)), replace(env, own=own))
     declared: list[loops.Stmt] = []
     starts = {t.name: _identity(low, node, t) for t in node.temporaries}
     variables: dict[str, list[loops.Var]] = {}
@@ -64,6 +69,29 @@ def let(low: Lowering, node: notation.Let, env: Environment) -> list[loops.Stmt]
             fills.append(loops.Fill(temporary.name, ZERO, _count(low, temporary), value))
     low.prefilled |= around
     return [*declared, *fills, *body]
+
+
+def _is_own(node: notation.Let, env: Environment) -> bool:
+    """Whether the threads of parallel loops have a temporary each, which the first statement computes."""
+    names = {temporary.name for temporary in node.temporaries}
+    if env.in_parallel or any(temporary.scope != "thread" for temporary in node.temporaries):
+        return False
+    if not isinstance(node.body, notation.Sequence):
+        return False
+    made, *rest = node.body.statements
+    is_shared = any(isinstance(loop.kind, notation.Parallel) for loop in find(made, notation.Forall))
+    written = {assign.target.tensor for assign in find(made, Assign)}
+    return not is_shared and written == names and all(_is_read_by_threads(part, names) for part in rest)
+
+
+def _is_read_by_threads(node: Node, names: set[str]) -> bool:
+    """Whether all that reads temporaries lies in parallel loops, whose threads compute whole iterations."""
+    match node:
+        case notation.Forall(kind=notation.Parallel(hubs=0)):
+            return not any(assign.target.tensor in names for assign in find(node, Assign))
+        case Access(tensor=tensor):
+            return tensor not in names
+    return all(_is_read_by_threads(child, names) for child in children(node))
 
 
 def _identity(low: Lowering, node: notation.Let, temporary: notation.Temporary) -> Start:
