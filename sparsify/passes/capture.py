@@ -22,6 +22,7 @@ from sparsify.errors import CaptureError
 from sparsify.passes import (
     calls,
     own_caches,
+    own_counts,
     own_experts,
     own_hints,
     own_patterns,
@@ -202,7 +203,7 @@ def named_dimensions(spec: Any) -> dict[int, Any] | None:
 def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: bool) -> ExportedProgram:
     """The exported program; with `retry` once more with fixed shapes when dynamic ones fail."""
     try:
-        with quietly(), own_relations.unasked(), own_hints.unasked():
+        with quietly(), own_relations.unasked(), own_hints.unasked(), own_counts.chosen_by_data():
             return torch.export.export(flat, tensors, dynamic_shapes=(tuple(spec),), strict=False)
     except CaptureError:
         raise

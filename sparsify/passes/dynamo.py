@@ -21,6 +21,8 @@ from torch.fx import traceback
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError, SparsifyError
 from sparsify.passes.apply import apply
+from sparsify.passes.dynamo_reports import matched_before, report_break, report_rules
+from sparsify.passes.own_layers import SPELLED
 from sparsify.recipe import Recipe
 from sparsify.recipe.source import nearest
 
@@ -79,25 +81,13 @@ def backend(
         )
     recipe = lenient(recipes.load(given.pop("recipe")))
     report_break(graph)
-    return Compiled(graph, example_inputs, recipe, given.pop("inner", INNER), given)
+    return Compiled(graph, example_inputs, recipe, given.pop("inner", INNER), given, matched_before(options))
 
 
 def lenient(recipe: Recipe) -> Recipe:
     """The recipe whose rules may match nothing: what a rule names may be in another graph of the model."""
     rules = [rule.model_copy(update={"optional": True}) for rule in recipe.sparsify]
     return recipe.model_copy(update={"sparsify": tuple(rules)})
-
-
-def report_break(graph: fx.GraphModule) -> None:
-    """Warns where a break, and not the end of the model, ended a graph."""
-    reason = getattr(graph, "compile_subgraph_reason", None)
-    if reason is not None and reason.graph_break:
-        first = str(reason.reason).strip().splitlines()[0]
-        warnings.warn(
-            f"torch.compile cut the graph, and with it what sparsify could fuse: {first}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
 
 
 class Compiled:
@@ -110,6 +100,7 @@ class Compiled:
         recipe: whose rules may match nothing.
         inner: the backend for the sparse graph.
         how: arguments of `apply`.
+        matched: the rules that matched in other graphs of the model, with those of this one.
     """
 
     def __init__(
@@ -119,8 +110,10 @@ class Compiled:
         recipe: Recipe,
         inner: str,
         how: Mapping[str, Any],
+        matched: set[str] | None = None,
     ) -> None:
         self.graph, self.recipe, self.inner, self.how = graph, recipe, inner, dict(how)
+        self.matched = set() if matched is None else matched
         placeholders = graph.graph.find_nodes(op="placeholder")
         names = [member_name(source_of(node)) for node in placeholders]
         self.members = {at: name for at, name in enumerate(names) if name}
@@ -201,6 +194,7 @@ class Compiled:
                 raise
             warnings.warn(f"{error}; this graph stays dense", RuntimeWarning, stacklevel=2)
             return self.compiled(self.graph)
+        report_rules(self.graph, module.report, self.matched)
         run = self.compiled(module)
         return lambda *values: run(*[values[at] for at in self.inputs])
 
@@ -356,6 +350,7 @@ def rebuilt(graph: fx.Graph, inputs: Sequence[int], numbers: Mapping[int, float]
     for node in graph.nodes:
         if node not in known and node.op != "placeholder":
             known[node] = made.node_copy(node, known.__getitem__)
+            known[node].target = SPELLED.get(node.target, node.target)
             known[node].meta["nn_module_stack"] = scopes(node)
     return made
 

@@ -77,7 +77,7 @@ def test_packed_weights_follow_the_model():
 
 def test_scopes_and_types_select():
     model, x = mlp(), torch.randn(64, 256)
-    with torch.no_grad():
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="rule 1 of the recipe pruned matched nothing"):
         whole = compiled(model, pruning(targets=["param:*.weight"], types=["Conv2d"]))(x)
     torch.testing.assert_close(whole, model(x), **CLOSE)
 
@@ -233,3 +233,37 @@ def test_numbers_of_operators_are_captured_a_few_times(captures):
         pruned(x, 0.1), pruned(x, 0.2)
         with pytest.raises(SparsifyError, match="give a tensor of no modes in its place"):
             pruned(x, 0.3)
+
+
+@pytest.mark.parametrize("is_norm_first", [False, True])
+@pytest.mark.parametrize("kind", [None, "keys", "scores"])
+def test_fused_layers_have_patterns_too(kind, is_norm_first):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 24, 0.0, "gelu", batch_first=True, norm_first=is_norm_first)
+    given = {}
+    if kind == "keys":
+        given["src_key_padding_mask"] = torch.arange(20) >= torch.tensor([20, 15])[:, None]
+    if kind == "scores":
+        given["src_mask"] = torch.zeros(20, 20).masked_fill(torch.rand(20, 20) > 0.9, -torch.inf)
+    rule = {
+        "targets": ["op:scaled_dot_product_attention"],
+        "mask": {"kind": "sliding_window", "before": 4, "block": 4},
+    }
+    found = compiled(layer.eval(), {"schema": 1, "name": "masked", "sparsify": [rule]})
+    x, places = torch.randn(2, 20, 16), torch.arange(20)
+    near = torch.zeros(20, 20).masked_fill((places[:, None] - places).abs() > 4, -torch.inf)
+    mask = near + given.get("src_mask", 0)
+    padding = given.get("src_key_padding_mask")
+    wanted = layer(x, mask, None if padding is None else torch.zeros(2, 20).masked_fill(padding, -torch.inf))
+    torch.testing.assert_close(found(x, **given), wanted, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():  # torch runs one operator then
+        torch.testing.assert_close(found(x, **given), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_rules_that_match_nothing_are_reported():
+    rule = {"targets": ["op:mesage_passing"]}
+    x, edge_index = graph()
+    found = compiled(TwoLayers(HandWritten).eval(), {"schema": 1, "name": "lost", "sparsify": [rule]})
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="rule 1 of the recipe lost matched nothing"):
+        found(x, edge_index)
+    found(x, edge_index)  # said once
