@@ -81,14 +81,17 @@ def _is_own(node: notation.Let, env: Environment) -> bool:
     made, *rest = node.body.statements
     is_shared = any(isinstance(loop.kind, notation.Parallel) for loop in find(made, notation.Forall))
     written = {assign.target.tensor for assign in find(made, Assign)}
-    return not is_shared and written == names and all(_is_read_by_threads(part, names) for part in rest)
+    changed = {assign.target.tensor for part in rest for assign in find(part, Assign)}
+    if is_shared or written != names or changed & {access.tensor for access in find(made, Access)}:
+        return False
+    return all(_is_read_by_threads(part, names) for part in rest)
 
 
 def _is_read_by_threads(node: Node, names: set[str]) -> bool:
     """Whether all that reads temporaries lies in parallel loops, whose threads compute whole iterations."""
     match node:
         case notation.Forall(kind=notation.Parallel(hubs=0)):
-            return not any(assign.target.tensor in names for assign in find(node, Assign))
+            return True
         case Access(tensor=tensor):
             return tensor not in names
     return all(_is_read_by_threads(child, names) for child in children(node))

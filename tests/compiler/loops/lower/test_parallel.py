@@ -49,3 +49,20 @@ def test_what_a_row_costs_is_counted_in_what_positions_are(form, cost):
         "y[i] = A[i,j] * x[j]", schedule=f"parallel {outer} dynamic A", A=A, x=torch.ones(32)
     )
     assert f"by A2_pos + {cost} * rows)" in str(kernel.generated[0].stages.loops)
+
+
+@pytest.mark.parametrize(
+    ("scope", "shared", "is_own"),
+    [("thread", "i", True), ("memory", "i", False), ("thread", "j in P", False)],
+)
+def test_copies_that_each_thread_makes_for_itself(scope, shared, is_own):
+    """In memory of each thread, for a loop whose iterations threads share; other copies are made before it."""
+    A = sparsify.tensor(torch.rand(40, 9, generator=torch.Generator().manual_seed(0)), "csr")
+    X = torch.rand(9, 16, generator=torch.Generator().manual_seed(1))
+    schedule = f"pack P = X[j, k] at root in {scope}; vector k; parallel {shared}"
+    with options.override(threads=2, serial_threshold=0, compiler_flags=("-O0",)):
+        kernel = evaluate_kernel("Y[i,k] = A[i,j] * X[j,k]", schedule=schedule, A=A, X=X)
+        found = kernel(A, X)
+    torch.testing.assert_close(found, A.to_dense() @ X)
+    text = str(kernel.generated[0].stages.loops)
+    assert ("setup:" in text[: text.index("scratch P")]) == is_own
