@@ -124,30 +124,36 @@ def evaluate(
     """
     if is_dynamo_compiling():
         return in_graph.evaluate(text, outputs, format, schedule, sizes, operands)
-    given = _held(operands)
-    kernel = _evaluate_kernel(text, outputs, format, schedule, sizes, given)
-    used: list[Any] = [given[name] for name in kernel.program.inputs]
-    return kernel(*used)
+    return _evaluated((text, outputs, format, schedule, sizes, tuple(operands)), tuple(operands.values()))
 
 
 def evaluate_pair(text: str, A: torch.Tensor, B: torch.Tensor) -> Any:
-    """`evaluate(text, A=A, B=B)` of two tensors; calls like earlier ones are found again in C."""
+    """`evaluate(text, A=A, B=B)` of two tensors."""
     if is_dynamo_compiling():
         return in_graph.evaluate(text, None, None, None, None, {"A": A, "B": B})
-    key = (text, id(current()))
-    known = _shortcuts.get(key)
-    return _first_call(key, partial(_pair, text), (A, B)) if known is None else known[0]((A, B))
+    return _evaluated((text, None, None, None, None, ("A", "B")), (A, B))
 
 
-def _pair(text: str, operands: Operands, learn: Learn) -> Any:
-    """The result of a statement; the kernel teaches its shortcut."""
-    operands = tuple(map(ascending, operands))
-    kernel = _evaluate_kernel(text, None, None, None, None, dict(zip("AB", operands, strict=True)))
-    order = ["AB".index(name) for name in kernel.program.inputs]
-    result = kernel(*[operands[place] for place in order])
-    if learn is not None:
-        kernel.teach(learn, operands, order)
-    return result
+def _evaluated(asked: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
+    """The results of what is asked for; calls like earlier ones are found again in C."""
+    key = (asked, id(current()))
+    try:
+        known = _shortcuts.get(key)
+    except TypeError:  # lists and mappings may change, and symbols have no hash
+        return _evaluate(asked, operands, None)
+    return _first_call(key, partial(_evaluate, asked), operands) if known is None else known[0](operands)
+
+
+def _evaluate(asked: tuple[Any, ...], operands: tuple[Any, ...], learn: Learn) -> Any:
+    """The results of what is asked for; the kernel teaches its shortcut."""
+    text, outputs, format, schedule, sizes, names = asked
+    given = _held(dict(zip(names, operands, strict=True)))
+    kernel = _evaluate_kernel(text, outputs, format, schedule, sizes, given)
+    used = kernel.program.inputs
+    results = kernel(*[given[name] for name in used])
+    if learn is not None and kernel.has_frames:
+        kernel.teach(learn, tuple(given.values()), [names.index(name) for name in used])
+    return results
 
 
 def evaluate_kernel(

@@ -91,6 +91,11 @@ class Kernel:
         """Of the generated kernels in the cache, shortened."""
         return "+".join(step.library.key[:12] for step in self.generated) or "torch"
 
+    @cached_property
+    def has_frames(self) -> bool:
+        """Whether a shortcut can be taught its calls."""
+        return self._whole is not None and self._whole.is_simple
+
     def prepare(self, sizes: Sizes) -> None:
         """Compiles what operands of these sizes need, the kernels of several statements side by side.
 
@@ -143,7 +148,7 @@ class Kernel:
         self._call = partial(self._long_way, learn=None)
         if self._whole is not None:
             self.results = self._whole.compute
-            if self._whole.is_simple:
+            if self.has_frames:
                 self._call = shortcut.shortcut(self._long_way)
         return results
 

@@ -100,6 +100,7 @@ def test_other_definitions_are_other_kernels():
     from sparsify.compiler import evaluate, kernel
 
     evaluate._evaluations.clear()
+    evaluate._shortcuts.clear()
     kernel._planned.cache_clear()
     second = sparsify.evaluate(program.replace("n[i]", "m[i]"), A=A)
     assert first.tolist() == [-4, 3, 0]

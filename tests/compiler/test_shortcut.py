@@ -84,6 +84,45 @@ def test_evaluate_takes_it_too(long_ways: list[str]) -> None:
     assert long_ways == []
 
 
+def test_known_statements_are_looked_up_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options, results and kinds of operands that were not asked for before are not."""
+    a, x, y = matrix(), columns(), columns(4, 1)
+    text = "Y[i,k] = max(sum(j, A[i,j] * X[j,k]), c * Z[i,k])"
+    looked: list[Any] = []
+    kernel_of = evaluate._evaluate_kernel
+    monkeypatch.setattr(
+        evaluate, "_evaluate_kernel", lambda *given: looked.append(given) or kernel_of(*given)
+    )
+
+    def check(expected: torch.Tensor, is_known: bool, *asked: Any, **given: Any) -> None:
+        looked.clear()
+        torch.testing.assert_close(sparsify.evaluate(text, *asked, **given), expected)
+        assert (not looked) == is_known
+
+    expected = torch.maximum(DENSE @ x, y)
+    given = {"c": torch.tensor(1.0), "Z": y, "A": a, "X": x}
+    for number in range(3):
+        check(expected, number == 2, **given)  # one call makes the shortcut, one teaches it
+    check(torch.maximum(DENSE @ (2 * x), y), True, **{**given, "X": 2 * x})
+    for number in (2, 3.0):
+        check(torch.maximum(DENSE @ x, number * y), False, **{**given, "c": number})
+    check(expected.double(), False, **{**given, "Z": y.double()})
+    check(expected, False, "Y", **given)
+    for _ in range(3):  # lists may change
+        check(expected, False, ["Y"], **given)
+    with override(threads=1):
+        check(expected, False, **given)
+    check(expected, True, **given)
+
+
+def test_sizes_of_statements_may_change() -> None:
+    x, sizes = columns(), {"i": 2}
+    for extent in (2, 2, 2, 4, 4, 2):
+        sizes["i"] = extent
+        found = sparsify.evaluate("Y[i,k] = sum(j, X[j,k])", sizes=sizes, X=x)
+        assert torch.equal(found, x.sum(0).expand(extent, -1))
+
+
 def test_operands_in_another_order_than_the_program(long_ways: list[str]) -> None:
     a, x = matrix(), columns()
     found = warm("jk,ij->ik", x, a)
