@@ -13,7 +13,9 @@ from torch import Tensor, fx
 
 from sparsify.errors import CaptureError
 from sparsify.passes.base import Draft, Mark
+from sparsify.passes.biased import Bias, bias_of, biased_mask
 from sparsify.passes.canonicalize import size_node
+from sparsify.passes.distances import Distances, put_before
 from sparsify.passes.dropped import dropped_attention, seeds
 from sparsify.passes.grouped_heads import (
     HEADS,
@@ -43,6 +45,8 @@ class MaskedAttention:
         own: the mask that the model has itself, without the modes along which it is the same; None without one.
         modes: of the scores, counted from the last one, -1, that `own` has.
         made: the nodes that were put in.
+        bias: what is added to scores beside `own`: of each distance, a number for all, or None for nothing.
+        elsewhere: what is added where truth values of `own` do not keep the bias.
     """
 
     spec: MaskSpec
@@ -50,6 +54,8 @@ class MaskedAttention:
     own: fx.Node | None
     modes: tuple[int, ...]
     made: tuple[fx.Node, ...]
+    bias: fx.Node | float | None = None
+    elsewhere: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,8 @@ def masked(draft: Draft) -> Draft:
     reference.output(reference.graph_copy(draft.graph, copies))
     nodes = list(draft.graph.nodes)
     dense = pasts(draft.graph, [node for node in nodes if _chosen(node) is not None])
+    # Gradients of a vector over distances have no fast kernel: where they are wanted, biases stay as they are.
+    distances = Distances(draft.graph, are_looked_for=not draft.is_trainable)
     for node in nodes:
         chosen, own = _chosen(node), node.meta.get("own_pattern")
         if node in dense:
@@ -83,7 +91,7 @@ def masked(draft: Draft) -> Draft:
         elif chosen is not None or own is not None:
             spec = own if chosen is None or chosen.kind == GIVEN else chosen
             put_in(copies[node], spec, is_reference=True)
-            put_in(node, spec)
+            put_in(node, spec, distances)
             has_masks = True
     if has_masks:
         draft.masked = reference
@@ -105,12 +113,15 @@ def leave(node: fx.Node, draft: Draft) -> None:
     draft.report.warnings.append(f"attention stays dense: {WHY}")
 
 
-def put_in(node: fx.Node, spec: MaskSpec, *, is_reference: bool = False) -> None:
+def put_in(
+    node: fx.Node, spec: MaskSpec, distances: Distances | None = None, *, is_reference: bool = False
+) -> None:
     """Gives an attention node the mask of a pattern, beside its own.
 
     Args:
         node: of attention.
         spec: the pattern.
+        distances: what is of them in the graph; None where biases stay as they are.
         is_reference: whether the model's own mask stays as it is, for what kernels are compared with.
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
@@ -118,8 +129,13 @@ def put_in(node: fx.Node, spec: MaskSpec, *, is_reference: bool = False) -> None
     if given.get("is_causal"):
         spec = spec.causal()
     mask = given.get("attn_mask")
+    bias: Bias | None = None
     if isinstance(mask, fx.Node) and not is_reference:
-        spec, mask = without_needless(mask, spec, node)
+        bias = None if distances is None else bias_of(mask, distances, _pairs(given), node)
+        if bias is not None:
+            mask = bias.own
+        else:
+            spec, mask = without_needless(mask, spec, node)
     group = 1
     if spec.heads is None:
         group = grouped_heads(given)
@@ -132,12 +148,8 @@ def put_in(node: fx.Node, spec: MaskSpec, *, is_reference: bool = False) -> None
     dtype = tensor_value(query).dtype  # type: ignore[union-attr]
     if spec.is_weighted and dtype != torch.float32:
         made.append(call_before(node, torch.ops.aten.to.dtype, made[0], dtype))
-    modes: tuple[int, ...] | None = None
-    if isinstance(mask, fx.Node):
-        own, modes = _without_broadcast(mask, node)
-        if group > 1:
-            own, modes = _in_groups(own, modes, group, node)
-        made += _combined(made[-1], own, modes, node)
+    masks, modes = _masks(made[-1], mask if isinstance(mask, fx.Node) else None, bias, group, node)
+    made += masks
     rest = {name: value for name, value in given.items() if name not in (*names[:4], "is_causal")}
     if group > 1:
         with node.graph.inserting_before(node):
@@ -160,6 +172,34 @@ def put_in(node: fx.Node, spec: MaskSpec, *, is_reference: bool = False) -> None
         without_groups(node)
 
 
+def _masks(
+    pattern: fx.Node, mask: fx.Node | None, bias: Bias | None, group: int, user: fx.Node
+) -> tuple[list[fx.Node], tuple[int, ...] | None]:
+    """The nodes that make one mask of a pattern and what the model has itself, and the modes of its own mask.
+
+    Args:
+        mask: the model's own.
+        bias: what is added besides; None for nothing.
+        group: how many heads share keys.
+    """
+    made: list[fx.Node] = []
+    modes: tuple[int, ...] | None = None
+    whole: fx.Node | None = None
+    if mask is not None:
+        own, modes = _without_broadcast(mask, user)
+        if group > 1:
+            own, modes = _in_groups(own, modes, group, user)
+        made = _with_broadcast(own, modes, user)
+        whole = [own, *made][-1]
+    if bias is None:
+        return ([*made, *_combined(pattern, whole, user)] if whole is not None else made), modes
+    added: fx.Node | float = bias.number if bias.vector is None else bias.vector
+    if group > 1 and isinstance(added, fx.Node) and added.meta["val"].dim() > 1:
+        with user.graph.inserting_before(user):
+            added = split_heads(added, group, -2)
+    return [*made, _biased(pattern, added, whole, bias.elsewhere, user)], modes
+
+
 def without_needless(mask: fx.Node, spec: MaskSpec, user: fx.Node) -> tuple[MaskSpec, fx.Node | None]:
     """A pattern and the model's own mask, without what always holds or the pattern can say: `j <= i`."""
     found = factors(mask)
@@ -174,6 +214,13 @@ def without_needless(mask: fx.Node, spec: MaskSpec, user: fx.Node) -> tuple[Mask
     return spec, first
 
 
+def _pairs(given: dict[str, Any]) -> tuple[str, str]:
+    """How many queries and keys attention has, as texts."""
+    queries, keys = (tensor_value(given[name]) for name in ("query", "key"))
+    assert queries is not None and keys is not None, "attention is of tensors"
+    return str(queries.shape[-2]), str(keys.shape[-2])
+
+
 def _apart(operands: list[Any], user: fx.Node) -> list[Any]:
     """Queries, keys and values by names of their own: `attention(%x, %x, %x)` reads `%x` and views of it."""
     return [
@@ -186,22 +233,28 @@ def mask_of(node: fx.Node) -> MaskedAttention:
     """What the mask of an attention node is made of, read from the graph."""
     put: Put = node.meta["attention"]
     mask: Any = node.kwargs["attn_mask"]
+    pattern = mask
     made: list[fx.Node] = [mask]
     own: Any = None
-    if put.modes is not None:
+    bias = elsewhere = None
+    if mask.target is biased_mask:
+        pattern, bias, own, elsewhere = mask.args
+    elif put.modes is not None:
         own, pattern = mask.args[:2]
         if operator_name(pattern) == "logical_not":
             made.append(pattern)
             pattern = pattern.args[0]
+    if put.modes is not None:
         for _ in range(_repeated_modes(put.modes)):
             made.append(own)
             own = own.args[0]
+    if pattern is not mask:
         made.append(pattern)
         mask = pattern
     if mask.target is not attention_mask:
         mask = mask.args[0]
         made.append(mask)
-    return MaskedAttention(put.spec, mask.args[2:4], own, put.modes or (), tuple(made))
+    return MaskedAttention(put.spec, mask.args[2:4], own, put.modes or (), tuple(made), bias, elsewhere)
 
 
 def _without_broadcast(mask: fx.Node, user: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
@@ -230,8 +283,8 @@ def _in_groups(
         return split_heads(mask, count, modes.index(HEADS)), (*outer, HEADS - 1, HEADS, *inner)
 
 
-def _combined(pattern: fx.Node, own: fx.Node, modes: tuple[int, ...], user: fx.Node) -> list[fx.Node]:
-    """The nodes that make one mask of a pattern and the model's own, the last one that mask."""
+def _with_broadcast(own: fx.Node, modes: tuple[int, ...], user: fx.Node) -> list[fx.Node]:
+    """Views of a mask that has these modes with one of extent 1 for each that it lacks, the last one all of them."""
     made: list[fx.Node] = []
     whole = own
     for mode in range(-1, min(modes, default=0) - 1, -1):
@@ -240,18 +293,34 @@ def _combined(pattern: fx.Node, own: fx.Node, modes: tuple[int, ...], user: fx.N
             whole = call_before(user, torch.ops.aten.unsqueeze.default, whole, mode)
             made.append(whole)
     assert len(made) == _repeated_modes(modes)
-    value = tensor_value(own)
+    return made
+
+
+def _biased(
+    pattern: fx.Node, bias: fx.Node | float, own: fx.Node | None, elsewhere: float | None, user: fx.Node
+) -> fx.Node:
+    """The node of one mask of a pattern, a bias and the model's own."""
+    kept = tensor_value(pattern)
+    assert kept is not None, "patterns are tensors"
+    heads = bias.meta["val"].shape[:-1] if isinstance(bias, fx.Node) else ()
+    made = kept.new_empty((*heads, *kept.shape[-2:]), dtype=user.meta["val"].dtype)
+    return put_before(user, biased_mask, (pattern, bias, own, elsewhere), None, made)
+
+
+def _combined(pattern: fx.Node, whole: fx.Node, user: fx.Node) -> list[fx.Node]:
+    """The nodes that make one mask of a pattern and the model's own, the last one that mask."""
+    value = tensor_value(whole)
     assert value is not None, "a mask is a tensor"
     kept = tensor_value(pattern)
     assert kept is not None, "a pattern is a tensor"
     if kept.dtype != torch.bool:
         if value.dtype == torch.bool:
-            return [*made, call_before(user, torch.ops.aten.where.ScalarOther, whole, pattern, -torch.inf)]
-        return [*made, call_before(user, torch.ops.aten.add.Tensor, whole, pattern)]
+            return [call_before(user, torch.ops.aten.where.ScalarOther, whole, pattern, -torch.inf)]
+        return [call_before(user, torch.ops.aten.add.Tensor, whole, pattern)]
     if value.dtype == torch.bool:
-        return [*made, call_before(user, torch.ops.aten.logical_and.default, whole, pattern)]
+        return [call_before(user, torch.ops.aten.logical_and.default, whole, pattern)]
     hidden = call_before(user, torch.ops.aten.logical_not.default, pattern)
-    return [*made, hidden, call_before(user, torch.ops.aten.masked_fill.Scalar, whole, hidden, -torch.inf)]
+    return [hidden, call_before(user, torch.ops.aten.masked_fill.Scalar, whole, hidden, -torch.inf)]
 
 
 def _repeated_modes(modes: tuple[int, ...]) -> int:

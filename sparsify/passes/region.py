@@ -35,6 +35,7 @@ class Region:
         backend: the library whose product computes it, "" for a kernel.
         is_contested: whether torch has an operator of its own for all of it, which may be as fast.
         layout: how the operands of a convolution's program follow from those of its nodes, None for other programs.
+        densely: the inputs of its program whose gradients its nodes compute, not a kernel.
     """
 
     statements: list[tuple[fx.Node, tuple[str, ...], Expr]]
@@ -46,6 +47,7 @@ class Region:
     backend: str = ""
     is_contested: bool = False
     layout: FlatImages | None = None
+    densely: tuple[str, ...] = ()
 
     @property
     def output(self) -> fx.Node:

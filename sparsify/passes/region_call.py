@@ -61,6 +61,7 @@ class RegionCall:
         failure: why the dense nodes compute now, `None` as long as the kernel does.
         gradient_failure: why they do when gradients are wanted.
         refusal: why they computed a call whose operands the kernel cannot have.
+        densely: the positions of the arguments whose gradients the dense nodes compute, with all others.
         notes: in the report.
         weights: by the positions of the arguments that are frozen weights, dense or packed, what packs them, and the
             positions of what that reads.
@@ -89,6 +90,7 @@ class RegionCall:
         self.failure: SparsifyError | None = None
         self.gradient_failure: SparsifyError | None = None
         self.refusal: SparsifyError | None = None
+        self.densely: frozenset[int] = frozenset()
         self.notes: list[str] = []
         self.times_us: list[float] | None = None
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
@@ -146,7 +148,8 @@ class RegionCall:
             return self.dense_result(self.layout.without_weight(arguments))
         if forward_ad._current_level >= 0 and not is_transformed and have_tangents(arguments):
             return self.dense_result(arguments)  # what is remembered of structures has no tangents
-        if wanted and not is_transformed and wanted not in self.differentiable and self.has_kernel(wanted):
+        by_kernel = tuple([position for position in wanted if position not in self.densely])
+        if wanted and not is_transformed and wanted not in self.differentiable and self.has_kernel(by_kernel):
             tried: torch.Tensor = FirstGradient.apply(self, *arguments)  # type: ignore[no-untyped-call]
             return tried
         return self.computed(arguments, wanted)
@@ -224,7 +227,8 @@ class RegionCall:
         if not wanted:
             return True
         # A sparse operand leaves out the gradient at its zeros, which an input may need.
-        return self.gradient_failure is None and not any(position in wanted for position in self.full)
+        dense = {*self.full, *self.densely}
+        return self.gradient_failure is None and not any(position in wanted for position in dense)
 
     def gradients(
         self, arguments: Sequence[Any], needed: Sequence[int], result: torch.Tensor, gradient: torch.Tensor

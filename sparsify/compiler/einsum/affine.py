@@ -1,50 +1,65 @@
 """Affine forms of the indices of accesses.
 
 In: `2*h + r - 1`. Out: `Affine((("h", 2), ("r", 1)), -1)`. `(p - r + 1) / 2` is one with the divisor 2: where the
-division leaves a rest, the index is outside of its mode.
+division leaves a rest, the index is outside of its mode. `j - i + extent(i)` has `extent(i)` among its constants.
 """
 
 from dataclasses import dataclass
 from math import gcd
 
-from sparsify.compiler.einsum.nodes import Call, Const, Expr, Index
+from sparsify.compiler.einsum.nodes import Call, Const, Expr, Extent, Index
+
+Terms = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`(sum of factor * index, plus offset) / divisor`; the factors are not zero, the divisor is positive."""
+    """`(sum of factor * index, plus offset) / divisor`; the factors are not zero, the divisor is positive.
 
-    terms: tuple[tuple[str, int], ...]
+    Attributes:
+        terms: index variables with their factors.
+        offset: the number beside them.
+        divisor: of all.
+        extents: names of extents with their factors, which are numbers once shapes are known.
+    """
+
+    terms: Terms
     offset: int = 0
     divisor: int = 1
+    extents: Terms = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The index variables."""
         return tuple(name for name, _ in self.terms)
 
+    @property
+    def is_number(self) -> bool:
+        """Whether the form is known while compiling."""
+        return not self.terms and not self.extents
+
     def scaled(self, factor: int) -> "Affine":
         """This form times a number."""
         if factor == 0:
             return Affine(())
-        return _reduced(
-            tuple((name, factor * n) for name, n in self.terms), factor * self.offset, self.divisor
+        terms, extents = (
+            tuple((name, factor * n) for name, n in part) for part in (self.terms, self.extents)
         )
+        return _reduced(terms, factor * self.offset, self.divisor, extents)
 
     def plus(self, other: "Affine") -> "Affine":
         """The sum of two forms."""
         common = self.divisor * other.divisor
-        factors = {name: n * other.divisor for name, n in self.terms}
-        for name, n in other.terms:
-            factors[name] = factors.get(name, 0) + n * self.divisor
         offset = self.offset * other.divisor + other.offset * self.divisor
-        return _reduced(tuple((name, n) for name, n in factors.items() if n), offset, common)
+        terms = _summed(self.terms, other.divisor, other.terms, self.divisor)
+        extents = _summed(self.extents, other.divisor, other.extents, self.divisor)
+        return _reduced(terms, offset, common, extents)
 
     def over(self, number: int) -> "Affine":
         """This form divided by a number that is not 0."""
         sign = -1 if number < 0 else 1
         form = self.scaled(sign)
-        return _reduced(form.terms, form.offset, form.divisor * sign * number)
+        return _reduced(form.terms, form.offset, form.divisor * sign * number, form.extents)
 
     def solved(self, name: str, value: str) -> "Affine":
         """What `name` is where this form is `value`.
@@ -52,22 +67,25 @@ class Affine:
         >>> str(Affine((("h", 2), ("r", 1)), -1).solved("h", "p"))
         '(p - r + 1) / 2'
         """
-        rest = Affine(tuple((n, f) for n, f in self.terms if n != name), self.offset)
+        rest = Affine(tuple((n, f) for n, f in self.terms if n != name), self.offset, 1, self.extents)
         wanted = Affine(((value, self.divisor),)).plus(rest.scaled(-1))
         return wanted.over(dict(self.terms)[name])
 
     def substituted(self, name: str, form: "Affine") -> "Affine":
         """This form with another in the place of `name`."""
-        rest = Affine(tuple((n, f) for n, f in self.terms if n != name), self.offset, self.divisor)
+        others = tuple((n, f) for n, f in self.terms if n != name)
+        rest = Affine(others, self.offset, self.divisor, self.extents)
         factor = dict(self.terms).get(name, 0)
         return rest.plus(form.scaled(factor).over(self.divisor)) if factor else self
 
     def expression(self) -> Expr:
         """The form as an index, `2 * h + r - 1`."""
         total: Expr | None = None
-        for name, factor in sorted(self.terms, key=lambda term: term[1] < 0):
+        parts: list[tuple[Expr, int]] = [(Index(name), factor) for name, factor in self.terms]
+        parts += [(Extent(name), factor) for name, factor in self.extents]
+        for value, factor in sorted(parts, key=lambda part: part[1] < 0):
             size = abs(factor)
-            part: Expr = Index(name) if size == 1 else Call("mul", (Const(size), Index(name)))
+            part: Expr = value if size == 1 else Call("mul", (Const(size), value))
             if total is None:
                 total = part if factor > 0 else Call("neg", (part,))
             else:
@@ -84,13 +102,23 @@ class Affine:
     def bounds(self, extents: dict[str, int]) -> tuple[int, int]:
         """The least and greatest value over the ranges of the index variables, before the division."""
         spans = [n * (extents[name] - 1) for name, n in self.terms]
-        return self.offset + sum(min(s, 0) for s in spans), self.offset + sum(max(s, 0) for s in spans)
+        offset = self.offset + sum(n * extents[name] for name, n in self.extents)
+        return offset + sum(min(s, 0) for s in spans), offset + sum(max(s, 0) for s in spans)
 
 
-def _reduced(terms: tuple[tuple[str, int], ...], offset: int, divisor: int) -> Affine:
+def _summed(left: Terms, left_factor: int, right: Terms, right_factor: int) -> Terms:
+    """The terms of a sum of two multiples."""
+    factors = {name: n * left_factor for name, n in left}
+    for name, n in right:
+        factors[name] = factors.get(name, 0) + n * right_factor
+    return tuple((name, n) for name, n in factors.items() if n)
+
+
+def _reduced(terms: Terms, offset: int, divisor: int, extents: Terms) -> Affine:
     """A form in lowest terms."""
-    common = gcd(divisor, offset, *(n for _, n in terms))
-    return Affine(tuple((name, n // common) for name, n in terms), offset // common, divisor // common)
+    common = gcd(divisor, offset, *(n for _, n in (*terms, *extents)))
+    kept, constants = (tuple((name, n // common) for name, n in part) for part in (terms, extents))
+    return Affine(kept, offset // common, divisor // common, constants)
 
 
 def affine(expr: Expr) -> Affine | None:
@@ -100,6 +128,8 @@ def affine(expr: Expr) -> Affine | None:
             return Affine((), value)
         case Index(name):
             return Affine(((name, 1),))
+        case Extent(name):
+            return Affine((), extents=((name, 1),))
         case Call("neg", (only,)):
             form = affine(only)
             return None if form is None else form.scaled(-1)
@@ -110,9 +140,9 @@ def affine(expr: Expr) -> Affine | None:
             return first.plus(second.scaled(-1 if function == "sub" else 1))
         case Call("mul", (left, right)):
             first, second = affine(left), affine(right)
-            if first is None or second is None or (first.terms and second.terms):
+            if first is None or second is None or not (first.is_number or second.is_number):
                 return None
-            number, form = (second, first) if first.terms else (first, second)
+            number, form = (first, second) if first.is_number else (second, first)
             return form.scaled(number.offset).over(number.divisor)
         case Call("div", (left, Const(number))) if type(number) is int and number != 0:
             form = affine(left)

@@ -6,14 +6,15 @@ name the extents, with the format of y inferred.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 from sparsify.compiler.einsum.diagonal import search_diagonals
-from sparsify.compiler.einsum.extents import declared_extents, mode_extents
+from sparsify.compiler.einsum.extents import declared_extents, equal_extents, mode_extents
 from sparsify.compiler.einsum.infer_format import hangs_on_extents, infer_format
-from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Program
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Program
 from sparsify.compiler.einsum.register import expand_statements
 from sparsify.compiler.einsum.verify import verify, verify_statements
-from sparsify.compiler.node import find
+from sparsify.compiler.node import Node, find, map_children
 from sparsify.errors import EinsumError
 from sparsify.storage.format import Format
 
@@ -53,7 +54,7 @@ def declare(
     ranks = {name: operand.format.rank for name, operand in operands.items()}
     outputs = tuple(outputs) or (statements[-1].target.tensor,)
     verify_statements(statements, ranks, outputs)
-    statements = expand_statements(statements)
+    statements = _extents_by_name(expand_statements(statements))
     extents = mode_extents(statements, ranks)
     declarations = [_declaration(name, extents[name], operand) for name, operand in operands.items()]
     read = {node.tensor for s in statements for node in find(s, Access)}
@@ -71,6 +72,20 @@ def declare(
     program = search_diagonals(program)
     verify(program)
     return program
+
+
+def _extents_by_name(statements: Sequence[Assign]) -> tuple[Assign, ...]:
+    """`extent(j)` of an index variable as that of what declarations name it."""
+    names = equal_extents(statements)
+
+    def visit(node: Node) -> Node:
+        if not isinstance(node, Extent):
+            return map_children(node, visit)
+        if node.name not in names:
+            raise EinsumError(f"extent({node.name}): {node.name} is no index variable of a tensor")
+        return Extent(names[node.name])
+
+    return tuple(cast(Assign, visit(statement)) for statement in statements)
 
 
 def _empty(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:

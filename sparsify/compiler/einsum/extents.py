@@ -153,7 +153,7 @@ def _read_modes(
                 )
             source.setdefault(index.name, str(access))
         form = affine(index)
-        if form is not None and not form.terms and not 0 <= form.offset < size:
+        if form is not None and form.is_number and not 0 <= form.offset < size:
             raise ShapeError(
                 f"{access}: index {Const(form.offset)} is outside mode {mode}, which has extent {size}"
             )

@@ -16,7 +16,7 @@ In: `y[i] = relu(A[i,j] * x[j] + b[i])`. Out: `(Assign(Access("y", (Index("i"),)
 
 A slice sums, as every index that is missing on the left does, or is an index variable of the target that nothing
 else on the right gives: `Y[i,j] = A[2:10:2,j]`; it goes back where its step is below 0. What counts from the end of a
-mode, `A[2:,j]`, `A[:-1,j]` and `A[-1,j]`, needs its extent.
+mode, `A[2:,j]`, `A[:-1,j]` and `A[-1,j]`, needs its extent. `extent(j)` is how many coordinates `j` has.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,13 +28,14 @@ from sparsify.compiler.einsum import slices
 from sparsify.compiler.einsum.extents import accesses, bind_extents
 from sparsify.compiler.einsum.functions import COMPARISON, FUNCTIONS, PRODUCT, SUM
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Extent, Index, Reduce, Stored
 from sparsify.compiler.einsum.rename import fresh, rename_indices
 from sparsify.compiler.einsum.sums import free_indices, make_sums_explicit
 from sparsify.compiler.einsum.tokens import Token, tokenize
 from sparsify.errors import ParseError
 
 CONSTANTS = {"inf": inf, "nan": nan, "True": True, "False": False}
+EXTENT = "extent"
 MAX_DEPTH = 100
 # Operands of one chain; trees of more are too deep to walk.
 MAX_TERMS = 200
@@ -341,6 +342,10 @@ class _Reader:
             args.append(self.comparison())
         if name.text in ("min", "max") and len(args) > 2:
             return reduce(lambda left, right: Call(name.text, (left, right)), args)
+        if name.text == EXTENT:
+            if len(args) != 1 or not isinstance(args[0], Index):
+                raise self.error("extent takes one index variable: extent(j)", name)
+            return Extent(args[0].name)
         if name.text != "stored":
             return Call(name.text, tuple(args))
         if len(args) != 1 or not isinstance(args[0], Access):
@@ -374,7 +379,7 @@ def _index_names(tokens: tuple[Token, ...]) -> frozenset[str]:
     depth = 0
     for n, token in enumerate(tokens):
         depth += (token.text == "[") - (token.text == "]")
-        if token.kind == "name" and depth > 0:
+        if token.kind == "name" and depth > 0 and (token.text, tokens[n + 1].text) != (EXTENT, "("):
             names.add(token.text)
         if token.text in MONOIDS and token.text not in FUNCTIONS and tokens[n + 1].text == "(":
             place = n + 2

@@ -141,6 +141,8 @@ def index_values(index: Expr, coordinates: Mapping[str, Array]) -> Array:
             return np.asarray(int(value))
         case Index(name):
             return coordinates[name]
+        case Extent():
+            return coordinates[str(index)]
         case Call(function, args):
             return np.asarray(FUNCTIONS[function].evaluate(*(index_values(arg, coordinates) for arg in args)))
     raise AssertionError(f"{index} is no index")

@@ -21,7 +21,7 @@ from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.dropped import drawn_factor, dropped_attention
 from sparsify.passes.grouped_heads import own_keys
 from sparsify.passes.lift.matrix import PatternOperand
-from sparsify.passes.masked import mask_of
+from sparsify.passes.masked import MaskedAttention, mask_of
 from sparsify.passes.operators import argument, tensor_value
 from sparsify.passes.region import Region
 from sparsify.sparsification.mask_spec import MaskSpec
@@ -32,6 +32,9 @@ DTYPES: Final = {
 }  # fmt: skip
 # How the note of a region begins.
 UNDER: Final = "attention under "
+BIASED: Final = "its bias is read by distance; wanted gradients of that are those of dense attention"
+# A vector over distances begins with that of the first key from the last query.
+DISTANCE: Final = "j - i + extent(i) - 1"
 # Index variables of batch and heads, the innermost last.
 OUTER: Final = ("a", "b", "h")
 
@@ -64,21 +67,13 @@ def attention_region(node: fx.Node) -> Region | str:
     if isinstance(sinks, fx.Node):
         names[sinks.name], operands[sinks.name] = "Z", sinks
         declared["Z"] = Operand(dense_format(len(outer) + 1), dtype)
-    own = ""
-    if match.own is not None:
-        indices = [(*outer, "i", "j")[mode] for mode in match.modes]
-        names[match.own.name], operands[match.own.name] = "B", match.own
-        kind = tensor_value(match.own)
-        assert kind is not None, "a mask is a tensor"
-        own_dtype = "bool" if kind.dtype == torch.bool else DTYPES[kind.dtype]
-        declared["B"] = Operand(Format("dense", rank=len(indices)), own_dtype)
-        own = f"B[{','.join(indices)}]"
+    text_added, kept = own_terms(match, outer, names, operands, declared)
     text = program_text(
         read,
         scale_of(node),
         match.spec,
-        own,
-        declared.get("B"),
+        text_added,
+        kept,
         factor=dropped(node, outer),
         cap=None if cap is None else float(cap),  # type: ignore[arg-type]
         has_sinks="Z" in declared,
@@ -89,8 +84,11 @@ def attention_region(node: fx.Node) -> Region | str:
     statement = (node, (*outer, "i", "l"), Const(0))
     covered = [*match.made, node]
     names[node.name] = "Y"
-    note = f"{UNDER}{match.spec}"
-    return Region([statement], operands, covered, [note], program, names)
+    notes = [f"{UNDER}{match.spec}"]
+    densely = ("R",) if "R" in declared else ()
+    if densely:
+        notes.append(BIASED)
+    return Region([statement], operands, covered, notes, program, names, densely=densely)
 
 
 def reason_against(node: fx.Node, query: fx.Node, key: fx.Node, value: fx.Node) -> str:
@@ -138,12 +136,51 @@ def dropped(node: fx.Node, outer: tuple[str, ...]) -> str:
     return drawn_factor(f"seed[{','.join(outer)}]" if outer else "seed", rate)
 
 
+def own_terms(
+    match: MaskedAttention,
+    outer: tuple[str, ...],
+    names: dict[str, str],
+    operands: dict[str, Any],
+    declared: dict[str, Operand],
+) -> tuple[str, str]:
+    """What a model adds to scores and the access to truth values that keep them, in index notation; "" for nothing.
+
+    Args:
+        match: the mask.
+        outer: the index variables of batch and heads.
+        names, operands, declared: of a region, to which those of the mask are added.
+    """
+    own, bias = "", ""
+    if isinstance(match.bias, fx.Node):
+        names[match.bias.name], operands[match.bias.name] = "R", match.bias
+        along = tensor_value(match.bias)
+        assert along is not None, "a bias is a tensor"
+        declared["R"] = Operand(dense_format(along.dim()), DTYPES[along.dtype])
+        heads = outer[len(outer) + 1 - along.dim() :]
+        bias = f"R[{','.join((*heads, DISTANCE))}]"
+    elif match.bias is not None and (match.bias or match.own is not None):
+        bias = repr(match.bias)
+    if match.own is None:
+        return bias, ""
+    indices = [(*outer, "i", "j")[mode] for mode in match.modes]
+    names[match.own.name], operands[match.own.name] = "B", match.own
+    kind = tensor_value(match.own)
+    assert kind is not None, "a mask is a tensor"
+    declared["B"] = Operand(
+        dense_format(len(indices)), "bool" if kind.dtype == torch.bool else DTYPES[kind.dtype]
+    )
+    own = f"B[{','.join(indices)}]"
+    if kind.dtype != torch.bool:
+        return " + ".join(part for part in (own, bias) if part), ""
+    return (f"where({own}, {bias}, {match.elsewhere!r})", "") if bias else ("", own)
+
+
 def program_text(
     read: dict[str, tuple[str, ...]],
     scale: float,
     spec: MaskSpec,
-    own: str,
-    declared: Operand | None,
+    added: str = "",
+    kept: str = "",
     *,
     factor: str = "",
     cap: float | None = None,
@@ -155,8 +192,8 @@ def program_text(
         read: index variables of queries, keys and values; the last two have no `h` where a group of heads shares them.
         scale: of the scores.
         spec: the pattern.
-        own: the access to the model's own mask, "" without one.
-        declared: how that is stored: truth values keep, numbers are added.
+        added: to the scores by the model, "" without.
+        kept: the access to truth values of the model that keep scores, "" without.
         factor: of the weights, "" without dropout.
         cap: what scores stay below before they are masked, None for all.
         has_sinks: whether each query has a logit Z beside its scores.
@@ -170,10 +207,8 @@ def program_text(
         # A statement by itself: gradients read the tangents that it gives.
         bounded = f"C[{at}i,j] = where(stored({mask}), tanh({scale / cap!r} * sum(k, {q} * {k})), 0)"
         score = f"{cap!r} * C[{at}i,j]"
-    if own and declared is not None and declared.dtype == "bool":
-        score = f"where({own}, {score}, -inf)"
-    elif own:
-        score = f"{score} + {own}"
+    score = f"{score} + {added}" if added else score
+    score = f"where({kept}, {score}, -inf)" if kept else score
     if spec.is_weighted:
         score = f"{score} + {mask}"
     if not spec.is_whole:

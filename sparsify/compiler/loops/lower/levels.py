@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, minus, plus, quotient, remainder
+from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, minus, plus, quotient, remainder, times
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Place, scalar
 from sparsify.compiler.loops.lower.numbers import LevelNumbers, Number
 from sparsify.errors import ScheduleError, UnsupportedProgramError
@@ -69,6 +69,8 @@ def numerator(
     form = affine(access.indices[mode])
     assert form is not None, "indices are affine"
     total = scalar(integer(form.offset))
+    for name, factor in form.extents:
+        total = total.plus(scalar(times(low.extent(name), integer(factor))))
     for name, factor in form.terms:
         if name == without:
             continue
