@@ -91,8 +91,9 @@ class SparseModule(TracedModule):
         object.__setattr__(self, "_generated", kind.__dict__.get("forward"))
         if kind is not SparseModule:
             # The `__call__` of torch.fx explains errors of the graph, and takes its time.
-            for name in kind.__dict__.keys() & {"forward", "__call__"}:
-                delattr(kind, name)
+            if "__call__" in kind.__dict__:
+                del kind.__call__
+            kind.forward = traced_calls.twin(kind, SparseModule.forward)  # type: ignore[method-assign]
         return code
 
     def train(self, mode: bool = True) -> "SparseModule":

@@ -8,6 +8,7 @@ where the structure that `calls.flatten` finds cannot be had.
 import inspect
 from collections.abc import Mapping, Sequence
 from inspect import Parameter, Signature
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -29,10 +30,24 @@ NOT_TOLD: Final = (
     "tuples and dicts, without autocast; caches and sparse matrices are looked at outside of it"
 )
 
+# The attribute that keeps a function for all graphs that its class gets.
+TWIN: Final = "_forward"
 NOT_NAMED: Final = (
     "torch.export does not tell under which names a sparse model gets its arguments",
     "export a module whose forward calls it with them",
 )
+
+
+def twin(kind: type, function: Any) -> Any:
+    """A function of `kind` alone that does the same: Dynamo compiles a function a few times, whoever calls it."""
+    found = kind.__dict__.get(TWIN)
+    if found is None:
+        code = function.__code__.replace(co_name=function.__name__)  # an object of its own
+        found = FunctionType(code, function.__globals__, closure=function.__closure__)
+        for name in ("__doc__", "__annotations__", "__qualname__", "__module__"):
+            setattr(found, name, getattr(function, name))
+        setattr(kind, TWIN, found)
+    return found
 
 
 def parameters_of(signature: Signature) -> Parameters:

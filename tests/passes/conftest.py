@@ -17,7 +17,7 @@ def without_optimisation(compiled_fast: None) -> None:
 
 @pytest.fixture(autouse=True)
 def compiled_graphs_forgotten() -> Iterator[None]:
-    """All applied models run one function, of which Dynamo compiles eight graphs a process."""
+    """What Dynamo compiled lasts no longer than a test."""
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()

@@ -215,3 +215,17 @@ def test_what_cannot_be_told():
     assert told(tensor(torch.eye(3))) is None
     assert told(-0.0) != told(0.0)
     assert told(True) != told(1)
+
+
+def test_models_share_no_graphs():
+    graphs = []
+
+    def counting(graph, examples):
+        graphs.append(graph)
+        return graph.forward
+
+    with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
+        for _ in range(4):
+            sparse, dense = applied({"x": X})
+            torch.testing.assert_close(torch.compile(sparse, backend=counting)(X), dense(X))
+    assert len(graphs) == 4
