@@ -1,4 +1,4 @@
-"""A captured graph in canonical form: functional, without repetitions, no-ops and disguised constants.
+"""A captured graph in canonical form: functional, without repetitions, no-ops, disguised constants and activations.
 
 In: `%z = new_zeros(%m, [n]); %s = scatter_add_(%z, 0, %i, %m)`, twice.
 Out: `%z = zeros([n], dtype, device); %s = scatter_add(%z, 0, %i, %m)`, once.
@@ -11,19 +11,21 @@ import torch
 from torch import fx
 
 from sparsify.passes import operators
+from sparsify.passes.joined_gelu import join_gelu
 from sparsify.passes.operators import argument, operator_name
 
 END = 2**63 - 1
 
 
 def canonicalize(graph: fx.Graph) -> None:
-    """Rewrites `graph` in place; values and gradients stay the same."""
+    """Rewrites `graph` in place; values and gradients stay the same, but for the rounding of an activation."""
     functionalize(graph)
     for node in list(graph.nodes):
         for rule in RULES:
             if rule(node):
                 break
     merge_repetitions(graph)
+    join_gelu(graph)
     remove_unused(graph)
     graph.lint()
 
