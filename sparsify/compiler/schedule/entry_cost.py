@@ -27,11 +27,18 @@ from sparsify.compiler.schedule.sizes import Sizes
 ROW: Final = 15.0
 ENTRY: Final = 2.0
 NUMBER: Final = 6.0
-# Per sum of an entry: by a kernel of its own; beside those of other heads; in a group of entries; of one left over.
+# Per row and per entry of short rows that a kernel of its own computes or reduces one by one; what functions of one
+# number take of those of a vector.
+SHORT_ROW: Final = 4.0
+SHORT: Final = 1.4
+ONE: Final = 0.5
+# Per sum of an entry: by a kernel of its own, of products of one head, and of others or of heads, whose rows lie apart;
+# beside those of other heads; in a group of entries; more for one left over.
+SINGLE: Final = 4.0
 ALONE: Final = 10.0
 BESIDE: Final = 5.0
-GROUPED: Final = 4.0
-LEFT: Final = 36.0
+GROUPED: Final = 6.0
+LEFT: Final = 10.0
 # Per random number or vector of them.
 DRAWN: Final = 50.0
 # How much longer functions of entries take where a short row ends before the next one begins.
@@ -117,16 +124,33 @@ class EntryCost:
 
     def _apart(self, nest: Nest) -> float:
         """Loops of a kernel of its own."""
+        if nest.kind in ("entries", "reduction"):
+            return min(self._in_vectors(nest), self._one_by_one(nest))
+        return self._by_rows(nest)
+
+    def _one_by_one(self, nest: Nest) -> float:
+        """Loops over the entries of rows that are too short for vectors."""
+        each = SHORT + ONE * self._outside(nest) + NUMBER * self._numbers(nest)
+        return (self.rows * SHORT_ROW + self.entries * each) * self.machine.vector_us
+
+    def _in_vectors(self, nest: Nest) -> float:
+        """Loops over the entries of a row, a vector of them at a time where they lie behind each other."""
         vectors = self.rows * ceil(self.mean / self.lanes)
         picked, others = self._numbers(nest), self._others(nest)
+        if nest.kind == "reduction" and picked:  # one after the other
+            busy = self.entries * (NUMBER * (picked + others) + self._outside(nest))
+        else:
+            busy = vectors * (ENTRY + WAITING * self._outside(nest)) + self.entries * NUMBER * picked
+        return (busy + self.rows * ROW) * self.machine.vector_us
+
+    def _by_rows(self, nest: Nest) -> float:
+        """Loops over what lies along sums and products of entries, and over what rows have beside them."""
+        others = self._others(nest)
         match nest.kind:
             case "scores":
-                each = ALONE + self._along(nest) + self._outside(nest) + NUMBER * others
+                alone = SINGLE if self.heads == 1 and _sums_products(self._value(nest)) else ALONE
+                each = alone + self._along(nest) + self._outside(nest) + NUMBER * others
                 busy = self.entries * each
-            case "reduction" if picked:  # one after the other
-                busy = self.entries * (NUMBER * (picked + others) + self._outside(nest))
-            case "entries" | "reduction":
-                busy = vectors * (ENTRY + WAITING * self._outside(nest)) + self.entries * NUMBER * picked
             case "product" | "columns":
                 busy = self.entries * (PICKED + self._along(nest))
             case _:
@@ -149,8 +173,10 @@ class EntryCost:
 
     def _grouped(self, nest: Nest) -> float:
         """Loops of one kernel that has the entries of a row in groups of a vector."""
+        if nest.kind in ("entries", "reduction"):
+            return self._in_vectors(nest)
         if nest.kind != "scores":
-            return self._apart(nest)
+            return self._by_rows(nest)
         left = self.rows * min(self.mean, self.lanes / 2)
         vectors = self.rows * ceil(self.mean / self.lanes)
         busy = self.entries * (GROUPED + self._along(nest)) + left * LEFT + vectors * self._outside(nest)
@@ -233,3 +259,13 @@ def _outermost(node: Node) -> list[Call]:
         return []
     found = [node] if isinstance(node, Call) else []
     return [*found, *(call for child in children(node) for call in _outermost(child))]
+
+
+def _sums_products(value: Expr) -> bool:
+    """Whether what a nest sums are plain products of two operands."""
+    for part in find(value, Reduce):
+        match part.body:
+            case Call("mul", (Access(), Access())):
+                continue
+        return False
+    return True

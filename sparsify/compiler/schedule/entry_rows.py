@@ -1,10 +1,10 @@
 """Schedules for row-wise chains over single entries: a row at a time, its entries by position in scratch.
 
 In:  `S = scores of Q and K where M is stored; m max= S; P = exp(S - m); d += P; Y += P V / d`, M compressed by row.
-Out: `pos j p M; split p po pi 8; split k ko ki 16 tail 8; ..; order S: i, po, pi; precompute w at po in register; ..;
-     precompute S at i in thread; ..; parallel i dynamic M`
+Out: `pos j p M; split p po pi 8; split k ko ki 16 tail 8; split pi ps pt 4 tail 2 1; join pi in m; ..;
+     order S: i, po, ps, pt; precompute w at ps in register; ..; precompute S at i in thread; ..; parallel i dynamic M`
 
-Eight scores at a time share the row of Q, and their sums are reduced together; eight entries fill a vector.
+Four scores at a time share the row of Q, and their sums are reduced together; eight entries fill a vector.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,9 @@ from sparsify.compiler.schedule.sizes import Sizes
 ROW_VECTORS: Final = 8
 # Of a sum, what is read at a time for each entry, whose coordinate is read once for it.
 SUM_VECTORS: Final = 2
+# Scores at a time, and of those that are left of a group.
+SCORES: Final = 4
+SCORES_TAIL: Final = (2, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +57,22 @@ class EntryRows:
         ]
         made, splits = self.splits()
         steps += made
+        summed = [nest.result for nest in chain.nests if nest.kind == "scores"]
+        some, one = (name("ps"), name("pt")) if summed and self.lanes > SCORES else (group, member)
+        if one != member:
+            steps.append(d.Split(member, some, one, SCORES, SCORES_TAIL))
+            others = [n for n in chain.nests if n.kind in ("entries", "reduction", "product")]
+            steps += [d.Join(member, nest.result) for nest in others]
         around = self.around()
-        entries = (*around, group, member)
         for nest in chain.nests:
-            steps += _ordered(nest, around, entries, splits, chain)
+            if nest.kind == "scores":
+                loops = (*around, group, some, one) if one != member else (*around, group, member)
+                steps += _summed(nest, loops, splits, chain)
+            else:
+                steps += _ordered(nest, around, (*around, group, member), splits, chain)
         steps += [d.Precompute(held, "thread", at=around[-1]) for held in chain.held]
         for nest in chain.nests:
-            steps += _kinds(nest, member, splits, chain)
+            steps += _kinds(nest, one if nest.kind == "scores" else member, splits, chain)
         return d.Schedule((*steps, self.shared()))
 
     def around(self) -> tuple[str, ...]:
@@ -91,6 +103,20 @@ class EntryRows:
         return steps, made
 
 
+def _summed(
+    nest: Nest, entries: tuple[str, ...], splits: dict[str, tuple[str, str]], chain: RowChain
+) -> list[d.Directive]:
+    """The loops of scores in their order, and what their sums are collected in."""
+    some, one = entries[-2:]
+    outer, inner = splits[nest.inner]
+    return [
+        d.Order(entries, nest.result),
+        d.Precompute(nest.summed, "register", at=some),
+        d.Order((outer, one, inner), nest.summed),
+        d.Precompute(chain.fresh(f"lanes_{nest.summed}"), "register", source=nest.summed, over=inner),
+    ]
+
+
 def _ordered(
     nest: Nest,
     around: tuple[str, ...],
@@ -102,13 +128,6 @@ def _ordered(
     group, member = entries[-2:]
     outer, inner = splits.get(nest.lane or nest.inner, ("", ""))
     match nest.kind:
-        case "scores":
-            return [
-                d.Order(entries, nest.result),
-                d.Precompute(nest.summed, "register", at=group),
-                d.Order((outer, member, inner), nest.summed),
-                d.Precompute(chain.fresh(f"lanes_{nest.summed}"), "register", source=nest.summed, over=inner),
-            ]
         case "entries":
             return [d.Order(entries, nest.result)]
         case "reduction":

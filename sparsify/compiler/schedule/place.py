@@ -289,7 +289,7 @@ def _shrink(
         listed = {}
     # A loop that was joined is an index for all of its leaves.
     inside = [loop.index for loop in around if set(_leaves(program, loop.index)) <= wanted]
-    indices = dict.fromkeys(listed.get(index, index) for index in inside)
+    indices = dict.fromkeys(listed.get(_leaves(program, index)[0], index) for index in inside)
     return replace(_kept(temporary, directive), indices=tuple(indices))
 
 

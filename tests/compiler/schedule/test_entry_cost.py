@@ -58,3 +58,18 @@ def test_entries_that_are_kept_are_written_by_both_forms():
     wanted = written / cost.machine.reads.at(written)
     assert kept.fused_us() - cost.fused_us() == pytest.approx(wanted)
     assert apart(kept) == apart(cost)  # where they are always
+
+
+def test_short_rows_are_computed_one_by_one_apart():
+    """A row of one or two entries fills no vector, in which one kernel takes it nevertheless."""
+    cost = priced(SUMS)
+    entries = next(nest for nest in cost.chain.nests if nest.kind == "entries" and "exp" in str(nest.assign))
+    short, long = (replace(cost, stored=4000 * mean) for mean in (1, 30))
+    assert short.apart_us(entries) < 0.7 * short._in_vectors(entries)
+    assert long._apart(entries) == long._in_vectors(entries)
+
+
+def test_products_of_one_head_are_cheap_apart():
+    one, two = (priced(PRODUCTS, h=heads) for heads in (1, 2))
+    (scores,) = (nest for nest in one.chain.nests if nest.kind == "scores")
+    assert one.apart_us(scores) < 0.45 * two.apart_us(scores)

@@ -1,5 +1,6 @@
 """Three ways to hold a row: as a strip, by chunks with rescaled sums, by chunks that are computed again."""
 
+import re
 from functools import cache
 
 import pytest
@@ -260,7 +261,7 @@ def test_products_along_what_scores_sum(vector_bytes):
         found = kernel(*[given[name] for name in program.inputs])
         (step,) = kernel.generated
         stages = step.stages
-    assert "unroll pi in S" in str(stages.schedule) and not stages.refused
+    assert re.search("unroll p[it] in S", str(stages.schedule)) and not stages.refused
     weights = torch.exp(Q @ K.mT - given["m"][..., None]) * allowed
     torch.testing.assert_close(found, weights @ K, **CLOSE)
 
