@@ -11,10 +11,20 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.dtypes import computing
 from sparsify.compiler.einsum.nodes import Access
 from sparsify.compiler.loops import nodes as loops
-from sparsify.compiler.loops.arithmetic import ONE, ZERO, constant, convert, integer, minus, plus
+from sparsify.compiler.loops.arithmetic import (
+    ONE,
+    ZERO,
+    constant,
+    convert,
+    integer,
+    larger,
+    minus,
+    plus,
+    smaller,
+)
 from sparsify.compiler.loops.lower import temporaries
 from sparsify.compiler.loops.lower.environment import Coordinate, Environment, scalar
-from sparsify.compiler.loops.lower.levels import level_variable, place_of
+from sparsify.compiler.loops.lower.levels import level_variable, numerator, place_of
 from sparsify.compiler.loops.nodes import MOST_LOOKED_UP
 from sparsify.errors import DiscordantError, ScheduleError
 
@@ -88,13 +98,22 @@ def lookup(low: Lowering, access: Access, env: Environment) -> loops.Expr | None
 
 
 def lanes_in_use(low: Lowering, access: Access, env: Environment) -> loops.Expr | None:
-    """How many lanes of the vector at `access` belong to the range of the lanes; `None` for all.
+    """How many lanes of the vector at `access` belong to the range of the lanes and to its modes; `None` for all.
 
     A temporary along a tile has room for whole vectors: lanes past a cut tile are its own to read and to write.
     """
     assert env.lane is not None
     free = temporaries.has_room(low, access.tensor, env.lane.index, env.lane.lanes)
-    return None if free else env.lane.count
+    count = None if free else env.lane.count
+    for mode in (mode for found, mode in env.cut if found == access):
+        at, extent = (
+            numerator(low, access, mode, env),
+            low.extent(low.declaration(access.tensor).extents[mode]),
+        )
+        assert at is not None, "what is cut has coordinates"
+        left = larger(minus(extent, at.start), ZERO)
+        count = smaller(left, integer(env.lane.lanes) if count is None else count)
+    return count
 
 
 def load(low: Lowering, access: Access, env: Environment) -> loops.Expr:

@@ -143,8 +143,8 @@ class Environment:
     """Everything known at one place of the loop nest; extended, never changed.
 
     Windows, by access and mode: `inside` are known to be in bounds; `masked` are in some lanes, and the others are
-    `clamped` to the ends where an entry is loaded. Of temporaries, `own` are those that each thread of a parallel loop
-    makes for itself before its iterations.
+    `clamped` to the ends where an entry is loaded; of those that are `cut` the first lanes are in bounds. Of
+    temporaries, `own` are those that each thread of a parallel loop makes for itself before its iterations.
     """
 
     coordinates: dict[str, Coordinate] = field(default_factory=dict)
@@ -158,6 +158,7 @@ class Environment:
     inside: frozenset[tuple[Access, int]] = frozenset()
     masked: frozenset[tuple[Access, int]] = frozenset()
     clamped: frozenset[tuple[Access, int]] = frozenset()
+    cut: frozenset[tuple[Access, int]] = frozenset()
     own: tuple[Let, ...] = ()
     in_parallel: bool = False
     hub: Hub | None = None

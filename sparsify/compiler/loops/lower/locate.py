@@ -4,17 +4,19 @@ In: `x[2*h+r-1]` with `h` and `r` entered. Out: `if 0 <= 2 * h + r - 1 < x_0_ext
 In: `A[i,3]`, A compressed by row. Out: a binary search for 3 in row `i`, then the body where it is found or not.
 
 In the lanes of a vector the body is written for lanes that are all inside, and for lanes of which a mask says which
-are; the assignment chooses between its value with the entry and its value without.
+are; the assignment chooses between its value with the entry and its value without. An index that is never below 0, as
+`j - i + extent(i) - 1`, has its first lanes inside: the others are loaded as 0, where that is what is not stored.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sparsify.compiler.dtypes import BYTES
-from sparsify.compiler.einsum.affine import affine
+from sparsify.compiler.einsum.affine import Affine, affine
 from sparsify.compiler.einsum.nodes import Access, Assign, Const, Expr, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import (
@@ -123,14 +125,31 @@ def _lanes_in_bounds(
             f"the lanes of {env.lane.index} are no steps along {access}", "vectorise another index"
         )
     extent = low.extent(low.declaration(access.tensor).extents[mode])
+    known = replace(env, inside=env.inside | {(access, mode)})
     last = minus(integer(env.lane.lanes) if env.lane.count is None else env.lane.count, ONE)
     ends = (at.start, plus(at.start, times(last, at.step)))
     least, most = ends if step > 0 else ends[::-1]
+    inside = located(low, node, known, then)
+    if step == 1 and _is_never_below(low, form) and low.fill_of(access) == 0:
+        cut = located(low, node, replace(known, cut=env.cut | {(access, mode)}), then)
+        return _either(compare("lt", most, extent), inside, cut)
     whole = both(compare("ge", least, ZERO), compare("lt", most, extent))
-    inside = located(low, node, replace(env, inside=env.inside | {(access, mode)}), then)
     masked = located(low, node, replace(env, masked=env.masked | {(access, mode)}), then)
     outside = located(low, node, env.without(frozenset({access})), then)
     return _either(whole, inside, _either(compare("gt", extent, ZERO), masked, outside))
+
+
+def _is_never_below(low: Lowering, form: Affine) -> bool:
+    """Whether a form is at least 0 for all coordinates: what is subtracted is less than extents that are added."""
+    factors = Counter[str]()
+    for name, factor in form.extents:
+        factors[low.extents.get(name, name)] += factor
+    least = form.offset
+    for name, factor in form.terms:
+        if factor < 0:  # times the extent less 1
+            factors[low.extents.get(name, name)] += factor
+            least -= factor
+    return least >= 0 and all(factor >= 0 for factor in factors.values())
 
 
 def _either(condition: loops.Expr, then: Lowered, otherwise: Lowered) -> Lowered:
