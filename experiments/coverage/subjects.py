@@ -176,7 +176,7 @@ def _texts(name: str, kind: str, mask: Mapping[str, Any], **sizes: Any) -> Subje
 # Scores have bounds as large as they are; every other layer has a window.
 _GEMMA = {
     "num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 1, "attn_logit_softcapping": 0.05,
-    "sliding_window": 9, "use_cache": False,
+    "sliding_window": 9,
 }  # fmt: skip
 _T5 = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
 _CLIP = {

@@ -45,6 +45,11 @@ class CallShape:
     leaves: tuple[Leaf, ...]
     told: Any = field(default=None, compare=False)
 
+    @property
+    def has_past(self) -> bool:
+        """Whether such calls bring keys of earlier ones."""
+        return f"TreeSpec({own_caches.Kept.__name__}," in self.tree
+
     def tensor_names(self) -> list[str]:
         """The names of the tensors that the graph takes, in order."""
         names: list[str] = []
@@ -94,15 +99,23 @@ def signature(model: torch.nn.Module) -> inspect.Signature:
     return inspect.signature(model.forward)
 
 
-def flatten(model_signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """The call `model(*args, **kwargs)` taken apart; omitted arguments stay omitted."""
+def flatten(
+    model_signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], *, opens: bool = True
+) -> Call:
+    """The call `model(*args, **kwargs)` taken apart; omitted arguments stay omitted.
+
+    Args:
+        model_signature: of the model's forward.
+        args, kwargs: of the call.
+        opens: whether keys of earlier calls in caches are tensors of the call.
+    """
     try:
         bound = model_signature.bind(*args, **kwargs)
     except TypeError as error:
         raise CaptureError(
             f"the example inputs do not fit the model's forward{model_signature}: {error}"
         ) from None
-    arguments = dict(bound.arguments)
+    arguments = {name: own_caches.opened(v) if opens else v for name, v in bound.arguments.items()}
     paths, spec = pytree.tree_flatten_with_path(arguments, is_leaf=is_tensor)
     leaves = tuple(leaf_of(pytree.keystr(path), value) for path, value in paths)
     values = [value for _, value in paths]
@@ -156,12 +169,12 @@ def copied(call: Call) -> Call:
 
 
 def anew(model: Callable[..., Any], args: Any, kwargs: Any, may_write: bool) -> Callable[[], Any]:
-    """A call with copies of empty caches, and of tensors that it may write into: it begins alike each time."""
+    """A call with copies of caches, and of tensors that it may write into: it begins alike each time."""
 
     def own(value: Any) -> Any:
         if may_write and isinstance(value, torch.Tensor) and not is_sparse(value):
             return value.clone()
-        return own_caches.fresh(value)
+        return own_caches.copied(value)
 
     def call() -> Any:
         given, named = pytree.tree_map(own, (args, kwargs), is_leaf=own_caches.is_cache)

@@ -30,6 +30,7 @@ from sparsify.passes import (
     sparse_inputs,
 )
 from sparsify.passes.canonicalize import canonicalize
+from sparsify.passes.granted import Holds, granted
 from sparsify.passes.inline import inline_blocks
 
 Dynamic = Mapping[str, Any] | Sequence[Any] | None
@@ -57,6 +58,7 @@ class Captured:
         constants: tensors that the capture made, by attribute name.
         is_lifted: whether parts of the model, or sparse matrices among its inputs, were captured in a form of ours,
             which operators alone would not show.
+        holds: whether what the graph takes for granted holds for extents by name; None where that is not asked.
     """
 
     graph: fx.Graph
@@ -67,6 +69,7 @@ class Captured:
     specialised: list[str] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     is_lifted: bool = False
+    holds: Holds | None = None
 
 
 class Flat(nn.Module):
@@ -130,6 +133,8 @@ def capture(
     assert outputs, "export runs the model"
     graph, constants = inner_graph(program, names, first_names(model))
     extents = [extents_of(node) for node in graph.find_nodes(op="placeholder")]
+    # How long a text is decides what layers of windows compute and keep.
+    holds = granted(graph) if own_caches.has_windows(outputs[-1]) else None
     canonicalize(graph)
     wanted = dimensions(names, tensors, dynamic)
     return Captured(
@@ -141,6 +146,7 @@ def capture(
         specialised=fixed_dimensions(names, extents, wanted),
         constants=constants,
         is_lifted=is_lifted(model, call, masks=masks, gates=gates),
+        holds=holds,
     )
 
 

@@ -50,9 +50,13 @@ class Captures:
         )
 
     def shown(self, modes: Modes) -> Variant | None:
-        """The variant of a mode that fits most calls: most of its extents may vary."""
-        known = [variant for (mode, _), variant in self.known if mode == modes]
-        return max(known, key=Variant.varying, default=None)
+        """The variant of a mode that fits most calls: most of its extents may vary, and they need no earlier calls."""
+        known = [
+            ((not shape.has_past, variant.varying()), variant)
+            for (mode, shape), variant in self.known
+            if mode == modes
+        ]
+        return max(known, key=lambda found: found[0], default=(None, None))[1]
 
     def may_write(self, modes: Modes) -> bool:
         """Whether calls in a mode may write into what they bring, which is not known before one is captured."""

@@ -4,7 +4,6 @@ In: `SparseModule(model, recipe)`. Out: a `torch.fx.GraphModule` with the model'
 """
 
 import copy
-import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from sparsify.passes.base import Asked, Key, Notices, Stored
 from sparsify.passes.capture import sparse_parts
 from sparsify.passes.captures import Captures
 from sparsify.passes.check import compare
+from sparsify.passes.decoder import Decoder
 from sparsify.passes.drafted import drafted
 from sparsify.passes.eager import eager
 from sparsify.passes.memory import Memory
@@ -27,7 +27,6 @@ from sparsify.passes.no_graph import fail_after, fail_without_graph
 from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.quick import Quick
 from sparsify.passes.shell import fill_shell, in_modes, modes, share_again
-from sparsify.passes.traced_module import TracedModule
 from sparsify.passes.variant import Variant, pruned_among, return_plainly
 from sparsify.report import Report
 from sparsify.runtime.peak import Peak
@@ -36,7 +35,7 @@ MAX_CAPTURES = 8
 TIMED_CALLS = 3
 
 
-class SparseModule(TracedModule):
+class SparseModule(Decoder):
     """A model whose sparse regions are kernels.
 
     The parameters are those of the source model; frozen weights that kernels alone read are packed. `.graph` is
@@ -47,11 +46,9 @@ class SparseModule(TracedModule):
 
     report: Report
     _weights: Weights
-    _signature: inspect.Signature
     _unpacked: dict[str, Held]
     _matrices: Memory
     _quick: Quick
-    _notices: Notices
     _example: tuple[calls.Call, list[Any]] | None
     _generated: Callable[..., Any]
 
@@ -124,7 +121,7 @@ class SparseModule(TracedModule):
         if callable(traced_calls.watcher()):
             return traced_calls.run_outside(self, args, kwargs, is_told=False)
         caches = own_caches.given((*args, *kwargs.values()))
-        if any(map(own_caches.has_past, caches)):
+        if self.leaves_past(caches):
             return self.with_past(args, kwargs)
         if torch.is_autocast_enabled("cpu"):
             self._notices.warn("autocast changes dtypes, which kernels do not; the source model runs")
@@ -143,18 +140,6 @@ class SparseModule(TracedModule):
         for cache in caches:
             own_caches.fill(cache, result)
         return result
-
-    def with_past(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The source model's result for a call whose cache holds keys of earlier ones.
-
-        Raises:
-            CaptureError: nothing may run densely.
-        """
-        past = "a cache holds keys of earlier calls, for which there is no graph"
-        if self._asked.strict or settings.current().strict:
-            raise CaptureError(past, "calls without a cache, or without strict")
-        self._notices.warn(f"{past}; such calls run as the source model has them")
-        return self.run_source(calls.flatten(self._signature, args, kwargs))
 
     def finish(self, variant: Variant, tensors: Sequence[torch.Tensor]) -> Any:
         """The model's output class around the results of a variant."""
@@ -204,8 +189,10 @@ class SparseModule(TracedModule):
             self.report.warnings.append(str(error))
             self._notices.warn(f"{error}; the source model runs")
             return None
-        references = [weakref.ref(value) for value in call.values if isinstance(value, torch.Tensor)]
-        object.__setattr__(self, "_example", (calls.with_tensors(call, [None] * len(references)), references))
+        if not call.shape.has_past:
+            references = [weakref.ref(value) for value in call.values if isinstance(value, torch.Tensor)]
+            example = calls.with_tensors(call, [None] * len(references))
+            object.__setattr__(self, "_example", (example, references))
         self._captures.add(like, variant)
         self.show(self._captures.shown(like[0]) or variant)
         self._quick.variants.clear()
@@ -247,6 +234,11 @@ class SparseModule(TracedModule):
         args, kwargs = calls.arguments_of(pytree.tree_unflatten(values, call.spec), self._signature)
         with in_modes(self._source, self), self._weights.dense():
             return self._source(*args, **kwargs)
+
+    def run_part(self, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """What a module of the source model computes, densely."""
+        with in_modes(self._source, self), self._weights.dense():
+            return part(*args, **kwargs)
 
     def verify(self, variant: Variant, call: calls.Call, tensors: list[torch.Tensor]) -> None:
         """Times the regions of a variant, and compares it with the source model on the inputs of the call."""

@@ -77,7 +77,7 @@ class Variant:
                         return False
                 elif size < 2 or known.setdefault(extent, size) != size:  # 0 and 1 are special to export
                     return False
-        return True
+        return self.captured.holds is None or self.captured.holds(known)
 
     def writes(self) -> bool:
         """Whether something in the graph writes into a tensor, which may be one of the call."""

@@ -89,6 +89,7 @@ def test_the_second_call_runs_as_the_model_has_it():
     same(cache, expected.past_key_values)
 
 
+EAGER = {"attn_implementation": "eager"}
 NARROW = {
     "schema": 1,
     "name": "narrow",
@@ -193,8 +194,62 @@ def test_what_is_measured_and_verified_begins_without_a_past():
     assert cache.get_seq_length() == 0
 
 
+def gemma():
+    """Every other layer attends to a window of 6 keys."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return hugging_face(
+        "Gemma2", vocab_size=50, num_key_value_heads=1, head_dim=8, sliding_window=6, **{**sizes, **EAGER}
+    )().eval()
+
+
+@pytest.mark.parametrize("make", [gpt2, gemma])
+def test_a_past_is_an_input_of_a_graph(make, compiled_fast):
+    """Texts in parts; the second one fills the window of six keys, or the first one does."""
+    model = make()
+    sparse = apply(model, PRUNED, (TEXT,), strict=True, trainable=True, verify=False)
+    dense = copy.deepcopy(model)
+    dense.load_state_dict(sparse.state_dict())
+    shown = sparse.report
+    for parts in ((3, 3), (8, 1, 1)):
+        cache, other, start = transformers.DynamicCache(config=model.config), None, 0
+        for length in parts:
+            text = TEXT[:, start : start + length]
+            with torch.no_grad():
+                found = sparse(text, past_key_values=cache)
+                expected = dense(text, past_key_values=other)
+            start, other = start + length, expected.past_key_values
+            torch.testing.assert_close(
+                found.last_hidden_state, expected.last_hidden_state, rtol=1e-4, atol=1e-5
+            )
+            same(cache, other)
+            same(found.past_key_values, other)
+            assert cache.get_seq_length() == other.get_seq_length() == start
+    assert not sparse._captures.refused
+    assert sparse.report is shown, "what needs no earlier calls is shown"
+
+
+def test_gradients_pass_a_past(compiled_fast):
+    sparse = apply(gpt2(), PRUNED, (TEXT,), strict=True, trainable=True, verify=False)
+    with torch.no_grad():
+        cache = sparse(TEXT[:, :8]).past_key_values
+    before = [part.clone() for part in parts_of(cache)]
+    assert sparse.verify_gradients(TEXT[:, 8:], past_key_values=cache) < 1e-4
+    for one, other in zip(parts_of(cache), before, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_fixed_extents_have_no_graph_of_a_past():
+    sparse = apply(gpt2(), PRUNED, (TEXT,), verify=False, dynamic=())
+    with torch.no_grad():
+        cache = sparse(TEXT).past_key_values
+        with pytest.warns(RuntimeWarning, match="a cache holds keys of earlier calls"):
+            sparse(TEXT, past_key_values=cache)
+    assert len(sparse.variants) == 1
+
+
 def test_a_past_is_an_error_where_nothing_may_run_densely():
-    sparse = apply(gpt2(), PRUNED, (TEXT,), verify=False, strict=True)
+    sparse = apply(gpt2(), WINDOW, (TEXT,), verify=False, strict=True)
     with torch.no_grad():
         cache = sparse(TEXT).past_key_values
         with pytest.raises(
