@@ -21,7 +21,7 @@ from torch.fx import traceback
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError, SparsifyError
 from sparsify.passes.apply import apply
-from sparsify.passes.dynamo_reports import matched_before, report_break, report_rules
+from sparsify.passes.dynamo_reports import is_whole, report_break, report_rules
 from sparsify.passes.own_layers import SPELLED
 from sparsify.recipe import Recipe
 from sparsify.recipe.source import nearest
@@ -81,7 +81,7 @@ def backend(
         )
     recipe = lenient(recipes.load(given.pop("recipe")))
     report_break(graph)
-    return Compiled(graph, example_inputs, recipe, given.pop("inner", INNER), given, matched_before(options))
+    return Compiled(graph, example_inputs, recipe, given.pop("inner", INNER), given, is_whole(graph, options))
 
 
 def lenient(recipe: Recipe) -> Recipe:
@@ -100,7 +100,7 @@ class Compiled:
         recipe: whose rules may match nothing.
         inner: the backend for the sparse graph.
         how: arguments of `apply`.
-        matched: the rules that matched in other graphs of the model, with those of this one.
+        is_whole: whether the graph is all of a model, so that each rule is to match something.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class Compiled:
         recipe: Recipe,
         inner: str,
         how: Mapping[str, Any],
-        matched: set[str] | None = None,
+        is_whole: bool = False,
     ) -> None:
         self.graph, self.recipe, self.inner, self.how = graph, recipe, inner, dict(how)
-        self.matched = set() if matched is None else matched
+        self.is_whole = is_whole
         placeholders = graph.graph.find_nodes(op="placeholder")
         names = [member_name(source_of(node)) for node in placeholders]
         self.members = {at: name for at, name in enumerate(names) if name}
@@ -194,7 +194,9 @@ class Compiled:
                 raise
             warnings.warn(f"{error}; this graph stays dense", RuntimeWarning, stacklevel=2)
             return self.compiled(self.graph)
-        report_rules(self.graph, module.report, self.matched)
+        if self.is_whole:
+            report_rules(module.report)
+            self.is_whole = False
         run = self.compiled(module)
         return lambda *values: run(*[values[at] for at in self.inputs])
 

@@ -1,4 +1,4 @@
-"""What is said of the graphs that `torch.compile` makes of a model: breaks, and rules that match nothing in them.
+"""What is said of the graphs that `torch.compile` makes of a model: breaks, and rules that match nothing.
 
 In: a graph of Dynamo's, and the report of what became of it. Out: warnings.
 """
@@ -10,9 +10,9 @@ from torch import fx
 
 from sparsify.report import Report
 
-# Models whose matches are remembered.
+# Of so many models it is known that they had a graph.
 MODELS: Final = 16
-_matched: list[tuple[Any, set[str]]] = []
+_models: list[Any] = []
 
 
 def is_cut(graph: fx.GraphModule) -> bool:
@@ -33,31 +33,27 @@ def report_break(graph: fx.GraphModule) -> None:
         )
 
 
-def matched_before(options: Any) -> set[str]:
-    """The rules that matched in earlier graphs of one `torch.compile`, which has one object of options for all."""
-    for known, labels in _matched:
-        if known is options:
-            return labels
-    _matched.append((options, set()))
-    del _matched[:-MODELS]
-    return _matched[-1][1]
-
-
-def report_rules(graph: fx.GraphModule, report: Report, matched: set[str]) -> None:
-    """Warns at the end of a model of rules that matched nothing in it, once.
+def is_whole(graph: fx.GraphModule, options: Any) -> bool:
+    """Whether a graph is that of a whole model: the first of one `torch.compile`, and cut by nothing.
 
     Args:
-        graph: the last one that there is.
-        report: of what became of it.
-        matched: the rules that matched in other graphs of the model; those of this one are added.
+        graph: of Dynamo's.
+        options: of `torch.compile`, one object for all graphs of a model.
     """
-    matched |= {entry.rule for entry in report.rules if entry.matched or entry.note}
-    missing = [entry.rule for entry in report.rules if entry.rule not in matched]
-    if missing and not is_cut(graph):
-        matched.update(missing)
+    is_first = all(known is not options for known in _models)
+    if is_first:
+        _models.append(options)
+        del _models[:-MODELS]
+    return is_first and not is_cut(graph)
+
+
+def report_rules(report: Report) -> None:
+    """Warns of rules that matched nothing in the graph of a whole model."""
+    missing = [entry.rule for entry in report.rules if not entry.matched and not entry.note]
+    if missing:
         warnings.warn(
-            f"{', '.join(missing)} of the recipe {report.recipe} matched nothing in this graph of torch.compile, nor "
-            "in those before it: what was to be sparse stays dense; sparsify.apply says what there is",
+            f"{', '.join(missing)} of the recipe {report.recipe} matched nothing in the graph of torch.compile: what "
+            "was to be sparse stays dense; sparsify.apply says what there is",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from sparsify.compiler.dtypes import name_of
+from sparsify.compiler.einsum.extents import equal_extents
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, find, map_children, walk
@@ -164,6 +165,8 @@ def finish(region: Region) -> None:
         for found in walk(named):
             if isinstance(found, Access):
                 extents.setdefault(found.tensor, tuple(mode_name(index) for index in found.indices))
+    same = equal_extents(statements)  # X[i,k] + A[i,j] * X[j,k] has as many rows as columns
+    extents = {name: tuple(same[index] for index in indices) for name, indices in extents.items()}
     for name, operand in region.operands.items():
         declarations.append(declare(region.names[name], extents[region.names[name]], operand))
     for node, _, _ in region.statements:
