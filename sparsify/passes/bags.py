@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from sparsify.errors import InvalidTensorError
 from sparsify.passes.aligned import Aligned
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
-from sparsify.storage.tensor import SparseTensor
+from sparsify.storage.tensor import wrap
 
 BAGS: Final = Format("dense, compressed, singleton")
 
@@ -65,7 +66,7 @@ class BagsOutput:
         """The bags, or their pattern where the caller brings the values."""
         if self.is_weighted:
             return aligned
-        return SparseTensor(aligned.pattern, torch.ones(aligned.pattern.nnz, dtype=self.dtype))
+        return wrap(aligned.pattern, torch.ones(aligned.pattern.nnz, dtype=self.dtype))
 
 
 def require_rows(indices: torch.Tensor, rows: int) -> None:
@@ -86,13 +87,15 @@ def starts_of(offsets: torch.Tensor, count: int, has_last: bool) -> torch.Tensor
     Raises:
         InvalidTensorError: offsets that do not ascend from 0, to `count` where they have the last end.
     """
-    starts = offsets.contiguous() if has_last else torch.cat([offsets, offsets.new_tensor([count])])
+    given = offsets.numpy()  # faster than torch for few bags, which may be new in every call
+    starts = given if has_last else np.empty(len(given) + 1, given.dtype)
     if len(starts) < 2:
-        return starts.new_zeros(1)
-    first, last = int(offsets[0]), int(offsets[-1])
-    least = int(torch.diff(starts).min())
-    if first == 0 and least >= 0 and int(starts[-1]) == count:
-        return starts
+        return offsets.new_zeros(1)
+    if not has_last:
+        starts[:-1], starts[-1] = given, count
+    first, last = int(given[0]), int(given[-1])
+    if first == 0 and starts[-1] == count and (starts[1:] >= starts[:-1]).all():
+        return offsets.contiguous() if has_last else torch.from_numpy(starts)
     if first != 0:
         complaint = f"begin with {first}"
     elif last > count or has_last:

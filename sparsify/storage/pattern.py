@@ -183,7 +183,7 @@ class Pattern:
 
     def trusted(self) -> "Pattern":
         """This pattern, whose maker vouches for what the arrays hold."""
-        self.cached("valid", lambda: True)
+        self._cache.setdefault("valid", True)
         return self
 
     def coordinates(self, *, is_kept: bool = True) -> Tensor:
