@@ -225,7 +225,7 @@ _ALL: Final = (
     _over_graphs("SGC", both("SGConv", K=2), 4),
     _over_graphs("Cheb", both("ChebConv", K=3), 4),
     _over_graphs("RGCN", relational, 6, typed_edges),
-    _over_graphs("PNA", principal, 8),
+    _over_graphs("PNA", principal, 2),
     _over_graphs("EdgeConv, max", perceptrons("EdgeConv", 2, aggr="max"), 2),
     _over_graphs("Relations of two kinds of nodes", Relations, 3, relations),
     _over_graphs("GIN, batch of graphs", pooled, 3, graphs),

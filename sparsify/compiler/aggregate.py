@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from sparsify.compiler.cpp import target
-from sparsify.compiler.einsum.infer_format import infer_format
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Index, Program, Reduce
+from sparsify.compiler.einsum.infer_format import dense_format, infer_format
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices, fresh
+from sparsify.compiler.einsum.rename import replace as with_part
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import concretize
 from sparsify.compiler.notation.lane import lane_bytes
@@ -100,25 +101,51 @@ def aggregated(program: Program, sizes: Sizes) -> Aggregated | None:
 
 
 def reductions_first(program: Program) -> Program:
-    """`Y[i] = sum(j, e) -> s_Y[i] = sum(j, e); .. Y[i] = s_Y[i]`, with what is not reduced after all that is."""
+    """`Y[i] = sum(j, e) / c[i] -> s_Y[i] = sum(j, e); .. Y[i] = s_Y[i] / c[i]`, all that is reduced before the rest."""
     taken = {declared.name for declared in program.declarations} | set(all_indices(program.statements))
     reduced: list[Assign] = []
     others: list[Assign] = []
     declarations = list(program.declarations)
     for statement in program.statements:
-        if not isinstance(statement.value, Reduce):
-            others.append(statement)
-            continue
         name = statement.target.tensor
-        if name in program.outputs:
-            held = fresh(f"s_{name}", taken)
-            taken.add(held)
-            declarations.append(replace(program.declaration(name), name=held))
-            inside = replace(statement.target, tensor=held)
-            others.append(Assign(statement.target, None, inside))
-            statement = replace(statement, target=inside)
-        reduced.append(statement)
+        if isinstance(statement.value, Reduce) and name not in program.outputs:
+            reduced.append(statement)
+            continue
+        for sum_ in dict.fromkeys(find(statement.value, Reduce)):
+            declared = _held(program, statement, sum_, taken)
+            if declared is None:
+                continue
+            taken.add(declared.name)
+            declarations.append(declared)
+            at = statement.target.indices if statement.value is sum_ else _own_indices(statement, sum_)
+            inside = Access(declared.name, at)
+            reduced.append(Assign(inside, None, sum_))
+            statement = replace(statement, value=with_part(statement.value, sum_, inside))
+        others.append(statement)
     return replace(program, statements=(*reduced, *others), declarations=tuple(declarations))
+
+
+def _own_indices(statement: Assign, sum_: Reduce) -> tuple[Expr, ...]:
+    """The index variables of a statement's target that a reduction in it has."""
+    used = {index.name for index in find(sum_.body, Index)}
+    return tuple(at for at in statement.target.indices if isinstance(at, Index) and at.name in used)
+
+
+def _held(program: Program, statement: Assign, sum_: Reduce, taken: set[str]) -> Declaration | None:
+    """The temporary for a reduction; `None` where it may have another dtype or form than the statement's result."""
+    result = program.declaration(statement.target.tensor)
+    name = fresh(f"s_{result.name}", taken)
+    if statement.value is sum_:
+        return replace(result, name=name)
+    own = _own_indices(statement, sum_)
+    dtypes = {program.declaration(access.tensor).dtype for access in find(sum_, Access)}
+    used = {index.name for index in find(sum_.body, Index)} - set(sum_.indices)
+    is_free = used == {at.name for at in own if isinstance(at, Index)} and len(find(sum_, Reduce)) == 1
+    if not is_free or not result.format.is_dense or dtypes != {result.dtype}:
+        return None
+    pairs = zip(statement.target.indices, result.extents, strict=True)
+    extents = tuple(extent for at, extent in pairs if at in own)
+    return Declaration(name, extents, dense_format(len(own)), result.dtype)
 
 
 def _together_us(

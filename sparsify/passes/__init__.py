@@ -21,6 +21,7 @@ from sparsify.passes.pack import pack
 from sparsify.passes.printer import fragments_text, regions_text, whole_graph
 from sparsify.passes.propagate import propagate
 from sparsify.passes.reorder import reorder
+from sparsify.passes.together import together
 
 __all__ = ["PASSES"]
 
@@ -35,6 +36,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("flattened", flatten, whole_graph),  # needs the marks of weights; lifts see matrices alone
     Pass("reordered", reorder, whole_graph),  # needs the marks; lifts see the nodes in their new order
     Pass("lifted", lift, fragments_text),  # needs all marks: what is sparse decides what is an einsum operand
+    Pass("together", together, fragments_text),  # needs what was lifted apart, and the fragments behind it
     Pass("fused", fuse, regions_text),  # needs all fragments: joins across modules
     Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense
     Pass(

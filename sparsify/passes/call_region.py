@@ -4,7 +4,8 @@ In: `call_region(handle, x, edge_index, 2708, w, b)`. Out: the region's result, 
 
 Eager calls go straight to the kernel. While tracing, compiling or exporting the same call is the operator
 `torch.ops.sparsify.region(handle, tensors, sizes, places, packed)`, whose shapes are ordinary: conversions stay inside
-of it. Where sparse tensors are taken apart, the tensors are the parts of packed weights too, and `packed` says which.
+of it. `call_results` and the operator `region_results`, which gives a list, are for regions of several results. Where
+sparse tensors are taken apart, the tensors are the parts of packed weights too, and `packed` says which.
 """
 
 from collections.abc import Sequence
@@ -12,10 +13,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import fx
 
 from sparsify.compiler import torch_operator
 from sparsify.compiler.einsum import exact
 from sparsify.compiler.traced import Parts
+from sparsify.passes.first_gradient import Result
 from sparsify.passes.region_call import RegionCall, find
 from sparsify.storage import dispatch
 from sparsify.storage.tensor import SparseTensor
@@ -25,17 +28,35 @@ _exported: dict[int, RegionCall] = {}
 Place = tuple[int, Parts, tuple[int, ...]]
 
 
-def call_region(handle: int, *arguments: Any) -> torch.Tensor:
+def call_region(handle: int, *arguments: Any) -> Result:
     """The result of the region `handle` for its arguments, tensors and sizes."""
     if torch.compiler.is_compiling():
-        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-        sizes = [argument for argument in arguments if not isinstance(argument, torch.Tensor)]
-        places = [
-            position for position, argument in enumerate(arguments) if not isinstance(argument, torch.Tensor)
-        ]
-        traced: torch.Tensor = torch.ops.sparsify.region(handle, tensors, sizes, places, "")
+        traced: torch.Tensor = torch.ops.sparsify.region(handle, *parted(arguments), "")
         return traced
     return find(handle)(*arguments)
+
+
+def call_results(handle: int, *arguments: Any) -> Result | list[torch.Tensor]:
+    """The results of the region `handle`, which has several."""
+    if torch.compiler.is_compiling():
+        traced: list[torch.Tensor] = torch.ops.sparsify.region_results(handle, *parted(arguments), "")
+        return traced
+    return find(handle)(*arguments)
+
+
+def is_call(node: fx.Node) -> bool:
+    """Whether a node calls a region."""
+    return node.target is call_region or node.target is call_results
+
+
+def parted(arguments: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any], list[int]]:
+    """The tensors among arguments, the sizes, and the places of these."""
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    sizes = [argument for argument in arguments if not isinstance(argument, torch.Tensor)]
+    places = [
+        position for position, argument in enumerate(arguments) if not isinstance(argument, torch.Tensor)
+    ]
+    return tensors, sizes, places
 
 
 @cache
@@ -82,61 +103,85 @@ def merged(
 def run(
     handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
 ) -> torch.Tensor:
-    """The operator's computation."""
-    return find(handle)(*merged(tensors, sizes, places, packed))
+    """The computation of `region`."""
+    found = find(handle)(*merged(tensors, sizes, places, packed))
+    assert isinstance(found, torch.Tensor), "regions of several results have an operator of their own"
+    return found
+
+
+def run_results(
+    handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
+) -> list[torch.Tensor]:
+    """The computation of `region_results`."""
+    return list(find(handle)(*merged(tensors, sizes, places, packed)))
 
 
 def shape_only(
     handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
 ) -> torch.Tensor:
-    """The operator on fake tensors."""
+    """`region` on fake tensors."""
+    return shapes_only(handle, tensors, sizes, places, packed)[0]
+
+
+def shapes_only(
+    handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
+) -> list[torch.Tensor]:
+    """`region_results` on fake tensors."""
     call = find(handle)
     if torch.compiler.is_exporting():
         _exported[handle] = call  # lives as long as exported programs may
     arguments = merged(tensors, sizes, places, packed)
-    return tensors[0].new_empty(call.result_shape(arguments), dtype=call.dtype)
+    shapes = call.result_shapes(arguments)
+    return [tensors[0].new_empty(s, dtype=dtype) for s, dtype in zip(shapes, call.dtypes, strict=True)]
 
 
 def run_backward(
-    handle: int, gradient: torch.Tensor, result: torch.Tensor, tensors: list[torch.Tensor], sizes: list[int],
-    places: list[int], needed: list[int], packed: str,
+    handle: int, gradients: list[torch.Tensor | None], results: list[torch.Tensor], tensors: list[torch.Tensor],
+    sizes: list[int], places: list[int], needed: list[int], packed: str,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """The gradients of the tensors at the positions `needed`."""
+    """The gradients of the tensors at the positions `needed`, from those of the results; `None` stands for zeros."""
     arguments = merged(tensors, sizes, places, packed)
     positions = (position for position in range(len(arguments)) if position not in places)
     position_of = dict(zip(together(tensors, packed), positions, strict=True))
-    found = find(handle).gradients(arguments, [position_of[at] for at in needed], result, gradient)
-    taken = {tensor.untyped_storage().data_ptr() for tensor in (gradient, result, *tensors)}
-    gradients = []
+    found = find(handle).gradients(arguments, [position_of[at] for at in needed], results, gradients)
+    given = [tensor for tensor in (*gradients, *results, *tensors) if tensor is not None]
+    taken = {tensor.untyped_storage().data_ptr() for tensor in given}
+    pulled = []
     for at, value in zip(needed, found, strict=True):
         own = torch.zeros_like(tensors[at]) if value is None else value.contiguous()
         if own.untyped_storage().data_ptr() in taken:
             own = own.clone()  # an operator's results share no memory with its operands or each other
         taken.add(own.untyped_storage().data_ptr())
-        gradients.append(own)
-    return gradients
+        pulled.append(own)
+    return pulled
 
 
 def backward_shapes(
-    handle: int, gradient: torch.Tensor, result: torch.Tensor, tensors: list[torch.Tensor], sizes: list[int],
-    places: list[int], needed: list[int], packed: str,
+    handle: int, gradients: list[torch.Tensor | None], results: list[torch.Tensor], tensors: list[torch.Tensor],
+    sizes: list[int], places: list[int], needed: list[int], packed: str,
 ) -> list[torch.Tensor]:  # fmt: skip
     """The gradients on fake tensors."""
     return [torch.empty_like(tensors[position], memory_format=torch.contiguous_format) for position in needed]
 
 
-def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor | list[torch.Tensor]) -> None:
     """Keeps what backward needs."""
+    results = [output] if isinstance(output, torch.Tensor) else output
+    ctx.count = len(results)
+    ctx.set_materialize_grads(len(results) == 1)
     ctx.handle, tensors, ctx.sizes, ctx.places, ctx.packed = inputs
     ctx.needed = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
-    ctx.save_for_backward(output, *tensors)
+    ctx.save_for_backward(*results, *tensors)
 
 
-def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, list[torch.Tensor | None], Any, Any, None]:
+def backward(
+    ctx: Any, given: torch.Tensor | list[torch.Tensor | None]
+) -> tuple[None, list[torch.Tensor | None], Any, Any, None]:
     """The gradients of all arguments."""
-    result, *tensors = ctx.saved_tensors
+    of_results = [given] if isinstance(given, torch.Tensor) else list(given)
+    results, tensors = list(ctx.saved_tensors[: ctx.count]), list(ctx.saved_tensors[ctx.count :])
     found = torch.ops.sparsify.region_backward(
-        ctx.handle, gradient, result, tensors, ctx.sizes, ctx.places, ctx.needed, ctx.packed
+        ctx.handle, of_results, results, tensors, ctx.sizes, ctx.places, ctx.needed, ctx.packed
     )
     gradients: list[torch.Tensor | None] = [None] * len(tensors)
     for position, value in zip(ctx.needed, found, strict=True):
@@ -157,13 +202,18 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 REGION = "region(int handle, Tensor[] tensors, SymInt[] sizes, int[] places, str packed) -> Tensor"
+REGION_RESULTS = (
+    "region_results(int handle, Tensor[] tensors, SymInt[] sizes, int[] places, str packed) -> Tensor[]"
+)
 REGION_BACKWARD = (
-    "region_backward(int handle, Tensor gradient, Tensor result, Tensor[] tensors, SymInt[] sizes, int[] places, "
-    "int[] needed, str packed) -> Tensor[]"
+    "region_backward(int handle, Tensor?[] gradients, Tensor[] results, Tensor[] tensors, SymInt[] sizes, "
+    "int[] places, int[] needed, str packed) -> Tensor[]"
 )
 _library = torch_operator.register(
     torch_operator.Operator(REGION, run, shape_only, remember, backward),
+    torch_operator.Operator(REGION_RESULTS, run_results, shapes_only, remember, backward),
     torch_operator.Operator(REGION_BACKWARD, run_backward, backward_shapes),
 )
 dispatch.HANDLERS[torch.ops.sparsify.region] = take_apart
+dispatch.HANDLERS[torch.ops.sparsify.region_results] = take_apart
 dispatch.HANDLERS[torch.ops.sparsify.region_backward] = take_apart

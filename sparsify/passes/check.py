@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsify.errors import VerificationError
 from sparsify.passes.base import Draft
-from sparsify.passes.call_region import call_region
+from sparsify.passes.call_region import is_call
 from sparsify.passes.lift.fragment import HALVES
 from sparsify.passes.own_hints import unpacked_texts
 from sparsify.passes.region_call import RegionCall
@@ -24,7 +24,7 @@ HALF_STEPS: Final = 4
 
 def check(draft: Draft) -> Draft:
     """The draft, after checking that each region is called once, and that nothing dangles."""
-    calls = [node for node in draft.graph.nodes if node.target is call_region]
+    calls = [node for node in draft.graph.nodes if is_call(node)]
     assert len(calls) == len(draft.regions), f"{len(draft.regions)} regions, {len(calls)} calls"
     for node in calls:
         region = node.meta["region"]

@@ -30,6 +30,7 @@ from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.passes.base import Draft
 from sparsify.passes.estimate import estimated_us, example
+from sparsify.passes.first_gradient import Result, listed
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operator_cost import compiled_us, eager_us
 from sparsify.passes.race import GAIN, is_agreed, race
@@ -174,15 +175,15 @@ def of_operands(products: TorchProducts, call: RegionCall, arguments: Sequence[A
     return products(call.values(arguments))
 
 
-def compiled() -> Callable[[RegionCall, Sequence[Any]], torch.Tensor]:
+def compiled() -> Callable[[RegionCall, Sequence[Any]], Result]:
     """The operators of a region as torch.compile makes them, at the first call."""
     made: list[Any] = []
 
-    def run(call: RegionCall, arguments: Sequence[Any]) -> torch.Tensor:
+    def run(call: RegionCall, arguments: Sequence[Any]) -> Result:
         if not made:
             made.append(torch.compile(call.dense, dynamic=False))
-        found: torch.Tensor = made[0](*arguments)[0]
-        return found
+        found = made[0](*arguments)
+        return tuple(found) if call.is_several else found[0]
 
     return run
 
@@ -229,7 +230,8 @@ def timed(call: RegionCall, arguments: Sequence[Any], tried: Sequence[Rival], se
     with torch.no_grad():
         right = call(*arguments)
         able = [rival for rival in tried if is_right(rival, call, arguments, right)]
-        calls = [partial(call, *arguments), *(partial(rival.run, call, arguments) for rival in able)]
+        calls: list[Callable[[], Any]] = [partial(call, *arguments)]
+        calls += [partial(rival.run, call, arguments) for rival in able]
         found = race(calls, seconds)
     times = dict(zip([rival.name for rival in able], [least.us for least in found[1:]], strict=True))
     others = tuple((rival.name, times.get(rival.name, inf)) for rival in tried)
@@ -242,10 +244,13 @@ def is_ready(rival: Rival, call: RegionCall, arguments: Sequence[Any]) -> bool:
         return not rival.seconds or is_right(rival, call, arguments, call(*arguments))
 
 
-def is_right(rival: Rival, call: RegionCall, arguments: Sequence[Any], right: torch.Tensor) -> bool:
+def is_right(rival: Rival, call: RegionCall, arguments: Sequence[Any], right: Result) -> bool:
     """Whether a rival computes the same as the kernel, but for the order of sums."""
     try:
         found = rival.run(call, arguments)
     except (RuntimeError, TypeError, SparsifyError):  # such as a library that torch was built without
         return False
-    return found.shape == right.shape and torch.allclose(found, right, RTOL, ATOL, equal_nan=True)
+    return all(
+        own.shape == other.shape and torch.allclose(own, other, RTOL, ATOL, equal_nan=True)
+        for own, other in zip(listed(found), listed(right), strict=True)
+    )

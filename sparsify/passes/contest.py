@@ -22,6 +22,7 @@ from sparsify.errors import SparsifyError
 from sparsify.passes import trial
 from sparsify.passes.base import Draft
 from sparsify.passes.estimate import example, expected_sizes
+from sparsify.passes.first_gradient import Result
 from sparsify.passes.folded import FORMS, Folded, chain_at
 from sparsify.passes.operators import operator_name, overwritten, scope
 from sparsify.passes.race import is_agreed, race
@@ -152,7 +153,7 @@ def wanting(arguments: Sequence[Any], draft: Draft) -> list[Any]:
     return [asked(arg) for arg in arguments]
 
 
-def anew(call: RegionCall, *arguments: Any) -> torch.Tensor:
+def anew(call: RegionCall, *arguments: Any) -> Result:
     """A call that remembers no operand but packed weights."""
     for operand in call.operands:
         if operand.structure is not None and operand.structure.weight is None:
@@ -160,12 +161,13 @@ def anew(call: RegionCall, *arguments: Any) -> torch.Tensor:
     return call(*arguments)
 
 
-def step(call: Callable[..., torch.Tensor], arguments: Sequence[Any]) -> Callable[[], Any]:
+def step(call: Callable[..., Any], arguments: Sequence[Any]) -> Callable[[], Any]:
     """A call without arguments; with the gradients of all of them where some require it."""
     wanted = [arg for arg in arguments if isinstance(arg, torch.Tensor) and arg.requires_grad]
 
     def run() -> Any:
         found = call(*arguments)
+        assert isinstance(found, torch.Tensor), "what torch has one operator for has one result"
         return torch.autograd.grad(found, wanted, torch.ones_like(found)) if wanted else found
 
     return run

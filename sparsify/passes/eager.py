@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from sparsify.passes.call_region import call_region
+from sparsify.passes.call_region import is_call
 from sparsify.passes.folded import Folded, folded
 from sparsify.passes.recycle import Call, Plans, Site, sites
 
@@ -81,7 +81,7 @@ def _copied(
     if isinstance(otherwise, Folded):
         return graph.call_function(otherwise, tuple([copies[read] for read in otherwise.inputs]))
     made = graph.node_copy(node, copies.__getitem__)
-    if node.target is call_region:
+    if is_call(node):
         made.target, made.args = node.meta["region"].__call__, made.args[1:]
     elif otherwise is not None:
         made.target = otherwise

@@ -7,6 +7,7 @@ cut out of the graph into a `Structure`, which remembers them; what remains of t
 twice.
 """
 
+import operator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from sparsify.passes import canonicalize, new_node
 from sparsify.passes.backends import SPOKEN, by_library
 from sparsify.passes.base import Draft
 from sparsify.passes.bind import Binding, Plan, as_methods, bind, bind_matrix, cut_out, extract
-from sparsify.passes.call_region import call_region
+from sparsify.passes.call_region import call_region, call_results
 from sparsify.passes.confront import confront, field_of
 from sparsify.passes.estimate import UNKNOWN_ROWS, estimated_us, example_sizes, expected_sizes, fixed_extents
 from sparsify.passes.operand import Operand, SizeAt
@@ -69,19 +70,22 @@ def emit(draft: Draft) -> Draft:
     own = [site for site in sites if isinstance(site, Site) and site.call.library is None]
     failed = dict(zip(map(id, own), prepare_all([(s.call.kernel, s.sizes) for s in own]), strict=True))
     replaced: dict[fx.Node, fx.Node] = {}
+    calls: list[RegionCall] = []
     names = extent_names(draft.graph)
     for (region, _), site in zip(bound, sites, strict=True):
         error = failed.get(id(site)) if isinstance(site, Site) else site
         if isinstance(site, Site) and error is None:
             if site.call.library is None:
                 choose(draft, site)
+            site.call.name = f"region_{len(calls) + 1}"
+            calls.append(site.call)
             replace_nodes(draft, site, replaced, names)
             continue
         assert error is not None, "a region without a site has a reason"
         if draft.is_strict or isinstance(error, InvalidTensorError) or not isinstance(error, SparsifyError):
             raise error
         keep_dense(draft, region, error)
-    draft.regions = [node.meta["region"] for node in replaced.values()]
+    draft.regions = calls
     for node in replaced.values():
         keep_layout(node)
     canonicalize.remove_unused(draft.graph)
@@ -131,13 +135,14 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
         operands.append(Operand(binding.name, argument, structure, leaves, result, binding.is_full))
     assert region.program is not None, "fuse finishes programs"
     try:
-        shape = () if region.layout is not None else output_shape(region, at)
-        dense = extract(draft, arguments, [region.output])
+        outputs = () if region.layout is not None else region.outputs
+        shapes = tuple([output_shape(region, node, at) for node in outputs])
+        dense = extract(draft, arguments, [*region.outputs])
         library = None
         if region.backend:
             library = by_library(extract(draft, arguments, [region.output]), region.backend)
         settings = (draft.options, draft.notices, draft.is_strict, library, region.layout)
-        call = RegionCall(region.program, operands, shape, dense, *settings)
+        call = RegionCall(region.program, operands, shapes, dense, *settings)
         call.densely = frozenset(o.argument for o in operands if o.name in region.densely)
         if library is not None:
             return Site(region, call, arguments, {}, expected_sizes(draft, region))
@@ -156,8 +161,7 @@ def replace_nodes(
 
     `replaced` knows the calls of earlier regions, and this one afterwards; `extents` have names.
     """
-    region, call, node = site.region, site.call, site.region.output
-    call.name = f"region_{len(replaced) + 1}"
+    region, call, first = site.region, site.call, site.region.output
     call.origin = origin(draft.graph, region, site.once, replaced, extents)
     entry = describe(draft, region, call)
     call.notes = entry.notes
@@ -165,13 +169,21 @@ def replace_nodes(
         entry.kernel, entry.cache = call.kernel.key, call.kernel.cache
         entry.estimated_us = estimated_us(draft, region, site.sizes)
     arguments = [replaced.get(argument, argument) for argument in site.arguments]
-    with draft.graph.inserting_before(node):
-        new = draft.graph.create_node("call_function", call_region, (call.handle, *arguments), name=call.name)
-    new.meta.update({key: node.meta[key] for key in ("val", "nn_module_stack") if key in node.meta})
+    with draft.graph.inserting_before(first):
+        target = call_results if region.results else call_region
+        new = draft.graph.create_node("call_function", target, (call.handle, *arguments), name=call.name)
+        made = [new]
+        if region.results:
+            found = enumerate(region.results)
+            made = [draft.graph.call_function(operator.getitem, (new, number)) for number, _ in found]
+            new.meta["val"] = tuple([node.meta["val"] for node in region.results])
+            new.meta |= {key: first.meta[key] for key in ("nn_module_stack",) if key in first.meta}
     new.meta["region"] = call
-    node.replace_all_uses_with(new)
+    for node, value in zip(region.outputs, made, strict=True):
+        value.meta |= {key: node.meta[key] for key in ("val", "nn_module_stack") if key in node.meta}
+        node.replace_all_uses_with(value)
+        replaced[node] = value
     draft.report.regions.append(entry)
-    replaced[node] = new
 
 
 def keep_layout(node: fx.Node) -> None:
@@ -208,10 +220,9 @@ def layout_of(node: fx.Node) -> list[int]:
     return sorted(range(value.dim()), key=lambda mode: -strides[mode])
 
 
-def output_shape(region: Region, at: Any) -> tuple[int | SizeAt, ...]:
-    """Per mode of the result its extent, or the argument that is its extent."""
+def output_shape(region: Region, node: fx.Node, at: Any) -> tuple[int | SizeAt, ...]:
+    """Per mode of a result its extent, or the argument that is its extent."""
     shape: list[int | SizeAt] = []
-    node = region.output
     value = tensor_value(node)
     assert value is not None, "regions compute tensors"
     for mode, extent in enumerate(value.shape):
@@ -221,10 +232,12 @@ def output_shape(region: Region, at: Any) -> tuple[int | SizeAt, ...]:
         found = (
             canonicalize.input_of_extent(node.graph, extent)
             or operand_of_extent(region, extent)
-            or operand_of_index(region, mode)
+            or operand_of_index(region, region.outputs.index(node), mode)
         )
         size = (
-            canonicalize.size_node(*found, extent, node) if found else canonicalize.shifted_size(extent, node)
+            canonicalize.size_node(*found, extent, region.output)
+            if found
+            else canonicalize.shifted_size(extent, region.output)
         )
         if size is None:
             raise SparsifyError(f"the extent {extent} of {node.name} is no extent of an input")
@@ -242,13 +255,13 @@ def operand_of_extent(region: Region, extent: Any) -> tuple[fx.Node, int] | None
     return None
 
 
-def operand_of_index(region: Region, mode: int) -> tuple[fx.Node, int] | None:
-    """An operand and the mode of it that the index variable of a mode of the result runs over, too.
+def operand_of_index(region: Region, number: int, mode: int) -> tuple[fx.Node, int] | None:
+    """An operand and the mode of it that the index variable of a mode of the result of this number runs over, too.
 
     Extents that the data decides, as of `x[mask]`, may be equal under different symbols.
     """
     assert region.program is not None, "fuse finishes programs"
-    extents = region.program.declaration(region.program.outputs[0]).extents
+    extents = region.program.declaration(region.program.outputs[number]).extents
     for name, operand in region.operands.items():
         value = tensor_value(operand) if isinstance(operand, fx.Node) else None
         declared = region.program.declaration(region.names[name]).extents if value is not None else ()

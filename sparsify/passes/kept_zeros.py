@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from sparsify.passes.base import Draft, Mark
-from sparsify.passes.call_region import call_region
+from sparsify.passes.call_region import is_call
 from sparsify.passes.operators import is_mutating, operator_name, tensor_value
 
 aten = torch.ops.aten
@@ -38,7 +38,7 @@ def is_sparse(mark: Any) -> bool:
 
 def is_kept_sparse(weight: fx.Node) -> bool:
     """Whether nothing reads a weight in a way that gives its zeros gradients: regions alone do, or `w * (w != 0)`."""
-    return all(user.target is call_region or _is_mask(user) for user in weight.users)
+    return all(is_call(user) or _is_mask(user) for user in weight.users)
 
 
 def _is_mask(user: fx.Node) -> bool:

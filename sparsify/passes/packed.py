@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from sparsify.compiler.dtypes import name_of
 from sparsify.errors import DtypeError
 from sparsify.passes.base import Key, Stored
-from sparsify.passes.call_region import call_region
+from sparsify.passes.call_region import is_call
 from sparsify.passes.flat_images import FlatImages, Placed
 from sparsify.passes.lift.matrix import SCALES
 from sparsify.passes.region_call import RegionCall
@@ -113,7 +113,7 @@ def read_weights(model: nn.Module, variants: Iterable[Variant]) -> dict[str, Rea
 
 def add_readers(readers: Readers, node: fx.Node, user: fx.Node) -> None:
     """Adds what packs a weight in a region that reads it, or that the weight is needed dense."""
-    if user.target is not call_region:
+    if not is_call(user):
         readers.is_shared = True
         return
     region: RegionCall = user.meta["region"]

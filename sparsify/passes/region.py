@@ -21,6 +21,8 @@ from sparsify.passes.lift.matrix import Bags, Matrix, PatternOperand, row_scales
 from sparsify.passes.operators import parameter_behind, tensor_value
 from sparsify.storage.format import Format
 
+# A node, the index variables of its modes and what computes it.
+Statement = tuple[fx.Node, tuple[str, ...], Expr]
 SUM_NAMES = ("j", "f", "g", "h", "l", "m", "n", "p", "q", "r")
 
 
@@ -37,9 +39,11 @@ class Region:
         is_contested: whether torch has an operator of its own for all of it, which may be as fast.
         layout: how the operands of a convolution's program follow from those of its nodes, None for other programs.
         densely: the inputs of its program whose gradients its nodes compute, not a kernel.
+        results: the nodes whose values a program of several results computes, in its order and that of the graph; ()
+            for one result.
     """
 
-    statements: list[tuple[fx.Node, tuple[str, ...], Expr]]
+    statements: list[Statement]
     operands: dict[str, fx.Node | Matrix | PatternOperand | Bags]
     covered: list[fx.Node]
     notes: list[str] = field(default_factory=list)
@@ -49,11 +53,17 @@ class Region:
     is_contested: bool = False
     layout: FlatImages | None = None
     densely: tuple[str, ...] = ()
+    results: tuple[fx.Node, ...] = ()
 
     @property
     def output(self) -> fx.Node:
-        """The node whose value the region computes."""
-        return self.statements[-1][0]
+        """The node whose value the region computes, the first one of several."""
+        return self.outputs[0]
+
+    @property
+    def outputs(self) -> tuple[fx.Node, ...]:
+        """The nodes whose values the region computes, in the order of the graph."""
+        return self.results or (self.statements[-1][0],)
 
     @property
     def inputs(self) -> list[fx.Node]:

@@ -1,6 +1,6 @@
 """The call of a region: finds its operands and runs its kernel.
 
-In: `call_region(handle, x, edge_index, 2708, w, b)`. Out: the region's result, differentiable.
+In: `call_region(handle, x, edge_index, 2708, w, b)`. Out: the region's result, several in a tuple, differentiable.
 
 Eager calls go straight to the kernel. While tracing, compiling or exporting the same call is the operator of
 `region_operator`.
@@ -26,6 +26,7 @@ from sparsify.errors import CompilerError, KernelError, SparsifyError, Unsupport
 from sparsify.options import Options
 from sparsify.passes.aligned import Aligned
 from sparsify.passes.base import Notices
+from sparsify.passes.first_gradient import FirstGradient, Result, listed
 from sparsify.passes.flat_images import FlatImages
 from sparsify.passes.operand import Operand, SizeAt
 from sparsify.passes.origin import Origin
@@ -35,6 +36,7 @@ from sparsify.storage.transformed import have_tangents
 
 FAILURES: Final = (CompilerError, KernelError, UnsupportedProgramError)
 DENSE_RESULTS: Final = "sparse regions run densely from now on"
+Gradients = Sequence[torch.Tensor | None]
 DENSE_GRADIENTS: Final = "gradients of sparse regions are computed densely from now on"
 
 
@@ -47,7 +49,7 @@ class RegionCall:
 
     Args:
         program: the einsum program; its inputs are in the order of `operands`.
-        shape: per mode of the result its extent, or the argument that is its extent.
+        shapes: of each result per mode its extent, or the argument that is its extent.
         dense: the nodes that the region replaces, for when the kernel cannot be built or fails.
         options: settings.
         notices: where the warning about a failure goes.
@@ -57,6 +59,7 @@ class RegionCall:
 
     Attributes:
         name: for reports.
+        is_several: whether the result is a tuple.
         kernel: of the program; what makes the call sees to it that it is built.
         failure: why the dense nodes compute now, `None` as long as the kernel does.
         gradient_failure: why they do when gradients are wanted.
@@ -73,19 +76,20 @@ class RegionCall:
         self,
         program: Program,
         operands: Sequence[Operand],
-        shape: tuple[int | SizeAt, ...],
+        shapes: tuple[tuple[int | SizeAt, ...], ...],
         dense: fx.GraphModule,
         options: Options,
         notices: Notices,
         is_strict: bool = False,
-        library: Callable[..., torch.Tensor] | None = None,
+        library: Callable[..., Result] | None = None,
         layout: FlatImages | None = None,
     ) -> None:
         self.library, self.layout = library, layout
         self.name, self.program, self.operands = "", program, tuple(operands)
         self._sources = [(o.argument, o.structure, o.leaves, o.result) for o in self.operands]
-        self.shape, self.dense, self.options, self.notices = shape, dense, options, notices
-        self.dtype = getattr(torch, program.declaration(program.outputs[0]).dtype)
+        self.shapes, self.dense, self.options, self.notices = shapes, dense, options, notices
+        self.dtypes = [getattr(torch, program.declaration(name).dtype) for name in program.outputs]
+        self.is_several = len(program.outputs) > 1
         self.is_strict = is_strict
         self.failure: SparsifyError | None = None
         self.gradient_failure: SparsifyError | None = None
@@ -140,7 +144,7 @@ class RegionCall:
             found.append(value)
         return found
 
-    def __call__(self, *arguments: Any) -> torch.Tensor:
+    def __call__(self, *arguments: Any) -> Result:
         """The result of the region, by the dense nodes once the kernel has failed, and for full gradients."""
         wanted = wanted_gradients(arguments) if torch.is_grad_enabled() else ()
         is_transformed = torch._C._are_functorch_transforms_active()
@@ -150,11 +154,11 @@ class RegionCall:
             return self.dense_result(arguments)  # what is remembered of structures has no tangents
         by_kernel = tuple([position for position in wanted if position not in self.densely])
         if wanted and not is_transformed and wanted not in self.differentiable and self.has_kernel(by_kernel):
-            tried: torch.Tensor = FirstGradient.apply(self, *arguments)  # type: ignore[no-untyped-call]
+            tried: Result = FirstGradient.apply(self, *arguments)  # type: ignore[no-untyped-call]
             return tried
         return self.computed(arguments, wanted)
 
-    def computed(self, arguments: Sequence[Any], wanted: tuple[int, ...]) -> torch.Tensor:
+    def computed(self, arguments: Sequence[Any], wanted: tuple[int, ...]) -> Result:
         """The result of the region, by the kernel if it can."""
         if self.library is not None:
             if wanted or torch._C._are_functorch_transforms_active():
@@ -179,7 +183,7 @@ class RegionCall:
                 self.failure = self.noted(error, DENSE_RESULTS)
         return self.dense_result(arguments)
 
-    def by_rival(self, preferred: Preferred, arguments: Sequence[Any]) -> torch.Tensor | None:
+    def by_rival(self, preferred: Preferred, arguments: Sequence[Any]) -> Result | None:
         """The result of what is preferred to the kernel, `None` where that does not take such a call or failed."""
         if torch._C._are_functorch_transforms_active() or not preferred.takes(arguments):
             return None
@@ -192,7 +196,7 @@ class RegionCall:
             self.notices.warn(f"{preferred.rival.name} failed, kernels run from now on: {error}")
             return None
 
-    def convolved(self, layout: FlatImages, arguments: Sequence[Any]) -> torch.Tensor:
+    def convolved(self, layout: FlatImages, arguments: Sequence[Any]) -> Result:
         """The result of a convolution; where images are smaller than windows, torch says so."""
         grid = layout.grid(arguments[layout.places.image])
         if not grid.has_results or (layout.refused and grid in layout.refused):
@@ -211,14 +215,14 @@ class RegionCall:
                 layout.refused.add(grid)
         return self.dense_result(arguments)
 
-    def dense_result(self, arguments: Sequence[Any]) -> torch.Tensor:
+    def dense_result(self, arguments: Sequence[Any]) -> Result:
         """The result of the nodes that the region replaces; packed weights are unpacked for them."""
         known = list(arguments)
         for position, (structure, leaves) in self.weights.items():
             if isinstance(known[position], SparseTensor):
                 known[position] = structure.dense_weight(tuple([arguments[at] for at in leaves]))
-        found: torch.Tensor = self.dense(*known)[0]
-        return found
+        found = self.dense(*known)
+        return tuple(found) if self.is_several else found[0]
 
     def has_kernel(self, wanted: tuple[int, ...]) -> bool:
         """Whether a kernel computes the result, and the gradients of the arguments at these positions."""
@@ -231,45 +235,46 @@ class RegionCall:
         return self.gradient_failure is None and not any(position in wanted for position in dense)
 
     def gradients(
-        self, arguments: Sequence[Any], needed: Sequence[int], result: torch.Tensor, gradient: torch.Tensor
-    ) -> list[torch.Tensor | None]:
-        """The gradients of the arguments at the positions `needed`, from the result and its gradient."""
+        self, arguments: Sequence[Any], needed: Sequence[int], results: Sequence[torch.Tensor], gradients: Gradients
+    ) -> list[torch.Tensor | None]:  # fmt: skip
+        """The gradients of the arguments at the positions `needed`, from the results and theirs, `None` for zeros."""
         inputs = list(arguments)
         for position in needed:
             inputs[position] = inputs[position].detach().requires_grad_()
         wanted = [inputs[position] for position in needed]
         with torch.enable_grad():
-            outputs, found = self.pulled_back(inputs, result, gradient)
+            outputs, found = self.pulled_back(inputs, results, gradients)
         return list(torch.autograd.grad(outputs, wanted, found, allow_unused=True))
 
     def pulled_back(
-        self, inputs: Sequence[Any], result: torch.Tensor, gradient: torch.Tensor
+        self, inputs: Sequence[Any], results: Sequence[torch.Tensor], gradients: Gradients
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Tensors computed from the inputs, and their gradients; those of the dense nodes when the kernel fails."""
         if self.layout is not None:
-            return [self.dense_result(self.layout.without_weight(inputs))], [gradient]
+            return with_gradients(self.dense_result(self.layout.without_weight(inputs)), gradients)
         wanted = wanted_gradients(inputs)
         operands = self.made(inputs) if self.has_kernel(wanted) else None
         if operands is not None:
             try:
-                found = self.operand_gradients(operands, result, gradient)
+                found = self.operand_gradients(operands, results, gradients)
                 self.differentiable.add(wanted)
                 return found
             except FAILURES as error:
                 self.gradient_failure = self.noted(error, DENSE_GRADIENTS)
-        return [self.dense_result(inputs)], [gradient]
+        return with_gradients(self.dense_result(inputs), gradients)
 
     def operand_gradients(
-        self, operands: Sequence[torch.Tensor], result: torch.Tensor, gradient: torch.Tensor
+        self, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor], gradients: Gradients
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The operands that require gradients, and their gradients."""
         program = self.program
         wrt = [operand.requires_grad for operand in operands]
         values = dict(zip(program.inputs, (operand.detach() for operand in operands), strict=True))
-        values[program.outputs[0]] = result
+        values |= dict(zip(program.outputs, results, strict=True))
         names = tuple(name for name, wants in zip(program.inputs, wrt, strict=True) if wants)
         with torch.no_grad():
-            found = pull_back(self.kernel, values, (gradient.contiguous(),), names)
+            given = [None if gradient is None else gradient.contiguous() for gradient in gradients]
+            found = pull_back(self.kernel, values, given, names)
         pairs = [
             (entries(operand), entries(found[name]))
             for name, operand in zip(program.inputs, operands, strict=True)
@@ -278,7 +283,7 @@ class RegionCall:
         return [operand for operand, _ in pairs], [value for _, value in pairs]
 
     def gradients_with_graph(
-        self, arguments: Sequence[Any], needed: Sequence[int], gradient: torch.Tensor
+        self, arguments: Sequence[Any], needed: Sequence[int], gradients: Gradients
     ) -> Sequence[torch.Tensor | None]:
         """The same gradients, differentiable in their turn; the forward pass is computed again."""
 
@@ -288,7 +293,8 @@ class RegionCall:
             else:
                 result = self.computed(arguments, wanted_gradients(arguments))
             inputs = [arguments[position] for position in needed]
-            return torch.autograd.grad(result, inputs, gradient, create_graph=True, allow_unused=True)
+            outputs, given = with_gradients(result, gradients)
+            return torch.autograd.grad(outputs, inputs, given, create_graph=True, allow_unused=True)
 
         if self.gradient_failure is None:
             try:
@@ -305,41 +311,20 @@ class RegionCall:
         self.notes.append(f"{consequence}: {error}".splitlines()[0])
         return error
 
-    def result_shape(self, arguments: Sequence[Any]) -> list[Any]:
-        """The shape of the result for these arguments."""
+    def result_shapes(self, arguments: Sequence[Any]) -> list[list[Any]]:
+        """The shapes of the results for these arguments."""
         if self.layout is not None:
-            return self.layout.shape(arguments)
-        return [e if isinstance(e, int) else arguments[e.argument] for e in self.shape]
+            return [self.layout.shape(arguments)]
+        return [[e if isinstance(e, int) else arguments[e.argument] for e in shape] for shape in self.shapes]
 
 
-class FirstGradient(torch.autograd.Function):
-    """A region whose gradients no kernel has computed yet: when there can be none, the dense nodes do it."""
-
-    @staticmethod
-    def forward(ctx: Any, call: RegionCall, *arguments: Any) -> torch.Tensor:
-        result = call.computed(arguments, ())
-        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-        ctx.call = call
-        ctx.sizes = [None if isinstance(argument, torch.Tensor) else argument for argument in arguments]
-        ctx.save_for_backward(result, *tensors)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        call: RegionCall = ctx.call
-        result, *tensors = ctx.saved_tensors
-        left = iter(tensors)
-        arguments = [next(left) if size is None else size for size in ctx.sizes]
-        needed = [position for position, need in enumerate(ctx.needs_input_grad[1:]) if need]
-        if torch.is_grad_enabled():  # gradients of these gradients are wanted
-            found = call.gradients_with_graph(arguments, needed, gradient)
-        else:
-            found = call.gradients(arguments, needed, result, gradient)
-        made = dict(zip(needed, found, strict=True))
-        return None, *[made.get(position) for position in range(len(arguments))]
+def with_gradients(result: Result, gradients: Gradients) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The results that have gradients, and those."""
+    pairs = [(one, found) for one, found in zip(listed(result), gradients, strict=True) if found is not None]
+    return [one for one, _ in pairs], [found for _, found in pairs]
 
 
-def timed(call: Callable[..., torch.Tensor], operands: Sequence[Any], times_us: list[float]) -> torch.Tensor:
+def timed(call: Callable[..., Result], operands: Sequence[Any], times_us: list[float]) -> Result:
     """The result of a call; how long it took goes into `times_us`."""
     started = time.perf_counter()
     result = call(*operands)

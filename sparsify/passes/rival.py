@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from sparsify.compiler.schedule.sizes import EXACT
+from sparsify.passes.first_gradient import Result
 
 PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 # Shapes of calls that one answer is remembered for.
@@ -31,7 +32,7 @@ class Rival:
     """
 
     name: str
-    run: Callable[[Any, Sequence[Any]], torch.Tensor]
+    run: Callable[[Any, Sequence[Any]], Result]
     us: float
     is_exact: bool = False
     seconds: float = 0.0

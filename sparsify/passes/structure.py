@@ -23,7 +23,7 @@ from sparsify.passes.seen import Seen, see
 from sparsify.report import ConversionEntry
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import narrowed, widened
-from sparsify.storage import convert
+from sparsify.storage import convert, transformed
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, values_at
@@ -192,6 +192,9 @@ class Structure:
             if entry.is_for(leaves):
                 return entry
         with torch.inference_mode(False):  # what is remembered may be asked for in any mode later
+            if transformed.are_active() and not transformed.is_followed(leaves):
+                with transformed.outside():  # or it would be wrapped by a transform that is over then
+                    return self.compute(leaves)
             return self.compute(leaves)
 
     def compute(self, leaves: tuple[Any, ...]) -> Remembered:

@@ -112,7 +112,7 @@ def test_results_of_the_backward_operator_share_no_memory():
     needed = [position for position, tensor in enumerate(tensors) if tensor is not a]
     result = torch.ops.sparsify.region(region.handle, tensors, sizes, places, "")
     found = torch.ops.sparsify.region_backward(
-        region.handle, gradient, result, tensors, sizes, places, needed, ""
+        region.handle, [gradient], [result], tensors, sizes, places, needed, ""
     )
     addresses = {tensor.data_ptr() for tensor in (gradient, result, *found)}
     assert len(addresses) == 4

@@ -108,7 +108,10 @@ def edge_region(node: fx.Node, attention: EdgeSoftmax | None) -> Region | str | 
     if found is None:
         return None
     mark = aggregation.mark_of(node, [found.scatter.rows])
-    return None if mark is None else aggregation.aggregation_region(found, mark)
+    if mark is None:
+        return None
+    node.meta["aggregation"] = found
+    return aggregation.aggregation_region(found, mark)
 
 
 def is_message_passing(node: fx.Node) -> bool:

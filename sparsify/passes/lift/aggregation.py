@@ -10,7 +10,7 @@ node `i`.
 Source: PNA, Corso et al., 2020, and EdgeConv, Wang et al., 2019, for aggregations that are no sums of neighbours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from torch import fx
 from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.infer_format import dense_format
-from sparsify.compiler.einsum.nodes import Const
+from sparsify.compiler.einsum.nodes import Assign, Const
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.base import Mark
@@ -29,7 +29,7 @@ from sparsify.passes.lift.edges import EDGE, Edges
 from sparsify.passes.lift.gather_scatter import gathered_index, is_first_mode, is_one, is_zeros
 from sparsify.passes.lift.matrix import Matrix
 from sparsify.passes.operators import argument, operator_name, sources, tensor_value
-from sparsify.passes.region import Region
+from sparsify.passes.region import Region, Statement
 from sparsify.passes.structure import Joins
 
 DTYPES: Final = {torch.float32: "float32", torch.float64: "float64"}
@@ -173,59 +173,116 @@ def mark_of(node: fx.Node, edges: Sequence[fx.Node]) -> Mark | None:
 
 
 def aggregation_region(match: Aggregation, mark: Mark) -> Region | str:
-    """The region of an aggregation: over nodes where messages are made of theirs, else over edges; or why not."""
-    node = match.node
-    value = tensor_value(node)
-    assert value is not None, "an aggregation is a tensor"
-    outputs = OUTPUT[value.dim()]
-    modes = (EDGE, *outputs)
-    if match.columns is not None:
-        edges = Edges(match.scatter.rows, match.columns, node)
-        message = edges.read(match.scatter.messages, modes)
-        senders = sending_extent([match.scatter.messages], edges)
-        if message is not None and senders is not None:
-            return _region(match, mark, edges, message, senders)
-    edges, extent = numbered(match.scatter.rows, node)
-    message = edges.read(match.scatter.messages, modes)
-    if message is None:
+    read = over_nodes([match]) or over_edges([match])
+    if read is None:
         return f"{match.scatter.messages.name} is no tensor over edges of the dtype of the result"
-    return _region(match, mark, edges, message, extent)
+    note, results = read.note, {read.names[0]: match.node}
+    return of_statements(read.statements(), read.edges, results, read.extents, mark, (match.node,), note)
 
 
-def _region(match: Aggregation, mark: Mark, edges: Edges, message: str, extent: Any) -> Region:
-    """The region of messages in index notation."""
-    value = tensor_value(match.node)
+@dataclass(frozen=True)
+class Messages:
+    """The messages of aggregations over the same edges, read.
+
+    Attributes:
+        matches: the aggregations.
+        edges: what was read.
+        texts: the messages of each in index notation.
+        senders: the number of nodes that send them, or of the edges.
+    """
+
+    matches: Sequence[Aggregation]
+    edges: Edges
+    texts: Sequence[str]
+    senders: Any
+
+    @property
+    def extents(self) -> tuple[Any, Any]:
+        """The extents of the adjacency."""
+        return self.matches[0].scatter.base.args[0][0], self.senders  # type: ignore[index]
+
+    @property
+    def note(self) -> str:
+        """What messages are made of, for the report."""
+        return "messages of edges" if self.edges.is_numbered else "messages of nodes"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the aggregations, `Y` for one."""
+        count = len(self.matches)
+        return [f"T{number}" for number in range(count)] if count > 1 else ["Y"]
+
+    def statements(self) -> list[Assign]:
+        """The aggregations, that of the count of edges first."""
+        value = tensor_value(self.matches[0].node)
+        assert value is not None, "an aggregation is a tensor"
+        at = ",".join(("i", *OUTPUT[value.dim()]))
+        lines = ["n[i] += A[i,j]"] if any(match.reduce != "sum" for match in self.matches) else []
+        for number, (match, message) in enumerate(zip(self.matches, self.texts, strict=True)):
+            result, held = self.names[number], f"m{number or ''}"
+            if match.reduce == "sum":
+                lines.append(f"{result}[{at}] = sum(j, A[i,j] * {message})")
+                continue
+            name, empty = ("max", "-inf") if match.reduce == "amax" else ("min", "inf")
+            lines.append(f"{held}[{at}] {name}= where(stored(A[i,j]), {message}, {empty})")
+            lines.append(f"{result}[{at}] = where(n[i] == 0, 0, {held}[{at}])")
+        return list(parse("\n".join(lines)))
+
+
+def over_nodes(matches: Sequence[Aggregation]) -> Messages | None:
+    """Messages over the same edges as expressions over the nodes that these join; `None` where one is no such."""
+    first = matches[0]
+    if first.columns is None:
+        return None
+    edges = Edges(first.scatter.rows, first.columns, first.node)
+    texts = _texts(matches, edges)
+    senders = sending_extent([match.scatter.messages for match in matches], edges)
+    return None if texts is None or senders is None else Messages(matches, edges, texts, senders)
+
+
+def over_edges(matches: Sequence[Aggregation]) -> Messages | None:
+    """Messages over the same edges as they are, but those that others are computed from entry by entry."""
+    edges, extent = numbered(matches[0].scatter.rows, matches[0].node)
+    edges.given = frozenset(match.scatter.messages for match in matches)
+    texts = _texts(matches, edges)
+    return None if texts is None else Messages(matches, edges, texts, extent)
+
+
+def _texts(matches: Sequence[Aggregation], edges: Edges) -> list[str] | None:
+    """The messages of each aggregation in index notation."""
+    value = tensor_value(matches[0].node)
     assert value is not None, "an aggregation is a tensor"
-    at = ",".join(("i", *OUTPUT[value.dim()]))
-    if match.reduce == "sum":
-        text = f"Y[{at}] = sum(j, A[i,j] * {message})"
-    else:
-        name, empty = ("max", "-inf") if match.reduce == "amax" else ("min", "inf")
-        text = f"""
-            n[i] += A[i,j]
-            m[{at}] {name}= where(stored(A[i,j]), {message}, {empty})
-            Y[{at}] = where(n[i] == 0, 0, m[{at}])"""
-    note = "messages of edges" if edges.is_numbered else "messages of nodes"
-    receivers = match.scatter.base.args[0][0]  # type: ignore[index]
-    return region_of(text, edges, match.node, (receivers, extent), mark, (match.node,), note)
+    modes = (EDGE, *OUTPUT[value.dim()])
+    found = [edges.read(match.scatter.messages, modes) for match in matches]
+    texts = [text for text in found if text is not None]
+    return texts if len(texts) == len(found) else None
 
 
 def region_of(
     text: str, edges: Edges, node: fx.Node, extents: tuple[Any, Any], mark: Mark, covered: Sequence[fx.Node],
     note: str, joins: Joins = "sum",
 ) -> Region:  # fmt: skip
-    """The region that computes `node` by statements over an adjacency `A` and what was read of edges.
+    """The region that computes `node` as `Y` by statements over an adjacency `A` and what was read of edges."""
+    return of_statements(parse(text), edges, {"Y": node}, extents, mark, covered, note, joins)
+
+
+def of_statements(
+    statements: Sequence[Assign], edges: Edges, results: Mapping[str, fx.Node], extents: tuple[Any, Any], mark: Mark,
+    covered: Sequence[fx.Node], note: str, joins: Joins = "sum",
+) -> Region:  # fmt: skip
+    """The region that computes nodes by statements over an adjacency `A` and what was read of edges.
 
     Args:
-        text: the statements; the last one assigns `Y`.
+        results: the nodes, all of the same shape and in the order of the graph, by the names that are assigned.
         extents: of `A`.
         covered: nodes that the region replaces beside those that were read.
         joins: what edges between the same nodes become together in `A`.
     """
-    value = tensor_value(node)
+    nodes = tuple(results.values())
+    value = tensor_value(nodes[0])
     assert value is not None, "message passing gives a tensor"
     matrix = Matrix(
-        f"A_{node.name}",
+        f"A_{nodes[0].name}",
         extents,
         edges.rows,
         edges.columns,
@@ -244,13 +301,15 @@ def region_of(
     outputs = OUTPUT[value.dim()]
     known = [*zip(outputs, value.shape[1:], strict=True), *edges.sums.items()]
     sizes = {name: int(str(extent)) for name, extent in known if str(extent).isdigit()}
-    program = declare(parse(text), declared, ("Y",), sizes=sizes)
+    program = declare(statements, declared, tuple(results), sizes=sizes)
     named: dict[str, Any] = {name: operand for operand, name in edges.names.items()} | {"A": matrix}
     operands = {named[short].name: named[short] for short in program.inputs}
-    names = {operand.name: short for short, operand in named.items()} | {node.name: "Y"}
-    statement = (node, ("i", *outputs), Const(0))
+    names = {operand.name: short for short, operand in named.items()}
+    names |= {node.name: short for short, node in results.items()}
+    computed: list[Statement] = [(node, ("i", *outputs), Const(0)) for node in nodes]
     replaced = list(dict.fromkeys([*edges.covered, *covered]))
-    return Region([statement], operands, replaced, [note], program, names)
+    several = nodes if len(nodes) > 1 else ()
+    return Region(computed, operands, replaced, [note], program, names, results=several)
 
 
 def sending_extent(nodes: Sequence[Any], edges: Edges) -> Any:

@@ -44,6 +44,7 @@ class Edges:
         names: of the tensors of nodes and the parameters that were read.
         covered: the nodes whose values were written as expressions.
         sums: the extents of what is summed for each edge, by index variable.
+        given: tensors over numbered edges that are read as they are; what is computed of those alone is an expression.
     """
 
     rows: fx.Node
@@ -53,6 +54,7 @@ class Edges:
     names: dict[fx.Node, str] = field(default_factory=dict)
     covered: list[fx.Node] = field(default_factory=list)
     sums: dict[str, Any] = field(default_factory=dict)
+    given: frozenset[fx.Node] = frozenset()
 
     def read(self, node: Any, modes: Modes) -> str | None:
         """A tensor over edges in index notation, its modes at these index variables; `None` where it has none."""
@@ -64,7 +66,7 @@ class Edges:
         if EDGE not in modes:
             return self.access(node, modes)
         found = self.of_nodes(node, modes)
-        if found is None and self.is_numbered:
+        if found is None and self.is_numbered and not self.is_derived(node):
             return self.access(node, ("j", *modes[1:])) if modes[0] == EDGE else None
         found = found or self.computed(node, modes)
         if found is not None:
@@ -79,6 +81,12 @@ class Edges:
         base = node.args[0]
         assert isinstance(base, fx.Node), "what is gathered is a tensor"
         return self.access(base, ("i" if index is self.rows else "j", *modes[1:]))
+
+    def is_derived(self, node: fx.Node) -> bool:
+        """Whether a tensor is computed, entry by entry, of tensors alone that are read as they are."""
+        if operator_name(node) not in (*INFIX, *FUNCTIONS):
+            return False
+        return all(read in self.given or self.is_derived(read) for read in node.all_input_nodes)
 
     def access(self, node: fx.Node, modes: Modes) -> str | None:
         """`x[j,h]`; a mode that is broadcast has one coordinate, `x[0,h]`."""

@@ -292,7 +292,7 @@ def through_views(node: fx.Node, names: list[str | None]) -> Found | None:
                 for mode, extent in enumerate(inner.shape)
             ]
             return through_views(base, kept)
-        if name in ("unsqueeze", "view") and inner.dim() == 1 and len(names) == 2:
+        if name in ("unsqueeze", "view") and inner.dim() == 1 and len(names) > 1:
             mode = vector_mode(node)
             if mode is not None:
                 return through_views(base, [names[mode]])
@@ -302,8 +302,8 @@ def through_views(node: fx.Node, names: list[str | None]) -> Found | None:
 
 
 def vector_mode(node: fx.Node) -> int | None:
-    """The mode that a vector fills after `view(-1, 1)`, `view(1, -1)` or `unsqueeze`."""
+    """The mode that a vector fills after `view(-1, 1)`, `view(1, -1, 1)` or `unsqueeze`."""
     value = tensor_value(node)
     assert value is not None
-    ones = [isinstance(extent, int) and extent == 1 for extent in value.shape]
-    return 0 if ones == [False, True] else 1 if ones == [True, False] else None
+    long = [mode for mode, extent in enumerate(value.shape) if not (isinstance(extent, int) and extent == 1)]
+    return long[0] if len(long) == 1 else None

@@ -26,7 +26,7 @@ def perceptron(features, out):
 LAYERS = {
     "SAGEConv mean": (lambda: geometric.SAGEConv(7, 4), 1, 0),
     "SAGEConv max": (lambda: geometric.SAGEConv(7, 4, aggr="max"), 1, 0),
-    "SAGEConv of several": (lambda: geometric.SAGEConv(7, 4, aggr=["mean", "max", "std"]), 3, 0),
+    "SAGEConv of several": (lambda: geometric.SAGEConv(7, 4, aggr=["mean", "max", "std"]), 1, 0),
     "GINConv": (lambda: geometric.GINConv(perceptron(7, 4), train_eps=True), 1, 0),
     "GINEConv": (lambda: geometric.GINEConv(perceptron(7, 4), edge_dim=3), 1, 3),
     "APPNP": (lambda: geometric.APPNP(3, 0.1), 3, 0),
@@ -36,7 +36,7 @@ LAYERS = {
         lambda: geometric.PNAConv(
             7, 8, ["mean", "min", "max", "std"], ["identity", "amplification", "attenuation"], DEGREES
         ),
-        4,
+        1,
         0,
     ),
     "EdgeConv max": (lambda: geometric.EdgeConv(perceptron(14, 4), aggr="max"), 1, 0),
