@@ -58,7 +58,7 @@ class Captured:
         constants: tensors that the capture made, by attribute name.
         is_lifted: whether parts of the model, or sparse matrices among its inputs, were captured in a form of ours,
             which operators alone would not show.
-        holds: whether what the graph takes for granted holds for extents by name; None where that is not asked.
+        holds: whether what the graph takes for granted of extents holds for some, by name; None where it is for all.
     """
 
     graph: fx.Graph
@@ -133,8 +133,7 @@ def capture(
     assert outputs, "export runs the model"
     graph, constants = inner_graph(program, names, first_names(model))
     extents = [extents_of(node) for node in graph.find_nodes(op="placeholder")]
-    # How long a text is decides what layers of windows compute and keep.
-    holds = granted(graph) if own_caches.has_windows(outputs[-1]) else None
+    holds = granted(graph)
     canonicalize(graph)
     wanted = dimensions(names, tensors, dynamic)
     return Captured(

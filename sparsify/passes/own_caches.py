@@ -56,12 +56,6 @@ def opened(value: Any) -> Any:
     return Kept(value) if is_plain(value) and has_past(value) else value
 
 
-def has_windows(output: pytree.TreeSpec) -> bool:
-    """Whether a cache in a tree has layers of windows."""
-    own = output.type is Kept and any(window is not None for part in output.context for window in part)
-    return own or any(map(has_windows, output.children()))
-
-
 def is_plain(value: Any) -> bool:
     """Whether a value is a cache that consists of keys and values alone."""
     return bool(_parts(value))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.export import Dim
 
+import sparsify
 from sparsify.passes.capture import extents_of
 from sparsify.passes.granted import granted
 
@@ -49,3 +50,36 @@ def test_what_is_for_all_lengths():
     assert granted(graph) is None
     graph = torch.export.export(Whole(), (torch.randn(4, 3),), strict=False).graph
     assert granted(graph) is None
+
+
+class Branches(torch.nn.Module):
+    """A layer whose code asks how many rows there are, alone and with the columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 8)
+
+    def forward(self, x):
+        y = self.layer(x)
+        if x.shape[0] > 5:
+            y = 2 * y
+        return y + 1 if x.shape[0] + x.shape[1] > 30 else y
+
+
+def test_branches_on_extents():
+    recipe = {
+        "schema": 1,
+        "name": "branches",
+        "sparsify": [
+            {
+                "targets": ["param:layer.weight"],
+                "role": "weight",
+                "prune": {"method": "magnitude", "sparsity": 0.8},
+            }
+        ],
+    }
+    sparse = sparsify.apply(Branches().eval(), recipe, (torch.randn(4, 16),), trainable=False)
+    for rows in (3, 8, 14, 15, 40, 1, 4):
+        x = torch.randn(rows, 16)
+        with torch.no_grad():
+            torch.testing.assert_close(sparse(x), sparse.original(x))
