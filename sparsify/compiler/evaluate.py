@@ -6,6 +6,7 @@ In: `einsum("ij,jk->ik", A, B)`. Out: the result, dense or sparse by the rules o
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import copysign
 from typing import Any
 
 import numpy as np
@@ -192,7 +193,7 @@ def _evaluate_kernel(
     formats = format if isinstance(format, Format | str) or format is None else tuple(format.items())
     key: list[Any] = [text, names, formats, schedule, tuple((sizes or {}).items()), id(options)]
     for name, operand in operands.items():
-        key += (name, type(operand), operand) if isinstance(operand, int | float) else (name, *_key(operand))
+        key += (name, *(_key_of_number(operand) if isinstance(operand, int | float) else _key(operand)))
     found = recall(_evaluations, tuple(key))
     if found is None:
         program = _program(text, names, format, sizes, operands)
@@ -203,6 +204,11 @@ def _evaluate_kernel(
         remember(_evaluations, tuple(key), found)
     kernel: Kernel = found[0]
     return kernel
+
+
+def _key_of_number(number: float) -> tuple[Any, ...]:
+    """What tells a number from others: `0.0`, `-0.0` and `0` are equal, and what is divided by them is not."""
+    return type(number), number, copysign(1.0, number) if isinstance(number, float) else None
 
 
 def _check_kinds(name: str, wanted: str, text: Any, format: Any, schedule: Any) -> None:

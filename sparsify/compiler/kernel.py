@@ -130,7 +130,10 @@ class Kernel:
             raise error
 
     def prefer(self, step: GeneratedStep, schedule: Schedule, sizes: Sizes) -> None:
-        """Makes a schedule that was measured the one of a statement for operands of about these sizes."""
+        """Makes a schedule that was measured the one of a statement for operands of about these sizes.
+
+        Calls like those that `evaluate` and `einsum` have answered before keep the kernel that answered them.
+        """
         step.prefer(schedule, sizes)
         self._call, self.results = self._first_call, self._run_steps
 

@@ -132,6 +132,7 @@ static bool read_operand(PyObject *object, Operand &found) {
 // Stored entries in powers of two: patterns of one shape but of other density may have another kernel.
 static int64_t bits(int64_t length) { return length ? 64 - __builtin_clzll((unsigned long long)length) : 0; }
 
+// The first of the places of such operands, which lie side by side.
 static size_t slot_of(const Operand *operands, Py_ssize_t count) {
   size_t hash = (size_t)count;
   for (Py_ssize_t i = 0; i < count; i++) {
@@ -139,7 +140,7 @@ static size_t slot_of(const Operand *operands, Py_ssize_t count) {
     hash = hash * 1000003 + (size_t)kind;
     for (int64_t mode = 0; mode < operands[i].dim; mode++) hash = hash * 1000003 + (size_t)operands[i].shape[mode];
   }
-  return (hash ^ hash >> 17) % FRAMES;
+  return (hash ^ hash >> 17) % (FRAMES / WAYS) * WAYS;
 }
 
 // Whether an operand is as it was when the frame was made; an exception may be set when it is not.

@@ -58,6 +58,8 @@ def bias_of(mask: fx.Node, distances: Distances, extents: tuple[str, str], user:
     if biases:
         add = partial(call_before, user, aten.add.Tensor)
         others = [term for term in terms if term not in biases]
+        if not all(term.meta["val"].dtype.is_floating_point for term in others):
+            return None
         vector = _plain(reduce(add, map(distances.along, biases)), user)
         return Bias(vector, own=reduce(add, others) if others else None)
     first: Any

@@ -182,7 +182,8 @@ def _pair(node: fx.Node) -> tuple[Any, Any] | None:
 def _count(node: Any) -> Any:
     """How far a counted tensor counts, as the number or node that its `arange` has."""
     while operator_name(node) != "arange":
-        node = node.args[0]
+        mode = counted_mode(node.args[0]) if operator_name(node) == "index" else None
+        node = node.args[0] if mode is None else node.args[1][mode]  # what is picked is as long as what picks
     return node.args[0]
 
 

@@ -225,6 +225,7 @@ def test_zeros_keep_their_signs():
     for zero in (0.0, -0.0):
         found = sparsify.evaluate(f"Y[i] = x[i] * {zero}", x=x)
         assert torch.equal(found.signbit(), (x * zero).signbit())
+        assert torch.equal(sparsify.evaluate("Y[i] = x[i] / a", x=x, a=zero), x / zero)
 
 
 def test_truth_values_of_sums_are_taken_at_the_end():

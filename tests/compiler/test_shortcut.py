@@ -700,6 +700,18 @@ def test_patterns_with_other_longest_rows_have_their_own_kernels(long_ways: list
             assert not seed or not long_ways
 
 
+def test_calls_in_turns_keep_their_frames(long_ways: list[str]) -> None:
+    """Also those whose frames lie in neighbouring places, of which a table of few has some."""
+    shapes = [(rows, columns) for rows in range(3, 8) for columns in range(30, 40)]
+    for shape in shapes:
+        for turn in range(3):
+            for one in (shapes[0], shape):
+                long_ways.clear()
+                A, x = torch.ones(one), torch.ones(one[1])
+                assert torch.equal(sparsify.einsum("ij,j->i", A, x), A.sum(1))
+                assert turn < 2 or not long_ways
+
+
 def test_patterns_not_met_before_are_checked() -> None:
     """Arrays written to after the pattern was made, and coordinates outside of the shape."""
     x = torch.ones(10, 4)

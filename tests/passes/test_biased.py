@@ -80,6 +80,10 @@ class Layer(nn.Module):
             kept & (i >= 0), torch.zeros((1, HEADS, i.shape[0], j.shape[1]), dtype=self.slopes.dtype), LEAST
         )
 
+    def counted(self, i: Tensor, j: Tensor, kept: Tensor) -> Tensor:
+        """What is added is 0 or 1."""
+        return self.slopes * (j - i) + kept.long()
+
     def learned(self, i: Tensor, j: Tensor, kept: Tensor) -> Tensor:
         """Not of distances alone."""
         return torch.where(kept, self.bias(i, j) * self.table.weight[0, 0] * i, LEAST)
@@ -91,6 +95,7 @@ READ = {
     "ordered": " + where(B[b,j], R[h,j-i+extent(i)-1], ",
     "sloped": " + B[b,j] + R[h,j-i+extent(i)-1]",
     "nothing": " + where(B[b,j], 0.0, ",
+    "counted": " + B[b,h,i,j]",
     "learned": " + B[b,h,i,j]",
 }
 

@@ -53,6 +53,9 @@ OF_DISTANCES = {
     "behind": lambda model, i, j, x: j <= i,
     "before": lambda model, i, j, x: i < j,
     "near": lambda model, i, j, x: ((j - i).abs() < 3) & (i >= j),
+    "picked": lambda model, i, j, x: (
+        torch.arange(40)[torch.arange(x.shape[1])][None] - torch.arange(50)[torch.arange(x.shape[0])][:, None]
+    ),
     "slope": lambda model, i, j, x: model.table[:, :1, None].abs() * -(j - i).abs(),
     "bucket": bucket,
     "table": lambda model, i, j, x: nn.functional.embedding((j - i).clamp(-4, 4) + 4, model.table),

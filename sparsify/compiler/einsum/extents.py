@@ -107,6 +107,9 @@ def bind_extents(
                 f"{missing[0]} of `{statement}` has no extent: no input has it as an index by itself; "
                 f"pass sizes={{{missing[0]!r}: ...}}"
             )
+        for access in accesses((statement,)):
+            if access.tensor in known:
+                _check_numbers(access, known[access.tensor], extents)
         target = statement.target
         known.setdefault(
             target.tensor, tuple(extents[i.name] for i in target.indices if isinstance(i, Index))
@@ -152,10 +155,18 @@ def _read_modes(
                     f"(mode {mode}); an index variable has one extent in all statements"
                 )
             source.setdefault(index.name, str(access))
+
+
+def _check_numbers(access: Access, shape: tuple[int, ...], extents: Mapping[str, int]) -> None:
+    """Raises for a number, `2` or `extent(j)`, that is no index of its mode."""
+    for mode, (index, size) in enumerate(zip(access.indices, shape, strict=True)):
         form = affine(index)
-        if form is not None and form.is_number and not 0 <= form.offset < size:
+        if form is None or form.terms:
+            continue
+        at, _ = form.bounds(dict(extents))
+        if not 0 <= at // form.divisor < size:
             raise ShapeError(
-                f"{access}: index {Const(form.offset)} is outside mode {mode}, which has extent {size}"
+                f"{access}: index {Const(at // form.divisor)} is outside mode {mode}, which has extent {size}"
             )
 
 

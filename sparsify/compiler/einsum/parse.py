@@ -343,9 +343,10 @@ class _Reader:
         if name.text in ("min", "max") and len(args) > 2:
             return reduce(lambda left, right: Call(name.text, (left, right)), args)
         if name.text == EXTENT:
-            if len(args) != 1 or not isinstance(args[0], Index):
-                raise self.error("extent takes one index variable: extent(j)", name)
-            return Extent(args[0].name)
+            match args:
+                case [Index(named)] | [Access(named, ())]:
+                    return Extent(named)
+            raise self.error("extent takes one index variable: extent(j)", name)
         if name.text != "stored":
             return Call(name.text, tuple(args))
         if len(args) != 1 or not isinstance(args[0], Access):

@@ -21,7 +21,7 @@ from sparsify.compiler.node import Node, children, find, map_children, walk
 from sparsify.errors import EinsumError
 
 N = TypeVar("N", bound=Node)
-RESERVED: Final = ("stored", "inf", "nan", "True", "False")
+RESERVED: Final = ("stored", "extent", "inf", "nan", "True", "False")
 MAX_NODES: Final = 10_000
 BUILT_IN: Final = dict(MONOIDS)
 

@@ -6,7 +6,7 @@ import torch
 import sparsify
 from sparsify.compiler.einsum.affine import Affine, affine
 from sparsify.compiler.einsum.parse import parse
-from sparsify.errors import EinsumError, ParseError
+from sparsify.errors import EinsumError, ParseError, ShapeError
 
 
 def index_of(text: str):
@@ -69,7 +69,11 @@ def test_what_has_no_extent():
     X = torch.randn(3, 5)
     with pytest.raises(ParseError, match="extent takes one index variable"):
         sparsify.evaluate("y[i] = X[i,j] / extent(2)", X=X)
-    with pytest.raises(ParseError, match="extent takes one index variable"):
+    with pytest.raises(EinsumError, match="q is no index variable of a tensor"):
         sparsify.evaluate("y[i] = X[i,j] / extent(q)", X=X)
+    with pytest.raises(ShapeError, match="index 5 is outside mode 1, which has extent 5"):
+        sparsify.evaluate("y[i] = X[i,extent(j)] + 0 * X[i,j]", X=X)
+    with pytest.raises(EinsumError, match="extent"):
+        sparsify.register_function("extent", "2 * x")
     with pytest.raises(EinsumError, match="not affine"):
         sparsify.evaluate("y[i] = X[i, i * extent(i)]", X=X)

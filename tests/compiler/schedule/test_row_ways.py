@@ -282,6 +282,41 @@ def test_ways_that_loops_cannot_become_are_none(monkeypatch):
     assert fusion(step.program, sizes) is None
 
 
+@pytest.mark.parametrize(
+    "splits",
+    [
+        "split p po pi 20",
+        "split p po pi 64",
+        "split p pc pr 20; split pr po pi 16",
+        "split p po pi 16",
+    ],
+)
+def test_vectors_that_are_cut_within_a_strip_leave_what_follows(splits):
+    """Sums that are begun in one tile are those of the next one; behind the last one there is another's memory."""
+    text = """
+        P[i,j] max= where(stored(A[i,j]), Q[i,l] * K[j,l], -inf)
+        Y[i,k] += stored(A[i,j]) * P[i,j] * X[j,k]"""
+    outer = [name for name in ("pc", "po") if f" {name} " in splits]
+    around = ", ".join(outer)
+    schedule = (
+        f"pos j p A; {splits}; order P: i, l, {around}, pi; order Y: i, {around}, pi, k; "
+        "precompute P at i in thread; vector pi in P; vector k in Y"
+    )
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.arange(60)[torch.randperm(60, generator=draw)]
+    allowed = torch.arange(60) < lengths[:, None]
+    given = {
+        "A": sparsify.tensor(allowed.float(), "csr"),
+        "Q": torch.rand(60, 8, generator=draw),
+        "K": torch.rand(60, 8, generator=draw),
+        "X": torch.rand(60, 16, generator=draw),
+    }
+    with options.override(**QUICK, vector_bytes=64):
+        found = sparsify.evaluate(text, "Y", schedule=schedule, **given)
+    largest = (given["Q"][:, None] * given["K"]).amax(-1)
+    torch.testing.assert_close(found, torch.where(allowed, largest, 0) @ given["X"], **CLOSE)
+
+
 @pytest.mark.parametrize("vector_bytes", [16, 64])
 def test_strips_are_stored_in_whole_vectors(vector_bytes):
     """What masks let through is not handed to the next load."""

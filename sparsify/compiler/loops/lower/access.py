@@ -150,9 +150,8 @@ def store(low: Lowering, access: Access, value: loops.Expr, env: Environment) ->
     if env.lane is None or position.is_uniform:
         return loops.Store(buffer, position.start, value)
     if position.vector is None and position.step == ONE:
-        memory = low.memory.get(access.tensor)
-        is_whole = memory is not None and temporaries.is_strip(memory) and env.lane.bits is None
-        return loops.Store(
-            buffer, position.start, value, None if is_whole else lanes_in_use(low, access, env)
+        count = (
+            None if temporaries.ends_a_strip(low, access.tensor, env.lane) else lanes_in_use(low, access, env)
         )
+        return loops.Store(buffer, position.start, value, count)
     return loops.Scatter(buffer, position.as_vector(env.lane.lanes), value, lanes_in_use(low, access, env))

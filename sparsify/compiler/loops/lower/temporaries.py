@@ -14,7 +14,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Const, Expr, Index
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, integer, minus, plus, product
 from sparsify.compiler.loops.lower import hubs, marked, workspace
-from sparsify.compiler.loops.lower.environment import Coordinate, Environment, Register, scalar
+from sparsify.compiler.loops.lower.environment import Coordinate, Environment, LaneContext, Register, scalar
 from sparsify.compiler.loops.lower.levels import first_below, is_located, level_variable, place_of
 from sparsify.compiler.node import Node, children, find
 from sparsify.compiler.notation import nodes as notation
@@ -224,10 +224,27 @@ def has_room(low: Lowering, name: str, index: str, lanes: int) -> bool:
 def is_strip(temporary: notation.Temporary) -> bool:
     """Whether a temporary has the stored positions of one segment and nothing else.
 
-    Behind them there is room for a whole vector. A processor hands what it has just stored to the next load of it, but
-    not what masks let through: the last vector of a segment is stored without one.
+    Behind them there is room for a whole vector, see `ends_a_strip`.
     """
     return temporary.pattern_of is not None and len(temporary.indices) == 1 and not is_whole(temporary)
+
+
+def ends_a_strip(low: Lowering, name: str, lane: LaneContext) -> bool:
+    """Whether a vector that is not in use in all lanes is the last one of a strip, none begins behind it.
+
+    A processor hands what it has just stored to the next load of it, but not what masks let through: such a vector is
+    stored without one. Other tiles than of one vector, or of a part of whole ones, are cut in other places, too.
+    """
+    temporary, index = low.memory.get(name), lane.index
+    if temporary is None or not is_strip(temporary) or lane.bits is not None:
+        return False
+    while (split := low.split_by_inner.get(index)) is not None:
+        sizes = (split.size, *split.tail)
+        is_cut = index == lane.index and sizes[-1] != lane.lanes
+        if is_cut or any(size % lane.lanes for size in sizes):
+            return False
+        index = split.index
+    return True
 
 
 def position(low: Lowering, temporary: notation.Temporary, access: Access, env: Environment) -> Coordinate:
