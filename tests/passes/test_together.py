@@ -95,6 +95,18 @@ class Aggregated(nn.Module):
         return self.aggr(x[edge_index[0]], edge_index[1], dim_size=x.size(0))
 
 
+class Graphs(nn.Module):
+    """The statistics of neighbours and then of the nodes of each graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.neighbours, self.linear = Aggregated(), nn.Linear(len(KINDS) * 7, 5)
+        self.nodes = MultiAggregation(KINDS)
+
+    def forward(self, x, edge_index, graphs):
+        return self.nodes(self.linear(self.neighbours(x, edge_index)).relu(), graphs)
+
+
 class Network(nn.Module):
     """Two layers of PNA with all of its aggregators and scalers."""
 
@@ -115,6 +127,26 @@ def arguments(nodes, edges, seed, width=0):
     edge_index[1] = edge_index[1].clamp(max=nodes - 4)
     more = (torch.randn(edges, width, dtype=torch.float64),) if width else ()
     return x.double(), edge_index, *more
+
+
+def small_graphs(sizes, seed=0):
+    """A batch of graphs of so many nodes, three edges a node and none where a graph has one; the graph of each node."""
+    generator = torch.Generator().manual_seed(seed)
+    edges, first = [], 0
+    for size in sizes:
+        count = 3 * size if size > 1 else 0
+        edges.append(first + torch.randint(0, size, (2, count), generator=generator))
+        first += size
+    x = torch.randn(first, 7, generator=generator, dtype=torch.float64)
+    return x, torch.cat(edges, dim=1), torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+
+
+def small_graph(given, number):
+    """One graph of a batch, as a batch of its own."""
+    x, edge_index, graphs = given
+    nodes = (graphs == number).nonzero()[:, 0]
+    edges = edge_index[:, graphs[edge_index[0]] == number]
+    return x[nodes], edges - nodes[0], torch.zeros_like(nodes)
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +194,22 @@ def test_layers_of_several_aggregations(name):
     for shape in SHAPES:
         require_equal(model, sparse, arguments(*shape, width))
     assert not sparse.report.warnings
+
+
+@pytest.mark.filterwarnings("ignore:.*is no extent of an input")
+def test_batches_of_small_graphs():
+    torch.manual_seed(0)
+    model = Graphs().double().eval()
+    sparse = apply(model, MESSAGES, small_graphs((4, 1, 6)), trainable=True)
+    assert len(sparse.report.regions) == 2
+    for region in sparse.variants[0].regions:
+        assert region.is_several and len(region.kernel.steps) == 1
+    for sizes in ((4, 1, 6), (3, 9), (2, 5, 2, 1, 2, 7)):
+        require_equal(model, sparse, small_graphs(sizes, seed=len(sizes)))
+    assert len(sparse.variants) == 1
+    given = small_graphs((4, 1, 6))
+    alone = torch.cat([sparse(*small_graph(given, number)) for number in range(3)])
+    torch.testing.assert_close(sparse(*given), alone, **EXACT)
 
 
 def test_what_is_computed_of_results_is_in_their_program(pair):
