@@ -60,7 +60,7 @@ def dense(given: dict[str, torch.Tensor]) -> torch.Tensor:
     scores = 0.25 * given["Q"] @ given["K"].mT
     if "B" in given:
         bias = given["B"]
-        scores = scores + (bias[:, None, None] if bias.dim() > 1 else bias)
+        scores = scores + (bias[:, None, None] if bias.dim() == 2 else bias)
     scores = scores.masked_fill(stored == 0, -torch.inf)
     most = scores.detach().amax(-1, keepdim=True)
     weights = torch.exp(scores - torch.where(most == -torch.inf, 0, most))
@@ -134,6 +134,45 @@ def test_rows_that_add_to_columns_in_large_blocks(vector_bytes):
         f"split ix it is {rows}; split ji jt js {columns}; split l lo li {columns}; split k ko ki {columns}; "
     )
     assert tiles + f"split js jq jr {rows}; " in schedule
+
+
+@pytest.mark.parametrize(
+    ("text", "batch", "vector_bytes"),
+    [(PROGRAM, 3, 32), (PROGRAM, 1, 64), (DROPPED, 3, 64)],
+    ids=["sum over a batch", "one sequence", "dropped"],
+)
+@pytest.mark.parametrize("size", [40, 27])
+def test_trained_biases_of_each_pair(text, batch, vector_bytes, size):
+    """Rows of one kernel add to the gradient of `B[h,i,j]`, one sequence after the other."""
+    text, generator = text.replace("B[b,j]", "B[h,i,j]"), torch.Generator().manual_seed(size)
+    shapes = {
+        "Q": (batch, 3, size, 5),
+        "K": (batch, 3, size, 5),
+        "V": (batch, 3, size, 9),
+        "B": (3, size, size),
+    }
+    leaves = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    wide = {name: value.double().requires_grad_() for name, value in leaves.items()}
+    ours = {name: value.requires_grad_() for name, value in leaves.items()}
+    block = vector_bytes // 4  # the narrowest that lanes are cut from
+    blocks = torch.rand(5, 5, generator=generator) < 0.5
+    blocks[1], blocks[0, 0] = False, True
+    allowed = blocks.repeat_interleave(block, 0).repeat_interleave(block, 1)[:size, :size]
+    M = sparsify.tensor(allowed.float(), f"bcsr({block},{block})")
+    fixed = {"M": M}
+    if "seed[" in text:
+        fixed["seed"] = torch.randint(-(2**62), 2**62, (batch, 3), generator=generator)
+    with options.override(**{**QUICK, "compiler_flags": ("-O0",)}, vector_bytes=vector_bytes):
+        found = sparsify.evaluate(text, "Y", **ours, **fixed)
+        gradients = torch.autograd.grad(found.square().sum(), list(ours.values()))
+        (kernel,) = evaluate_kernel(text, "Y", **ours, **fixed).adjoint(tuple(ours)).generated
+    wanted = torch.autograd.grad(dense({**wide, **fixed}).square().sum(), list(wide.values()))
+    for name, gradient, other in zip(ours, gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient.double(), other, **CLOSE, msg=lambda m, n=name: f"d_{n}: {m}")
+    assert wanted[-1].count_nonzero() > 0
+    schedule = str(kernel.stages.schedule)
+    assert "precompute d_S at io in thread" in schedule
+    assert "parallel h dynamic" in schedule
 
 
 def test_rows_are_kept_and_entries_computed_again():

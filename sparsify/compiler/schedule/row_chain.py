@@ -245,7 +245,7 @@ def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
     names = set(index_names(target))
     if len(target.indices) != len(names):
         return None
-    if rows.column in names and rows.row not in names:
+    if rows.column in names and (rows.row not in names or not names >= set(rows.leading)):
         return _of_columns(inner, loops, rows)
     if not {*rows.leading, rows.row} <= names:
         return None
@@ -265,18 +265,22 @@ def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
 
 
 def _of_columns(assign: Assign, loops: set[str], rows: Rows) -> Nest | None:
-    """What rows add to what belongs to columns, `D[h,j,k] += P[h,i,j] * Q[h,i,k]` or `b[j] += P[h,i,j]`."""
+    """What rows add to what belongs to columns, `D[h,j,k] += P[h,i,j] * Q[h,i,k]` or `b[j] += P[h,i,j]`.
+
+    Or to what all of a batch have at an entry, `B[h,i,j] += P[b,h,i,j]`.
+    """
     names = index_names(assign.target)
     apart = tuple(name for name in rows.leading if name in names)
     more = loops - rows.of_entries
     if assign.monoid != "sum" or len(more) > 1 or not loops >= rows.of_entries:
         return None
     lane = next(iter(more), rows.column)
-    if set(names) != {*apart, rows.column, lane} or names[-1] != lane:
+    if set(names) - {rows.row} != {*apart, rows.column, lane} or names[-1] != lane:
         return None
     if not more:
         return Nest("gathered", assign, apart=apart)
-    return Nest("columns", assign, lane, apart=apart) if _is_along(assign, lane) else None
+    is_sum = rows.row not in names and _is_along(assign, lane)
+    return Nest("columns", assign, lane, apart=apart) if is_sum else None
 
 
 def _is_along(assign: Assign, lane: str) -> bool:
