@@ -37,7 +37,7 @@ ONE: Final = 0.5
 SINGLE: Final = 4.0
 ALONE: Final = 10.0
 BESIDE: Final = 5.0
-GROUPED: Final = 6.0
+GROUPED: Final = 5.0
 LEFT: Final = 10.0
 # Per random number or vector of them.
 DRAWN: Final = 50.0
@@ -149,6 +149,8 @@ class EntryCost:
         match nest.kind:
             case "scores":
                 alone = SINGLE if self.heads == 1 and _sums_products(self._value(nest)) else ALONE
+                # Without heads, entries of others lie at the positions that the nest loops over anyway.
+                others = others if self.chain.leading else 0
                 each = alone + self._along(nest) + self._outside(nest) + NUMBER * others
                 busy = self.entries * each
             case "product" | "columns":
@@ -178,8 +180,8 @@ class EntryCost:
         if nest.kind != "scores":
             return self._by_rows(nest)
         left = self.rows * min(self.mean, self.lanes / 2)
-        vectors = self.rows * ceil(self.mean / self.lanes)
-        busy = self.entries * (GROUPED + self._along(nest)) + left * LEFT + vectors * self._outside(nest)
+        each = GROUPED + self._along(nest) + self._outside(nest)  # of one sum after the other, as alone
+        busy = self.entries * each + left * LEFT
         return (busy + self.rows * ROW) * self.machine.vector_us
 
     def _of_rows(self, nest: Nest) -> float:

@@ -19,6 +19,10 @@ from sparsify.compiler.schedule.sizes import Sizes
 ROW_VECTORS: Final = 8
 # Of a sum, what is read at a time for each entry, whose coordinate is read once for it.
 SUM_VECTORS: Final = 2
+# The same of a long sum along what a row of a result lies along, too: fewer sums of that wait for each other.
+BOTH_VECTORS: Final = 4
+# Lanes of a vector where there are 32 registers for them.
+WIDE_LANES: Final = 16
 # Scores at a time, and of those that are left of a group.
 SCORES: Final = 4
 SCORES_TAIL: Final = (2, 1)
@@ -95,10 +99,14 @@ class EntryRows:
         tail = tuple(self.lanes * count for count in (4, 2, 1))
         steps: list[d.Directive] = []
         made: dict[str, tuple[str, str]] = {}
+        rows = self.chain.lanes()
         sums = dict.fromkeys(nest.inner for nest in self.chain.nests if nest.inner)
-        for free in dict.fromkeys((*self.chain.lanes(), *sums)):
+        for free in dict.fromkeys((*rows, *sums)):
             made[free] = outer, inner = name(f"{free}o"), name(f"{free}i")
-            size, pieces = (SUM_VECTORS, (self.lanes,)) if free in sums else (ROW_VECTORS, tail)
+            size, pieces = (SUM_VECTORS, tail[2:]) if free in sums else (ROW_VECTORS, tail)
+            is_long = self.sizes.extents.get(free, 0) >= BOTH_VECTORS * self.lanes
+            if free in sums and free in rows and is_long and self.lanes >= WIDE_LANES:
+                size, pieces = BOTH_VECTORS, tail[1:]
             steps.append(d.Split(free, outer, inner, size * self.lanes, pieces))
         return steps, made
 

@@ -73,3 +73,32 @@ def test_products_of_one_head_are_cheap_apart():
     one, two = (priced(PRODUCTS, h=heads) for heads in (1, 2))
     (scores,) = (nest for nest in one.chain.nests if nest.kind == "scores")
     assert one.apart_us(scores) < 0.45 * two.apart_us(scores)
+
+
+def test_what_is_computed_of_sums_is_computed_for_each_entry():
+    text = PRODUCTS.replace("0.5 * sum(k, Q[i,h,k] * K[j,h,k])", "exp(sum(k, Q[i,h,k] * K[j,h,k]))")
+    plain, more = (replace(priced(each), is_beside=False) for each in (PRODUCTS, text))
+    added = more._outside(more.chain.nests[0]) - plain._outside(plain.chain.nests[0])
+    wanted = plain.entries * added * plain.machine.vector_us
+    assert added > 10
+    assert more.fused_us() - plain.fused_us() > wanted
+    assert apart(more) - apart(plain) > wanted
+
+
+def test_scores_without_heads_have_entries_of_others_at_hand():
+    text = (
+        "P[i,j] = exp(A[i,j]) * stored(A[i,j])\n"
+        "S[i,j] = P[i,j] * sum(k, Q[i,k] * K[j,k])\n"
+        "Y[i,f] += S[i,j] * X[j,f]"
+    )
+    drawn = {name: torch.rand(30, 8) for name in "QKX"}
+    given = {**operands(SUMS, 1, 1), **drawn}
+    given = {name: given[name] for name in "AQKX"}
+    program = infer_format(_program(text, "Y", None, {"k": 8, "f": 8}, given))
+    chain = row_chain(concretize(program))
+    assert chain is not None
+    (scores,) = (nest for nest in chain.nests if nest.kind == "scores")
+    plain = EntryCost.of(program, chain, EXTENTS, STORED, scaled(1, 64), 4)
+    heads = replace(plain, chain=replace(chain, leading=("h",)), extents={**EXTENTS, "h": 1})
+    assert plain._others(scores) == 1
+    assert plain.apart_us(scores) < 0.8 * heads.apart_us(scores)

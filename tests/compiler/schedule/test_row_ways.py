@@ -244,11 +244,14 @@ P[h,i,j] = exp(S[h,i,j] - m[h,i]) * stored(A[i,j])
 Y[h,i,k] += P[h,i,j] * K[h,j,k]"""
 
 
-@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
-def test_products_along_what_scores_sum(vector_bytes):
+@pytest.mark.parametrize(
+    ("vector_bytes", "width", "split"),
+    [(16, 36, "8 tail 4"), (32, 36, "16 tail 8"), (64, 36, "32 tail 16"), (64, 84, "64 tail 32 16")],
+)
+def test_products_along_what_scores_sum(vector_bytes, width, split):
     drawn = torch.Generator().manual_seed(0)
     allowed = torch.rand(40, 50, generator=drawn) < torch.linspace(0, 1, 40)[:, None]  # rows of all lengths
-    Q, K = (torch.randn(2, n, 36, generator=drawn) / 6 for n in (40, 50))
+    Q, K = (torch.randn(2, n, width, generator=drawn) / 6 for n in (40, 50))
     given = {
         "A": sparsify.tensor(allowed.float(), "csr"),
         "Q": Q,
@@ -262,6 +265,7 @@ def test_products_along_what_scores_sum(vector_bytes):
         (step,) = kernel.generated
         stages = step.stages
     assert re.search("unroll p[it] in S", str(stages.schedule)) and not stages.refused
+    assert f"split k ko ki {split};" in str(stages.schedule)
     weights = torch.exp(Q @ K.mT - given["m"][..., None]) * allowed
     torch.testing.assert_close(found, weights @ K, **CLOSE)
 
