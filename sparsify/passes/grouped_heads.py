@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sparsify.passes.new_node import call
+from sparsify.passes.new_node import call, put_behind
 from sparsify.passes.operators import argument, operator_name, tensor_value
 
 aten = torch.ops.aten
@@ -65,15 +65,11 @@ def shared_by_heads(operand: fx.Node) -> fx.Node:
     return call(aten.unsqueeze.default, operand, value.dim() + 1 + HEADS)
 
 
-def without_groups(node: fx.Node) -> None:
-    """Puts a node behind one whose heads are in groups that has them in one mode, as its users know it."""
+def without_groups(node: fx.Node) -> fx.Node:
+    """A new node behind one whose heads are in groups that has them in one mode, as its users know it."""
     value = tensor_value(node)
     assert value is not None, "heads are of tensors"
-    users = dict(node.users)
-    with node.graph.inserting_after(node):
-        whole = call(aten.flatten.using_ints, node, value.dim() + HEADS - 1, value.dim() + HEADS)
-    for user in users:
-        user.replace_input_with(node, whole)
+    return put_behind(node, aten.flatten.using_ints, value.dim() + HEADS - 1, value.dim() + HEADS)
 
 
 def own_keys(operand: fx.Node) -> tuple[fx.Node, bool]:

@@ -15,6 +15,7 @@ from sparsify.errors import CaptureError
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.biased import Bias, bias_of, biased_mask
 from sparsify.passes.canonicalize import size_node
+from sparsify.passes.casts import HALVES
 from sparsify.passes.distances import Distances, put_before
 from sparsify.passes.dropped import dropped_attention, seeds
 from sparsify.passes.grouped_heads import (
@@ -25,7 +26,7 @@ from sparsify.passes.grouped_heads import (
     split_heads,
     without_groups,
 )
-from sparsify.passes.new_node import call_before
+from sparsify.passes.new_node import call_before, put_behind
 from sparsify.passes.operators import argument, operator_name, scope, tensor_value
 from sparsify.passes.own_masks import factors, is_causal
 from sparsify.passes.pasts import WHY, pasts
@@ -143,6 +144,8 @@ def put_in(
         with node.graph.inserting_before(node):
             repeat_keys(given)
     query, key, value = _apart([given[name] for name in names[:3]], node)
+    if not is_reference:
+        query, key, value = _as_wide(given.get("attn_mask"), (query, key, value), node)
     extents = (_extent(query, node), _extent(key, node))
     made = [_mask_node(node, spec, extents)]
     dtype = tensor_value(query).dtype  # type: ignore[union-attr]
@@ -165,11 +168,28 @@ def put_in(
         node.target = dropped_attention
     node.args, node.kwargs = tuple(operands), {"attn_mask": made[-1], **rest}
     node.meta["attention"] = Put(spec, modes)
+    _as_known(node, group)
+
+
+def _as_wide(mask: Any, operands: tuple[fx.Node, ...], user: fx.Node) -> tuple[fx.Node, ...]:
+    """Queries, keys and values as float32 where they are in halves and their mask is not: torch adds it as it is."""
+    queries, added = tensor_value(operands[0]), tensor_value(mask)
+    if added is None or added.dtype != torch.float32 or queries is None or queries.dtype not in HALVES:
+        return operands
+    return tuple(call_before(user, torch.ops.aten.to.dtype, operand, torch.float32) for operand in operands)
+
+
+def _as_known(node: fx.Node, group: int) -> None:
+    """Puts nodes behind attention that make what its users know: heads in one mode, in the dtype of the model."""
+    query, value = (tensor_value(argument(node, place, name)) for place, name in ((0, "query"), (2, "value")))
+    assert query is not None and value is not None, "attention is of tensors"
+    known = node.meta["val"]
     if group > 1:
-        result = tensor_value(value)
-        assert result is not None and dtype is not None, "attention is of tensors"
-        node.meta["val"] = result.new_empty((*query.meta["val"].shape[:-1], result.shape[-1]))
-        without_groups(node)
+        node.meta["val"] = known.new_empty((*query.shape[:-1], value.shape[-1]))
+    node.meta["val"] = node.meta["val"].to(query.dtype)
+    whole = without_groups(node) if group > 1 else node
+    if known.dtype != query.dtype:
+        put_behind(whole, torch.ops.aten.to.dtype, known.dtype)
 
 
 def _masks(
@@ -302,8 +322,8 @@ def _biased(
     """The node of one mask of a pattern, a bias and the model's own."""
     kept = tensor_value(pattern)
     assert kept is not None, "patterns are tensors"
-    heads = bias.meta["val"].shape[:-1] if isinstance(bias, fx.Node) else ()
-    made = kept.new_empty((*heads, *kept.shape[-2:]), dtype=user.meta["val"].dtype)
+    added = bias.meta["val"] if isinstance(bias, fx.Node) else torch.tensor(bias).expand(1)
+    made = kept.new_empty((*added.shape[:-1], *kept.shape[-2:]), dtype=added.dtype)
     return put_before(user, biased_mask, (pattern, bias, own, elsewhere), None, made)
 
 

@@ -21,3 +21,13 @@ def call_before(user: fx.Node, target: Any, *args: Any) -> fx.Node:
     if "nn_module_stack" in user.meta:
         node.meta["nn_module_stack"] = user.meta["nn_module_stack"]
     return node
+
+
+def put_behind(node: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """A new node that reads another one, in the place of that for all that read it."""
+    users = dict(node.users)
+    with node.graph.inserting_after(node):
+        new = call(target, node, *args)
+    for user in users:
+        user.replace_input_with(node, new)
+    return new

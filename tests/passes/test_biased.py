@@ -52,7 +52,8 @@ class Layer(nn.Module):
         places = torch.arange(x.shape[1])
         mask = getattr(self, self.way)(places[:, None], places[None], padding[:, None, None] > 0)
         if pattern is not None:
-            mask = mask.masked_fill(~pattern, -torch.inf)
+            # Torch misreads masks in float32 beside queries in float64.
+            mask = mask.to(q.dtype).masked_fill(~pattern, -torch.inf)
         return scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
 
     def bias(self, i: Tensor, j: Tensor) -> Tensor:
@@ -83,6 +84,10 @@ class Layer(nn.Module):
     def counted(self, i: Tensor, j: Tensor, kept: Tensor) -> Tensor:
         """What is added is 0 or 1."""
         return self.slopes * (j - i) + kept.long()
+
+    def given(self, i: Tensor, j: Tensor, kept: Tensor) -> Tensor:
+        """Numbers of keys, whose differences bfloat16 would not hold."""
+        return torch.where(kept, 100.0 + j * 0.125, LEAST)
 
     def learned(self, i: Tensor, j: Tensor, kept: Tensor) -> Tensor:
         """Not of distances alone."""
@@ -152,6 +157,28 @@ def test_a_bias_that_is_trained_is_kept_for_each_pair():
     seed = torch.randn_like(found)
     (own,), (other,) = (torch.autograd.grad(y, [model.table.weight], seed) for y in (found, wanted))
     torch.testing.assert_close(own, other, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("way", "groups"), [("given", HEADS), ("sloped", HEADS), ("padded", HEADS), ("ordered", 1)]
+)
+def test_masks_in_float32_of_attention_in_halves(way, groups):
+    """Torch adds them to scores as they are, and rounds the result."""
+    model = Layer(way, groups).eval()
+    model.requires_grad_(False)
+    for linear in (model.q, model.k, model.v):
+        linear.bfloat16().requires_grad_(True)
+    (x, padding), pattern = inputs(2, 24, 4), patterns.sliding_window(24, before=5, after=3).to_dense()
+    x = x.bfloat16()
+    sparse = sparsify.apply(model, RECIPE, (x, padding), strict=True, trainable=True)
+    assert len(sparse.report.regions) == 1
+    found, exact = sparse(x, padding), copy.deepcopy(model).double()(x.double(), padding, pattern)
+    assert found.dtype == model(x, padding).dtype == torch.bfloat16
+    # As exact as with masks in bfloat16, of which the least number is none.
+    torch.testing.assert_close(found.double(), exact, rtol=2**-7, atol=2**-7)
+    seed = torch.randn_like(found)
+    (own,) = torch.autograd.grad(found, [sparse.get_parameter("v.weight")], seed)
+    assert own.dtype == torch.bfloat16
 
 
 def test_heads_that_share_keys():
