@@ -3,9 +3,9 @@
 In:  the output of a model, `{"logits": %l, "past_key_values": DynamicCache(..)}`. Out: `shown(output)`, the same with
 the tensors of the cache as leaves of a tree, which a graph can return; the tree puts a cache together again.
 
-A call that brings an empty cache is like one that brings none, and fills it with the keys that it returns. Of a cache
-that holds keys of earlier calls these are inputs of the graph, `opened`. A pattern of attention does not say where
-queries stand among them: under patterns such calls are computed as the model does.
+A call that brings an empty cache is like one that brings none, fills it with the keys that it computes and returns it.
+Of a cache that holds keys of earlier calls these are inputs of the graph, `opened`. A pattern of attention does not
+say where queries stand among them: under patterns such calls are computed as the model does.
 
 Layers of attention to a window keep its keys alone, and count all that they saw: the number is the extent of a tensor
 without entries.
@@ -87,12 +87,14 @@ def copied(value: Any) -> Any:
     return fresh(value) if kept is value else _unflatten(*_flatten(kept))
 
 
-def fill(cache: Any, output: Any) -> None:
-    """Gives a cache that a call brought empty the keys and values of the one that the call returns."""
+def filled(cache: Any, output: Any) -> Any:
+    """An output whose cache is the one that the call brought, with the keys and values of the one that was returned."""
     leaves = pytree.tree_leaves(output, is_leaf=is_cache)
     returned = next((leaf for leaf in leaves if is_cache(leaf)), None)
-    if returned is not None and type(returned) is type(cache):
-        vars(cache).update(vars(returned))
+    if returned is None or type(returned) is not type(cache):
+        return output
+    vars(cache).update(vars(returned))
+    return pytree.tree_map(lambda leaf: cache if leaf is returned else leaf, output, is_leaf=is_cache)
 
 
 def _parts(cache: Any) -> list[Any]:

@@ -138,7 +138,7 @@ class SparseModule(Decoder):
             self._quick.remember(quick[0], args, kwargs, call, variant)
         result = self.finish(variant, tensors)
         for cache in caches:
-            own_caches.fill(cache, result)
+            result = own_caches.filled(cache, result)
         return result
 
     def finish(self, variant: Variant, tensors: Sequence[torch.Tensor]) -> Any:
