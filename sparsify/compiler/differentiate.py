@@ -24,7 +24,7 @@ class Kept:
         wrt: names of the operands that need gradients.
         names: of operands, results and temporaries that are kept.
         places: theirs among the operands, results and temporaries.
-        is_sure: whether backward gets all gradients of results, and none that is `None`.
+        is_sure: whether backward gets all gradients of results, and none that is `None`: torch makes the zeros.
         forward: the kernel that gives the temporaries after the results; the same kernel without any.
     """
 
@@ -80,13 +80,25 @@ class Differentiable(torch.autograd.Function):
         return None, *[by_name.get(name) for name in kept.kernel.program.inputs]
 
 
+def read_by_gradients(kernel: Any, wrt: tuple[str, ...]) -> set[str]:
+    """The operands, results and temporaries that the gradients of the operands `wrt` read.
+
+    Raises:
+        SparsifyError: there are no such gradients.
+    """
+    return set(kernel.adjoint(wrt).program.inputs) - {f"g_{name}" for name in kernel.program.outputs}
+
+
 def keep(kernel: Any, needs: Sequence[bool]) -> Kept:
-    """What the gradients of a kernel read, by which of its operands need them; everything when it is not known."""
+    """What the gradients of a kernel read, by which of its operands need them; everything when it is not known.
+
+    A result that they do not read may be written to in place afterwards: it is not kept.
+    """
     program = kernel.program
     every = (*program.inputs, *program.outputs)
     wrt = tuple([name for name, need in zip(program.inputs, needs, strict=True) if need])
     try:
-        read = set(kernel.adjoint(wrt).program.inputs) - {f"g_{name}" for name in program.outputs}
+        read = read_by_gradients(kernel, wrt)
     except SparsifyError:  # raised once more when the gradients are asked for
         read = set(every)
     forward, more = kernel, tuple(sorted(read - set(every)))
@@ -95,9 +107,9 @@ def keep(kernel: Any, needs: Sequence[bool]) -> Kept:
         read |= set(program.inputs)  # for second derivatives
     elif more:
         # Temporaries of the plan are computed again: keeping them would hold memory between the passes.
-        read = set(every)
-    # torch makes zeros for one dense result whose gradient is missing; for others they are made from the results.
-    is_sure = len(program.outputs) == 1 and program.declaration(program.outputs[0]).format.is_dense
+        read = (read & set(every)) | set(program.inputs)
+    # torch makes zeros for dense results whose gradient is missing; for sparse ones they are made from the results.
+    is_sure = all(program.declaration(name).format.is_dense for name in program.outputs)
     if not is_sure:
         read.update(program.outputs)
     names = tuple([name for name in every if name in read])
@@ -119,7 +131,8 @@ def pull_back(
 
     Args:
         kernel: the forward kernel.
-        values: those of its operands and results by name that the gradients read.
+        values: those of its operands and results by name that the gradients read; without a result that they read,
+            all operands, from which it is computed again.
         gradients: of its results, None for zeros.
         wrt: names of operands.
     """

@@ -267,7 +267,7 @@ class GeneratedStep:
             result = frame.empty()
             buffers.append(result)
             frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
-            return result if self._is_plain else result.permute(_modes(self.output.format))
+            return result if self._is_plain else _laid_out(result, self.output.format)
         pattern = operands[self._root]._pattern  # type: ignore[attr-defined]
         if self._inputs[self._root].is_twin:
             pattern = conversion(pattern, self.output.format).pattern
@@ -349,8 +349,10 @@ class GeneratedStep:
             dtype = getattr(torch, output.dtype)
             if output.pattern_of is None:
                 stored = [extents[output.extents[mode]] for mode in output.format.ordering]
-                buffers.append(POOL.empty(tuple(stored), dtype))
-                results.append(buffers[-1].permute(_modes(output.format)))  # type: ignore[union-attr]
+                results.append(POOL.empty(tuple(stored), dtype))
+                buffers.append(results[-1])
+                if output.format.ordering != tuple(range(len(stored))):
+                    results[-1] = _laid_out(results[-1], output.format)
                 continue
             root = self.program.inputs.index(output.pattern_of)
             pattern = operands[root]._pattern  # type: ignore[attr-defined]
@@ -389,6 +391,6 @@ def _match(declared: Declaration, shape: Sequence[int], extents: dict[str, int])
             )
 
 
-def _modes(format_: Format) -> tuple[int, ...]:
-    """Where each mode is among the levels of a dense format."""
-    return tuple(format_.ordering.index(mode) for mode in range(format_.rank))
+def _laid_out(stored: torch.Tensor, format_: Format) -> torch.Tensor:
+    """Memory of a dense format with its modes in order; no view, which autograd keeps from being written to."""
+    return stored.permute([format_.ordering.index(mode) for mode in range(format_.rank)]).data

@@ -100,6 +100,13 @@ def merged(
     return arguments
 
 
+def argument_of(tensors: Sequence[torch.Tensor], places: Sequence[int], packed: str) -> dict[int, int]:
+    """The positions among the arguments of the tensors, by theirs."""
+    whole = together(tensors, packed)
+    positions = (position for position in range(len(whole) + len(places)) if position not in places)
+    return dict(zip(whole, positions, strict=True))
+
+
 def run(
     handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
 ) -> torch.Tensor:
@@ -136,13 +143,15 @@ def shapes_only(
 
 
 def run_backward(
-    handle: int, gradients: list[torch.Tensor | None], results: list[torch.Tensor], tensors: list[torch.Tensor],
-    sizes: list[int], places: list[int], needed: list[int], packed: str,
+    handle: int, gradients: list[torch.Tensor | None], results: list[torch.Tensor | None],
+    tensors: list[torch.Tensor], sizes: list[int], places: list[int], needed: list[int], packed: str,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """The gradients of the tensors at the positions `needed`, from those of the results; `None` stands for zeros."""
+    """The gradients of the tensors at the positions `needed`, from those of the results; `None` stands for zeros.
+
+    Of the results those are there that gradients read.
+    """
     arguments = merged(tensors, sizes, places, packed)
-    positions = (position for position in range(len(arguments)) if position not in places)
-    position_of = dict(zip(together(tensors, packed), positions, strict=True))
+    position_of = argument_of(tensors, places, packed)
     found = find(handle).gradients(arguments, [position_of[at] for at in needed], results, gradients)
     given = [tensor for tensor in (*gradients, *results, *tensors) if tensor is not None]
     taken = {tensor.untyped_storage().data_ptr() for tensor in given}
@@ -157,8 +166,8 @@ def run_backward(
 
 
 def backward_shapes(
-    handle: int, gradients: list[torch.Tensor | None], results: list[torch.Tensor], tensors: list[torch.Tensor],
-    sizes: list[int], places: list[int], needed: list[int], packed: str,
+    handle: int, gradients: list[torch.Tensor | None], results: list[torch.Tensor | None],
+    tensors: list[torch.Tensor], sizes: list[int], places: list[int], needed: list[int], packed: str,
 ) -> list[torch.Tensor]:  # fmt: skip
     """The gradients on fake tensors."""
     return [torch.empty_like(tensors[position], memory_format=torch.contiguous_format) for position in needed]
@@ -171,7 +180,9 @@ def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor | list[torc
     ctx.set_materialize_grads(len(results) == 1)
     ctx.handle, tensors, ctx.sizes, ctx.places, ctx.packed = inputs
     ctx.needed = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
-    ctx.save_for_backward(*results, *tensors)
+    position_of = argument_of(tensors, ctx.places, ctx.packed)
+    wanted = tuple([position_of[at] for at in ctx.needed if at in position_of])
+    ctx.save_for_backward(*find(ctx.handle).read_of(results, wanted), *tensors)
 
 
 def backward(
@@ -206,7 +217,7 @@ REGION_RESULTS = (
     "region_results(int handle, Tensor[] tensors, SymInt[] sizes, int[] places, str packed) -> Tensor[]"
 )
 REGION_BACKWARD = (
-    "region_backward(int handle, Tensor?[] gradients, Tensor[] results, Tensor[] tensors, SymInt[] sizes, "
+    "region_backward(int handle, Tensor?[] gradients, Tensor?[] results, Tensor[] tensors, SymInt[] sizes, "
     "int[] places, int[] needed, str packed) -> Tensor[]"
 )
 _library = torch_operator.register(

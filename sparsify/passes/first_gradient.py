@@ -2,8 +2,11 @@
 
 In: `FirstGradient.apply(call, *arguments)`. Out: the results of the region, whose backward asks the kernel for
 gradients, and the dense nodes where there can be none.
+
+Results that no gradient reads are not kept and are no views: they may be written to in place, as those of torch.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,11 +15,38 @@ if TYPE_CHECKING:
     from sparsify.passes.region_call import RegionCall
 
 Result = torch.Tensor | tuple[torch.Tensor, ...]
+# Per result it, or its gradient; `None` for one that is not kept, and for zeros.
+Known = Sequence[torch.Tensor | None]
+Gradients = Sequence[torch.Tensor | None]
 
 
 def listed(result: Result) -> tuple[torch.Tensor, ...]:
     """The results; one that is in no tuple, too."""
     return result if isinstance(result, tuple) else (result,)
+
+
+def with_gradients(result: Result, gradients: Gradients) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The results that have gradients and depend on what needs them, and those."""
+    every = zip(listed(result), gradients, strict=True)
+    pairs = [(one, found) for one, found in every if found is not None and one.requires_grad]
+    return [one for one, _ in pairs], [found for _, found in pairs]
+
+
+def differentiated(
+    outputs: list[torch.Tensor], inputs: list[torch.Tensor], given: list[torch.Tensor], create_graph: bool = False
+) -> Sequence[torch.Tensor | None]:  # fmt: skip
+    """The gradients of the inputs by those of the outputs, `None` where no output depends on one."""
+    if not outputs:
+        return [None] * len(inputs)
+    return torch.autograd.grad(outputs, inputs, given, create_graph=create_graph, allow_unused=True)
+
+
+def unviewed(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A result as a tensor of its own, unless it is a view of one of the tensors, which writing to it would change."""
+    base = result._base
+    if base is None or any(tensor is base or tensor._base is base for tensor in tensors):
+        return result
+    return result.data
 
 
 class FirstGradient(torch.autograd.Function):
@@ -26,12 +56,15 @@ class FirstGradient(torch.autograd.Function):
     def forward(ctx: Any, call: "RegionCall", *arguments: Any) -> Result:
         result = call.computed(arguments, ())
         tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        wanted = tuple([position for position, need in enumerate(ctx.needs_input_grad[1:]) if need])
         ctx.call = call
         ctx.sizes = [None if isinstance(argument, torch.Tensor) else argument for argument in arguments]
-        ctx.save_for_backward(*listed(result), *tensors)
-        if call.is_several:
-            ctx.set_materialize_grads(False)
-        return result
+        results = tuple([unviewed(one, tensors) for one in listed(result)])
+        ctx.save_for_backward(*call.read_of(results, wanted), *tensors)
+        if not call.is_several:
+            return results[0]
+        ctx.set_materialize_grads(False)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.autograd import forward_ad
 
-from sparsify.compiler.differentiate import pull_back
+from sparsify.compiler.differentiate import pull_back, read_by_gradients
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import plan
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
@@ -26,7 +26,14 @@ from sparsify.errors import CompilerError, KernelError, SparsifyError, Unsupport
 from sparsify.options import Options
 from sparsify.passes.aligned import Aligned
 from sparsify.passes.base import Notices
-from sparsify.passes.first_gradient import FirstGradient, Result, listed
+from sparsify.passes.first_gradient import (
+    FirstGradient,
+    Gradients,
+    Known,
+    Result,
+    differentiated,
+    with_gradients,
+)
 from sparsify.passes.flat_images import FlatImages
 from sparsify.passes.operand import Operand, SizeAt
 from sparsify.passes.origin import Origin
@@ -36,7 +43,6 @@ from sparsify.storage.transformed import have_tangents
 
 FAILURES: Final = (CompilerError, KernelError, UnsupportedProgramError)
 DENSE_RESULTS: Final = "sparse regions run densely from now on"
-Gradients = Sequence[torch.Tensor | None]
 DENSE_GRADIENTS: Final = "gradients of sparse regions are computed densely from now on"
 
 
@@ -103,6 +109,7 @@ class RegionCall:
         self.handle = secrets.randbits(62)
         self.kernel = plan(program, options=options)
         self.differentiable: set[tuple[int, ...]] = set()
+        self._read: dict[tuple[int, ...], frozenset[str]] = {}
         self.origin: Origin | None = None
         self.preferred: Preferred | None = None
         _calls[self.handle] = self
@@ -113,6 +120,7 @@ class RegionCall:
         Extents of `fixed`, the same in every call, may become constants of the kernels.
         """
         self.kernel = plan(specialised(self.program, fixed), options=self.options, sizes=sizes)
+        self._read = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RegionCall":
         return self  # kernels and memories are shared: they hold no parameters
@@ -235,19 +243,37 @@ class RegionCall:
         return self.gradient_failure is None and not any(position in wanted for position in dense)
 
     def gradients(
-        self, arguments: Sequence[Any], needed: Sequence[int], results: Sequence[torch.Tensor], gradients: Gradients
-    ) -> list[torch.Tensor | None]:  # fmt: skip
-        """The gradients of the arguments at the positions `needed`, from the results and theirs, `None` for zeros."""
+        self, arguments: Sequence[Any], needed: Sequence[int], results: Known, gradients: Gradients
+    ) -> Sequence[torch.Tensor | None]:
+        """The gradients of the arguments at the positions `needed`, from the results and theirs, `None` for zeros.
+
+        Results that are read and not there, `None`, are computed again.
+        """
         inputs = list(arguments)
         for position in needed:
             inputs[position] = inputs[position].detach().requires_grad_()
         wanted = [inputs[position] for position in needed]
         with torch.enable_grad():
             outputs, found = self.pulled_back(inputs, results, gradients)
-        return list(torch.autograd.grad(outputs, wanted, found, allow_unused=True))
+        return differentiated(outputs, wanted, found)
+
+    def read_of(self, results: Sequence[torch.Tensor], wanted: tuple[int, ...]) -> Known:
+        """The results that a kernel reads for the gradients of the arguments `wanted`, `None` in place of others."""
+        if self.layout is not None or not self.has_kernel(wanted):
+            return [None] * len(results)
+        read = self._read.get(wanted)
+        if read is None:
+            names = [o.name for o in self.operands if not {o.argument, *o.leaves}.isdisjoint(wanted)]
+            try:
+                read = frozenset(read_by_gradients(self.kernel, tuple(names)))
+            except FAILURES:  # raised once more when the gradients are asked for
+                read = frozenset()
+            self._read[wanted] = read
+        names_of = zip(results, self.program.outputs, strict=True)
+        return [result if name in read else None for result, name in names_of]
 
     def pulled_back(
-        self, inputs: Sequence[Any], results: Sequence[torch.Tensor], gradients: Gradients
+        self, inputs: Sequence[Any], results: Known, gradients: Gradients
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Tensors computed from the inputs, and their gradients; those of the dense nodes when the kernel fails."""
         if self.layout is not None:
@@ -256,24 +282,32 @@ class RegionCall:
         operands = self.made(inputs) if self.has_kernel(wanted) else None
         if operands is not None:
             try:
-                found = self.operand_gradients(operands, results, gradients)
+                found = self.operand_gradients(operands, results, self.with_zeros(inputs, gradients))
                 self.differentiable.add(wanted)
                 return found
             except FAILURES as error:
                 self.gradient_failure = self.noted(error, DENSE_GRADIENTS)
         return with_gradients(self.dense_result(inputs), gradients)
 
+    def with_zeros(self, arguments: Sequence[Any], gradients: Gradients) -> list[torch.Tensor]:
+        """The gradients of all results, zeros of those that have none."""
+        if all(gradient is not None for gradient in gradients):
+            return list(gradients)  # type: ignore[arg-type]
+        kinds = zip(gradients, self.result_shapes(arguments), self.dtypes, strict=True)
+        return [torch.zeros(s, dtype=dtype) if found is None else found for found, s, dtype in kinds]
+
     def operand_gradients(
-        self, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor], gradients: Gradients
+        self, operands: Sequence[torch.Tensor], results: Known, gradients: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The operands that require gradients, and their gradients."""
         program = self.program
         wrt = [operand.requires_grad for operand in operands]
         values = dict(zip(program.inputs, (operand.detach() for operand in operands), strict=True))
-        values |= dict(zip(program.outputs, results, strict=True))
+        known = zip(program.outputs, results, strict=True)
+        values |= {name: result for name, result in known if result is not None}
         names = tuple(name for name, wants in zip(program.inputs, wrt, strict=True) if wants)
         with torch.no_grad():
-            given = [None if gradient is None else gradient.contiguous() for gradient in gradients]
+            given = [gradient.contiguous() for gradient in gradients]
             found = pull_back(self.kernel, values, given, names)
         pairs = [
             (entries(operand), entries(found[name]))
@@ -287,21 +321,21 @@ class RegionCall:
     ) -> Sequence[torch.Tensor | None]:
         """The same gradients, differentiable in their turn; the forward pass is computed again."""
 
-        def differentiated() -> Sequence[torch.Tensor | None]:
+        def found() -> Sequence[torch.Tensor | None]:
             if self.layout is not None:
                 result = self.dense_result(self.layout.without_weight(arguments))
             else:
                 result = self.computed(arguments, wanted_gradients(arguments))
             inputs = [arguments[position] for position in needed]
             outputs, given = with_gradients(result, gradients)
-            return torch.autograd.grad(outputs, inputs, given, create_graph=True, allow_unused=True)
+            return differentiated(outputs, inputs, given, create_graph=True)
 
         if self.gradient_failure is None:
             try:
-                return differentiated()
+                return found()
             except FAILURES as error:
                 self.gradient_failure = self.noted(error, DENSE_GRADIENTS)
-        return differentiated()
+        return found()
 
     def noted(self, error: SparsifyError, consequence: str) -> SparsifyError:
         """The error, after one warning and a line in the report; under strict it is raised."""
@@ -316,12 +350,6 @@ class RegionCall:
         if self.layout is not None:
             return [self.layout.shape(arguments)]
         return [[e if isinstance(e, int) else arguments[e.argument] for e in shape] for shape in self.shapes]
-
-
-def with_gradients(result: Result, gradients: Gradients) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The results that have gradients, and those."""
-    pairs = [(one, found) for one, found in zip(listed(result), gradients, strict=True) if found is not None]
-    return [one for one, _ in pairs], [found for _, found in pairs]
 
 
 def timed(call: Callable[..., Result], operands: Sequence[Any], times_us: list[float]) -> Result:
