@@ -3,7 +3,7 @@
 In:  `%c = mul(pow(%x, 3.0), 0.044715); %t = tanh(mul(add(%x, %c), 0.79788)); %y = mul(mul(%x, 0.5), add(%t, 1.0))`.
 Out: `%y = gelu(%x, approximate="tanh")`; with `%t = erf(div(%x, 1.41421))` it is `%y = gelu(%x)`.
 
-Only in float32 and float64: of halves each operator that is spelled out rounds.
+Only of float32 and float64: of halves each operator that is spelled out rounds, and of whole numbers torch has none.
 
 Source: Hendrycks and Gimpel, Gaussian error linear units (GELUs), 2016, section 2.
 """
@@ -45,6 +45,8 @@ def gelu_of(node: fx.Node) -> tuple[fx.Node, str] | None:
     for half, sum_ in orders(node):
         x, t = factor_of(half, 0.5), summand_of(sum_, 1.0)
         if x is None or t is None or len(t.args) != 1:
+            continue
+        if (given := tensor_value(x)) is None or given.dtype != value.dtype:
             continue
         if operator_name(t) == "tanh" and x is cubic_of(factor_of(t.args[0], sqrt(2 / pi))):
             return x, "tanh"
