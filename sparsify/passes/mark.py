@@ -307,6 +307,12 @@ def require_heads(recipe: Recipe, rule: Rule, candidate: Candidate, heads: int) 
     query = operators.tensor_value(operators.argument(candidate.node, 0, "query"))
     assert query is not None, "attention is of tensors"
     found = str(query.shape[-3]) if query.dim() > HEADED else "no mode of"
+    if query.dim() > HEADED and not found.isdigit():
+        reason = (
+            f"mask: a pattern for each of {heads} heads, and how many {candidate} has is an extent of inputs that may "
+            "vary; dynamic=() fixes all extents, dynamic={name: modes} all but those that it names"
+        )
+        raise rule_error(recipe, rule, reason)
     if found != str(heads):
         reason = f"mask: a pattern for each of {heads} heads, and {candidate} has {found} heads; one for all has none"
         raise rule_error(recipe, rule, reason)

@@ -91,6 +91,18 @@ def test_places_of_global_tokens():
     torch.testing.assert_close(sparse(x), under(kept, x), **CLOSE)
 
 
+def test_patterns_by_head_where_the_number_of_heads_may_vary():
+    class Given(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return functional.scaled_dot_product_attention(q, q, q)
+
+    q, given = torch.randn(3, HEADS, 20, WIDTH), rule(kind="bigbird", block=4, heads=HEADS)
+    with pytest.raises(RecipeError, match=r"for each of 2 heads, .* may vary; dynamic=\(\) fixes all"):
+        sparsify.apply(Given(), given, q)
+    sparse = sparsify.apply(Given(), given, q, dynamic=())
+    assert len(sparse.report.regions) == 1
+
+
 def test_patterns_for_other_numbers_of_heads():
     with pytest.raises(RecipeError, match=r"for each of 3 heads, and op:.* has 2 heads"):
         sparsify.apply(Heads(), rule(kind="bigbird", block=4, heads=3), torch.randn(2, 20, WIDTH))
