@@ -38,7 +38,7 @@ def is_whole(graph: fx.GraphModule, options: Any) -> bool:
 
     Args:
         graph: of Dynamo's.
-        options: of `torch.compile`, one object for all graphs of a model.
+        options: of `torch.compile`, one object for all graphs of a model; models that share it count as one.
     """
     is_first = all(known is not options for known in _models)
     if is_first:
