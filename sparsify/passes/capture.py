@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -108,6 +109,7 @@ def capture(
     masks: bool = False,
     gates: bool = False,
     without: Collection[str] = (),
+    known: Mapping[str, torch.Tensor] | None = None,
 ) -> Captured:
     """The graph of `model` for calls like `call`.
 
@@ -119,6 +121,8 @@ def capture(
         masks: whether attention that has a pattern itself is captured without it, `own_patterns` has it then.
         gates: whether experts of transformers are captured as einsums over all of them, by `own_experts`.
         without: names of experts that are not.
+        known: constants of other captures that are in one module with this one; equal ones are shared, and no
+            others have their names.
 
     Raises:
         CaptureError: export fails, or the model changes its buffers in a way that a graph cannot hold.
@@ -131,7 +135,7 @@ def capture(
     with shown, own_experts.spelled_out(model, without) if gates else nullcontext():
         program = export(flat, tensors, dimensions(names, tensors, dynamic), retry=dynamic is None)
     assert outputs, "export runs the model"
-    graph, constants = inner_graph(program, names, first_names(model))
+    graph, constants = inner_graph(program, names, first_names(model), known or {})
     extents = [extents_of(node) for node in graph.find_nodes(op="placeholder")]
     holds = granted(graph)
     canonicalize(graph)
@@ -243,7 +247,7 @@ def first_names(model: nn.Module) -> dict[str, str]:
 
 
 def inner_graph(
-    program: ExportedProgram, names: list[str], first: dict[str, str]
+    program: ExportedProgram, names: list[str], first: dict[str, str], known: Mapping[str, torch.Tensor]
 ) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
     """The graph with parameters as attributes under the model's names, and tensors made while capturing."""
     signature = program.graph_signature
@@ -266,12 +270,34 @@ def inner_graph(
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             name = first[target.removeprefix(PREFIX)]
         else:
-            name = f"_captured_{target.replace('.', '_')}"
-            constants[name] = program.constants[target]
+            made = program.constants[target]
+            name = constant_name(f"_captured_{target.replace('.', '_')}", made, {**known, **constants}, first)
+            constants[name] = known.get(name, made)
         become_attribute(node, name)
     for node in graph.nodes:
         strip_prefix(node)
     return graph, constants
+
+
+def constant_name(
+    name: str, constant: torch.Tensor, known: Mapping[str, torch.Tensor], taken: Collection[str]
+) -> str:
+    """`name`, or `name_1` and so on where it is taken, or known for a constant that is another one."""
+    names = (f"{name}_{number}" if number else name for number in count())
+    free = (found for found in names if found not in taken)
+    return next(found for found in free if found not in known or is_same(known[found], constant))
+
+
+def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of numbers have the same bytes in the same order: `-0.0` is not `0.0`, and NaN is NaN."""
+    if left is right:
+        return True
+    if not type(left) is type(right) is torch.Tensor or left.dtype != right.dtype or left.requires_grad:
+        return False
+    if not left.layout == right.layout == torch.strided or right.requires_grad or left.shape != right.shape:
+        return False
+    first, second = (tensor.reshape(-1).view(torch.uint8) for tensor in (left, right))
+    return left.stride() == right.stride() and torch.equal(first, second)
 
 
 def rename(node: fx.Node, name: str) -> None:

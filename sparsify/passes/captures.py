@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from sparsify.passes.calls import CallShape
 from sparsify.passes.shell import Modes
 from sparsify.passes.variant import Variant
@@ -37,6 +39,10 @@ class Captures:
     def add(self, like: Likeness, variant: Variant) -> None:
         """A further variant."""
         self.known.append((like, variant))
+
+    def constants(self) -> dict[str, Tensor]:
+        """The tensors that captures made, by the names that they have in the module of all of them."""
+        return {name: constant for variant in self for name, constant in variant.captured.constants.items()}
 
     def forget(self) -> None:
         """No captures any more, as if none had been made."""

@@ -31,6 +31,7 @@ def drafted(
     dynamic: Dynamic,
     notices: Notices,
     stored: Mapping[Key, Stored],
+    known: Mapping[str, torch.Tensor],
 ) -> Draft:
     """The draft for calls like `call`; experts that no kernel computes run as the model has them.
 
@@ -38,6 +39,7 @@ def drafted(
         source: the model.
         tensors: of the call.
         stored: how weights are packed already.
+        known: constants of earlier captures.
 
     Raises:
         CaptureError: as `capture`; with experts that no kernel computes and no graph can hold, the reason is theirs.
@@ -45,7 +47,7 @@ def drafted(
 
     def made(asked: Asked, without: Collection[str] = ()) -> Draft:
         captured = capture(
-            source, call, dynamic, masks=asked.has_masks, gates=asked.has_gates, without=without
+            source, call, dynamic, masks=asked.has_masks, gates=asked.has_gates, without=without, known=known
         )
         report = Report(type(source).__name__, asked.recipe.name, specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))

@@ -208,11 +208,11 @@ class SparseModule(Decoder):
 
     def build(self, call: calls.Call, tensors: list[torch.Tensor], stored: Mapping[Key, Stored]) -> Variant:
         """The variant for calls like `call`, compiled; weights are `stored` packed already."""
-        draft = drafted(self._source, self._asked, call, tensors, self._asked.dynamic, self._notices, stored)
+        asked, known = self._asked, self._captures.constants()
+        draft = drafted(self._source, asked, call, tensors, asked.dynamic, self._notices, stored, known)
         captured, report = draft.captured, draft.report
         for name, constant in captured.constants.items():
-            if not hasattr(self, name):
-                self.register_buffer(name, constant, persistent=False)
+            self.register_buffer(name, constant, persistent=False)
         regions = [node.meta["region"] for node in draft.graph.nodes if "region" in node.meta]
         variant = Variant(captured, report, regions, return_plainly(captured), masked=draft.masked)
         self.compile_graph(variant)
@@ -358,14 +358,15 @@ class SparseModule(Decoder):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "SparseModule":
         """Conversions such as `.double()` convert the source model, whose parameters these are.
 
-        Graphs are for the dtypes that were captured: those of others are forgotten.
+        Graphs are for the dtypes that were captured: those of others are forgotten, with the tensors that they made,
+        which no conversion reaches, as in the source model.
         """
-        before = [parameter.dtype for parameter in self.parameters()]
+        before = [tensor.dtype for tensor in (*self.parameters(), *self.buffers())]
         self._weights.convert(fn, recurse)
         share_again(self, self._source)
-        for name in {name for variant in self.variants for name in variant.captured.constants}:
-            self._buffers[name] = fn(self._buffers[name])
-        if before != [parameter.dtype for parameter in self.parameters()]:
+        if before != [tensor.dtype for tensor in (*self.parameters(), *self.buffers())]:
+            for name in self._captures.constants():
+                del self._buffers[name]
             self._captures.forget()
             self._quick.variants.clear()
         return self

@@ -10,6 +10,13 @@ from torch import nn
 
 from sparsify.passes.apply import apply
 
+PRUNING = {"method": "magnitude", "sparsity": 0.6}
+PRUNED = {
+    "schema": 1,
+    "name": "own",
+    "sparsify": [{"targets": ["param:*weight"], "types": ["Linear"], "prune": PRUNING, "format": "csr"}],
+}
+
 
 class Normalised(nn.Module):
     """A layer with running statistics behind it."""
@@ -145,6 +152,99 @@ def test_graphs_are_for_the_dtypes_of_parameters(dtype):
     limit = 1e-5 if dtype == torch.float64 else 0.05  # eight bits of each number
     torch.testing.assert_close(found.float(), whole, rtol=limit, atol=limit)
     assert len(sparse.variants) == 1
+
+
+class Scaled(nn.Module):
+    """A linear layer times what the model writes down in its code."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.lin = nn.Linear(16, 16)
+        self.scale = scale
+
+    def forward(self, x):
+        return self.lin(x) * torch.tensor([self.scale(self, x)] * 16, dtype=x.dtype)
+
+
+SCALES = {
+    "mode": lambda model, x: 7.0 if model.training else 2.0,
+    "length": lambda model, x: 7.0 if len(x) > 5 else 2.0,
+    "neither": lambda model, x: 0.1,
+}
+
+
+def scaled(name):
+    """A model with sparse weights, and its dense twin with the same."""
+    torch.manual_seed(0)
+    model = Scaled(SCALES[name]).eval()
+    sparse = apply(model, PRUNED, (torch.randn(9, 16),))
+    dense = copy.deepcopy(model)
+    dense.load_state_dict(sparse.state_dict())
+    return sparse, dense
+
+
+def check(sparse, dense, length=9):
+    """Compares the two for as many rows."""
+    x = torch.randn(length, 16, dtype=next(dense.parameters()).dtype)
+    torch.testing.assert_close(sparse(x), dense(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("duplicate", [lambda model: model, copy.deepcopy], ids=["itself", "copied"])
+@pytest.mark.parametrize("name", SCALES)
+def test_every_graph_has_constants_of_its_own(name, duplicate):
+    sparse, dense = scaled(name)
+    check(sparse, dense, 3)
+    sparse.train()(torch.randn(9, 16))
+    sparse = duplicate(sparse)
+    for training, length in [(False, 9), (False, 3), (True, 9), (True, 3), (False, 9)]:
+        check(sparse.train(training), dense.train(training), length)
+    assert sum("_captured" in found for found, _ in sparse.named_buffers()) == (1 if name == "neither" else 2)
+
+
+def test_constants_have_no_names_of_the_model():
+    class Named(Scaled):
+        def __init__(self):
+            super().__init__(SCALES["neither"])
+            self._captured_model_lifted_tensor_0 = nn.Buffer(torch.full((16,), 3.0))
+
+        def forward(self, x):
+            return super().forward(x) + self._captured_model_lifted_tensor_0
+
+    model = Named().eval()
+    sparse, dense = apply(model, PRUNED, (torch.randn(9, 16),), verify=False), copy.deepcopy(model)
+    dense.load_state_dict(sparse.state_dict())
+    check(sparse, dense)
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float"), ("double",)], ids=str)
+@pytest.mark.parametrize("is_called", [False, True], ids=["", "called between"])
+def test_constants_are_captured_anew_after_conversions(dtypes, is_called):
+    sparse, dense = scaled("neither")
+    for name in dtypes:
+        sparse, dense = getattr(sparse, name)(), getattr(dense, name)()
+        if is_called:
+            sparse(torch.randn(9, 16, dtype=next(dense.parameters()).dtype))
+    x = torch.randn(9, 16, dtype=next(dense.parameters()).dtype)
+    limit = 1e-12 if dtypes == ("double",) else 1e-5  # a constant rounded to float32 is 1e-9 off
+    torch.testing.assert_close(sparse(x), dense(x), rtol=limit, atol=limit)
+
+
+def test_conversions_leave_what_code_makes_to_the_inputs():
+    class Written(nn.Module):
+        """No parameter tells what a graph is for; no conversion changes what is written in code."""
+
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Buffer(torch.ones(7))
+
+        def forward(self, x, edge_index):
+            rows = x * torch.tensor([0.1] * 7)
+            return torch.zeros_like(rows).index_add(0, edge_index[1], rows[edge_index[0]]) + self.bias
+
+    model = Written().eval()
+    sparse = apply(model, MESSAGES, graph())
+    sparse(*graph())
+    torch.testing.assert_close(sparse.double()(*graph()), copy.deepcopy(model).double()(*graph()))
 
 
 def test_states_are_assigned_to_both():
