@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._sympy.printers import PythonPrinter
 
 Holds = Callable[[Mapping[str, int]], bool]
 
@@ -55,4 +54,6 @@ def _symbols(graph: fx.Graph) -> dict[str, torch.SymInt]:
 
 def _text(expression: Any) -> str:
     """A formula of extents in Python."""
+    from torch.utils._sympy.printers import PythonPrinter  # with sympy, which export has loaded
+
     return str(PythonPrinter().doprint(expression))

@@ -30,7 +30,7 @@ from sparsify.passes.new_node import call_before, put_behind
 from sparsify.passes.operators import argument, operator_name, scope, tensor_value
 from sparsify.passes.own_masks import factors, is_causal
 from sparsify.passes.pasts import WHY, pasts
-from sparsify.sparsification.mask_spec import MaskSpec
+from sparsify.sparsification.mask_spec import MaskSpec, Stamp
 
 # How a rule calls the pattern that a model has itself.
 GIVEN: Final = "given"
@@ -366,7 +366,7 @@ def _leading(operand: fx.Node, user: fx.Node) -> list[Any]:
 def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any]) -> fx.Node:
     """The mask of a pattern before an attention node, of which no mask is made to know what it is."""
     with user.graph.inserting_before(user):
-        node = user.graph.call_function(attention_mask, (spec.kind, spec.arguments, *extents))
+        node = user.graph.call_function(attention_mask, (spec.kind, spec.arguments, *extents, spec.stamp))
     query = tensor_value(argument(user, 0, "query"))
     assert query is not None, "attention is of tensors"
     heads = spec.heads
@@ -378,6 +378,9 @@ def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any]) -> fx.No
     return node
 
 
-def attention_mask(kind: str, arguments: tuple[tuple[str, Any], ...], rows: int, columns: int) -> Tensor:
+def attention_mask(
+    kind: str, arguments: tuple[tuple[str, Any], ...], rows: int, columns: int, stamp: Stamp | None = None
+) -> Tensor:
     """The dense mask of a pattern, [rows, columns] or [heads, rows, columns]: truth values, or what is added."""
-    return MaskSpec(kind, tuple((name, value) for name, value in arguments)).mask(rows, columns).to_dense()
+    spec = MaskSpec(kind, tuple((name, value) for name, value in arguments), stamp)
+    return spec.mask(rows, columns).to_dense()

@@ -181,10 +181,10 @@ class SparseModule(Decoder):
             with torch.inference_mode(False), in_modes(self._source, self), self._weights.dense():
                 variant = self.build(call, tensors, stored)
         except CaptureError as error:
-            if self._asked.strict or settings.current().strict:
-                raise
             with torch.no_grad(), base.kept_buffers(self._source), torch.random.fork_rng(devices=[]):
                 self.run_source(calls.copied(call))
+            if self._asked.strict or settings.current().strict:
+                raise
             self._captures.refused[like] = str(error)
             self.report.warnings.append(str(error))
             self._notices.warn(f"{error}; the source model runs")

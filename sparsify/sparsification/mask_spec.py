@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -21,6 +22,23 @@ FILE: Final = "from_file"
 HEADED: Final = 3
 
 
+class Stamp(NamedTuple):
+    """Where a file lies, and what is other once somebody has written to it."""
+
+    path: str
+    modified_ns: int
+    size: int
+
+    @staticmethod
+    def of(path: str) -> "Stamp | None":
+        """The stamp of a file, None where there is none."""
+        try:
+            found = Path(path).stat()
+        except OSError:
+            return None
+        return Stamp(str(Path(path).resolve()), found.st_mtime_ns, found.st_size)
+
+
 @dataclass(frozen=True, slots=True)
 class MaskSpec:
     """A pattern without its lengths.
@@ -28,10 +46,12 @@ class MaskSpec:
     Attributes:
         kind: a kind of recipes, `bigbird`.
         arguments: its keyword arguments, sorted by name.
+        stamp: of the file of `from_file`, as it was when the rule was read.
     """
 
     kind: str
     arguments: tuple[tuple[str, Any], ...]
+    stamp: Stamp | None = None
 
     def __str__(self) -> str:
         shown = [f"{name.rstrip('_')}={value}" for name, value in self.arguments]
@@ -61,7 +81,8 @@ class MaskSpec:
     def of(kind: str, arguments: Mapping[str, Any]) -> "MaskSpec":
         """The pattern with these keyword arguments."""
         hashable = {name: tuple(v) if isinstance(v, list) else v for name, v in arguments.items()}
-        return MaskSpec(kind, tuple(sorted(hashable.items())))
+        stamp = Stamp.of(str(hashable.get("path", ""))) if kind == FILE else None
+        return MaskSpec(kind, tuple(sorted(hashable.items())), stamp)
 
     @property
     def may_be_causal(self) -> bool:
@@ -72,7 +93,9 @@ class MaskSpec:
         """The same for keys that are not behind the query."""
         if self.kind == "causal":
             return self
-        return MaskSpec.of(self.kind, {**dict(self.arguments), "causal": True})
+        return MaskSpec(
+            self.kind, tuple(sorted({**dict(self.arguments), "causal": True}.items())), self.stamp
+        )
 
     def example(self) -> SparseTensor:
         """A mask of the pattern: for one token, or as many as the arguments name; that of a file as it is."""
@@ -91,4 +114,7 @@ class MaskSpec:
 def _mask(spec: MaskSpec, rows: int | None, columns: int | None) -> SparseTensor:
     """The pattern, from memory where it was made before; without lengths that of a file as it is."""
     with torch.inference_mode(False):  # what is remembered may be asked for in any mode later
-        return patterns.KINDS[spec.kind](rows=rows, columns=columns, **dict(spec.arguments))
+        given = dict(spec.arguments)
+        if spec.stamp is not None:
+            given["path"] = spec.stamp.path
+        return patterns.KINDS[spec.kind](rows=rows, columns=columns, **given)

@@ -74,6 +74,25 @@ def test_masks_of_files(heads, tmp_path):
         sparse(torch.randn(2, 21, WIDTH))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_files_that_are_written_again(causal, tmp_path, monkeypatch):
+    x = torch.randn(2, 20, WIDTH)
+    for place in ("first", "second"):  # the same name in two folders, and each of them twice
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        for seed in (0, 1):
+            kept = (torch.rand(20, 20, generator=torch.Generator().manual_seed(seed)) < 0.4) | torch.eye(
+                20
+            ).bool()
+            np.save("mask.npy", kept.numpy())
+            sparse = sparsify.apply(
+                Heads(), rule(kind="from_file", path="mask.npy", block=4, causal=causal), x, strict=True
+            )
+            with torch.no_grad():
+                torch.testing.assert_close(sparse(x), under(kept.tril() if causal else kept, x), **CLOSE)
+                torch.testing.assert_close(sparse.original(x), sparse(x), **CLOSE)
+
+
 def test_files_that_are_none(tmp_path):
     with pytest.raises(RecipeError, match="mask: there is no file"):
         sparsify.apply(

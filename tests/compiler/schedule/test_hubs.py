@@ -15,14 +15,14 @@ NODES = 20_000
 SPMM = "Y[i,k] = A[i,j] * X[j,k]"
 
 
-def matrix(hub: int, format: str = "csr") -> sparsify.SparseTensor:
-    """One entry a row, and `hub` more in row 7."""
+def matrix(hub: int, format: str = "csr", each: int = 1) -> sparsify.SparseTensor:
+    """`each` entries a row, and up to `hub` more in row 7."""
     nodes = torch.arange(NODES)
-    rows = torch.cat([nodes, torch.full((hub,), 7)])
-    columns = torch.cat([nodes.flip(0), torch.arange(hub)])
+    rows = torch.cat([nodes.repeat(each), torch.full((hub,), 7)])
+    columns = torch.cat([nodes.flip(0).roll(31 * n) for n in range(each)] + [torch.arange(hub)])
     ones = torch.ones(len(rows))
     return sparsify.tensor(
-        torch.sparse_coo_tensor(torch.stack([rows, columns]), ones, (NODES, NODES)), format
+        torch.sparse_coo_tensor(torch.stack([rows, columns]), ones, (NODES, NODES)).coalesce(), format
     )
 
 
@@ -166,8 +166,8 @@ def test_strips_are_not_shared_and_the_explanation_says_so() -> None:
     said = re.compile(
         r"parallel i dynamic A hubs 8192\n\s+refused: .*nothing that its rows compute is a sum over"
     )
-    assert said.search(sparsify.explain(text, A=matrix(17_000), **given))
-    assert "hubs" not in sparsify.explain(text, A=matrix(0), **given)
+    assert said.search(sparsify.explain(text, A=matrix(17_000, each=12), **given))
+    assert "hubs" not in sparsify.explain(text, A=matrix(0, each=12), **given)
 
 
 @pytest.mark.parametrize("text", ["E[i,k] = A[i,j] * X[j,k]", "ij,jk->ik"])
