@@ -133,19 +133,20 @@ def package() -> str:
 
 
 def writable_cache() -> str:
-    """The cache directory and what is in it, when a file can be written there."""
+    """The cache directory and its content, when kernels can be kept there."""
     place = directories.cache_dir()
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directories.prepare(place)
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"x" * 4096)
     except OSError as error:
         raise SparsifyError(
-            f"{place} cannot be written to: {error.strerror}",
-            "free some disk space or set SPARSIFY_CACHE_DIR to a folder that can",
+            f"{place} cannot be written to: {error.strerror or error}",
+            f"{directories.remedy(place)} or set SPARSIFY_CACHE_DIR to another directory",
         ) from None
     kernels, total = directories.cache_size()
-    return f"{place}, {kernels} kernels, {total / 2**20:.1f} MiB"
+    limit = options.current().cache_bytes
+    return f"{place}, {kernels} kernels, {total / 2**20:.1f} MiB of at most {limit / 2**20:.0f} MiB"
 
 
 def checked_kernel() -> str:

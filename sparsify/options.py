@@ -38,6 +38,7 @@ class Options:
         tune_seconds: for which candidates of a region are timed when a model is applied, and all of its regions in 15
             times as long; 0: what is expected decides, and nothing is measured.
         cache_dir: of compiled kernels; `None`: the user's cache directory.
+        cache_bytes: size above which kernels used longest ago are deleted from it.
         dump: stages whose result is written, of `STAGES`, or `all`.
         dump_dir: where to; `None`: standard error.
         strict: dense fallbacks are errors.
@@ -54,6 +55,7 @@ class Options:
     compiler_timeout: float = 120.0
     tune_seconds: float = 2.0
     cache_dir: Path | None = None
+    cache_bytes: int = field(default=2 << 30, compare=False)
     dump: tuple[str, ...] = ()
     dump_dir: Path | None = None
     strict: bool = False
@@ -70,6 +72,8 @@ class Options:
             raise SparsifyError(
                 f"SPARSIFY_COMPILER_TIMEOUT={self.compiler_timeout:g}", "seconds, more than 0"
             )
+        if self.cache_bytes < 0:
+            raise SparsifyError(f"SPARSIFY_CACHE_BYTES={self.cache_bytes}", "bytes, 0 or more")
         if not 0 <= self.tune_seconds < float("inf"):
             raise SparsifyError(f"SPARSIFY_TUNE_SECONDS={self.tune_seconds:g}", "seconds, 0 for none")
         for stage in self.dump:
@@ -115,6 +119,7 @@ def from_environment() -> Options:
         "compiler_timeout": _number("SPARSIFY_COMPILER_TIMEOUT", float),
         "tune_seconds": _number("SPARSIFY_TUNE_SECONDS", float),
         "cache_dir": _path("SPARSIFY_CACHE_DIR"),
+        "cache_bytes": _number("SPARSIFY_CACHE_BYTES", int),
         "dump": tuple(part.strip() for part in _text("SPARSIFY_DUMP", "").split(",") if part.strip()),
         "dump_dir": _path("SPARSIFY_DUMP_DIR"),
         "strict": _truth("SPARSIFY_STRICT"),
@@ -182,4 +187,7 @@ def _truth(name: str) -> bool | None:
 def _path(name: str) -> Path | None:
     """The path in an environment variable, `None` when it is not set."""
     text = _text(name)
-    return None if text is None else Path(text).expanduser()
+    try:
+        return None if text is None else Path(text).expanduser()
+    except RuntimeError as error:
+        raise SparsifyError(f"{name}={text}: {error}", "write the path without ~") from None

@@ -10,8 +10,6 @@ the better of each figure counts.
 
 import hashlib
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,7 +21,7 @@ from typing import Any, Final
 import torch
 
 import sparsify
-from sparsify.compiler.cpp import directories, target
+from sparsify.compiler.cpp import directories, records, target
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.least import Least
 from sparsify.compiler.schedule.machine import Curve, Machine, believable, from_dict, joined, scaled
@@ -315,22 +313,15 @@ def _place(options: Options, key: str) -> Path:
 
 def _read(options: Options, key: str) -> Machine | None:
     """The figures on disk; `None` where there are none, or they are damaged or somebody else's."""
-    if not directories.is_trusted(directories.cache_dir(options)):
-        return None
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return from_dict(json.loads(_place(options, key).read_text()))
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return from_dict(json.loads(records.read(_place(options, key))))
     return None
 
 
 def _write(options: Options, key: str, machine: Machine) -> None:
     """Keeps the figures; where the disk refuses, the next process measures again."""
-    place = _place(options, key)
     with suppress(OSError):
-        directories.prepare(place.parent)
-        with tempfile.TemporaryDirectory(prefix="build-", dir=place.parent) as work:
-            whole = Path(work) / place.name
-            whole.write_text(json.dumps(machine.to_dict(), indent=1))
-            os.replace(whole, place)
+        records.write(_place(options, key), json.dumps(machine.to_dict(), indent=1), options)
 
 
 def summary(machine: Machine) -> dict[str, str]:

@@ -22,7 +22,7 @@ from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.keep import Keeping, keeping, wide, with_results, with_wide_rows
 from sparsify.compiler.mixture import mixture_adjoint
-from sparsify.compiler.plan import Convert, Step, starts_otherwise, steps
+from sparsify.compiler.plan import STEP_CLASSES, Convert, Step, starts_otherwise, steps
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
@@ -362,7 +362,7 @@ def _steps(program: Program, sizes: Sizes, options: Options) -> tuple[DenseProdu
     question = (
         f"steps of {program!r} {definitions(program)} for vectors of {target.vector_bytes(options)} bytes"
     )
-    return recall(question, sizes, partial(steps, program, sizes), options)
+    return recall(question, sizes, partial(steps, program, sizes), options, classes=STEP_CLASSES)
 
 
 @cache

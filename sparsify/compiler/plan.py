@@ -5,6 +5,7 @@ Out: `T = torch.mm(X, W.t())`, then one generated kernel for `Y`.
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
@@ -12,6 +13,7 @@ from sparsify.compiler.aggregate import Aggregated, aggregated
 from sparsify.compiler.cut import cut
 from sparsify.compiler.dense_product import DenseProduct, dense_product
 from sparsify.compiler.divide import Divided, divided
+from sparsify.compiler.einsum import exact
 from sparsify.compiler.einsum.collect import collect
 from sparsify.compiler.einsum.extents import name_extents
 from sparsify.compiler.einsum.nodes import (
@@ -96,6 +98,13 @@ class Convert:
 
     def __str__(self) -> str:
         return f"{self.result} = {self.source}.to(format={str(self.format)!r}), {self.why}"
+
+
+# The classes of which plans are made, by name.
+STEP_CLASSES: Final = {
+    **exact.CLASSES,
+    **{kind.__name__: kind for kind in (Step, Twin, Convert, DenseProduct)},
+}
 
 
 def with_wide_result(step: Step) -> Step | None:

@@ -1,33 +1,33 @@
 """Decisions on disk: what the compiler chose for a program and sizes, found again by other processes.
 
-In: a question, `"schedule of Step(...)"`, sizes of operands, and what answers it. Out: the answer, from disk where an
-earlier process found it.
+In: a question, `"schedule of Step(...)"`, sizes of operands, and a function that answers it. Out: the answer, from disk
+where an earlier process found it.
 
-`KEY.plan` beside the kernels holds the answers to one question for the first few sizes that were met, behind a
-checksum; what is not worth keeping is known to this process alone. The key changes with the compiler and with
-registered levels; what else an answer depends on is for the question to say. Like kernels, answers are read only where
-nobody else could have put them.
+`KEY.plan` holds the answers to one question for the first few sizes, as texts: reading them makes objects of the
+classes that the caller names and executes nothing. Answers that are not worth keeping are known to this process alone.
+The key changes with the compiler and with registered levels; the question says whatever else an answer depends on. A
+file that is damaged, or that others could have written, is not there.
 """
 
 import hashlib
-import os
-import pickle
-import tempfile
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from sparsify.compiler.cpp import directories
+from sparsify.compiler.cpp import directories, records
+from sparsify.compiler.einsum import exact
 from sparsify.compiler.fingerprint import fingerprint
 from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.errors import SparsifyError
 from sparsify.options import Options
 from sparsify.storage.known_levels import registered
 
 T = TypeVar("T")
 # Sizes that change with every call would fill the disk.
 MOST_SIZES: Final = 16
-DIGEST_BYTES: Final = hashlib.sha256().digest_size
+UNREADABLE: Final = (SparsifyError, ValueError, TypeError, AttributeError, RecursionError, MemoryError)
 # Answers that are not kept, by file and sizes: layers that are alike ask once.
 _DOUBTED: Final[dict[tuple[Path, str], Any]] = {}
 
@@ -38,6 +38,8 @@ def recall(
     answer: Callable[[], T],
     options: Options,
     is_kept: Callable[[T], bool] = lambda _: True,
+    *,
+    classes: Mapping[str, type] = exact.CLASSES,
 ) -> T:
     """What `answer()` returns, or returned when the question was asked for the same sizes before.
 
@@ -45,17 +47,17 @@ def recall(
         question: all that the answer depends on besides sizes and the compiler.
         sizes: of the operands, compared number by number.
         answer: finds what is not known, without effects of its own.
-        options: where kernels lie.
+        options: the directory of kernels.
         is_kept: whether an answer is worth keeping for other processes.
+        classes: of the objects in answers, by name.
     """
-    directory = directories.cache_dir(options)
     key = hashlib.sha256(f"{question}\n{fingerprint()}\n{registered()}".encode()).hexdigest()[:40]
-    path = directory / f"{key}.plan"
-    known = _read(path) if directories.is_trusted(directory) else {}
+    path = directories.cache_dir(options) / f"{key}.plan"
+    known = _read(path)
     numbers = repr(sizes.without_operands())
     if numbers in known:
-        with suppress(pickle.UnpicklingError, AttributeError, ImportError, TypeError, ValueError):
-            found: T = pickle.loads(known[numbers])
+        with suppress(*UNREADABLE):
+            found: T = exact.read(known[numbers], classes)
             return found
     if (path, numbers) in _DOUBTED:
         doubted: T = _DOUBTED[path, numbers]
@@ -64,33 +66,18 @@ def recall(
     if not is_kept(made):
         _DOUBTED[path, numbers] = made
     elif len(known) < MOST_SIZES or numbers in known:
-        # Nothing but time is lost where the disk is full or may not be written to, or the answer cannot be: nested
-        # too deep, or of levels whose class no import finds.
-        with suppress(OSError, RecursionError, pickle.PicklingError, AttributeError):
-            _write(path, {**known, numbers: pickle.dumps(made)})
+        # Nothing but time is lost where the disk is full or may not be written to, or the answer is no text that
+        # reads back: nested too deep, or of other classes.
+        with suppress(OSError, *UNREADABLE):
+            text = repr(made)
+            if repr(exact.read(text, classes)) == text:
+                records.write(path, json.dumps({**known, numbers: text}), options)
     return made
 
 
-def _read(path: Path) -> dict[str, bytes]:
+def _read(path: Path) -> dict[str, str]:
     """The answers in a file by sizes; none where it is missing or damaged."""
-    try:
-        content = path.read_bytes()
-        digest, body = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-        if hashlib.sha256(body).digest() != digest:
-            return {}
-    except OSError:
-        return {}
-    with suppress(OSError):
-        os.utime(path)  # `prune` keeps what is used
-    known: dict[str, bytes] = pickle.loads(body)
-    return known
-
-
-def _write(path: Path, known: dict[str, bytes]) -> None:
-    """Puts the answers in place of those that were there, at once."""
-    directories.prepare(path.parent)
-    body = pickle.dumps(known)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as work:
-        whole = Path(work) / path.name
-        whole.write_bytes(hashlib.sha256(body).digest() + body)
-        os.replace(whole, path)
+    with suppress(OSError, *UNREADABLE):
+        known = json.loads(records.read(path))
+        return {str(sizes): str(text) for sizes, text in known.items()}
+    return {}

@@ -18,7 +18,7 @@ from sparsify.compiler.loops.nodes import Buffer
 from sparsify.compiler.pipeline import Stages, chosen, compile_stages
 from sparsify.compiler.plan import Step
 from sparsify.compiler.recall import recall
-from sparsify.compiler.schedule.directives import Schedule
+from sparsify.compiler.schedule.directives import CLASSES, Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, SizeClass, Sizes
 from sparsify.errors import CompilerError
 from sparsify.options import Options
@@ -117,7 +117,7 @@ class Variants:
         if self._preferred and (measured := self._preferred.get(sizes.rounded(self.step.program))):
             return measured
         answer = partial(chosen, self.step, self.vector_bytes, sizes)
-        return recall(f"schedule of {self._parts}", sizes, answer, self.options)
+        return recall(f"schedule of {self._parts}", sizes, answer, self.options, classes=CLASSES)
 
     def _find(self, wanted: Schedule, sizes: Sizes) -> Variant:
         """The kernel of a schedule, from disk before its C++ is generated, else built."""

@@ -203,7 +203,14 @@ def timed_against(
     question = f"faster than {call.program}: {names} {call.dense.graph} {calibrate.key_of(draft.options)}"
     try:
         answer = partial(timed, call, given, tried, seconds)
-        found = recall(question, Sizes(rounded), answer, draft.options, lambda outcome: outcome.is_agreed)
+        found = recall(
+            question,
+            Sizes(rounded),
+            answer,
+            draft.options,
+            lambda outcome: outcome.is_agreed,
+            classes={"Outcome": Outcome},
+        )
         winner = next((rival for rival in tried if rival.name == found.winner), None)
         is_able = winner is None or is_ready(winner, call, given)
     except SparsifyError as error:

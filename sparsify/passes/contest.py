@@ -83,7 +83,14 @@ def outcome(draft: Draft, region: Region) -> Outcome | None:
     question = f"{asked(draft, region)} {calibrate.key_of(draft.options)}"
     sizes = expected_sizes(draft, region)
     try:
-        return recall(question, sizes, partial(timed, draft, region), draft.options, lambda o: o.is_agreed)
+        return recall(
+            question,
+            sizes,
+            partial(timed, draft, region),
+            draft.options,
+            lambda outcome: outcome.is_agreed,
+            classes={"Outcome": Outcome},
+        )
     except SparsifyError as error:
         region.notes.append(f"not timed against torch's operator: {error}")
         return None

@@ -133,7 +133,12 @@ def fold(draft: Draft) -> Draft:
         return draft
     for chain in chains(draft.graph):
         found = recall(
-            asked(draft, chain), Sizes({}, {}), partial(timed, draft, chain), draft.options, is_sure
+            asked(draft, chain),
+            Sizes({}, {}),
+            partial(timed, draft, chain),
+            draft.options,
+            is_sure,
+            classes={"FastestForm": FastestForm},
         )
         line = described(chain, found)
         draft.report.chains.append(line)

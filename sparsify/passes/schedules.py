@@ -106,6 +106,7 @@ def tune_schedules(
                 partial(fastest, step, operands, shared, each),
                 options,
                 lambda f: f.is_agreed,
+                classes={"Fastest": Fastest},
             )
         except SparsifyError as error:
             # Such as operands that the example lacks.

@@ -120,7 +120,8 @@ def tune(
     key = calibrate.key_of(draft.options)
     question = f"fastest call of {formats} {libraries} {like.program} {key}"
     answer = partial(timed, draft, region, trials, formats, libraries)
-    return recall(question, sizes, answer, draft.options, lambda made: made.is_agreed)
+    classes = {"Timed": Timed}
+    return recall(question, sizes, answer, draft.options, lambda made: made.is_agreed, classes=classes)
 
 
 def packed(region: Region, name: str, packing: Packing) -> Region:

@@ -3,10 +3,11 @@
 In: a translation unit and what else decides its result. Out: a `Library`, such as
 `Library(key=3f2a..., origin="disk")`, loaded and ready to be called.
 
-On disk a kernel is `KEY.so` beside `KEY.json` (checksum, source, what the key was made of). Both appear by
-renaming finished files, so a process that is killed leaves at most a directory that nobody reads. Locks
-belong to the system and end with their process; who waits too long builds for itself. Where the directory
-cannot be used, kernels are built into a temporary one, with a warning.
+On disk a kernel is `KEY.so` and `KEY.json` (source, notes, what the key was made of, and a checksum over both files).
+A kernel whose files are damaged, or could have been written by others, is built again. Both appear by renaming
+finished files, so a process that is killed leaves at most a directory that nobody reads. Locks belong to the system
+and end with their process; who waits too long builds for itself. Where the directory cannot be used, kernels are
+built into a temporary one, with a warning, and the next kernel is tried in the directory again.
 """
 
 import ctypes
@@ -17,7 +18,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,13 +28,15 @@ from typing import Any, Final
 import filelock
 
 import sparsify
-from sparsify.compiler.cpp import directories, target
+from sparsify.compiler.cpp import directories, limit, target, trust
 from sparsify.compiler.cpp.build import Compiler, build, command, find_compiler
 from sparsify.errors import BuildError, CacheError
 from sparsify.options import Options, current
 
 SYMBOL: Final = "sparsify_kernel"
 LOCKS: Final = 256
+# What reading a damaged file raises.
+UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError)
 # How much longer than one compilation may take a process waits for another one.
 PATIENCE_SECONDS: Final = 5.0
 
@@ -169,11 +172,17 @@ def _from_directories(request: Request) -> Library:
         directory = None
         try:
             directory = name()
-            return _from_directory(request, directory)
+            found = _from_directory(request, directory)
         except OSError as error:
             reasons.append(str(error))
             if directory is not None:
                 directories.give_up(directory, str(error), request.options)
+            continue
+        if found.origin == "compiled":
+            directories.recovered(directory)
+            files = found.path, found.path.with_suffix(".json")
+            _account(directory, files, request.options)
+        return found
     raise CacheError(
         f"no directory can hold a compiled kernel: {'; '.join(reasons)}",
         "free some disk space or set SPARSIFY_CACHE_DIR to a directory that can be written and executed from",
@@ -202,9 +211,9 @@ class _Lock:
         self.timeout_s = request.options.compiler_timeout + PATIENCE_SECONDS
 
     def __enter__(self) -> None:
-        Path(self.lock.lock_file).parent.mkdir(mode=0o700, exist_ok=True)
-        # A file system without locks: two processes may both compile, and the last rename wins.
-        with suppress(filelock.Timeout, NotImplementedError):
+        # Without a lock, as on file systems that have none, two processes may both compile, and the last rename wins.
+        with suppress(filelock.Timeout, NotImplementedError, OSError):
+            trust.make(Path(self.lock.lock_file).parent)
             self.lock.acquire(timeout=self.timeout_s, poll_interval=0.005)
 
     def __exit__(self, *error: object) -> None:
@@ -213,51 +222,58 @@ class _Lock:
 
 def lock_file(directory: Path, key: str) -> Path:
     """The file that is locked while a key is compiled; never deleted, as a lock on a deleted file excludes nobody."""
-    return directory / "locks" / f"{int(key[:8], 16) % LOCKS:02x}"
+    return directory / directories.LOCKS / f"{int(key[:8], 16) % LOCKS:02x}"
 
 
 def _compile(request: Request, generated: Generated, directory: Path) -> float:
     """Seconds that it took to put the kernel and its description into the directory."""
     started = time.perf_counter()
     directories.remove_abandoned(directory)
-    work = Path(tempfile.mkdtemp(prefix="build-", dir=directory))
+    work = Path(tempfile.mkdtemp(prefix=trust.UNFINISHED, dir=directory))
+    in_use = directories.lock(work)
     try:
         result = build(generated.source, work, request.compiler, request.options)
         seconds = time.perf_counter() - started
         description = {
-            "checksum": _checksum(result.read_bytes()),
             "compile_seconds": seconds,
             "parts": dict(request.parts),
             "notes": dict(generated.notes),
             "source": generated.source,
         }
-        text = work / "kernel.json"
-        text.write_text(json.dumps(description, indent=1))
-        os.replace(result, directory / f"{request.key}.so")
-        os.replace(text, directory / f"{request.key}.json")
+        text = json.dumps(
+            {"checksum": _checksum(request.key, result.read_bytes(), description)} | description
+        )
+        trust.put(result, directory / f"{request.key}.so")
+        trust.write(directory / f"{request.key}.json", text.encode())
         return seconds
     except BuildError as error:
-        kept = _keep(work / "kernel.cpp", directory / "failed" / f"{request.key}.cpp")
+        kept = directory / directories.FAILED / f"{request.key}.cpp"
+        with suppress(OSError):
+            trust.make(kept.parent)
+            trust.put(work / "kernel.cpp", kept)
+            _account(directory, (kept,), request.options)
         raise BuildError(error.message, f"the source is in {kept}; {error.remedy}") from None
     finally:
+        os.close(in_use)
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _keep(source: Path, place: Path) -> Path:
-    place.parent.mkdir(mode=0o700, exist_ok=True)
-    os.replace(source, place)
-    return place
+def _account(directory: Path, files: Sequence[Path], options: Options) -> None:
+    """Counts files that were written against the limit on the size of the cache."""
+    with suppress(OSError):
+        limit.written(directory, sum(file.stat().st_size for file in files), options.cache_bytes)
 
 
 def _load(request: Request, directory: Path) -> Library | None:
     """The kernel of this key when it lies in the directory undamaged; use renews its date for `prune`."""
     path = directory / f"{request.key}.so"
     try:
-        stored = json.loads(path.with_suffix(".json").read_bytes())
-        if stored["checksum"] != _checksum(path.read_bytes()):
+        stored = json.loads(trust.read(path.with_suffix(".json")))
+        checksum = stored.pop("checksum")
+        if checksum != _checksum(request.key, trust.read(path), stored):
             return None
         found = _open(request, directory, "disk", 0.0, stored["notes"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, BuildError, *UNREADABLE):
         return None
     with suppress(OSError):
         os.utime(path)
@@ -275,7 +291,7 @@ def _open(
     """
     path = directory / f"{request.key}.so"
     try:
-        handle = ctypes.CDLL(str(path))
+        handle = ctypes.CDLL(_name_of(path))
         function = getattr(handle, request.symbol)
     except (OSError, AttributeError) as error:
         if "undefined symbol" not in str(error):
@@ -288,5 +304,17 @@ def _open(
     return Library(request.key, path, address, origin, seconds, handle, notes)
 
 
-def _checksum(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _name_of(path: Path) -> str:
+    """The name by which the system's loader takes a file, which replaces `$ORIGIN` in names."""
+    if "$" not in str(path):
+        return str(path)
+    link = Path(tempfile.mkdtemp(dir=directories.process_directory())) / path.name
+    link.symlink_to(path)
+    return str(link)
+
+
+def _checksum(key: str, code: bytes, description: Mapping[str, Any]) -> str:
+    """A digest of a kernel and its description, which holds under this key alone."""
+    digest = hashlib.sha256(f"{key} {json.dumps(description, sort_keys=True)}".encode())
+    digest.update(code)
+    return digest.hexdigest()

@@ -1,33 +1,49 @@
-"""Where compiled kernels lie: the user's cache directory, or a temporary one when that cannot be used.
+"""Directories of compiled kernels: the user's cache directory, or a temporary one when that cannot be used.
 
-In: the options. Out: `~/.cache/sparsify/kernels`, which only its owner can read and write: whoever could put
-a file there could run code as that owner.
+In: the options. Out: `~/.cache/sparsify/kernels`, to which only its owner can write: whoever could put a file there
+could run code as that owner.
 """
 
+import fcntl
 import os
+import re
 import shutil
-import stat
 import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import platformdirs
 
+from sparsify.compiler.cpp import trust
 from sparsify.options import Options, current
 
 ABANDONED_SECONDS: Final = 3600.0
+# Longest pause before a directory that failed is tried again.
+MOST_PAUSE_SECONDS: Final = 60.0
+LOCKS: Final = "locks"
+FAILED: Final = "failed"
+USED: Final = "used"
+PRUNED: Final = (".so", ".json", ".plan", ".cpp")
+# Names of finished files.
+ENTRY: Final = re.compile(r"[0-9a-f]{16,64}\.(?:so|json|plan|cpp|machine)")
 
 
 def cache_dir(options: Options | None = None) -> Path:
-    """The directory of compiled kernels; it need not exist yet."""
+    """The directory of compiled kernels, as an absolute path; it need not exist yet."""
     chosen = (options or current()).cache_dir
-    return Path(chosen or platformdirs.user_cache_dir("sparsify", appauthor=False)) / "kernels"
+    if chosen is not None:
+        return chosen.absolute() / "kernels"
+    usual = Path(platformdirs.user_cache_dir("sparsify", appauthor=False))
+    if not usual.is_absolute():  # a user without a home directory
+        usual = Path(tempfile.gettempdir()) / f"sparsify-{os.getuid()}"
+    return usual / "kernels"
 
 
 def cache_size(options: Options | None = None) -> tuple[int, int]:
@@ -37,32 +53,54 @@ def cache_size(options: Options | None = None) -> tuple[int, int]:
 
 
 def clean(options: Options | None = None) -> int:
-    """Deletes all kernels on disk; the number that there were. Those already loaded stay usable."""
+    """Deletes all kernels on disk; the number that there were. Those already loaded stay usable.
+
+    A directory that others can write to goes, too, and the next kernel makes a new one. Files that are no part of the
+    cache stay.
+    """
     directory = cache_dir(options)
     entries, _ = cache_size(options)
+    unfinished = [place.name for place in directory.glob(f"{trust.UNFINISHED}*")]
     for place in _files(directory):
-        place.unlink(missing_ok=True)
-    for name in ("failed", *(place.name for place in directory.glob("build-*"))):
+        if ENTRY.fullmatch(place.name) or place.name in unfinished:
+            place.unlink(missing_ok=True)
+    for name in (FAILED, *unfinished):
         shutil.rmtree(directory / name, ignore_errors=True)
+    (directory / LOCKS / USED).unlink(missing_ok=True)
+    with suppress(OSError):
+        if trust.refusal(directory):
+            shutil.rmtree(directory / LOCKS, ignore_errors=True)
+            directory.rmdir()
     return entries
 
 
 def prune(max_bytes: int, options: Options | None = None) -> int:
     """Deletes kernels and plans used longest ago until the rest takes `max_bytes`; how many kernels were deleted."""
-    directory = cache_dir(options)
+    return prune_directory(cache_dir(options), max_bytes)[0]
+
+
+def prune_directory(directory: Path, max_bytes: int) -> tuple[int, int]:
+    """As `prune`; the number of deleted kernels, and the bytes of the files that stay."""
     remove_abandoned(directory)
-    known = {path: _status(path) for path in (*directory.glob("*.so"), *directory.glob("*.plan"))}
-    found = [(status.st_mtime, status.st_size, path) for path, status in known.items() if status]
-    total = deleted = 0
-    for _, size, path in sorted(found, reverse=True):
-        description = path.with_suffix(".json")
-        status = _status(description)
-        total += size + (status.st_size if status else 0)
-        if total > max_bytes:
-            description.unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
-            deleted += path.suffix == ".so"
-    return deleted
+    latest = time.time() + ABANDONED_SECONDS
+    entries: dict[Path, list[tuple[float, int, Path]]] = {}
+    for path in (*directory.glob("*.*"), *(directory / FAILED).glob("*")):
+        if path.suffix in PRUNED and (status := _status(path)):
+            # A date in the future, of a clock that was wrong, is no recent use.
+            date = status.st_mtime if status.st_mtime < latest else 0.0
+            entries.setdefault(path.with_suffix(""), []).append((date, status.st_size, path))
+    kept = deleted = 0
+    for files in sorted(entries.values(), key=lambda files: max(files)[0], reverse=True):
+        size = sum(size for _, size, _ in files)
+        if kept + size <= max_bytes:
+            kept += size
+            continue
+        max_bytes = 0  # whatever was used before this goes, too
+        for _, _, path in files:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+                deleted += path.suffix == ".so"
+    return deleted, kept
 
 
 def candidates(options: Options) -> tuple[Callable[[], Path], ...]:
@@ -73,66 +111,156 @@ def candidates(options: Options) -> tuple[Callable[[], Path], ...]:
 def is_trusted(directory: Path) -> bool:
     """Whether it exists and nobody but this user or the system's owner could have put code there."""
     try:
-        status = directory.stat()
+        return trust.refusal(directory) is None
     except OSError:
         return False
-    return status.st_uid in (os.getuid(), 0) and not stat.S_IMODE(status.st_mode) & 0o022
 
 
 def prepare(directory: Path) -> None:
-    """Makes the directory and checks that it belongs to the user alone.
+    """Makes the directory where there is none, and checks that only the user can write to it.
 
     Raises:
-        OSError: it cannot be made, belongs to another user, or has failed before.
+        OSError: it cannot be made, others can write to it, or it failed a moment ago.
     """
-    if reason := _given_up.get(directory):
-        raise OSError(reason)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = directory.stat()
-    if status.st_uid != os.getuid():
-        raise PermissionError(f"{directory} belongs to another user")
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        directory.chmod(0o700)
+    if directory in _given_up and time.monotonic() < _pauses.get(directory, FOREVER).until:
+        raise OSError(_given_up[directory])
+    trust.make(directory)
+    if reason := trust.refusal(directory):
+        raise PermissionError(reason)
+    if (owner := directory.stat().st_uid) != os.getuid():
+        raise PermissionError(f"{directory} belongs to another user ({owner})")
 
 
-@cache
 def _temporary(parent: str | None) -> Path:
     """A directory of this process, gone when it ends."""
-    holder = tempfile.TemporaryDirectory(prefix="sparsify-", dir=parent, ignore_cleanup_errors=True)
-    _holders.append(holder)
-    return Path(holder.name)
+    with _guard:
+        holder = _holders.get(parent)
+        if holder is not None and not Path(holder.name).is_dir():  # some programs clean up /tmp
+            holder.cleanup()
+            holder = None
+        if holder is None:
+            holder = tempfile.TemporaryDirectory(prefix="sparsify-", dir=parent, ignore_cleanup_errors=True)
+            _holders[parent] = holder
+        return Path(holder.name)
 
 
-_holders: list[tempfile.TemporaryDirectory[str]] = []
+def process_directory() -> Path:
+    """The temporary directory of this process.
+
+    Raises:
+        OSError: there is no place for one.
+    """
+    return _temporary(None)
+
+
+_holders: dict[str | None, tempfile.TemporaryDirectory[str]] = {}
 
 
 def remove_abandoned(directory: Path) -> None:
     """Removes what processes that were killed while compiling left behind long ago."""
-    oldest = time.time() - ABANDONED_SECONDS
-    for work in directory.glob("build-*"):
+    now = time.time()
+    for work in directory.glob(f"{trust.UNFINISHED}*"):
+        status = _status(work)
+        if status is None or abs(now - status.st_mtime) < ABANDONED_SECONDS:
+            continue
         with suppress(OSError):
-            if work.stat().st_mtime < oldest:
+            if not work.is_dir():
+                work.unlink()
+            elif not is_locked(work):
                 shutil.rmtree(work, ignore_errors=True)
 
 
+def lock(work: Path) -> int:
+    """Marks a directory as in use by this process, for as long as the descriptor is open."""
+    descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with suppress(OSError):  # a file system without locks: the date alone says that it is in use
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def is_locked(work: Path) -> bool:
+    """Whether some process has marked a directory as in use."""
+    descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """How often in a row a directory could not be written to, and until when it is not tried again."""
+
+    count: int
+    until: float
+
+
+FOREVER: Final = Pause(1, float("inf"))
+# Directories that could not be written to, and why.
 _given_up: dict[Path, str] = {}
+_pauses: dict[Path, Pause] = {}
+_warned: set[Path] = set()
 _guard = threading.Lock()
 
 
+def _after_fork() -> None:
+    """A child has locks of its own, and leaves the parent's temporary directories alone."""
+    global _guard
+    _guard = threading.Lock()
+    for holder in _holders.values():
+        holder._finalizer.detach()  # type: ignore[attr-defined]
+    _holders.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def give_up(directory: Path, reason: str, options: Options) -> None:
-    """Nothing more is written to the directory; says so once when it is the user's, and what happens instead."""
+    """Nothing is written to the directory for a while; says so once when it is the user's, and what happens instead.
+
+    The next kernel is tried there again; each further failure in a row doubles the pause before the one after.
+    """
     with _guard:
-        if directory in _given_up:
+        before = _pauses.get(directory, Pause(0, 0.0) if directory not in _given_up else FOREVER)
+        now = time.monotonic()
+        if now < before.until:
             return
-        _given_up[directory] = reason
-    if directory != cache_dir(options):
+        length = min(MOST_PAUSE_SECONDS, 2.0 ** min(before.count - 1, 10)) if before.count else 0.0
+        _given_up[directory], _pauses[directory] = reason, Pause(before.count + 1, now + length)
+        is_said = directory in _warned or directory != cache_dir(options)
+        _warned.add(directory)
+    if is_said:
         return
     warnings.warn(
-        f"the kernel cache {directory} cannot be used ({reason}); kernels are compiled anew in every process "
-        f"until it can: free some disk space or set SPARSIFY_CACHE_DIR to another directory",
+        f"the kernel cache {directory} cannot be used ({reason}); kernels are compiled anew in every process until "
+        f"it can: {remedy(directory)} or set SPARSIFY_CACHE_DIR to another directory",
         RuntimeWarning,
         stacklevel=2,
     )
+
+
+def recovered(directory: Path) -> None:
+    """Notes that the directory could be written to."""
+    if directory in _given_up:
+        with _guard:
+            _given_up.pop(directory, None)
+            _pauses.pop(directory, None)
+
+
+def remedy(directory: Path) -> str:
+    """What to do about a directory that cannot be used."""
+    try:
+        reason = trust.refusal(directory)
+    except OSError:
+        reason = None
+    if reason is None:
+        return "free some disk space"
+    return "delete what others may have put there with `sparsify cache clean`, close the directory to them"
 
 
 def _files(directory: Path) -> list[Path]:
@@ -143,7 +271,7 @@ def _files(directory: Path) -> list[Path]:
     return [
         Path(folder) / name
         for folder, _, names in os.walk(directory)
-        if Path(folder).name != "locks"
+        if Path(folder).name != LOCKS
         for name in names
     ]
 
@@ -151,6 +279,6 @@ def _files(directory: Path) -> list[Path]:
 def _status(path: Path) -> os.stat_result | None:
     """What the file system knows of a file, `None` where it is gone."""
     try:
-        return path.stat()
-    except FileNotFoundError:
+        return path.lstat()
+    except OSError:
         return None

@@ -285,6 +285,9 @@ class Schedule(Node):
         return cls(tuple(_directive(part) for part in parts if part))
 
 
+# The classes of which schedules are made, by name.
+CLASSES = {n: k for n, k in [*globals().items()] if isinstance(k, type) and issubclass(k, Node)}
+
 _NAME = r"[A-Za-z_]\w*"
 _LIST = rf"{_NAME}(?:\s*,\s*{_NAME})*"
 _IN = rf"(?:\s+in\s+(?P<nest>{_NAME}))?"

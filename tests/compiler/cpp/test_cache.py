@@ -80,12 +80,10 @@ def test_description_says_what_the_kernel_is(folder: Path) -> None:
 
 
 def test_directory_is_closed_to_others(folder: Path) -> None:
-    directory = folder / "cache" / "kernels"
-    directory.mkdir(parents=True)
-    directory.chmod(0o777)
-    assert not directories.is_trusted(directory)
     library(constant(5))
+    directory = folder / "cache" / "kernels"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
     assert directories.is_trusted(directory)
 
 
