@@ -300,7 +300,8 @@ def backward(
     """The gradients of all tensors, by the kernel of the adjoint program, which is the same operator."""
     traced, kernel = _known(ctx.text)
     program, places = traced.program, traced.places()
-    tensors, results = list(ctx.saved_tensors[: ctx.count]), list(ctx.saved_tensors[ctx.count :])
+    saved = ctx.saved_tensors
+    tensors, results = list(saved[: ctx.count]), list(saved[ctx.count :])
     operands = traced.operands(tensors, ctx.extents)
     if not any(isinstance(tensor, SparseTensor) for tensor in tensors):
         counts = [len(parts) for parts in traced.split(results)]

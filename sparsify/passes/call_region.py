@@ -190,7 +190,8 @@ def backward(
 ) -> tuple[None, list[torch.Tensor | None], Any, Any, None]:
     """The gradients of all arguments."""
     of_results = [given] if isinstance(given, torch.Tensor) else list(given)
-    results, tensors = list(ctx.saved_tensors[: ctx.count]), list(ctx.saved_tensors[ctx.count :])
+    saved = ctx.saved_tensors
+    results, tensors = list(saved[: ctx.count]), list(saved[ctx.count :])
     found = torch.ops.sparsify.region_backward(
         ctx.handle, of_results, results, tensors, ctx.sizes, ctx.places, ctx.needed, ctx.packed
     )

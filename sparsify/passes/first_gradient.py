@@ -69,7 +69,8 @@ class FirstGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         call: RegionCall = ctx.call
-        results, tensors = ctx.saved_tensors[: len(gradients)], ctx.saved_tensors[len(gradients) :]
+        saved = ctx.saved_tensors  # once: checkpoints compute each saved tensor for one read
+        results, tensors = saved[: len(gradients)], saved[len(gradients) :]
         left = iter(tensors)
         arguments = [next(left) if size is None else size for size in ctx.sizes]
         needed = [position for position, need in enumerate(ctx.needs_input_grad[1:]) if need]
