@@ -261,7 +261,10 @@ class Weights:
 
     def packed(self) -> dict[str, SparseTensor]:
         """The packed weights by name."""
-        found = {name: self.source.get_parameter(name) for name in self.held}
+        if not self.held:
+            return {}
+        present = dict(self.source.named_parameters(remove_duplicate=False))
+        found = {name: present.get(name) for name in self.held}
         return {name: weight for name, weight in found.items() if isinstance(weight, SparseTensor)}
 
     def unpack(self, names: Iterable[str] | None = None) -> dict[str, Held]:

@@ -4,14 +4,158 @@ In: `fill_shell(shell, model)`. Out: `shell.conv1.lin.weight is model.conv1.lin.
 """
 
 import copy
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Final, Protocol
 
 from torch import nn
 
+from sparsify.errors import CaptureError
+
+
+class Owner(Protocol):
+    """The sparse model that a shell is part of."""
+
+    def run_inside(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a module of the source model."""
+
+    def source_attribute(self, path: str, name: str) -> Any:
+        """An attribute of a module of the source model."""
+
+    def set_source_attribute(self, path: str, name: str, value: Any) -> bool:
+        """Sets an attribute of a module of the source model, where that has it."""
+
+    def add_hooked(self, shell: nn.Module) -> None:
+        """A shell got hooks."""
+
+    def part(self, path: str) -> Any:
+        """A module of the source model."""
+
+    def shown(self, value: Any) -> Any:
+        """Shells in place of modules of the source model."""
+
 
 class Shell(nn.Module):
-    """A module of the source model without its code: it holds the same parameters under the same names."""
+    """A module of the source model without its code: it holds the same parameters under the same names.
+
+    A call of it runs the source model's module; attributes that it has not are those of that module.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of the source model's module."""
+        owner, path = _place_of(self)
+        return owner.run_inside(path, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if is_dunder(name) or self not in _PLACES:
+                raise
+        owner, path = _place_of(self)
+        return owner.source_attribute(path, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in INTERNAL and self in _PLACES:
+            owner, path = _place_of(self)
+            if owner.set_source_attribute(path, name, value):
+                return
+        super().__setattr__(name, value)
+
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch has it; while there are such hooks, the source model runs."""
+        return _hooked(self, super().register_forward_pre_hook(*args, **kwargs))
+
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch has it; while there are such hooks, the source model runs."""
+        return _hooked(self, super().register_forward_hook(*args, **kwargs))
+
+    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch has it; while there are such hooks, the source model runs."""
+        return _hooked(self, super().register_full_backward_pre_hook(*args, **kwargs))
+
+    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch has it; while there are such hooks, the source model runs."""
+        return _hooked(self, super().register_full_backward_hook(*args, **kwargs))
+
+    def register_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """As torch has it; while there are such hooks, the source model runs."""
+        return _hooked(self, super().register_backward_hook(*args, **kwargs))
+
+
+class Container(Shell):
+    """The shell of a module that has others as its items."""
+
+    def __getitem__(self, key: Any) -> Any:
+        owner, path = _place_of(self)
+        return owner.shown(owner.part(path)[key])
+
+    def __len__(self) -> int:
+        owner, path = _place_of(self)
+        return len(owner.part(path))
+
+    def __iter__(self) -> Any:
+        owner, path = _place_of(self)
+        return iter([owner.shown(item) for item in owner.part(path)])
+
+    def __contains__(self, key: Any) -> bool:
+        owner, path = _place_of(self)
+        return key in owner.part(path) or any(item is key for item in self._modules.values())
+
+
+ITEMS: Final = ("__getitem__", "__len__", "__iter__", "__contains__")
+# The hooks of a module that run with its forward and backward, by the attributes that keep them.
+HOOKS: Final = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_is_full_backward_hook",
+)
+INTERNAL: Final = frozenset(vars(nn.Module()))
+# The sparse model of each shell, and the path of the shell in it: beside the shells, which are copied and pickled.
+_PLACES: "weakref.WeakKeyDictionary[Shell, tuple[weakref.ref[Any], str]]" = weakref.WeakKeyDictionary()
+
+
+def adopt(owner: Any) -> None:
+    """Makes `owner` the sparse model of all shells inside it; where its source model has items, it has them, too."""
+    for name in ITEMS:
+        if hasattr(type(owner.part("")), name):
+            setattr(type(owner), name, vars(Container)[name])
+    reference = weakref.ref(owner)
+    for path, inner in owner.named_modules():
+        if isinstance(inner, Shell):
+            _PLACES[inner] = reference, path
+
+
+def _place_of(shell: Any) -> tuple[Owner, str]:
+    """The sparse model of a shell, and its path there; of a sparse model itself the root."""
+    if not isinstance(shell, Shell):
+        return shell, ""
+    reference, path = _PLACES.get(shell, (None, ""))
+    owner = None if reference is None else reference()
+    if owner is None:
+        raise CaptureError(
+            "this module is part of a sparse model that is gone, and has no code itself",
+            "keep the sparse model, or take the module from the source model",
+        )
+    return owner, path
+
+
+def _hooked(shell: Shell, handle: Any) -> Any:
+    """The handle of a hook, of which the sparse model knows then."""
+    owner, _ = _place_of(shell)
+    owner.add_hooked(shell)
+    return handle
+
+
+def is_dunder(name: str) -> bool:
+    """Whether a name is one of Python's, which are looked up on types."""
+    return name.startswith("__") and name.endswith("__")
 
 
 Modes = tuple[bool, ...]
@@ -38,6 +182,33 @@ def in_modes(model: nn.Module, shell: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+@contextmanager
+def following(model: nn.Module, shell: nn.Module) -> Iterator[None]:
+    """As `in_modes`, and `model` has the tensors that the shells have now, as in `torch.func.functional_call`."""
+    swapped: list[tuple[dict[str, Any], str, Any]] = []
+    with in_modes(model, shell):
+        _borrow(model, shell, swapped)
+        try:
+            yield
+        finally:
+            for store, name, tensor in reversed(swapped):
+                store[name] = tensor
+
+
+def _borrow(model: nn.Module, shell: nn.Module, swapped: list[tuple[dict[str, Any], str, Any]]) -> None:
+    """Puts the tensors of shells into a model, and lists those that were there."""
+    stores: Any = ((model._parameters, shell._parameters), (model._buffers, shell._buffers))
+    for store, given in stores:
+        for name, tensor in store.items():
+            if name in given and given[name] is not tensor:
+                swapped.append((store, name, tensor))
+                store[name] = given[name]
+    for name, child in model._modules.items():
+        inner = shell._modules.get(name)
+        if child is not None and inner is not None:
+            _borrow(child, inner, swapped)
+
+
 def follow(model: nn.Module, shell: nn.Module) -> None:
     """Sets every module of `model` into the mode of its shell."""
     model.training = shell.training
@@ -48,18 +219,38 @@ def follow(model: nn.Module, shell: nn.Module) -> None:
 
 
 def fill_shell(shell: nn.Module, model: nn.Module) -> None:
-    """Gives `shell` the parameters, buffers and submodules of `model`, as shells of the same names."""
+    """Gives `shell` the parameters, buffers and submodules of `model`, as shells of the same names.
+
+    A module that `model` has under several names is one shell under these names.
+    """
+    _fill(shell, model, {})
+
+
+def _fill(shell: nn.Module, model: nn.Module, shells: dict[nn.Module, nn.Module]) -> None:
+    """The same, with the shells that were made before."""
+    shells[model] = shell
+    for store, names in ((shell._parameters, model._parameters), (shell._buffers, model._buffers)):
+        for name in store.keys() - names.keys():
+            del store[name]
+    for name in shell._modules.keys() - model._modules.keys():
+        del shell._modules[name]
     for name, parameter in model._parameters.items():
-        shell.register_parameter(name, parameter)
+        shell._parameters[name] = parameter
     for name, buffer in model._buffers.items():
-        shell.register_buffer(name, buffer, persistent=name not in model._non_persistent_buffers_set)
+        shell._buffers[name] = buffer
+    shell._non_persistent_buffers_set = set(model._non_persistent_buffers_set)
     for name, child in model._modules.items():
-        inner: nn.Module | None = None
-        if child is not None:
-            inner = Shell()
-            inner.training = child.training
-            fill_shell(inner, child)
-        shell.add_module(name, inner)
+        if child is not None and child not in shells:
+            known = shell._modules.get(name)
+            inner = known if isinstance(known, Shell) else shell_of(child)
+            inner.training = child.training if inner is not known else inner.training
+            _fill(inner, child, shells)
+        shell._modules[name] = None if child is None else shells[child]
+
+
+def shell_of(module: nn.Module) -> Shell:
+    """A new shell for a module."""
+    return Container() if any(hasattr(type(module), name) for name in ITEMS) else Shell()
 
 
 def share_again(shell: nn.Module, model: nn.Module) -> None:

@@ -15,18 +15,20 @@ from torch.utils import _pytree as pytree
 from sparsify import options as settings
 from sparsify.errors import CaptureError
 from sparsify.passes import base, calls, own_caches, traced_calls
+from sparsify.passes.autocast import Autocast
 from sparsify.passes.base import Asked, Key, Notices, Stored
 from sparsify.passes.capture import sparse_parts
 from sparsify.passes.captures import Captures
 from sparsify.passes.check import compare
-from sparsify.passes.decoder import Decoder
 from sparsify.passes.drafted import drafted
 from sparsify.passes.eager import eager
+from sparsify.passes.facade import Facade, adopt_signature
+from sparsify.passes.hooks import Hooks, report_recorders
 from sparsify.passes.memory import Memory
 from sparsify.passes.no_graph import fail_after, fail_without_graph
 from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.quick import Quick
-from sparsify.passes.shell import fill_shell, in_modes, modes, share_again
+from sparsify.passes.shell import adopt, fill_shell, following, in_modes, modes, share_again
 from sparsify.passes.variant import Variant, pruned_among, return_plainly
 from sparsify.report import Report
 from sparsify.runtime.peak import Peak
@@ -35,7 +37,7 @@ MAX_CAPTURES = 8
 TIMED_CALLS = 3
 
 
-class SparseModule(Decoder):
+class SparseModule(Facade):
     """A model whose sparse regions are kernels.
 
     The parameters are those of the source model; frozen weights that kernels alone read are packed. `.graph` is
@@ -68,11 +70,15 @@ class SparseModule(Decoder):
             "_matrices": matrices,
             "_quick": Quick(tuple(self.modules()), matrices),
             "_notices": Notices(type(model).__name__),
+            "_hooks": Hooks(model),
+            "_autocast": Autocast(),
             "_example": None,
             "report": Report(type(model).__name__, asked.recipe.name),
         }
         for name, value in hidden.items():
             object.__setattr__(self, name, value)  # the source model is no submodule
+        adopt(self)
+        adopt_signature(self, model, self._signature)
         self._register_load_state_dict_pre_hook(self._unpack_to_load)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(self._pack_again)  # type: ignore[no-untyped-call]
 
@@ -116,16 +122,17 @@ class SparseModule(Decoder):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result, by the variant that fits the call."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and not self._hooks.paths:
             return self.traced(args, kwargs)
         if callable(traced_calls.watcher()):
             return traced_calls.run_outside(self, args, kwargs, is_told=False)
+        if self._hooks.paths and self.runs_hooks():
+            return self.run_hooked(args, kwargs)
         caches = own_caches.given((*args, *kwargs.values()))
         if self.leaves_past(caches):
             return self.with_past(args, kwargs)
         if torch.is_autocast_enabled("cpu"):
-            self._notices.warn("autocast changes dtypes, which kernels do not; the source model runs")
-            return self.original(*args, **kwargs)
+            return self._autocast.run(self, args, kwargs)
         quick = self._quick.read(args, kwargs)
         if quick is not None and (known := self._quick.variants.get(quick[0])) is not None:
             return self.finish(known, quick[1])
@@ -209,6 +216,7 @@ class SparseModule(Decoder):
     def build(self, call: calls.Call, tensors: list[torch.Tensor], stored: Mapping[Key, Stored]) -> Variant:
         """The variant for calls like `call`, compiled; weights are `stored` packed already."""
         asked, known = self._asked, self._captures.constants()
+        report_recorders(self._source, self._notices)
         draft = drafted(self._source, asked, call, tensors, asked.dynamic, self._notices, stored, known)
         captured, report = draft.captured, draft.report
         for name, constant in captured.constants.items():
@@ -232,13 +240,8 @@ class SparseModule(Decoder):
         """What the source model computes for a call, without the patterns of rules."""
         values = [own_caches.fresh(calls.as_torch(value)) for value in call.values]
         args, kwargs = calls.arguments_of(pytree.tree_unflatten(values, call.spec), self._signature)
-        with in_modes(self._source, self), self._weights.dense():
+        with following(self._source, self), self._weights.dense():
             return self._source(*args, **kwargs)
-
-    def run_part(self, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """What a module of the source model computes, densely."""
-        with in_modes(self._source, self), self._weights.dense():
-            return part(*args, **kwargs)
 
     def verify(self, variant: Variant, call: calls.Call, tensors: list[torch.Tensor]) -> None:
         """Times the regions of a variant, and compares it with the source model on the inputs of the call."""
@@ -252,7 +255,7 @@ class SparseModule(Decoder):
             with peak:
                 if variant.masked is None:
                     return self.run_source(calls.copied(call) if writes else call)
-                with in_modes(self._source, self), self._weights.dense():
+                with following(self._source, self), self._weights.dense():
                     return variant.masked_result(self._source, given())
 
         with torch.no_grad(), base.kept_buffers(self._source), torch.random.fork_rng(devices=[]):
@@ -311,7 +314,7 @@ class SparseModule(Decoder):
             elif (variant := self.variant_for(call, tensors)) is None:
                 name, why = type(self._source).__name__, self._captures.refused[like]
                 raise CaptureError(f"{name} cannot run with the masks of its recipe: {why}")
-        with in_modes(self._source, self), self._weights.dense():
+        with following(self._source, self), self._weights.dense():
             if variant is None or variant.masked is None:
                 named = {name: calls.as_torch(value) for name, value in kwargs.items()}
                 return self._source(*map(calls.as_torch, args), **named)
@@ -369,6 +372,7 @@ class SparseModule(Decoder):
                 del self._buffers[name]
             self._captures.forget()
             self._quick.variants.clear()
+            self._autocast.known.clear()
         return self
 
     def __reduce__(self) -> Any:

@@ -108,7 +108,7 @@ def test_first_call_in_inference_mode():
     assert sparse.verify_gradients(x, edge_index) < 1e-3
 
 
-def test_autocast_runs_the_source_model():
+def test_autocast_gives_its_dtype():
     model, sparse = applied(HandWritten)
     x, edge_index = graph()
     with torch.autocast("cpu", dtype=torch.float16, enabled=False):
@@ -116,7 +116,7 @@ def test_autocast_runs_the_source_model():
     linear = nn.Sequential(nn.Linear(4, 4))
     own = {"schema": 1, "name": "own", "sparsify": [{"targets": ["input:*"], "format": "csr"}]}
     other = apply(linear, own, (torch.eye(4),))
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.warns(RuntimeWarning, match="autocast"):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
         found = other(torch.eye(4))
     assert found.dtype == torch.bfloat16
 

