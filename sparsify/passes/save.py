@@ -22,6 +22,7 @@ from sparsify.passes import saved_folder
 from sparsify.passes.apply import apply
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
+from sparsify.sparsification.mask_spec import FILE
 
 
 def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
@@ -187,11 +188,17 @@ def require_storable(name: str, value: Any) -> None:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """The recipe as YAML that reads back equal."""
+    """The recipe as YAML that reads back equal, with absolute paths of mask files."""
+    data = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for rule in [
+        *data.get("sparsify", ()),
+        *(r for stage in data.get("stages", ()) for r in stage["sparsify"]),
+    ]:
+        mask = rule.get("mask") or {}
+        if mask.get("kind") == FILE and isinstance(mask.get("path"), str):
+            mask["path"] = str(Path(mask["path"]).absolute())
     stream = StringIO()
-    YAML(typ="safe", pure=True).dump(
-        recipe.model_dump(mode="json", by_alias=True, exclude_unset=True), stream
-    )
+    YAML(typ="safe", pure=True).dump(data, stream)
     return stream.getvalue()
 
 

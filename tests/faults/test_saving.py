@@ -10,6 +10,7 @@ import textwrap
 import threading
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -442,3 +443,23 @@ def test_states_that_are_not_saved(tmp_path):
     with pytest.raises(DataError, match=r"Linear is no sparse model; save what sparsify.apply"):
         sparsify.save(nn.Linear(2, 2), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+class Attention(nn.Module):
+    """Attention of two heads with itself."""
+
+    def forward(self, x):
+        heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+
+def test_masks_of_files_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    numpy.save("mask.npy", numpy.tril(numpy.ones((6, 6), dtype=bool)))
+    rule = {"targets": ["op:scaled_dot_product_attention"], "mask": {"kind": "from_file", "path": "mask.npy"}}
+    sparse = sparsify.apply(Attention().eval(), {"schema": 1, "name": "masked", "sparsify": [rule]})
+    sparsify.save(sparse, "model")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    loaded = sparsify.load(tmp_path / "model", Attention().eval())
+    assert loaded._asked.recipe.rules[0].mask.path == str(tmp_path / "mask.npy")
