@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sparsify.errors import DataError, SparsifyError
+from sparsify.recipe.source import MAX_BYTES
 
 T = TypeVar("T")
 
@@ -35,7 +36,6 @@ LAYOUT: Final = 2
 WEIGHTS, RECIPE, MANIFEST = "weights.safetensors", "recipe.yaml", "manifest.json"
 FILES: Final = (WEIGHTS, RECIPE, MANIFEST)
 COMPLETE: Final = ".saved"
-RECIPE_BYTES: Final = 1 << 20
 DRAFT: Final = re.compile(r"\.saving-[0-9a-f]{16}")
 MANIFEST_BYTES: Final = 64 << 20
 # A save waits so long for another save into the same folder.
@@ -94,8 +94,14 @@ def write(place: Path, tensors: Mapping[str, torch.Tensor], recipe: str, facts: 
         facts: the fields of `Manifest` that are not about files.
 
     Raises:
-        DataError: the folder cannot be written, holds files of other programs, or the disk is full.
+        DataError: the folder cannot be written, holds files of other programs, or the disk is full; a recipe that is
+            too long to be read again.
     """
+    if len(recipe.encode()) > MAX_BYTES:
+        raise DataError(
+            f"cannot save into {place}: as a file the recipe has more than {MAX_BYTES >> 10} KiB",
+            "name many tensors by patterns",
+        )
     try:
         place.mkdir(parents=True, exist_ok=True)
         with _locked(place):
@@ -191,7 +197,7 @@ def _recipe(place: Path, manifest: Manifest, parse: Callable[[str, str], T]) -> 
     """The recipe; a mistake in it comes before the complaint that the file was changed."""
     path = _path(place, RECIPE)
     try:
-        text = _regular(path, RECIPE_BYTES).read_text(encoding="utf-8")
+        text = _regular(path, MAX_BYTES).read_text(encoding="utf-8")
         recipe = parse(text, str(path))
         _require_sum(path, manifest.recipe)
     except (OSError, UnicodeDecodeError) as error:
