@@ -4,10 +4,8 @@ In: `targets: ["input:adj"], role: adjacency, format: csr` and a placeholder `ad
 Out: `adj.meta["sparse"] = Mark(role="adjacency", format="csr", ...)`; every rule is listed in the report.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from inspect import signature
 
 import torch
@@ -20,12 +18,12 @@ from sparsify.passes.lift import experts, gather_scatter, is_message_passing
 from sparsify.passes.masked import GIVEN
 from sparsify.recipe import FormatSpec, Recipe, Rule
 from sparsify.recipe.source import nearest
+from sparsify.recipe.target import KINDS, selects
 from sparsify.report import RuleEntry
 from sparsify.sparsification import patterns
 from sparsify.sparsification.mask_spec import HEADED, MaskSpec
 from sparsify.storage.recipe_format import recipe_format
 
-KINDS = ("param", "input", "node", "scope", "op")
 ATTENTION = "scaled_dot_product_attention"
 
 
@@ -165,27 +163,6 @@ def matches(target: str, candidate: Candidate, types: set[str]) -> bool:
     if target in types:
         return candidate.kind == "node" and operators.module_type(candidate.node) == target
     return selects(target, candidate.kind, candidate.name)
-
-
-def selects(target: str, kind: str, name: str) -> bool:
-    """Whether a target of a rule that is no module's type selects what has this name."""
-    if target.startswith("re:"):
-        return re.fullmatch(target[3:], f"{kind}:{name}") is not None
-    wanted, separator, pattern = target.partition(":")
-    if separator and wanted in KINDS:
-        return kind == wanted and matches_name(kind, pattern, name)
-    return kind in ("param", "input") and fnmatchcase(name, target)
-
-
-def matches_name(kind: str, pattern: str, name: str) -> bool:
-    """Whether a glob matches a name; `scope:layer@2` is the second call of a shared module."""
-    if kind != "scope":
-        return fnmatchcase(name, pattern)
-    wanted, _, call = pattern.partition("@")
-    path, _, repeat = name.partition("@")
-    if call and int(call) != int(repeat or 0) + 1:
-        return False
-    return fnmatchcase(path, wanted)
 
 
 def type_of(draft: Draft, candidate: Candidate) -> str:

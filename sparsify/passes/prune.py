@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from sparsify.errors import SparsifyError
 from sparsify.passes.lift.matrix import SCALES
-from sparsify.passes.mark import aliases, rule_error, selects
+from sparsify.passes.mark import aliases, rule_error
 from sparsify.passes.shell import shared_copy
 from sparsify.recipe import Recipe, Rule
+from sparsify.recipe.target import selects
 from sparsify.sparsification.magnitude import magnitude_masks
 from sparsify.sparsification.rounding import Moved, moved, rounded, scales
 

@@ -1,46 +1,52 @@
 """A sparse model in a folder, and back: weights, recipe and manifest, no pickle.
 
-In: `save(sparse, "model/")`, later `load("model/", model)`. Out: `weights.safetensors`, `recipe.yaml` and
-`manifest.json`; a `SparseModule` with these weights.
+In: `save(sparse, "model/")`, later `load("model/", model)`. Out: a folder as `saved_folder` describes it; a
+`SparseModule` with these weights.
 """
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import StringIO
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from ruamel.yaml import YAML
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from sparsify import recipe as recipes
 from sparsify.errors import DataError
+from sparsify.passes import saved_folder
 from sparsify.passes.apply import apply
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
-
-LAYOUT: Final = 1
-WEIGHTS, RECIPE, MANIFEST = "weights.safetensors", "recipe.yaml", "manifest.json"
+from sparsify.sparsification.mask_spec import FILE
 
 
 def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
-    """The folder, in which the model's weights, its recipe and what `apply` was asked for now are.
+    """Saves the weights of a model, its recipe and the arguments of `apply`; returns the folder.
 
-    Tied weights are stored once. The code of the model is not stored: `load` takes the model.
+    Tied weights are stored once. The code of the model is not stored: `load` takes the model. The folder holds the
+    earlier model until the new one is complete on the disk, also when the process is killed. Files of others stay.
 
     Args:
         module: the result of `apply`.
-        folder: made when it does not exist; files of an earlier `save` are replaced.
+        folder: made when it does not exist; `~` is the home folder.
+
+    Raises:
+        DataError: the folder cannot be written, the disk is full, or the model has a state that is no tensor.
     """
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    tensors, tied = distinct(module.state_dict())
+    if not isinstance(module, SparseModule):
+        raise DataError(
+            f"{type(module).__name__} is no sparse model", "save what sparsify.apply(model, recipe) returns"
+        )
+    place = Path(folder).expanduser()
+    with module._weights.dense():
+        tensors, tied = distinct(module._source.state_dict())
     asked = module._asked
-    manifest = {
-        "layout": LAYOUT,
+    facts = {
         "model": type(module._source).__name__,
         "training": module.training,
         "strict": asked.strict,
@@ -50,9 +56,7 @@ def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
         "sparsify": version(),
         "torch": str(torch.__version__),
     }
-    save_file(tensors, place / WEIGHTS)
-    (place / RECIPE).write_text(recipe_text(asked.recipe), encoding="utf-8")
-    (place / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    saved_folder.write(place, tensors, recipe_text(asked.recipe), facts)
     return place
 
 
@@ -63,7 +67,8 @@ def load(
 
     Args:
         folder: as given to `save`.
-        model: of the class that was saved; its weights are overwritten by those of the folder.
+        model: of the class that was saved; its weights are overwritten by those of the folder. Where anything
+            fails it keeps its weights and modes.
         example_inputs: as for `apply`; without them the capture happens at the first call.
         changes: arguments of `apply` that differ from those at saving.
 
@@ -71,62 +76,129 @@ def load(
         DataError: a file is missing, damaged or of a newer layout, or the weights do not fit the model.
         RecipeError: the recipe is wrong.
     """
-    place = Path(folder)
-    manifest = read_manifest(place)
-    try:
-        tensors = load_file(place / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"cannot read {place / WEIGHTS}: {error}", "save the model again") from None
-    tensors |= {name: tensors[first] for name, first in manifest["tied"].items()}
+    place = Path(folder).expanduser()
+    manifest, tensors, recipe = saved_folder.read(place, recipes.loads)
+    require_class(place, manifest.model, model)
+    asked = {"strict": manifest.strict, "verify": manifest.verify, "trainable": manifest.trainable}
+    with unchanged_on_failure(model):
+        load_state(place, manifest.model, model, tensors)
+        model.train(manifest.training)
+        return apply(model, recipe, example_inputs, **{**asked, **changes})
+
+
+def require_class(place: Path, saved: str, model: nn.Module) -> None:
+    """Raises where the class of a model is neither that of the saved one nor derived from it."""
+    if not isinstance(model, nn.Module):
+        raise DataError(
+            f"{type(model).__name__} is no torch.nn.Module", f"load takes a model of class {saved}"
+        )
+    if saved not in (kind.__name__ for kind in type(model).__mro__):
+        raise DataError(
+            f"{place} holds a {saved}, and the model is a {type(model).__name__}",
+            f"give a model of class {saved}, built with the arguments that it had when it was saved",
+        )
+
+
+def load_state(place: Path, saved: str, model: nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """Copies tensors into a model.
+
+    Raises:
+        DataError: names or shapes differ.
+    """
     try:
         model.load_state_dict(tensors)
-    except RuntimeError as error:
-        found = type(model).__name__
+    except Exception as error:  # modules may load their state by code of their own
         raise DataError(
-            f"the weights in {place}, of a {manifest['model']}, do not fit this {found}: {error}",
+            f"the weights in {place}, of a {saved}, do not fit this {type(model).__name__}: {error}",
             "build the model with the arguments that it had when it was saved",
         ) from None
-    model.train(manifest["training"])
-    kept = {name: manifest[name] for name in ("strict", "verify", "trainable")}
-    return apply(model, recipes.load(place / RECIPE), example_inputs, **{**kept, **changes})
 
 
-def read_manifest(place: Path) -> dict[str, Any]:
-    """The manifest of a folder."""
+@contextmanager
+def unchanged_on_failure(model: nn.Module) -> Iterator[None]:
+    """After an exception parameters, buffers and modes of a model are as they were; costs a copy of its tensors."""
+    values = {id(tensor): tensor.detach().clone() for tensor in tensors_of(model) if not is_lazy(tensor)}
+    before = [
+        (module, dict(module._parameters), dict(module._buffers), module.training)
+        for module in model.modules()
+    ]
     try:
-        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{place} holds no saved sparse model: {error}", "name a folder that sparsify.save wrote"
-        ) from None
-    if not isinstance(manifest, dict) or manifest.get("layout") != LAYOUT:
-        raise DataError(
-            f"{place / MANIFEST} has a layout that this version does not know, it reads {LAYOUT}",
-            "load it with the version of sparsify that wrote it",
-        )
-    return manifest
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for module, parameters, buffers, is_training in before:
+                module._parameters.update(parameters)
+                module._buffers.update(buffers)
+                module.training = is_training
+            for tensor in tensors_of(model):
+                if id(tensor) in values:
+                    tensor.detach().copy_(values[id(tensor)])
+        raise
 
 
-def distinct(state: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors of a state, each once, and for further names of a tensor its first."""
+def tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
+    """The parameters and buffers of a model, each once."""
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def distinct(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors of a state, each once, and for further names of a tensor its first.
+
+    Raises:
+        DataError: a part of the state is no tensor, or of a dtype that files cannot hold.
+    """
     first: dict[tuple[Any, ...], str] = {}
     tensors, tied = {}, {}
     for name, value in state.items():
-        place = (value.data_ptr(), value.shape, value.stride()) if value.numel() else (name,)
-        known = first.setdefault(place, name)
+        require_storable(name, value)
+        known = first.setdefault(memory_of(name, value), name)
         if known == name:
-            tensors[name] = value.detach().contiguous().clone()
+            tensors[name] = value.detach().resolve_conj().resolve_neg().contiguous().clone()
         else:
             tied[name] = known
     return tensors, tied
 
 
-def recipe_text(recipe: Recipe) -> str:
-    """The recipe as YAML that reads back equal."""
-    stream = StringIO()
-    YAML(typ="safe", pure=True).dump(
-        recipe.model_dump(mode="json", by_alias=True, exclude_unset=True), stream
+def memory_of(name: str, value: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same memory read in the same way."""
+    if not value.numel():
+        return (name,)
+    return (
+        value.data_ptr(),
+        value.dtype,
+        value.shape,
+        value.stride(),
+        value.is_conj(),
+        value.is_neg(),
     )
+
+
+def require_storable(name: str, value: Any) -> None:
+    """Raises for a part of a state that safetensors files cannot hold."""
+    if not isinstance(value, torch.Tensor):
+        raise DataError(
+            f"{name} is {type(value).__name__}, and only tensors are saved", "register it as a buffer"
+        )
+    if is_lazy(value) or value.is_meta:
+        raise DataError(f"{name} has no values yet", "run the model once, then save it")
+    if value.dtype == torch.complex128 or value.layout != torch.strided:
+        what = f"a tensor of {value.dtype}" if value.layout == torch.strided else f"a {value.layout} tensor"
+        raise DataError(f"{name} is {what}, which is not saved", "convert it to a dense tensor of complex64")
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """The recipe as YAML that reads back equal, with absolute paths of mask files."""
+    data = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for rule in [
+        *data.get("sparsify", ()),
+        *(r for stage in data.get("stages", ()) for r in stage["sparsify"]),
+    ]:
+        mask = rule.get("mask") or {}
+        if mask.get("kind") == FILE and isinstance(mask.get("path"), str):
+            mask["path"] = str(Path(mask["path"]).absolute())
+    stream = StringIO()
+    YAML(typ="safe", pure=True).dump(data, stream)
     return stream.getvalue()
 
 

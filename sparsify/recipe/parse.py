@@ -6,6 +6,7 @@ file:line:column.
 
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path as FilePath
 from typing import Any
@@ -15,7 +16,12 @@ from pydantic import BaseModel, ValidationError
 from sparsify.errors import RecipeError, RecipeNotFoundError
 from sparsify.recipe import builtin
 from sparsify.recipe.schema import Recipe
-from sparsify.recipe.source import Path, Position, Source, nearest, read, substitute
+from sparsify.recipe.source import MAX_BYTES, TOO_DEEP, Path, Position, Source, nearest, read, substitute
+
+# An error shows so many mistakes, each in so many characters.
+COMPLAINTS = 20
+WIDTH = 1000
+MOST_READ = 1000
 
 
 def load(recipe: str | PathLike[str] | Mapping[str, Any] | Recipe, **overrides: Any) -> Recipe:
@@ -34,14 +40,19 @@ def load(recipe: str | PathLike[str] | Mapping[str, Any] | Recipe, **overrides: 
             else load(recipe.model_dump(by_alias=True, exclude_unset=True), **overrides)
         )
     if isinstance(recipe, Mapping):
-        return from_source(Source("<recipe>", plain(recipe), {(): Position(0, 0)}), overrides)
+        try:
+            data = plain(recipe)
+        except RecursionError:
+            raise RecipeError(TOO_DEEP, "<recipe>") from None
+        return from_source(Source("<recipe>", data, {(): Position(0, 0)}), overrides)
     if not isinstance(recipe, str | PathLike):
         raise RecipeError(
             f"{type(recipe).__name__} is no recipe; a path, a built-in name ({', '.join(builtin.names())}) or a mapping"
         )
     path = locate(recipe)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"cannot read the recipe: {error}", str(path), 0, 0) from None
     return from_source(read(text, str(path)), overrides)
@@ -55,13 +66,16 @@ def loads(text: str, file: str = "<text>", **overrides: Any) -> Recipe:
 def locate(name: str | PathLike[str]) -> FilePath:
     """The file of a recipe given by path or built-in name."""
     path = FilePath(name)
-    if path.is_file():
-        return path
+    with suppress(OSError):  # a name that is too long for a file
+        if path.is_file():
+            return path
     known = builtin.names()
     if str(name) in known:
         return builtin.path(str(name))
-    if path.is_dir():
-        raise RecipeNotFoundError("a folder is no recipe", str(name), 0, 0)
+    with suppress(OSError):
+        if path.exists():
+            kind = "folder" if path.is_dir() else "pipe or device"
+            raise RecipeNotFoundError(f"a {kind} is no recipe", str(name), 0, 0)
     raise RecipeNotFoundError(
         f"no file and no built-in recipe {str(name)!r}{nearest(str(name), known)}", str(name), 0, 0
     )
@@ -99,11 +113,14 @@ def position_rules(recipe: Recipe, source: Source) -> None:
 def described(error: ValidationError, source: Source) -> RecipeError:
     """All complaints of `error`, a line each, at the position of the first."""
     found: dict[tuple[int, int], RecipeError] = {}
-    for complaint in error.errors():
+    for complaint in error.errors()[:MOST_READ]:
         one = complained(complaint, source)
         found.setdefault((one.line, one.column), one)  # a union complains once for each member
     first, *others = (found[place] for place in sorted(found))
-    message = "\n".join([first.message, *map(str, others)])
+    lines = [first.message, *map(str, others[: COMPLAINTS - 1])]
+    if len(others) >= COMPLAINTS:
+        lines.append(f"and {len(others) - COMPLAINTS + 1} further mistakes")
+    message = "\n".join(line if len(line) <= WIDTH else f"{line[:WIDTH]}..." for line in lines)
     return RecipeError(message, first.file, first.line, first.column)
 
 

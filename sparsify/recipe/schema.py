@@ -7,7 +7,17 @@ Out: `Recipe(name="gcn", sparsify=(Rule(targets=("input:adj",), format="csr"),))
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    model_validator,
+)
+
+from sparsify.recipe.target import require_target
 
 Scalar = bool | int | float | str
 
@@ -24,6 +34,7 @@ def listed(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
+Targets = Annotated[tuple[Annotated[str, AfterValidator(require_target)], ...], BeforeValidator(listed)]
 Method = Literal[
     "magnitude",
     "random",
@@ -179,9 +190,9 @@ class Rule(Section):
 
     id: str | None = None
     ref: str | None = None
-    targets: Names = ()
+    targets: Targets = ()
     types: Names = ()
-    ignore: Names = ()
+    ignore: Targets = ()
     role: Role | None = None
     source: Literal["given", "prune", "mask", "computed"] | None = None
     static: bool = False

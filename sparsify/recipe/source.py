@@ -20,7 +20,12 @@ Path = tuple[str | int, ...]
 CORE_TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null")
 )
-MAX_NODES = 100_000
+MAX_NODES = 20_000
+MAX_BYTES = 256 << 10
+TOO_LARGE = f"a recipe has at most {MAX_BYTES >> 10} KiB; shorten it, or name many tensors by patterns"
+TOO_DEEP = "the recipe refers to itself or is nested too deeply; write values out"
+MAX_OVERRIDE = 1000
+INTEGER_BITS = 63
 REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 
 
@@ -54,11 +59,19 @@ class Source:
 
 
 def read(text: str, file: str) -> Source:
-    """The data of a YAML 1.2 text with its positions."""
+    """The data of a YAML 1.2 text with its positions.
+
+    Raises:
+        RecipeError: it is too large, not YAML, or holds more than plain values.
+    """
+    if len(text) > MAX_BYTES:
+        raise RecipeError(TOO_LARGE, file)
     yaml = YAML(typ="safe", pure=True)
     source = Source(file)
     try:
         root = yaml.compose(text)
+    except RecursionError:
+        raise RecipeError(TOO_DEEP, file) from None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
@@ -123,14 +136,28 @@ class _Reader:
         return result
 
     def _scalar(self, node: Node) -> Any:
-        return self.yaml.constructor.construct_object(node, deep=True)
+        try:
+            value = self.yaml.constructor.construct_object(node, deep=True)
+            if isinstance(value, str):
+                value.encode()
+        except (YAMLError, ValueError, LookupError, TypeError, AttributeError):
+            raise self._no_value(node, f"is no {str(node.tag).rpartition(':')[2]}") from None
+        if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
+            raise self._no_value(node, "is too large")
+        return value
+
+    def _no_value(self, node: Node, why: str) -> RecipeError:
+        at = node.start_mark
+        return RecipeError(f"{str(node.value)[:40]!r} {why}", self.source.file, at.line + 1, at.column + 1)
 
 
 def parse_scalar(text: str) -> Any:
     """The value that `text` has in YAML 1.2: `3` is a number, `2:4` a string."""
+    if len(text) > MAX_OVERRIDE:
+        return text
     try:
         value = YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
+    except (YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return text
     return value if isinstance(value, bool | int | float | str) else text
 
@@ -155,6 +182,16 @@ def substitute(source: Source, overrides: Mapping[str, Any]) -> None:
             parse_scalar(value) if isinstance(value, str) and not isinstance(args[key], str) else value
         )
 
+    written = 0
+
+    def put_in(found: re.Match[str]) -> str:
+        nonlocal written
+        text = str(args[found[1]])
+        written += len(text)
+        if written > MAX_BYTES:
+            raise RecipeError(TOO_LARGE, source.file)
+        return text
+
     def visit(value: Any, path: Path) -> Any:
         if isinstance(value, dict):
             return {key: visit(item, (*path, key)) for key, item in value.items()}
@@ -168,7 +205,7 @@ def substitute(source: Source, overrides: Mapping[str, Any]) -> None:
                 raise source.error(f"${{{name}}} names no argument{nearest(name, args)}", path)
         if len(names) == 1 and value == f"${{{names[0]}}}":
             return args[names[0]]
-        return REFERENCE.sub(lambda found: str(args[found[1]]), value)
+        return REFERENCE.sub(put_in, value)
 
     rest = {key: visit(value, (key,)) for key, value in data.items() if key != "args"}
     source.data = {**rest, **({"args": args} if "args" in data else {})}

@@ -1,0 +1,331 @@
+"""The folder of a saved model: its files are replaced together, and a manifest says what they hold.
+
+In: `write(place, tensors, recipe, facts)`. Out: `weights.safetensors`, `recipe.yaml` and `manifest.json` with the sizes
+and SHA-256 sums of the others; `read(place)` gives them back checked.
+
+A save writes all files into the folder `.saving-TOKEN`, then renames it to `.saved`: from this step on the folder holds
+the new model, since readers look into `.saved` first. Moving the files to their places can be interrupted and finished
+later. The next save deletes `.saving-TOKEN` of processes that were killed. Folders of layout 1 have no sums.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from sparsify.errors import DataError, SparsifyError
+from sparsify.recipe.source import MAX_BYTES
+
+T = TypeVar("T")
+
+LAYOUT: Final = 2
+WEIGHTS, RECIPE, MANIFEST = "weights.safetensors", "recipe.yaml", "manifest.json"
+FILES: Final = (WEIGHTS, RECIPE, MANIFEST)
+COMPLETE: Final = ".saved"
+DRAFT: Final = re.compile(r"\.saving-[0-9a-f]{16}")
+MANIFEST_BYTES: Final = 64 << 20
+# A save waits so long for another save into the same folder.
+LOCK_SECONDS: Final = 60.0
+# A load starts over when the model was replaced meanwhile, so often at most.
+READS: Final = 10
+FULL: Final = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota of the disk is used up"}
+
+
+class SavedFile(BaseModel):
+    """The size and the SHA-256 sum of a file."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """What a saved model is: its class, the arguments of `apply`, and its files, unknown in layout 1."""
+
+    model_config = ConfigDict(frozen=True, strict=True, protected_namespaces=())
+
+    layout: Literal[1, 2]
+    model: str
+    training: bool
+    strict: bool
+    verify: bool
+    trainable: bool | None
+    tied: dict[str, str]
+    weights: SavedFile | None = None
+    recipe: SavedFile | None = None
+    sparsify: str = ""
+    torch: str = ""
+
+    @model_validator(mode="after")
+    def _has_sums(self) -> "Manifest":
+        if self.layout > 1 and None in (self.weights, self.recipe):
+            raise ValueError("the sums of its files are missing")
+        return self
+
+
+class _Layout(BaseModel):
+    """The part of a manifest that every layout has."""
+
+    layout: int
+
+
+def write(place: Path, tensors: Mapping[str, torch.Tensor], recipe: str, facts: Mapping[str, Any]) -> None:
+    """Replaces the model of a folder; until one last step the folder holds the earlier model.
+
+    Args:
+        place: the folder, made when it does not exist.
+        tensors: the weights by name, contiguous and without shared memory.
+        recipe: YAML.
+        facts: the fields of `Manifest` that are not about files.
+
+    Raises:
+        DataError: the folder cannot be written, holds files of other programs, or the disk is full; a recipe that is
+            too long to be read again.
+    """
+    if len(recipe.encode()) > MAX_BYTES:
+        raise DataError(
+            f"cannot save into {place}: as a file the recipe has more than {MAX_BYTES >> 10} KiB",
+            "name many tensors by patterns",
+        )
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with _locked(place):
+            _require_ours(place)
+            _finish(place)
+            for draft in place.glob(".saving-*"):
+                if DRAFT.fullmatch(draft.name):
+                    shutil.rmtree(draft)
+            _replace(place, tensors, recipe, facts)
+    except (OSError, SafetensorError) as error:
+        raise DataError(
+            f"cannot save into {place}: {_cause(error)}",
+            "an earlier model in this folder is unchanged; make room or name another folder",
+        ) from error
+
+
+def read(place: Path, parse: Callable[[str, str], T]) -> tuple[Manifest, dict[str, torch.Tensor], T]:
+    """The manifest, the tensors and the recipe of a folder, all of one save.
+
+    Args:
+        place: the folder.
+        parse: makes the recipe of its text and the name of its file.
+
+    Raises:
+        DataError: a file is missing, damaged, or not the one that was saved.
+    """
+    for attempt in range(READS):
+        manifest = read_manifest(place)
+        try:
+            return manifest, _tensors(place, manifest), _recipe(place, manifest, parse)
+        except (SparsifyError, OSError):
+            is_replaced = attempt < READS - 1 and read_manifest(place) != manifest
+            if attempt and not is_replaced:  # files may have moved during the first attempt
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def read_manifest(place: Path) -> Manifest:
+    """The manifest of a folder, checked.
+
+    Raises:
+        DataError: there is none, or it is not one that `save` writes.
+    """
+    path = _path(place, MANIFEST)
+    try:
+        text = _regular(path, MANIFEST_BYTES).read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{place} holds no saved sparse model: {_cause(error)}", "name a folder that sparsify.save wrote"
+        ) from None
+    try:
+        layout = _Layout.model_validate_json(text).layout
+        if layout > LAYOUT:
+            raise DataError(
+                f"{path} has the layout {layout}, a layout that this version does not know, it reads up to {LAYOUT}",
+                "load it with the version of sparsify that wrote it",
+            )
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        complaint = f"{where}: {first['msg']}" if where else first["msg"]
+        raise DataError(
+            f"{place} holds no saved sparse model: {MANIFEST} is damaged, {complaint}",
+            "save the model again, into another folder or after this file is deleted",
+        ) from None
+
+
+def _path(place: Path, name: str) -> Path:
+    """Where a file of the folder's model lies."""
+    complete = place / COMPLETE / name
+    return complete if complete.exists() else place / name
+
+
+def _tensors(place: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
+    """The tensors under all of their names."""
+    path = _path(place, WEIGHTS)
+    try:
+        _require_sum(path, manifest.weights)
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path, error) from None
+    for name, first in manifest.tied.items():
+        if first not in tensors:
+            raise DataError(
+                f"{place / MANIFEST} ties {name} to {first}, which {WEIGHTS} does not hold",
+                "save the model again",
+            )
+    return tensors | {name: tensors[first] for name, first in manifest.tied.items()}
+
+
+def _recipe(place: Path, manifest: Manifest, parse: Callable[[str, str], T]) -> T:
+    """The recipe; a mistake in it comes before the complaint that the file was changed."""
+    path = _path(place, RECIPE)
+    try:
+        text = _regular(path, MAX_BYTES).read_text(encoding="utf-8")
+        recipe = parse(text, str(path))
+        _require_sum(path, manifest.recipe)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+    return recipe
+
+
+def _require_sum(path: Path, saved: SavedFile | None) -> None:
+    """Raises where a file has another size or sum than the one that was saved."""
+    size = _regular(path).stat().st_size
+    if saved is None:
+        return
+    if size != saved.bytes:
+        raise _unreadable(path, f"it has {size} bytes and had {saved.bytes} when it was saved")
+    if (found := _sum(path)) != saved.sha256:
+        raise _unreadable(path, f"it has the SHA-256 sum {found} and had {saved.sha256} when it was saved")
+
+
+def _unreadable(path: Path, cause: Exception | str) -> DataError:
+    """The error that a file is not there, torn or was changed."""
+    why = cause if isinstance(cause, str) else _cause(cause)
+    return DataError(f"cannot read {path}: {why}", "copy it again or save the model again")
+
+
+def _replace(place: Path, tensors: Mapping[str, torch.Tensor], recipe: str, facts: Mapping[str, Any]) -> None:
+    """Writes all files into a draft, makes the draft the folder's model, and moves its files to their places."""
+    draft = place / f".saving-{secrets.token_hex(8)}"
+    try:
+        draft.mkdir()
+        save_file(dict(tensors), draft / WEIGHTS)
+        (draft / RECIPE).write_text(recipe, encoding="utf-8")
+        manifest = Manifest(
+            layout=LAYOUT, **facts, weights=_file(draft / WEIGHTS), recipe=_file(draft / RECIPE)
+        )
+        (draft / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        for path in (*(draft / name for name in FILES), draft):
+            _sync(path)
+        draft.rename(place / COMPLETE)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    _sync(place)
+    with suppress(OSError):  # the next save finishes it
+        _finish(place)
+
+
+def _finish(place: Path) -> None:
+    """Moves the files of a complete save to their places."""
+    complete = place / COMPLETE
+    if complete.is_dir():
+        for name in FILES:
+            if (complete / name).exists():
+                os.replace(complete / name, place / name)
+        _sync(place)
+        complete.rmdir()
+
+
+def _require_ours(place: Path) -> None:
+    """Raises where files in the folder that would be replaced are not of a saved model."""
+    taken = [name for name in FILES if os.path.lexists(place / name)]
+    if MANIFEST in taken:
+        read_manifest(place)
+    elif taken and not (place / COMPLETE / MANIFEST).exists():
+        raise DataError(
+            f"{place} holds {taken[0]} and no saved sparse model",
+            "name another folder, or move the file away",
+        )
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """One save into a folder at a time, where its file system has locks; they end with their process."""
+    directory = os.open(place, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise DataError(
+                        f"another process has been saving into {place} for {LOCK_SECONDS:.0f} s",
+                        "wait for it, or name another folder",
+                    ) from None
+                time.sleep(0.02)
+            except OSError:
+                break  # no locks here; the step that makes a save complete still fails for one of two
+        yield
+    finally:
+        os.close(directory)
+
+
+def _regular(path: Path, limit: int | None = None) -> Path:
+    """The path of a regular file that is not larger than a limit, since pipes and devices may never end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if limit is not None and found.st_size > limit:
+        raise OSError(errno.EFBIG, f"{found.st_size} bytes, more than {limit}", str(path))
+    return path
+
+
+def _file(path: Path) -> SavedFile:
+    """The size and the sum of a file."""
+    return SavedFile(bytes=path.stat().st_size, sha256=_sum(path))
+
+
+def _sum(path: Path) -> str:
+    """The SHA-256 sum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file or the names in a folder are on the disk, where the file system can say so."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EROFS):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _cause(error: Exception) -> str:
+    """An error of the file system in words."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return FULL[error.errno]
+    found = re.search(r"os error (\d+)", str(error))  # of safetensors, which has no `errno`
+    return FULL.get(int(found[1]), str(error)) if found else str(error)
