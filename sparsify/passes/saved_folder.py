@@ -128,14 +128,17 @@ def read(place: Path, parse: Callable[[str, str], T]) -> tuple[Manifest, dict[st
     Raises:
         DataError: a file is missing, damaged, or not the one that was saved.
     """
+    before = None
     for attempt in range(READS):
-        manifest = read_manifest(place)
+        manifest = None
         try:
+            manifest = read_manifest(place)
             return manifest, _tensors(place, manifest), _recipe(place, manifest, parse)
         except (SparsifyError, OSError):
-            is_replaced = attempt < READS - 1 and read_manifest(place) != manifest
-            if attempt and not is_replaced:  # files may have moved during the first attempt
+            is_replaced = manifest != before  # files may also move during the first two attempts
+            if attempt == READS - 1 or (attempt > 1 and not is_replaced):
                 raise
+            before = manifest
     raise AssertionError("the last attempt returns or raises")
 
 
