@@ -6,17 +6,14 @@ In: a translation unit, `extern "C" int64_t sparsify_kernel(...) {...}`. Out: th
 import os
 import re
 import shutil
-import signal
 import subprocess
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from sparsify.compiler.cpp import bridge, target
-from sparsify.compiler.side_by_side import is_stopped
+from sparsify.compiler.cpp import bridge, program, target, trust
 from sparsify.errors import BuildError, CompilerNotFoundError
 from sparsify.options import Options
 from sparsify.runtime import openmp
@@ -24,8 +21,9 @@ from sparsify.runtime import openmp
 NAMES: Final = ("g++", "clang++", "c++")
 BRIDGE: Final = "bridge.cpp"
 SHOWN_LINES: Final = 12
-# How often a running compiler is asked whether anybody still waits for it.
-LOOK_SECONDS: Final = 0.2
+VERSION_SECONDS: Final = 20.0
+# A program that took long to fail is asked for its version again after so many times as long.
+PAUSES: Final = 100
 _NO_SPACE: Final = re.compile(r"No space left on device|Disk quota exceeded|File too large|File size limit")
 
 
@@ -67,20 +65,38 @@ def find_compiler(options: Options) -> Compiler:
 
 @cache
 def _find(names: tuple[str, ...], search: str | None) -> Compiler | None:
-    """The first of these programs on the search path; asked once, as its version costs a process."""
-    found = next((path for name in names if (path := shutil.which(name, path=search))), None)
-    return Compiler(found, _version(found)) if found else None
+    """The first of these programs on the search path that runs; asked once, as its version costs a process."""
+    paths = [os.path.abspath(path) for name in names if (path := shutil.which(name, path=search))]  # noqa: PTH100
+    for path in paths:
+        try:
+            return Compiler(path, _version(path))
+        except CompilerNotFoundError:
+            if path == paths[-1]:
+                raise
+    return None
+
+
+# Programs that did not say their version: until when they are not asked again, and what was wrong.
+_failed: dict[str, tuple[float, str]] = {}
 
 
 def _version(path: str) -> str:
     """The first line of `--version`, else the date of the file."""
-    try:
-        result = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompilerNotFoundError(
-            f"{path} does not run: {error}", "set SPARSIFY_CXX to a working C++ compiler"
-        ) from None
-    return result.stdout.partition("\n")[0].strip() or f"modified {os.stat(path).st_mtime_ns}"
+    started = time.monotonic()
+    until, wrong = _failed.get(path, (0.0, ""))
+    if started >= until:
+        try:
+            environment = {**os.environ, "LC_ALL": "C"}
+            line = [path, "--version"]
+            outcome = program.run(line, VERSION_SECONDS, environment, errors=subprocess.DEVNULL)
+            if not outcome.stopped:
+                return outcome.output.partition("\n")[0].strip() or f"modified {os.stat(path).st_mtime_ns}"
+            wrong = f"`{path} --version` {outcome.stopped} and was stopped"
+        except OSError as error:
+            wrong = str(error)
+        ended = time.monotonic()
+        _failed[path] = ended + PAUSES * (ended - started), wrong
+    raise CompilerNotFoundError(f"{path} does not run: {wrong}", "set SPARSIFY_CXX to a working C++ compiler")
 
 
 def command(
@@ -96,9 +112,18 @@ def command(
         "-o",
         str(result),
         str(runtime),
-        f"-Wl,-rpath,{runtime.parent}",
+        *_search_path(runtime.parent),
         "-lgcc",
     ]
+
+
+def _search_path(folder: Path) -> list[str]:
+    """The flags that name the folder of the OpenMP runtime, for programs that load a kernel before torch.
+
+    In a process that has loaded torch the runtime is found by its name, so folders whose names the loader or the
+    compiler would read in another way are left out.
+    """
+    return [] if set("$:,") & set(str(folder)) else [f"-Wl,-rpath,{folder}"]
 
 
 def build(source: str, directory: Path, compiler: Compiler, options: Options) -> Path:
@@ -114,58 +139,25 @@ def build(source: str, directory: Path, compiler: Compiler, options: Options) ->
     if compiler.needs_bridge():
         (directory / BRIDGE).write_text(bridge.SOURCE)
     line = command(compiler, unit, result, options, target.optimisation(source))
-    status, output = _run(line, directory, options.compiler_timeout)
-    if status == 0 and result.is_file():
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(directory)}
+    try:
+        outcome = program.run(line, options.compiler_timeout, environment)
+    except OSError as error:
+        outcome = program.Outcome(error.errno or 1, str(error))
+    if outcome.status == 0 and result.is_file() and result.stat().st_size <= trust.MOST_BYTES:
         return result
-    if _NO_SPACE.search(output):
-        raise NoSpaceError(f"{compiler.path} could not write to {directory}: {_head(output, 1)}")
-    if status is None:
-        said = f"took longer than {options.compiler_timeout:g} s and was stopped"
+    if _NO_SPACE.search(outcome.output):
+        raise NoSpaceError(f"{compiler.path} could not write to {directory}: {_head(outcome.output, 1)}")
+    if outcome.stopped:
+        said = f"{outcome.stopped} and was stopped"
         remedy = "set SPARSIFY_COMPILER_TIMEOUT higher, or SPARSIFY_CXX to another compiler"
     else:
         said, remedy = (
-            f"ended with status {status}",
+            f"ended with status {outcome.status}",
             "this is a mistake of sparsify unless compiler flags were set",
         )
-    raise BuildError(f"the C++ compiler {said}\n  {' '.join(line)}\n{_head(output, SHOWN_LINES)}\n", remedy)
-
-
-def _run(line: list[str], directory: Path, timeout_s: float) -> tuple[int | None, str]:
-    """Exit status (`None`: out of time) and output; nothing is left running, however this ends."""
-    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(directory)}
-    try:
-        process = subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return error.errno or 1, str(error)
-    deadline = time.monotonic() + timeout_s
-    try:
-        while (output := _said(process, min(LOOK_SECONDS, deadline - time.monotonic()))) is None:
-            if is_stopped():
-                raise KeyboardInterrupt
-            if time.monotonic() >= deadline:
-                return None, ""
-    finally:
-        if process.returncode is None:
-            # The driver runs the real compiler as a child: the whole group must go.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    return process.returncode, output.decode(errors="replace")
-
-
-def _said(process: "subprocess.Popen[bytes]", seconds: float) -> bytes | None:
-    """The output of a process, `None` when it has not ended after this time."""
-    try:
-        return process.communicate(timeout=max(0.0, seconds))[0]
-    except subprocess.TimeoutExpired:
-        return None
+    output = _head(outcome.output, SHOWN_LINES)
+    raise BuildError(f"the C++ compiler {said}\n  {' '.join(line)}\n{output}\n", remedy)
 
 
 def _head(text: str, lines: int) -> str:
