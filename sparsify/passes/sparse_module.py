@@ -29,6 +29,7 @@ from sparsify.passes.quick import Quick
 from sparsify.passes.shell import fill_shell, in_modes, modes, share_again
 from sparsify.passes.variant import Variant, pruned_among, return_plainly
 from sparsify.report import Report
+from sparsify.report_text import fold
 from sparsify.runtime.peak import Peak
 
 MAX_CAPTURES = 8
@@ -217,7 +218,7 @@ class SparseModule(Decoder):
         variant = Variant(captured, report, regions, return_plainly(captured), masked=draft.masked)
         self.compile_graph(variant)
         if report.warnings:
-            self._notices.warn("; ".join(dict.fromkeys(report.warnings)))
+            self._notices.warn("; ".join(fold(dict.fromkeys(report.warnings))))
         return variant
 
     def compile_graph(self, variant: Variant) -> None:
