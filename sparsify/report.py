@@ -3,13 +3,15 @@
 In: the passes fill a `Report`. Out: `print(report)`, `report.to_dict()`, `report.to_html("report.html")`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
+
+from sparsify.report_text import fitted, fold, fold_rows, terminal_width, wrapped
 
 
 @dataclass(slots=True)
@@ -204,8 +206,8 @@ class Report:
         """The report as plain data, with `"schema": 1`."""
         return {"schema": 1, "coverage": self.coverage, **asdict(self)}
 
-    def tables(self) -> list[tuple[str, Sequence[str], list[list[str]]]]:
-        """Title, headers and rows of every table that has rows."""
+    def tables(self, names: Callable[[list[str]], str]) -> list[tuple[str, Sequence[str], list[list[str]]]]:
+        """Title, headers and rows of every table that has rows; `names` joins names."""
         regions = [
             [
                 entry.name,
@@ -240,7 +242,7 @@ class Report:
             ]
             for entry in self.orders
         ]
-        rules = [[entry.rule, entry.where, ", ".join(entry.matched), entry.note] for entry in self.rules]
+        rules = [[entry.rule, entry.where, names(entry.matched), entry.note] for entry in self.rules]
         found = [
             ("Rules", ("rule", "where", "matched", "note"), rules),
             (
@@ -284,8 +286,8 @@ class Report:
             ("Rounded", ("weight", "values", "largest difference", "relative"), roundings),
         ]
 
-    def lines(self) -> Iterable[str]:
-        """The report without its tables."""
+    def lines(self, names: Callable[[list[str]], str]) -> Iterable[str]:
+        """The report without its tables; `names` joins names."""
         yield f"{self.model or 'model'} with {self.recipe or 'recipe'}: {self.coverage}"
         if self.largest_error is not None:
             yield f"largest difference to the dense model: {self.largest_error:.3g}"
@@ -296,23 +298,29 @@ class Report:
             yield f"copies of weights for torch's convolutions, beside the parameters: {kibibytes(beside)}"
         if self.peak_bytes:
             dense = f", the dense model's {kibibytes(self.dense_peak_bytes)}" if self.dense_peak_bytes else ""
-            yield f"results and intermediates: at most {kibibytes(self.peak_bytes)} at a time{dense}"
+            yield f"tensors of a call: at most {kibibytes(self.peak_bytes)} at a time{dense}"
         if self.specialised:
-            yield "fixed by the capture: " + ", ".join(self.specialised)
+            yield "fixed by the capture: " + names(self.specialised)
         yield from (f"warning: {text}" for text in self.warnings)
 
-    def __str__(self) -> str:
-        parts = ["\n".join(self.lines())]
-        for title, headers, rows in self.tables():
-            parts.append(
-                f"{title}\n" + tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
-            )
+    def text(self, width: int | None = None) -> str:
+        """The report in lines of at most `width` characters, of the terminal's width without it.
+
+        Names and rows that differ in numbers alone are one, with a count; `to_dict` and `to_html` have all of them.
+        """
+        columns = terminal_width() if width is None else width
+        parts = ["\n".join(wrapped(line, columns) for line in self.lines(folded_names))]
+        for title, headers, rows in self.tables(folded_names):
+            parts.append(f"{title}\n{fitted(headers, fold_rows(rows), columns)}")
         return "\n\n".join(parts)
+
+    def __str__(self) -> str:
+        return self.text()
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the report as one self-contained page and returns its path."""
-        body = "".join(f"<p>{escape(line)}</p>\n" for line in self.lines())
-        for title, headers, rows in self.tables():
+        body = "".join(f"<p>{escape(line)}</p>\n" for line in self.lines(", ".join))
+        for title, headers, rows in self.tables(", ".join):
             table = tabulate(
                 [[escape(cell) for cell in row] for row in rows], headers=headers, tablefmt="unsafehtml"
             )
@@ -325,6 +333,11 @@ class Report:
         target = Path(path)
         target.write_text(f"<!doctype html>\n{head}\n<h1>sparsify report</h1>\n{body}", encoding="utf-8")
         return target
+
+
+def folded_names(names: list[str]) -> str:
+    """Names in a list, those that differ in numbers alone as one."""
+    return ", ".join(fold(names))
 
 
 def microseconds(value: float | None) -> str:

@@ -21,8 +21,12 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def print_rows(rows: Iterable[Sequence[str]]) -> None:
-    """Prints rows in aligned columns."""
+    """Prints rows in aligned columns; a terminal that is narrower has the last column in several lines."""
+    from sparsify.report_text import UNLIMITED, terminal_width, wrapped
+
     cells = [tuple(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    margin, width = " " * sum(size + 2 for size in widths[:-1]), terminal_width(UNLIMITED)
     for row in cells:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        line = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
+        typer.echo(wrapped(line, width, margin if 2 * len(margin) < width else "  "))

@@ -18,6 +18,7 @@ from sparsify.passes.capture import Dynamic, capture
 from sparsify.passes.race import together
 from sparsify.recipe import Rule
 from sparsify.report import Report
+from sparsify.report_text import fold
 
 # For as many regions as this the seconds of each are spent; most races are over sooner.
 REGIONS: Final = 15
@@ -69,7 +70,7 @@ def drafted(
         whys = "; ".join(f"no kernel computes {name}: {why}" for name, why in reasons.items())
         raise CaptureError(f"{whys}; {error}") from error
     except RecipeError as error:  # rules name nodes that are others now
-        found.report.warnings.append(f"all experts of {', '.join(left)} are computed: {error}")
+        found.report.warnings.append(f"all experts of {', '.join(fold(left))} are computed: {error}")
         return found
     for name, why in reasons.items():
         found.report.left_dense(name, "experts", name, f"{why}; the model's own experts run")

@@ -3,7 +3,7 @@
 In: a `SparseModule`. Out: `Section`s: the model, then a section for each region.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,9 +11,12 @@ from sparsify.compiler.explain import SECTIONS, Section, explain_kernel
 from sparsify.passes.printer import aligned
 from sparsify.passes.region_call import RegionCall
 from sparsify.passes.sparse_module import SparseModule
-from sparsify.report import RegionEntry
+from sparsify.report import RegionEntry, folded_names
+from sparsify.report_text import UNLIMITED, fold_rows, paragraphs, terminal_width, wrapped
 
 STAGES: Final = ("graph", "marked", *SECTIONS)
+# How far the sections of a model are indented.
+MARGIN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +73,28 @@ def cost_lines(entry: RegionEntry) -> Iterator[str]:
 def model_section(module: SparseModule) -> Section:
     """What became of the model as a whole: rules, regions, what stayed dense and why."""
     report = module.report
-    rules = [(rule.rule, rule.where, ", ".join(rule.matched), rule.note) for rule in report.rules]
+    rules = [(rule.rule, rule.where, folded_names(rule.matched), rule.note) for rule in report.rules]
     regions = [(entry.name, entry.einsum) for entry in report.regions]
     dense = [(f"%{entry.node}", entry.op, entry.scope, entry.reason) for entry in report.dense]
-    lines = list(report.lines())
+    chains = [(f"%{chain.node}", chain.scope, chain.form, chain.timed) for chain in report.chains]
+    lines = list(report.lines(folded_names))
     if not module.variants:
         lines.append("nothing is captured yet: call the model once, or give apply example inputs")
-    found = [Section("rules", aligned(rules)), Section("regions", aligned(regions))]
-    chains = [(f"%{chain.node}", chain.scope, chain.form, chain.timed) for chain in report.chains]
-    found.append(Section("convolutions of torch's", aligned(chains)))
+    found = [
+        Section("rules", columns(("rule", "where", "matched", "note"), rules)),
+        Section("regions", columns(("region", "einsum"), regions)),
+        Section("convolutions of torch's", columns(("node", "scope", "runs", "timed us"), chains)),
+    ]
     if module.variants:
-        found.append(Section("left dense", aligned(dense) if dense else "nothing that a rule reached"))
-    return Section("model", "\n".join(lines), inner=tuple(section for section in found if section.text))
+        rows = columns(("node", "operator", "scope", "reason"), [tuple(row) for row in fold_rows(dense)])
+        found.append(Section("left dense", rows or "nothing that a rule reached"))
+    width = terminal_width(UNLIMITED) - MARGIN
+    text = "\n".join(wrapped(line, width) for line in lines)
+    return Section("model", text, inner=tuple(section for section in found if section.text))
+
+
+def columns(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows in columns, or as paragraphs where the terminal is narrower."""
+    text, width = aligned(rows), terminal_width(UNLIMITED) - MARGIN
+    fits = max(map(len, text.splitlines()), default=0) <= width
+    return text if fits else paragraphs(headers, rows, width)

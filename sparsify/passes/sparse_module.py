@@ -31,6 +31,7 @@ from sparsify.passes.quick import Quick
 from sparsify.passes.shell import adopt, fill_shell, following, in_modes, modes, share_again
 from sparsify.passes.variant import Variant, pruned_among, return_plainly
 from sparsify.report import Report
+from sparsify.report_text import fold
 from sparsify.runtime.peak import Peak
 
 MAX_CAPTURES = 8
@@ -225,7 +226,7 @@ class SparseModule(Facade):
         variant = Variant(captured, report, regions, return_plainly(captured), masked=draft.masked)
         self.compile_graph(variant)
         if report.warnings:
-            self._notices.warn("; ".join(dict.fromkeys(report.warnings)))
+            self._notices.warn("; ".join(fold(dict.fromkeys(report.warnings))))
         return variant
 
     def compile_graph(self, variant: Variant) -> None:

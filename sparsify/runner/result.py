@@ -13,6 +13,7 @@ from typing import Any
 from tabulate import tabulate
 
 from sparsify.report import Report
+from sparsify.report_text import UNLIMITED, paragraphs, terminal_width, wrapped
 from sparsify.runner.measure import Timing
 
 SCHEMA = 1
@@ -170,15 +171,15 @@ class Result:
 
     def __str__(self) -> str:
         arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items() if value != "")
-        table = tabulate(
-            self.rows(),
-            headers=[f"{self.model}({arguments})", "dense", "sparse", f"recipe {self.recipe}"],
-            tablefmt="simple",
-            disable_numparse=True,
-        )
+        headers = [f"{self.model}({arguments})", "dense", "sparse", f"recipe {self.recipe}"]
+        width = terminal_width(UNLIMITED)
+        table = tabulate(self.rows(), headers=headers, tablefmt="simple", disable_numparse=True)
+        if max(map(len, table.splitlines())) > width:
+            title = wrapped(f"{headers[0]}, {headers[-1]}", width)
+            table = title + "\n" + paragraphs(("", "dense", "sparse", "remark"), self.rows(), width)
         m = self.machine
         place = f"{m['cpu']} ({m['vector']}), {m['threads']} threads, torch {m['torch']}"
-        return "\n".join([table, place, *self.notes()])
+        return "\n".join([table, *(wrapped(line, width) for line in (place, *self.notes()))])
 
     def write(self, folder: str | Path) -> Path:
         """Writes result.json, times.csv, report.txt and report.html into `folder` and returns it."""
@@ -191,7 +192,7 @@ class Result:
             for name, contender in (("dense", self.dense), ("sparse", self.sparse)):
                 for turn, value in enumerate(contender.timing.runs_ms):
                     writer.writerow([self.model, self.data["name"], name, turn, f"{value:.6f}"])
-        (place / "report.txt").write_text(f"{self}\n\n{self.report}\n", encoding="utf-8")
+        (place / "report.txt").write_text(f"{self}\n\n{self.report.text(UNLIMITED)}\n", encoding="utf-8")
         self.report.to_html(place / "report.html")
         return place
 

@@ -15,11 +15,22 @@ from sparsify.storage.levels import Compressed, Level, Singleton
 LEVEL = re.compile(
     r"\s*(?:(?P<expression>[^:(),]+):)?\s*(?P<name>[a-z_]\w*)\s*(?:\((?P<parameters>[^()]*)\))?\s*$"
 )
-EXPRESSION = re.compile(r"\s*([a-z]\w*)\s*(?:([/%])\s*(\d+)|-\s*([a-z]\w*))?\s*$")
+EXPRESSION = re.compile(r"\s*([a-z]\w*)\s*(?:([/%])\s*(\d{1,18})|-\s*([a-z]\w*))?\s*$")
+MOST_CHARACTERS = 10_000
+DIGITS = 18
 
 
 def parse(text: str, rank: int | None = None) -> Sequence[Level | StoredLevel]:
-    """The levels that a text spells; a short form gives levels without modes."""
+    """The levels that a text spells; a short form gives levels without modes.
+
+    Raises:
+        FormatError: the text is no format, or longer than formats are.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise FormatError(
+            f"a format of {len(text)} characters, {text[:40]!r}...", f"at most {MOST_CHARACTERS} characters"
+        )
+    text = " ".join(text.split())
     named = NAMED.get(text.split("(")[0].strip())
     if named is not None and (text.strip() != "dense" or rank is not None):
         return parse(named(_arguments(text), rank))
@@ -105,7 +116,10 @@ def _arguments(text: str) -> list[int]:
     match = re.fullmatch(r"\s*\w+\s*(?:\(([\d\s,]*(?:,\s*group\s*=\s*\d+\s*)?)\))?\s*", text)
     if match is None:
         raise FormatError(f"cannot read the format {text!r}", "numbers in parentheses, as in bcsr(16, 16)")
-    return [int(word.split("=")[-1]) for word in (match[1] or "").split(",") if word.strip()]
+    words = [word.split("=")[-1].strip() for word in (match[1] or "").split(",") if word.strip()]
+    if any(len(word) > DIGITS for word in words):
+        raise FormatError(f"a number of more than {DIGITS} digits in the format {text!r}", "sizes of blocks")
+    return [int(word) for word in words]
 
 
 def _fixed(form: str, rank: int = 2) -> Callable[[list[int], int | None], str]:

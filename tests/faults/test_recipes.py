@@ -6,8 +6,9 @@ import time
 import pytest
 
 from sparsify import recipe
-from sparsify.errors import RecipeError, RecipeNotFoundError
+from sparsify.errors import FormatError, RecipeError, RecipeNotFoundError
 from sparsify.recipe.target import selects
+from sparsify.storage.format import Format
 
 HEAD = "schema: 1\nname: x\n"
 LAUGHS = "".join(f" a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
@@ -117,3 +118,25 @@ def test_patterns_take_linear_time(target, name, selected):
 )
 def test_targets(target, kind, name, selected):
     assert selects(target, kind, name) is selected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 100_000,
+        "i" + " " * 100_000 + "x",
+        "dense" + " " * 100_000 + "x",
+        "i" + " " * 900 + "x",
+        "nm(" + " ," * 400 + "group=",
+        "i/" + "9" * 900 + ": dense",
+        "bcsr(" + "9" * 900 + ", 2)",
+        "dense, " * 50_000,
+        "bcsr(" + "1," * 400 + ")",
+    ],
+    ids=lambda text: text[:8],
+)
+def test_formats_that_are_none(text):
+    start = time.process_time()
+    with pytest.raises(FormatError):
+        Format(text)
+    assert time.process_time() - start < 0.5
