@@ -31,6 +31,7 @@ from sparsify.passes import (
     sparse_inputs,
 )
 from sparsify.passes.canonicalize import canonicalize
+from sparsify.passes.functionalize import functionalize
 from sparsify.passes.granted import Holds, granted
 from sparsify.passes.inline import inline_blocks
 
@@ -138,6 +139,7 @@ def capture(
     graph, constants = inner_graph(program, names, first_names(model), known or {})
     extents = [extents_of(node) for node in graph.find_nodes(op="placeholder")]
     holds = granted(graph)
+    functionalize(graph)
     canonicalize(graph)
     wanted = dimensions(names, tensors, dynamic)
     return Captured(

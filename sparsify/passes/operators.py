@@ -153,6 +153,13 @@ def is_mutating(node: fx.Node) -> bool:
     )
 
 
+def updates_statistics(node: fx.Node) -> bool:
+    """Whether the operator is a normalisation in training, which changes its running mean and variance."""
+    if operator_name(node) not in ("batch_norm", "instance_norm"):
+        return False
+    return isinstance(argument(node, 3, "running_mean"), fx.Node) and bool(argument(node, 5, "training"))
+
+
 def overwritten(graph: fx.Graph) -> frozenset[fx.Node]:
     """The nodes that may be in memory that an operator of the graph writes into: `%m` of `fill_(slice(%m))`."""
     found: set[fx.Node] = set()
@@ -171,7 +178,20 @@ def overwritten(graph: fx.Graph) -> frozenset[fx.Node]:
 
 def is_random(node: fx.Node) -> bool:
     """Whether two calls with the same arguments may differ."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags and not draws_nothing(node)
     return operator_name(node) in RANDOM and not is_inactive_dropout(node)
+
+
+def draws_nothing(node: fx.Node) -> bool:
+    """Whether an operator that may drop entries drops none: out of training, or with probability 0."""
+    given = {
+        item.name: argument(node, place, item.name, item.default_value)
+        for place, item in enumerate(node.target._schema.arguments)  # type: ignore[union-attr]
+    }
+    is_trained = all(given.get(name, True) is not False for name in ("train", "training"))
+    rate = given.get("dropout_p", given.get("dropout", 1))
+    return not is_trained or rate == 0 or is_inactive_dropout(node)
 
 
 def is_inactive_dropout(node: fx.Node) -> bool:
