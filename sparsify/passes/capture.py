@@ -73,6 +73,14 @@ class Captured:
     is_lifted: bool = False
     holds: Holds | None = None
 
+    def tensor(self, model: nn.Module, name: str) -> torch.Tensor:
+        """The constant of this capture, or the parameter or buffer of the model, that has a qualified name."""
+        if name in self.constants:
+            return self.constants[name]
+        owner, _, last = name.rpartition(".")
+        found: torch.Tensor = getattr(model.get_submodule(owner), last)
+        return found
+
 
 class Flat(nn.Module):
     """The model as a function of a flat list of tensors; tells `record` the tree of its output."""

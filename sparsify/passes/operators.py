@@ -8,6 +8,7 @@ Out: `"index_add"`, `"index_add"`, `"index_add"`, `"add"`.
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -115,6 +116,8 @@ RANDOM = frozenset(
         "native_dropout",
     ]
 )
+# By the environment of a capture.
+_data_extents: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
 
 
 def operator_name(node: fx.Node) -> str:
@@ -251,6 +254,11 @@ def tensor_value(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def data_extents(extent: torch.SymInt) -> dict[Any, int]:
+    """By symbol the extents that data decides, as the example inputs have them."""
+    return _data_extents.setdefault(extent.node.shape_env, {})
+
+
 def known_size(extent: Any, unknown: int | None = None) -> int | None:
     """The number behind an extent, for the example inputs; `unknown` stands for what only a run can tell."""
     if isinstance(extent, fx.Node):
@@ -265,6 +273,7 @@ def known_size(extent: Any, unknown: int | None = None) -> int | None:
     if unknown is None:
         return None
     symbols: Mapping[Any, Any] = getattr(extent.node.shape_env, "backed_var_to_val", {})
+    symbols = {**data_extents(extent), **symbols}
     found = extent.node.expr.subs({s: symbols.get(s, unknown) for s in extent.node.expr.free_symbols})
     return int(found) if found.is_Integer else None
 
