@@ -209,7 +209,7 @@ def is_leaf(node: fx.Node) -> bool:
     is_input_size = (
         operator_name(node) in ("sym_size", "size") and node.all_input_nodes[0].op == "placeholder"
     )
-    return is_input_size or operators.is_random(node) or canonicalize.is_writer(node)
+    return is_input_size or canonicalize.has_effect(node)
 
 
 def is_edge_vector(node: fx.Node) -> bool:

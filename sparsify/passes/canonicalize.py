@@ -1,4 +1,4 @@
-"""A captured graph in canonical form: functional, without repetitions, no-ops, disguised constants and activations.
+"""A functional graph in canonical form: without repetitions, no-ops, disguised constants and activations.
 
 In: `%z = new_zeros(%m, [n]); %s = scatter_add_(%z, 0, %i, %m)`, twice.
 Out: `%z = zeros([n], dtype, device); %s = scatter_add(%z, 0, %i, %m)`, once.
@@ -15,11 +15,11 @@ from sparsify.passes.joined_gelu import join_gelu
 from sparsify.passes.operators import argument, operator_name
 
 END = 2**63 - 1
+SLICE = (("dim", 0), ("start", None), ("end", END), ("step", 1))
 
 
 def canonicalize(graph: fx.Graph) -> None:
     """Rewrites `graph` in place; values and gradients stay the same, but for the rounding of an activation."""
-    functionalize(graph)
     for node in list(graph.nodes):
         for rule in RULES:
             if rule(node):
@@ -28,55 +28,6 @@ def canonicalize(graph: fx.Graph) -> None:
     join_gelu(graph)
     remove_unused(graph)
     graph.lint()
-
-
-def functionalize(graph: fx.Graph) -> None:
-    """`x.f_(...)` on a fresh tensor without other views becomes `f(x, ...)`, later uses of `x` its result."""
-    order = {node: position for position, node in enumerate(graph.nodes)}
-    for node in list(graph.nodes):
-        if node.op != "call_function" or not operators.is_mutating(node):
-            continue
-        functional = functional_form(node.target)
-        written = node.args[0] if node.args else None
-        if functional is None or not isinstance(written, fx.Node) or not is_fresh(written, node):
-            continue
-        for user in list(written.users):
-            if user is not node and order[user] > order[node]:
-                user.replace_input_with(written, node)
-        node.target = functional
-
-
-def functional_form(target: Any) -> Any:
-    """The overload that does the same without writing into its argument, None when there is none."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return None
-    name = target._schema.name.split("::")[-1]
-    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
-    if packet is None:
-        return None
-    wanted = argument_types(target)
-    overloads = (getattr(packet, overload) for overload in packet.overloads())
-    return next(
-        (form for form in overloads if not form._schema.is_mutable and argument_types(form) == wanted), None
-    )
-
-
-def argument_types(overload: Any) -> list[str]:
-    """The types of an overload's arguments; the name of an overload says less."""
-    return [str(item.type) for item in overload._schema.arguments]
-
-
-def is_fresh(node: fx.Node, writer: fx.Node) -> bool:
-    """Whether writing to `node` changes no other tensor: it was made here and has no other view."""
-    if node.op != "call_function" or operators.is_mutating(node):
-        return False
-    others = [user for user in node.users if user is not writer]
-    if any(operator_name(user) in operators.VIEWS for user in others):
-        return False
-    if operator_name(node) in operators.VIEWS:
-        base = node.args[0]
-        return isinstance(base, fx.Node) and is_fresh(base, node) and len(base.users) == 1
-    return operator_name(node) not in ("contiguous", "to", "view_as", "dropout", "_to_copy")
 
 
 def constant_factory(node: fx.Node) -> bool:
@@ -155,6 +106,51 @@ def shifted_size(extent: Any, user: fx.Node) -> fx.Node | None:
         shifted = user.graph.call_function(operator.add, (size, int(constant)))
     shifted.meta["val"] = extent
     return shifted
+
+
+def part(node: fx.Node, place: int) -> tuple[Any, ...]:
+    """The part of a tensor that `select` or `slice` reads, or their scatter writes, by arguments from `place` on."""
+    names = (("dim", 0), ("index", 0)) if "select" in operator_name(node) else SLICE
+    found = [argument(node, at, name, default) for at, (name, default) in enumerate(names, place)]
+    return tuple(
+        [None if at == 1 and start == 0 and names is SLICE else start for at, start in enumerate(found)]
+    )
+
+
+def read_of_write(node: fx.Node) -> bool:
+    """`select(select_scatter(x, y, 0, 1), 0, 1) -> y`, and `select(x, 0, j)` for another j; `slice` likewise."""
+    name = operator_name(node)
+    if name not in ("select", "slice"):
+        return False
+    read, base = part(node, 1), node.args[0]
+    while isinstance(base, fx.Node) and operator_name(base) == f"{name}_scatter":
+        written = part(base, 2)
+        if written == read:
+            node.replace_all_uses_with(base.args[1])  # type: ignore[arg-type]
+            node.graph.erase_node(node)
+            return True
+        if name == "slice" or not are_apart(written, read):
+            break
+        base = base.args[0]
+    node.update_arg(0, base)
+    return False
+
+
+def are_apart(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
+    """Whether two selections of one mode are of different entries."""
+    (mode, first), (other, second) = left, right
+    is_known = isinstance(first, int) and isinstance(second, int) and (first < 0) == (second < 0)
+    return mode == other and is_known and first != second
+
+
+def write_of_write(node: fx.Node) -> bool:
+    """`select_scatter(select_scatter(x, y, 0, 1), z, 0, 1) -> select_scatter(x, z, 0, 1)`; `slice_scatter` likewise."""
+    name, base = operator_name(node), node.args[0] if node.args else None
+    if name not in ("select_scatter", "slice_scatter") or not isinstance(base, fx.Node):
+        return False
+    if operator_name(base) == name and part(base, 2) == part(node, 2):
+        node.update_arg(0, base.args[0])
+    return False
 
 
 def expand_to_sizes(node: fx.Node) -> bool:
@@ -259,6 +255,8 @@ def size_through(node: fx.Node) -> bool:
 
 
 RULES = (
+    read_of_write,
+    write_of_write,
     no_operation,
     nothing_in_front,
     trivial_assertion,
@@ -273,9 +271,8 @@ def merge_repetitions(graph: fx.Graph) -> None:
     """Equal pure calls with equal arguments become one; the first stays."""
     seen: dict[Any, fx.Node] = {}
     written = operators.overwritten(graph)
-    written |= {argument for node in graph.nodes if is_writer(node) for argument in node.all_input_nodes}
     for node in list(graph.nodes):
-        if node.op != "call_function" or is_writer(node) or operators.is_random(node):
+        if node.op != "call_function" or has_effect(node):
             continue
         if written & {node, *node.all_input_nodes}:
             continue
@@ -302,17 +299,17 @@ def is_writer(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method") and operators.is_mutating(node)
 
 
+def has_effect(node: fx.Node) -> bool:
+    """Whether a second call of the operator does more than compute the same."""
+    return is_writer(node) or operators.is_random(node) or operators.updates_statistics(node)
+
+
 def remove_unused(graph: fx.Graph) -> None:
     """Drops nodes without users, last first, but none that writes, asserts or draws random numbers."""
     for node in reversed(list(graph.nodes)):
         if node.users or node.op in ("placeholder", "output"):
             continue
         name = operator_name(node)
-        if (
-            is_writer(node)
-            or operators.is_random(node)
-            or "assert" in name
-            or name.startswith("sym_constrain")
-        ):
+        if has_effect(node) or "assert" in name or name.startswith("sym_constrain"):
             continue
         graph.erase_node(node)

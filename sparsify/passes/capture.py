@@ -31,6 +31,7 @@ from sparsify.passes import (
     sparse_inputs,
 )
 from sparsify.passes.canonicalize import canonicalize
+from sparsify.passes.functionalize import functionalize
 from sparsify.passes.granted import Holds, granted
 from sparsify.passes.inline import inline_blocks
 
@@ -71,6 +72,14 @@ class Captured:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     is_lifted: bool = False
     holds: Holds | None = None
+
+    def tensor(self, model: nn.Module, name: str) -> torch.Tensor:
+        """The constant of this capture, or the parameter or buffer of the model, that has a qualified name."""
+        if name in self.constants:
+            return self.constants[name]
+        owner, _, last = name.rpartition(".")
+        found: torch.Tensor = getattr(model.get_submodule(owner), last)
+        return found
 
 
 class Flat(nn.Module):
@@ -138,6 +147,7 @@ def capture(
     graph, constants = inner_graph(program, names, first_names(model), known or {})
     extents = [extents_of(node) for node in graph.find_nodes(op="placeholder")]
     holds = granted(graph)
+    functionalize(graph)
     canonicalize(graph)
     wanted = dimensions(names, tensors, dynamic)
     return Captured(

@@ -20,6 +20,12 @@ from sparsify.recipe import Verify
 
 # Of results in 16 bits, which torch rounds after every operator: so many steps of the largest value, at least.
 HALF_STEPS: Final = 4
+# Operators whose results have no values of their own; two runs agree on this number in their place.
+UNINITIALISED: Final = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+)
+FILLING: Final = 0.5
 
 
 def check(draft: Draft) -> Draft:
@@ -78,7 +84,7 @@ def compare(
 
 
 class SameDraws(TorchDispatchMode):
-    """Dropout that depends on coordinates alone.
+    """Dropout that depends on coordinates alone, and memory that is never uninitialised.
 
     Torch's own draws follow the memory order, which may differ.
     """
@@ -91,7 +97,10 @@ class SameDraws(TorchDispatchMode):
             return args[0] * mask / (1 - args[1]), mask
         if func is torch.ops.aten.bernoulli_.float:
             return args[0].copy_(drawn(args[0].shape) < (args[1] if len(args) > 1 else 0.5))
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        if func.overloadpacket in UNINITIALISED and found.is_floating_point():
+            return found.fill_(FILLING)
+        return found.zero_() if func.overloadpacket in UNINITIALISED else found
 
 
 def drawn(shape: torch.Size) -> torch.Tensor:

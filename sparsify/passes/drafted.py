@@ -15,6 +15,7 @@ from sparsify.errors import CaptureError, RecipeError
 from sparsify.passes import PASSES, base, calls, own_experts
 from sparsify.passes.base import Asked, Draft, Key, Notices, Stored
 from sparsify.passes.capture import Dynamic, capture
+from sparsify.passes.example_extents import note_extents
 from sparsify.passes.race import together
 from sparsify.recipe import Rule
 from sparsify.report import Report
@@ -56,6 +57,7 @@ def drafted(
         if asked.recipe.compile.threads is not None:
             current = replace(current, threads=asked.recipe.compile.threads)
         draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
+        note_extents(captured.graph, examples, lambda name: captured.tensor(source, name))
         with together(REGIONS * current.tune_seconds):
             return base.run(PASSES, draft)
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from sparsify.errors import CaptureError
+from sparsify.passes.operators import is_mutating
 
 GRAD = "wrap_with_set_grad_enabled"
 AUTOCAST = "wrap_with_autocast"
@@ -38,17 +39,24 @@ def inline_blocks(graph: fx.Graph, root: torch.nn.Module) -> None:
         block = root.get_submodule(str(holder.target))
         assert isinstance(block, fx.GraphModule), "blocks are graphs"
         inline_blocks(block.graph, block)
-        _put_results(node, _copied(node, block, operands), lets_through)
+        results = _copied(node, block, operands, has_gradients=lets_through if name == GRAD else None)
+        _put_results(node, results, lets_through)
         if not holder.users:
             graph.erase_node(holder)
 
 
-def _copied(call: fx.Node, block: fx.GraphModule, operands: Any) -> list[fx.Node]:
-    """The results of a block, its nodes copied to where it is called."""
+def _copied(
+    call: fx.Node, block: fx.GraphModule, operands: Any, *, has_gradients: bool | None
+) -> list[fx.Node]:
+    """The results of a block, its nodes copied to where it is called; they know whether gradients pass them."""
     places = block.graph.find_nodes(op="placeholder")
     known = dict(zip(places, operands, strict=True))
     with call.graph.inserting_before(call):
         results = call.graph.graph_copy(block.graph, known)
+    if has_gradients is not None:
+        for node in block.graph.nodes:
+            if node.op.startswith("call"):
+                known[node].meta.setdefault("no_grad", not has_gradients)
     return list(results) if isinstance(results, (list, tuple)) else [results]  # type: ignore[list-item]
 
 
@@ -58,8 +66,10 @@ def _put_results(call: fx.Node, results: list[fx.Node], lets_through: bool) -> N
         users = [user for user in call.users if user.args == (call, number)]
         if not users:
             continue
-        value = result
-        if not lets_through:
+        value = written_operand(result)
+        is_outside = value in call.all_input_nodes
+        value = value if is_outside else result
+        if not (lets_through or is_outside):
             with call.graph.inserting_before(call):
                 value = call.graph.call_function(torch.ops.aten.detach.default, (result,))
             value.meta = dict(result.meta)
@@ -67,3 +77,10 @@ def _put_results(call: fx.Node, results: list[fx.Node], lets_through: bool) -> N
             user.replace_all_uses_with(value)
             call.graph.erase_node(user)
     call.graph.erase_node(call)
+
+
+def written_operand(node: fx.Node) -> fx.Node:
+    """The tensor that `node` is, where it is the result of operators that write into it."""
+    while isinstance(node, fx.Node) and is_mutating(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node

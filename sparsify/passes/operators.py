@@ -8,6 +8,7 @@ Out: `"index_add"`, `"index_add"`, `"index_add"`, `"add"`.
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -115,6 +116,8 @@ RANDOM = frozenset(
         "native_dropout",
     ]
 )
+# By the environment of a capture.
+_data_extents: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
 
 
 def operator_name(node: fx.Node) -> str:
@@ -153,6 +156,13 @@ def is_mutating(node: fx.Node) -> bool:
     )
 
 
+def updates_statistics(node: fx.Node) -> bool:
+    """Whether the operator is a normalisation in training, which changes its running mean and variance."""
+    if operator_name(node) not in ("batch_norm", "instance_norm"):
+        return False
+    return isinstance(argument(node, 3, "running_mean"), fx.Node) and bool(argument(node, 5, "training"))
+
+
 def overwritten(graph: fx.Graph) -> frozenset[fx.Node]:
     """The nodes that may be in memory that an operator of the graph writes into: `%m` of `fill_(slice(%m))`."""
     found: set[fx.Node] = set()
@@ -171,7 +181,20 @@ def overwritten(graph: fx.Graph) -> frozenset[fx.Node]:
 
 def is_random(node: fx.Node) -> bool:
     """Whether two calls with the same arguments may differ."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags and not draws_nothing(node)
     return operator_name(node) in RANDOM and not is_inactive_dropout(node)
+
+
+def draws_nothing(node: fx.Node) -> bool:
+    """Whether an operator that may drop entries drops none: out of training, or with probability 0."""
+    given = {
+        item.name: argument(node, place, item.name, item.default_value)
+        for place, item in enumerate(node.target._schema.arguments)  # type: ignore[union-attr]
+    }
+    is_trained = all(given.get(name, True) is not False for name in ("train", "training"))
+    rate = given.get("dropout_p", given.get("dropout", 1))
+    return not is_trained or rate == 0 or is_inactive_dropout(node)
 
 
 def is_inactive_dropout(node: fx.Node) -> bool:
@@ -231,6 +254,11 @@ def tensor_value(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def data_extents(extent: torch.SymInt) -> dict[Any, int]:
+    """By symbol the extents that data decides, as the example inputs have them."""
+    return _data_extents.setdefault(extent.node.shape_env, {})
+
+
 def known_size(extent: Any, unknown: int | None = None) -> int | None:
     """The number behind an extent, for the example inputs; `unknown` stands for what only a run can tell."""
     if isinstance(extent, fx.Node):
@@ -245,6 +273,7 @@ def known_size(extent: Any, unknown: int | None = None) -> int | None:
     if unknown is None:
         return None
     symbols: Mapping[Any, Any] = getattr(extent.node.shape_env, "backed_var_to_val", {})
+    symbols = {**data_extents(extent), **symbols}
     found = extent.node.expr.subs({s: symbols.get(s, unknown) for s in extent.node.expr.free_symbols})
     return int(found) if found.is_Integer else None
 

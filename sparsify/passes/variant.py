@@ -53,8 +53,7 @@ class Variant:
         """What the dense model computes with the patterns of rules in its attention, and what kernels draw."""
         assert self.masked is not None, "only graphs with patterns or draws of kernels ask for this"
         names = {str(node.target) for node in self.masked.find_nodes(op="get_attr")}
-        known = self.captured.constants
-        parameters = {name: known[name] if name in known else tensor_of(source, name) for name in names}
+        parameters = {name: self.captured.tensor(source, name) for name in names}
         result = fx.GraphModule(parameters, self.masked)(*tensors)
         return pytree.tree_unflatten(result, self.captured.output)
 
@@ -114,13 +113,6 @@ class Variant:
         for entry in self.report.regions:
             if times := sorted(taken.get(entry.name, [])):
                 entry.measured_us = times[len(times) // 2]
-
-
-def tensor_of(module: nn.Module, name: str) -> torch.Tensor:
-    """The parameter or buffer with a qualified name."""
-    owner, _, own = name.rpartition(".")
-    found: torch.Tensor = getattr(module.get_submodule(owner), own)
-    return found
 
 
 def pruned_among(

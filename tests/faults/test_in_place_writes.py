@@ -1,0 +1,182 @@
+"""Models that write in place into edges, features, masks, inputs and buffers, against the model on new inputs."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from sparsify import options
+from sparsify.passes import calls
+from sparsify.passes.apply import apply
+from sparsify.passes.capture import capture
+from sparsify.passes.operators import is_mutating
+
+from .in_place_programs import WIDTH, Program
+
+PROGRAMS = 24
+
+
+@pytest.fixture(autouse=True)
+def untimed():
+    with options.override(tune_seconds=0):
+        yield
+
+
+def inputs(nodes, edges, seed):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(nodes, WIDTH, generator=draw, dtype=torch.float64)
+    return x, torch.randint(0, nodes, (2, edges), generator=draw)
+
+
+def observed(model, x, edge_index, parameters):
+    """All that a call shows: results, what became of inputs and buffers, and gradients where they are enabled."""
+    leaf = x.clone().requires_grad_(torch.is_grad_enabled())
+    given, edges = leaf * 1, edge_index.clone()
+    found = model(given, edges)
+    results = found if isinstance(found, tuple) else (found,)
+    state = [one.detach().clone() for one in (*results, given, edges, model.state, model.edges)]
+    if not torch.is_grad_enabled():
+        return state
+    loss = sum(one.square().sum() for one in results if one.is_floating_point())
+    return state, torch.autograd.grad(loss, [leaf, *parameters], allow_unused=True)
+
+
+@pytest.mark.parametrize("seed", range(PROGRAMS))
+def test_programs_that_write_in_place(seed):
+    program = Program(seed)
+    source = copy.deepcopy(program)
+    has_gradients = True
+    try:
+        observed(copy.deepcopy(program), *inputs(23, 70, 1), ())
+    except RuntimeError:  # a gradient reads what a later write changes
+        has_gradients = False
+    with torch.set_grad_enabled(has_gradients), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        sparse = apply(program, "gcn", inputs(20, 55, 0), trainable=has_gradients)
+        for call in range(2):
+            args = inputs(23 + call, 70, call + 5)
+            want = observed(source, *args, tuple(source.parameters()))
+            have = observed(sparse, *args, tuple(program.parameters()))
+            torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-9, msg=lambda m: f"{m}\n{program}")
+    is_refused = any("the source model runs" in str(warning.message) for warning in said)
+    assert is_refused != bool(sparse.variants), str(program)
+
+
+class Shifted(nn.Module):
+    """Two kinds of nodes in one range of numbers, as heterogeneous convolutions have them."""
+
+    def forward(self, x, edge_index):
+        e = edge_index.clone()
+        e[0] += 30
+        return torch.zeros_like(x).index_add(0, e[1], x[e[0]])
+
+
+class Clamped(nn.Module):
+    """A write that changes nothing for the example inputs."""
+
+    def forward(self, x, edge_index):
+        e = edge_index.clone()
+        e[0].clamp_(max=30)
+        return torch.zeros_like(x).index_add(0, e[1], x[e[0]])
+
+
+class Replaced(nn.Module):
+    """Rows of edges that are assigned."""
+
+    def forward(self, x, edge_index):
+        e = edge_index.clone()
+        e[1] = (e[0] + e[1]) % 25
+        return torch.zeros_like(x).index_add(0, e[1], x[e[0]])
+
+
+@pytest.mark.parametrize("kind", [Shifted, Clamped, Replaced])
+def test_edges_that_are_edited_follow_later_graphs(kind):
+    x, edge_index = torch.randn(60, 8), torch.randint(0, 30, (2, 90))
+    model = kind()
+    sparse = apply(model, "gcn", (x, edge_index))
+    assert sparse.report.regions
+    late = torch.randint(0, 60 if kind is not Shifted else 30, (2, 120))
+    for edges in (late, late.flip(0).contiguous()):
+        torch.testing.assert_close(sparse(x, edges), model(x, edges))
+
+
+class Counting(nn.Module):
+    """A parameter and a buffer that calls change."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, 3.0, -4.0]))
+        self.register_buffer("calls", torch.zeros(2, 2))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.clamp_(-1, 1)
+            self.calls[0, 1] += 1
+        y = x * self.weight
+        with torch.no_grad():
+            y[0] = 2.0  # the gradient of y passes by
+        return y, self.calls[0]
+
+
+def test_parameters_and_buffers_written_without_gradients():
+    model = Counting()
+    source = copy.deepcopy(model)
+    recipe = {"schema": 1, "name": "none", "sparsify": []}
+    sparse = apply(model, recipe, torch.randn(4, 3), trainable=True)
+    for seed in range(2):
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
+        for one in (source, sparse):
+            one.zero_grad()
+            one(x)[0].square().sum().backward()
+        torch.testing.assert_close(sparse(x), source(x))
+        torch.testing.assert_close(model.weight.grad, source.weight.grad)
+        torch.testing.assert_close(model.weight, source.weight)
+        torch.testing.assert_close(sparse.calls, source.calls)
+
+
+class Noise(nn.Module):
+    """Random numbers by operators in place, and statistics of two calls of one module."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        first, second = torch.empty_like(x).uniform_(), torch.empty_like(x).uniform_()
+        return first - second, self.norm(x), self.norm(x)
+
+
+def test_draws_and_statistics_are_not_merged():
+    model = Noise()
+    source = copy.deepcopy(model)
+    sparse = apply(model, {"schema": 1, "name": "none", "sparsify": []}, torch.randn(4, 3), verify=False)
+    x = torch.randn(6, 3)
+    assert sparse(x)[0].abs().max() > 0
+    source(x)
+    torch.testing.assert_close(sparse.norm.running_mean, source.norm.running_mean)
+    assert int(sparse.norm.num_batches_tracked) == 2
+
+
+class Reshaping(nn.Module):
+    """A write that a graph of pure operators cannot hold."""
+
+    def forward(self, x):
+        x.resize_(2, 2)
+        return x * 2
+
+
+def test_writes_without_a_pure_form_leave_the_model_dense_with_one_warning():
+    with pytest.warns(RuntimeWarning, match="the source model runs"):
+        sparse = apply(Reshaping(), {"schema": 1, "name": "none", "sparsify": []}, torch.randn(3, 3))
+    x = torch.randn(3, 3)
+    torch.testing.assert_close(sparse(x.clone()), x.flatten()[:4].view(2, 2) * 2)
+
+
+def test_graphs_write_only_into_what_is_outside():
+    model = Program(3)
+    captured = capture(model, calls.flatten(calls.signature(model), inputs(20, 55, 0), {}))
+    writers = [node for node in captured.graph.nodes if node.op == "call_function" and is_mutating(node)]
+    outside = {"get_attr", "placeholder"}
+    assert all(one.op in outside for node in writers for one in (node.args[0], *node.args[0].all_input_nodes))
