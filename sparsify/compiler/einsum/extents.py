@@ -137,6 +137,11 @@ def check_magnitudes(statements: Sequence[Assign], extents: Mapping[str, int]) -
             )
 
 
+def check_indices(program: Program, shapes: Mapping[str, Sequence[int]]) -> None:
+    """`check_magnitudes` for a program whose operands have these shapes."""
+    check_magnitudes(program.statements, declared_extents(program, shapes))
+
+
 def program_extents(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """`bind_extents` for a program, whose own fixed extents and declarations count too."""
     return bind_extents(program.statements, shapes, declared_extents(program, shapes))
