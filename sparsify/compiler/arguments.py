@@ -83,7 +83,7 @@ class Alike:
         """
         if not self.read.is_exact(pattern) or pattern.validated().bucket() != self.bucket:
             return False
-        pattern.cached(self, lambda: (tuple(pattern.arrays()), self.read.widths_of(pattern), None))
+        pattern.cached(self, lambda: (tuple(pattern.arrays_in_place()), self.read.widths_of(pattern), None))
         return True
 
 
@@ -139,8 +139,8 @@ class SparseInput:
         return (
             not self.is_twin
             and pattern.format == self.declared.format
-            and [None if array is None else array.dtype for array in pattern.pos] == self._pos_dtypes
-            and [None if array is None else array.dtype for array in pattern.crd] == self._crd_dtypes
+            and [None if array is None else array.dtype for array in pattern._pos] == self._pos_dtypes
+            and [None if array is None else array.dtype for array in pattern._crd] == self._crd_dtypes
         )
 
     def alike(self, pattern: Pattern) -> Alike:
@@ -167,7 +167,7 @@ class SparseInput:
             pattern = found.pattern
         indices = []
         dtypes = zip(self._pos_dtypes, self._crd_dtypes, strict=True)
-        for arrays, read in zip(zip(pattern.pos, pattern.crd, strict=True), dtypes, strict=True):
+        for arrays, read in zip(zip(pattern._pos, pattern._crd, strict=True), dtypes, strict=True):
             for array, dtype in zip(arrays, read, strict=True):
                 if array is not None:
                     assert dtype is not None, "declarations have the arrays that operands have"
@@ -204,7 +204,7 @@ def index_dtypes(pattern: Pattern) -> tuple[tuple[str, str], ...]:
     def name(array: torch.Tensor | None) -> str:
         return "" if array is None else str(array.dtype).removeprefix("torch.")
 
-    return tuple((name(pos), name(crd)) for pos, crd in zip(pattern.pos, pattern.crd, strict=True))
+    return tuple((name(pos), name(crd)) for pos, crd in zip(pattern._pos, pattern._crd, strict=True))
 
 
 def _same_levels(first: Format, second: Format) -> bool:

@@ -99,8 +99,8 @@ class Assembled:
         assert values is not None, "every kernel asks for the values"
         if last is not None and entries is not None:
             crd[-1], values = cut((entries, values), int(last[-1]))
-        found = Pattern(self._format, shape, pos, crd).trusted()
-        KNOWN.remember(self._step, patterns, (found, tuple(found.arrays()), found.nnz), [found])
+        found = Pattern(self._format, shape, pos, crd, is_private=True).trusted()
+        KNOWN.remember(self._step, patterns, (found, tuple(found.arrays_in_place()), found.nnz), [found])
         return wrap(found, values, self._fill)
 
     def assembly(self, shape: tuple[int, ...]) -> shortcut.Assembly:

@@ -103,7 +103,7 @@ def compact(extents: frozenset[str], declared: Sequence[Declaration], patterns: 
     """The patterns of sparse operands with the modes of `extents` counted anew."""
     met: dict[str, list[Tensor]] = {extent: [] for extent in sorted(extents)}
     for declaration, pattern in zip(declared, patterns, strict=True):
-        for stored, crd in zip(pattern.format.levels, pattern.validated().crd, strict=True):
+        for stored, crd in zip(pattern.format.levels, pattern.validated()._crd, strict=True):
             extent = declaration.extents[stored.expression.mode]
             if extent in met and crd is not None:
                 met[extent].append(crd.long())
@@ -126,9 +126,9 @@ def _mapped(pattern: Pattern, declared: Declaration, shape: Sequence[int], chang
     """A pattern with other coordinates in the same order."""
     crd = [
         None if array is None else change(declared.extents[stored.expression.mode], array)
-        for stored, array in zip(pattern.format.levels, pattern.crd, strict=True)
+        for stored, array in zip(pattern.format.levels, pattern._crd, strict=True)
     ]
-    return Pattern(pattern.format, shape, pattern.pos, crd).trusted()
+    return Pattern(pattern.format, shape, pattern._pos, crd, is_private=True).trusted()
 
 
 def _fixed(program: Program, statement: Assign) -> set[str]:

@@ -19,6 +19,7 @@ from sparsify.compiler.arguments import DenseInput, SparseInput
 from sparsify.compiler.assembled import Assembled
 from sparsify.compiler.compact import compact, compact_sizes, compactable, large
 from sparsify.compiler.cpp.cache import Library
+from sparsify.compiler.einsum.extents import check_indices
 from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.known import KNOWN
 from sparsify.compiler.loops.lower.assemble import POSITION_OVERFLOW, is_assembled
@@ -316,6 +317,7 @@ class GeneratedStep:
         extents: dict[str, int] = dict(self.program.extents)
         for declared, operand in zip(self._declared, operands, strict=True):
             _match(declared, operand.shape, extents)
+        check_indices(self.program, {d.name: o.shape for d, o in zip(self._declared, operands)})
         self.prepare(sizes_of(self.program, operands))
         known = {f"{name}_extent": extent for name, extent in extents.items()}
         known["serial_threshold"] = self.options.serial_threshold

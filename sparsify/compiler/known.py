@@ -51,7 +51,7 @@ class KnownPatterns:
             result: to be found again.
             made: the patterns that it keeps in memory.
         """
-        size = sum(array.nbytes for pattern in made for array in pattern.arrays())
+        size = sum(array.nbytes for pattern in made for array in pattern.arrays_in_place())
         if size > self.most_bytes:
             return
         key = _key(step, operands)

@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from sparsify.compiler import shortcut_arrays, shortcut_operands, shortcut_source, trampoline
+from sparsify.compiler import digest_source, shortcut_arrays, shortcut_operands, shortcut_source, trampoline
 from sparsify.compiler.cpp.cache import Library, library
 from sparsify.errors import CompilerError, KernelError
 from sparsify.options import Options, current
@@ -68,7 +68,7 @@ def trampolines() -> Library | None:
 @cache
 def _trampolines(options: Options) -> Library | None:
     """The trampolines of a compiler."""
-    parts = (trampoline, shortcut_operands, shortcut_arrays, shortcut_source)
+    parts = (trampoline, shortcut_operands, shortcut_arrays, shortcut_source, digest_source)
     source = "".join(part.SOURCE for part in parts)
     try:
         return library(source, {}, options, symbol=trampoline.SYMBOL)

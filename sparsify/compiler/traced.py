@@ -49,7 +49,7 @@ class Parts:
     def of(tensor: SparseTensor) -> "Parts":
         """How a tensor is put together."""
         pattern = tensor._pattern
-        arrays = zip(pattern.pos, pattern.crd, strict=True)
+        arrays = zip(pattern._pos, pattern._crd, strict=True)
         levels = tuple((pos is not None, crd is not None) for pos, crd in arrays)
         return Parts(pattern.format, tensor._fill, levels)
 
@@ -205,7 +205,7 @@ def _apart(whole: Traced, operands: Sequence[Tensor]) -> tuple[Traced, list[Tens
             tensors.append(operand)
             continue
         parts.append(Parts.of(operand))
-        tensors += [operand.values(), *operand._pattern.arrays()]
+        tensors += [operand.values(), *operand._pattern.arrays_in_place()]
         extents += operand._pattern.shape
     return replace(whole, parts=tuple(parts)), tensors, extents
 
@@ -231,7 +231,7 @@ def run(text: str, tensors: list[Tensor], extents: list[int]) -> list[Tensor]:
         flat.append(result._vals if isinstance(result, SparseTensor) else result)
         declared = traced.program.declaration(name)
         if isinstance(result, SparseTensor) and _root(traced.program, declared, operands) is None:
-            flat += result._pattern.arrays()
+            flat += result._pattern.arrays_in_place()
     return flat
 
 

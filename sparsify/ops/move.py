@@ -48,9 +48,9 @@ def entries_of(input: SparseTensor) -> Entries:
         UnsupportedOperatorError: in a traced graph, where nobody knows them.
     """
     pattern = input.pattern
-    if any(type(array) is not Tensor for array in pattern.arrays()):
+    if any(type(array) is not Tensor for array in pattern.arrays_in_place()):
         raise refuse("moving the entries of a tensor in a traced graph", "do it before, outside of the graph")
-    whole = Entries(list(pattern.coordinates()), None)
+    whole = Entries(list(pattern.kept_coordinates()), None)
     inside = pattern.inside()
     return whole if inside is None else whole.kept(inside)
 

@@ -170,7 +170,7 @@ def is_vast(input: SparseTensor, shape: Sequence[int]) -> bool:
     A level that has a place for each of its coordinates is as large as the dense result itself.
     """
     least = builtins.max(
-        LARGE, TIMES * input.nnz, TIMES * builtins.sum(len(a) for a in input.pattern.arrays())
+        LARGE, TIMES * input.nnz, TIMES * builtins.sum(len(a) for a in input._pattern.arrays_in_place())
     )
     return math.prod(shape) > least
 

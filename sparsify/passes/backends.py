@@ -14,8 +14,8 @@ import torch
 from torch import fx
 from torch.nn.functional import linear
 
+from sparsify.passes.contents import Memo
 from sparsify.passes.operators import operator_name
-from sparsify.passes.seen import Seen, see
 
 # Packed weights that one product remembers: those of copies of a model.
 REMEMBERED: Final = 8
@@ -34,7 +34,7 @@ class Product:
 
     def __init__(self, activation: str = "none", algorithm: str = "") -> None:
         self.activation, self.algorithm = activation, algorithm
-        self.memory: list[tuple[Seen, Any]] = []
+        self.memory: Memo[Any] = Memo(REMEMBERED)
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -44,7 +44,7 @@ class Product:
         for operand in operands:
             if operand.dtype is not torch.float32 or type(operand) not in PLAIN or not operand.is_cpu:
                 return self.plain(x, weight, bias)
-        if x.numel() == 0 or weight.is_inference():
+        if x.numel() == 0:
             return self.plain(x, weight, bias)
         return self.multiplied(x.contiguous(), self.packed(weight), bias)
 
@@ -61,14 +61,12 @@ class Product:
 
     def packed(self, weight: torch.Tensor) -> Any:
         """The packed weight, made now where it is new or was written to."""
-        for seen, packed in self.memory:
-            if seen.is_same(weight):
-                return packed
-        with torch.inference_mode(False), torch.no_grad():
-            made = self.pack(weight.detach())
-        kept = [known for known in self.memory if not known[0].is_stale()]
-        self.memory = [(see(weight), made), *kept[: REMEMBERED - 1]]
-        return made
+
+        def make() -> Any:
+            with torch.inference_mode(False), torch.no_grad():
+                return self.pack(weight.detach())
+
+        return self.memory.get((weight,), make)
 
     def pack(self, weight: torch.Tensor) -> Any:
         """The weight as the library wants it."""

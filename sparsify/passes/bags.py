@@ -1,7 +1,7 @@
 """Bags of rows of a table as a sparse operand: in `A[b,p,j]` the entry at place p is in bag b and names row j.
 
 In: indices `[4, 2, 2, 9]` and offsets `[0, 3]` for a table of 10 rows. Out: a tensor [2, 4, 10] with ones at
-(0, 0, 4), (0, 1, 2), (0, 2, 2), (1, 3, 9), whose arrays are the offsets and the indices themselves.
+(0, 0, 4), (0, 1, 2), (0, 2, 2), (1, 3, 9), whose arrays are copies of the offsets and the indices.
 
 A bag may name a row twice and in any order, which a row of a matrix may not; with the places as a mode of its own no
 call sorts or merges anything.
@@ -50,16 +50,21 @@ class BagsOutput:
         Raises:
             InvalidTensorError: an index that is no row, or offsets that do not ascend from 0 within the indices.
         """
-        indices, kept = raw[self.indices].contiguous(), None
+        # Copies: later writes of the caller's do not reach what kernels read.
+        indices, kept = raw[self.indices].clone(memory_format=torch.contiguous_format), None
         require_rows(indices, self.rows)
-        starts = starts_of(raw[self.offsets], len(indices), self.has_last)
+        starts = starts_of(
+            raw[self.offsets].clone(memory_format=torch.contiguous_format), len(indices), self.has_last
+        )
         if self.padding is not None and bool((is_padding := indices == self.padding).any()):
             kept = torch.nonzero(~is_padding).squeeze(1)
             before = torch.cat([starts.new_zeros(1), (~is_padding).cumsum(0, dtype=starts.dtype)])
             indices, starts = indices[kept], before[starts.long()]
         places = torch.arange(len(indices), dtype=indices.dtype)
         shape = (len(starts) - 1, len(indices), self.rows)
-        pattern = Pattern(BAGS, shape, (None, starts, None), (None, places, indices)).trusted()
+        pattern = Pattern(
+            BAGS, shape, (None, starts, None), (None, places, indices), is_private=True
+        ).trusted()
         return Aligned(pattern, None, kept)
 
     def made(self, aligned: Aligned) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from sparsify.passes.seen import Seen, see
+from sparsify.passes.contents import Memo
 from sparsify.storage.tensor import SparseTensor
 
 # Weights of which further formats are remembered: those of copies of a model.
@@ -20,21 +20,17 @@ class Beside:
     """Operands by the weights that they were made of; structures that want the same share one."""
 
     def __init__(self) -> None:
-        self.memory: list[tuple[Seen, SparseTensor]] = []
+        self.memory: Memo[SparseTensor] = Memo(REMEMBERED)
 
     def __call__(self, weight: SparseTensor, operand: Callable[[torch.Tensor], SparseTensor]) -> SparseTensor:
         """The operand of a weight, `operand` of its dense entries where it is new."""
-        values = weight._vals
-        if (known := self.known(weight)) is not None:
-            return known
-        with torch.inference_mode(False), torch.no_grad():
-            made = operand(weight.detach().to_dense())
-        if not values.is_inference():  # inference tensors do not count their versions
-            kept = [known for known in self.memory if not known[0].is_stale()]
-            self.memory = [(see(values), made), *kept[: REMEMBERED - 1]]
-        return made
+
+        def make() -> SparseTensor:
+            with torch.inference_mode(False), torch.no_grad():
+                return operand(weight.detach().to_dense())
+
+        return self.memory.get((weight._vals, weight._pattern), make)
 
     def known(self, weight: SparseTensor) -> SparseTensor | None:
         """The operand of a weight where it is remembered."""
-        values = weight._vals
-        return next((made for seen, made in self.memory if seen.is_same(values)), None)
+        return self.memory.known((weight._vals, weight._pattern))

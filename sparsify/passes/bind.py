@@ -23,13 +23,20 @@ from sparsify.report import ConversionEntry
 
 @dataclass
 class Plan:
-    """The structure that is cut out for one set of leaves."""
+    """The structure that is cut out for one set of leaves; `is_static` where a rule says that they do not change."""
 
     leaves: list[fx.Node]
     outputs: list[fx.Node | int] = field(default_factory=list)
     results: list[Output] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     structure: Structure | None = None
+    is_static: bool = False
+
+    @property
+    def static(self) -> list[int]:
+        """The positions of leaves that do not change between calls, as rules say."""
+        marks = [leaf.meta.get("sparse") for leaf in self.leaves]
+        return [at for at, mark in enumerate(marks) if self.is_static or getattr(mark, "static", False)]
 
     def output(self, node: Any) -> int:
         """The position of a node or number among the outputs of the module."""
@@ -106,6 +113,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
         return Binding(name, node=matrix.dense)
     if matrix.dense is not None:
         plan = plans.setdefault(frozenset(matrix.leaves), Plan(matrix.leaves))
+        plan.is_static |= matrix.mark.static
         is_weight = operators.parameter_behind(matrix.dense) is not None
         is_full = not is_weight and matrix.places is None
         spec = MatrixOutput(
@@ -127,6 +135,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
     is_once = all(leaf in leaves or is_edge_vector(leaf) for leaf in with_values)
     chosen = with_values if is_once else leaves
     plan = plans.setdefault(frozenset(chosen), Plan(chosen))
+    plan.is_static |= matrix.mark.static
     values = None if matrix.values is None else plan.output(matrix.values) if is_once else -1
     spec = MatrixOutput(
         form,
@@ -252,9 +261,11 @@ def cut_out(draft: Draft, plan: Plan) -> None:
     masks = [str(spec.spec) for spec in plan.results if isinstance(spec, PatternOutput)]
     has_bags = any(isinstance(spec, BagsOutput) for spec in plan.results)
     target = str(matrices[0].format) if matrices else "bags" if has_bags else ", ".join(masks) or "row-major"
-    entry = ConversionEntry(", ".join(plan.names), ", ".join(leaf.name for leaf in plan.leaves), target)
+    static = plan.static
+    source = ", ".join(f"{leaf.name}{' (static)' * (at in static)}" for at, leaf in enumerate(plan.leaves))
+    entry = ConversionEntry(", ".join(plan.names), source, target)
     draft.report.conversions.append(entry)
-    plan.structure = Structure(module, plan.results, entry)
+    plan.structure = Structure(module, plan.results, entry, static=static)
 
 
 def extract(draft: Draft, inputs: list[fx.Node], outputs: list[fx.Node | int]) -> fx.GraphModule:

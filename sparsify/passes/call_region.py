@@ -84,7 +84,7 @@ def apart(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int
         firsts.append(len(flat))
         if isinstance(tensor, SparseTensor):
             packed.append((len(flat), Parts.of(tensor), tensor._pattern.shape))
-            flat += [tensor._vals, *tensor._pattern.arrays()]
+            flat += [tensor._vals, *tensor._pattern.arrays_in_place()]
         else:
             flat.append(tensor)
     return flat, firsts, repr(tuple(packed))

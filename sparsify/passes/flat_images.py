@@ -10,6 +10,7 @@ own, the latest of which are kept.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import Kernel, plan
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.options import Options
-from sparsify.passes.seen import Seen, see
+from sparsify.passes.contents import Memo
 from sparsify.passes.structure import Structure
 from sparsify.passes.windows import Grid, Window
 from sparsify.report import ConversionEntry
@@ -59,27 +60,29 @@ class Placed:
     """Weights at the places of their entries in images: of the latest weights and sizes of images, or of none."""
 
     def __init__(self, most: int = PLACED) -> None:
-        self.most = most
-        self.memory: list[tuple[Seen, Grid, SparseTensor]] = []
+        self.memory: Memo[SparseTensor] = Memo(most)
+
+    @property
+    def most(self) -> int:
+        """How many are remembered."""
+        return self.memory.most
 
     def __call__(self, weight: SparseTensor, grid: Grid) -> SparseTensor:
         """W[o,k] of a packed weight [o, c, ...]."""
-        values = weight._vals
-        for seen, known, found in self.memory:
-            if (known is grid or known == grid) and seen.is_same(values):
-                return found
+        if not self.most:
+            return self.made(weight, grid)
+        return self.memory.get((weight._vals, weight._pattern, grid), partial(self.made, weight, grid))
+
+    def made(self, weight: SparseTensor, grid: Grid) -> SparseTensor:
+        """The same, made now."""
         with torch.inference_mode(False), torch.no_grad():
-            made = grid.matrix(weight)
-        if self.most and not values.is_inference():  # inference tensors do not count their versions
-            kept = [entry for entry in self.memory if not entry[0].is_stale()]
-            self.memory = [(see(values), grid, made), *kept[: self.most - 1]]
-        return made
+            return grid.matrix(weight)
 
     def make_room(self, weight: SparseTensor, grids: Iterable[Grid], most: int) -> None:
         """Room for the places in images of all these sizes, where they take no more than `most` bytes."""
         sizes = dict.fromkeys(grids)
         if self.most and sum(grid.bytes_beside(weight) for grid in sizes) <= most:
-            self.most = max(self.most, len(sizes))
+            self.memory.most = max(self.most, len(sizes))
 
     def kept(self, grids: Iterable[Grid]) -> list[Grid]:
         """Those of some sizes of images for which places are kept."""

@@ -386,5 +386,5 @@ def dense_state(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
 def stored_bytes(tensor: Tensor) -> int:
     """The bytes of a tensor, of a sparse one those of its values and its pattern."""
     if isinstance(tensor, SparseTensor):
-        return sum(array.nbytes for array in (tensor._vals, *tensor._pattern.arrays()))
+        return sum(array.nbytes for array in (tensor._vals, *tensor._pattern.arrays_in_place()))
     return tensor.nbytes

@@ -20,6 +20,7 @@ from sparsify.passes.base import Asked, Key, Notices, Stored
 from sparsify.passes.capture import sparse_parts
 from sparsify.passes.captures import Captures
 from sparsify.passes.check import compare
+from sparsify.passes.contents import ReadOnce
 from sparsify.passes.drafted import drafted
 from sparsify.passes.eager import eager
 from sparsify.passes.facade import Facade, adopt_signature
@@ -156,7 +157,8 @@ class SparseModule(Facade):
             result = variant.run(self, *tensors)
         else:
             assert variant.eager is not None, "prepare compiles the graph"
-            result = variant.eager(*tensors)
+            with ReadOnce():
+                result = variant.eager(*tensors)
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
     def variant_for(self, call: calls.Call, tensors: list[torch.Tensor]) -> Variant | None:

@@ -3,14 +3,15 @@
 In: `edge_index`, `edge_weight`, the number of nodes. Out: the normalised adjacency as a `SparseTensor`,
 from memory when the same tensors come again unchanged.
 
-An entry is found by weak reference, data pointer, version and shape of each input; writes that torch does not
-count, through `.data` or a numpy array, are not seen. When an input requires a gradient the values are
-computed anew, differentiably, and only the pattern is remembered.
+An entry is found by the content of each input, however it was written; by identity and version where a recipe calls
+the input static. When an input requires a gradient the values are computed anew, differentiably, and only the pattern
+is remembered.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,7 +20,7 @@ from sparsify.errors import InvalidTensorError, UnsupportedProgramError
 from sparsify.passes.aligned import Aligned
 from sparsify.passes.bags import BagsOutput
 from sparsify.passes.beside import Beside
-from sparsify.passes.seen import Seen, see
+from sparsify.passes.contents import Memo
 from sparsify.report import ConversionEntry
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import narrowed, widened
@@ -123,20 +124,8 @@ Output = int | MatrixOutput | PatternOutput | BagsOutput
 class Remembered:
     """The results for one set of inputs."""
 
-    leaves: tuple[Any, ...]
     aligned: list[Aligned | None]
     results: list[Any]
-
-    def is_for(self, leaves: tuple[Any, ...]) -> bool:
-        """Whether these leaves are the ones that the results were computed from."""
-        for known, leaf in zip(self.leaves, leaves):
-            if not (known.is_same(leaf) if type(known) is Seen else known == leaf):
-                return False
-        return True
-
-    def is_stale(self) -> bool:
-        """Whether its leaves cannot come again."""
-        return any(isinstance(known, Seen) and known.is_stale() for known in self.leaves)
 
 
 class Structure:
@@ -147,6 +136,7 @@ class Structure:
         outputs: per result either the position of a tensor in that list, or how a matrix is made of it.
         entry: where conversions and their time are reported.
         most: for how many sets of leaves results are remembered.
+        static: positions of leaves that a recipe calls static.
     """
 
     def __init__(
@@ -155,11 +145,12 @@ class Structure:
         outputs: Sequence[Output],
         entry: ConversionEntry,
         most: int = REMEMBERED,
+        static: Collection[int] = (),
     ) -> None:
-        self.module, self.outputs, self.entry, self.most = module, tuple(outputs), entry, most
+        self.module, self.outputs, self.entry = module, tuple(outputs), entry
         self.has_matrices = any(isinstance(spec, MatrixOutput | BagsOutput) for spec in self.outputs)
         self.weight = weight_of(self.outputs)
-        self.memory: list[Remembered] = []
+        self.memory: Memo[Remembered] = Memo(most, static)
         self.beside = Beside()
 
     def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:
@@ -187,18 +178,19 @@ class Structure:
         return self.beside(weight, spec.operand)
 
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
-        """What is remembered for exactly these leaves, computed now when nothing is."""
-        for entry in self.memory:
-            if entry.is_for(leaves):
-                return entry
+        """The results for leaves of these entries, computed now when nothing is remembered."""
+        return self.memory.get(leaves, partial(self.compute, leaves))
+
+    def compute(self, leaves: tuple[Any, ...]) -> Remembered:
+        """The results for these leaves."""
         with torch.inference_mode(False):  # what is remembered may be asked for in any mode later
             if transformed.are_active() and not transformed.is_followed(leaves):
                 with transformed.outside():  # or it would be wrapped by a transform that is over then
-                    return self.compute(leaves)
-            return self.compute(leaves)
+                    return self.timed(leaves)
+            return self.timed(leaves)
 
-    def compute(self, leaves: tuple[Any, ...]) -> Remembered:
-        """The results, remembered when every leaf can tell whether it changed."""
+    def timed(self, leaves: tuple[Any, ...]) -> Remembered:
+        """The results, their time reported."""
         started = time.perf_counter()
         with torch.no_grad():
             raw = self.module(*leaves)
@@ -210,17 +202,12 @@ class Structure:
         self.note_bytes(raw, results)
         self.entry.count += 1
         self.entry.total_us += (time.perf_counter() - started) * 1e6
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if any(leaf.is_inference() for leaf in tensors):  # inference tensors do not count their versions
-            return Remembered((), aligned, results)
-        entry = Remembered(tuple(see(leaf) for leaf in leaves), aligned, results)
-        kept = [known for known in self.memory if not known.is_stale()]
-        self.memory = [entry, *kept[: self.most - 1]]
-        return entry
+        return Remembered(aligned, results)
 
     def operand_of(self, weight: torch.Tensor) -> SparseTensor | None:
         """The operand that was made of a frozen weight, `None` where it is not remembered."""
-        return next((entry.results[0] for entry in self.memory if entry.is_for((weight,))), None)
+        found = self.memory.known((weight,))
+        return None if found is None else found.results[0]
 
     def dense_weight(self, leaves: tuple[Any, ...]) -> torch.Tensor:
         """The dense tensor of a packed weight."""
@@ -240,7 +227,7 @@ class Structure:
             return
         self.entry.bytes_before = sum(dense.nbytes for dense, _ in made)
         self.entry.bytes_after = sum(
-            array.nbytes for _, result in made for array in (*result._pattern.arrays(), result._vals)
+            array.nbytes for _, result in made for array in (*result._pattern.arrays_in_place(), result._vals)
         )
         if self.weight is not None and self.weight.has_scales:
             scales = [spec for spec in self.outputs if isinstance(spec, int)]
@@ -296,7 +283,9 @@ class Structure:
 def plain(operand: SparseTensor) -> SparseTensor:
     """An operand without what was derived from its pattern when it was made."""
     made = operand._pattern
-    return SparseTensor(Pattern(made.format, made.shape, made.pos, made.crd).trusted(), operand._vals)
+    return SparseTensor(
+        Pattern(made.format, made.shape, made._pos, made._crd, is_private=True).trusted(), operand._vals
+    )
 
 
 def weight_of(outputs: Sequence[Output]) -> MatrixOutput | None:
@@ -339,7 +328,7 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int
     width = max(shape[1], 1)
     starts[1:] = torch.bincount(key // width, minlength=shape[0]).cumsum(0)
     pattern = Pattern(
-        Format("csr"), shape, (None, starts.to(dtype)), (None, (key % width).to(dtype))
+        Format("csr"), shape, (None, starts.to(dtype)), (None, (key % width).to(dtype)), is_private=True
     ).trusted()
     if form == pattern.format:
         return Aligned(pattern, positions)

@@ -23,7 +23,7 @@ from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
-from sparsify.passes.seen import Seen, see
+from sparsify.passes.contents import Memo
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
@@ -96,7 +96,7 @@ class TorchProducts:
     def __init__(self, kernel: Kernel, products: Sequence[Product]) -> None:
         self.kernel = kernel
         self.products = {product.step: product for product in products}
-        self.memory: list[tuple[Seen, Pattern, torch.Tensor]] = []
+        self.memory: Memo[tuple[Pattern, torch.Tensor]] = Memo(REMEMBERED)
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result for operands in the order of the program."""
@@ -120,18 +120,15 @@ class TorchProducts:
 
     def in_torch(self, matrix: SparseTensor) -> torch.Tensor:
         """A matrix in torch's CSR, remembered for its values, while they are the same, at their coordinates."""
-        values, pattern = matrix._vals, matrix._pattern.validated()
-        for seen, known, made in self.memory:
-            if seen.is_same(values) and known.equals(pattern):
-                return made
-        with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
-            warnings.simplefilter("ignore", UserWarning)  # about the state of torch's own layout
-            in_rows: Any = matrix.detach().to(format="csr")  # type: ignore[call-overload]
-            found: torch.Tensor = in_rows.to_torch()
-        if not values.is_inference():  # inference tensors do not count their versions
-            kept = [entry for entry in self.memory if not entry[0].is_stale()]
-            self.memory = [(see(values), pattern, found), *kept[: REMEMBERED - 1]]
-        return found
+        pattern = matrix._pattern.validated()
+
+        def make() -> tuple[Pattern, torch.Tensor]:
+            with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
+                warnings.simplefilter("ignore", UserWarning)  # about the state of torch's own layout
+                in_rows: Any = matrix.detach().to(format="csr")  # type: ignore[call-overload]
+                return pattern, in_rows.to_torch()
+
+        return self.memory.get((matrix._vals,), make, lambda found: found[0].equals(pattern))[1]
 
 
 def products_of(kernel: Kernel) -> list[Product]:

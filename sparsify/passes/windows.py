@@ -154,17 +154,17 @@ class Grid:
         """
         stored = weight._pattern
         entries = torch.zeros(stored.nnz, dtype=torch.int64)
-        for extent, coordinates in zip(stored.shape[1:], stored.crd[1:], strict=True):
+        for extent, coordinates in zip(stored.shape[1:], stored._crd[1:], strict=True):
             entries *= extent
             if coordinates is not None:  # else the extent is 1
                 entries += coordinates
-        columns, starts = self.offsets(stored.shape[1])[entries], stored.pos[1]
+        columns, starts = self.offsets(stored.shape[1])[entries], stored._pos[1]
         assert starts is not None, "the entries of each output follow one another"
         shape = (stored.shape[0], stored.shape[1] * self.places)
         if max(*shape, stored.nnz) >= 2**31:
             raise UnsupportedProgramError(f"a weight for images of {shape[1]} places needs wider coordinates")
         if self.is_ordered:
-            pattern = Pattern(CSR, shape, (None, starts), (None, columns.to(torch.int32)))
+            pattern = Pattern(CSR, shape, (None, starts), (None, columns.to(torch.int32)), is_private=True)
             return SparseTensor(pattern.trusted(), weight._vals)
         rows = torch.arange(shape[0]).repeat_interleave(starts.diff())
         aligned = align_edges(rows, columns, shape, CSR)

@@ -157,7 +157,7 @@ def operand(
 
 def arrays(stored: Any) -> list[Tensor]:
     """The arrays of a sparse tensor."""
-    parts = [*stored.pattern.pos, *stored.pattern.crd, stored.values()]
+    parts = [*stored._pattern.arrays_in_place(), stored.values()]
     return [part for part in parts if part is not None]
 
 

@@ -99,10 +99,10 @@ def stacked(masks: Sequence[SparseTensor]) -> SparseTensor:
             f"{len(masks)} masks of {len(kinds)} kinds", "one shape and format for all heads"
         )
     ((shape, form),) = kinds
-    ends = torch.tensor([0, *(len(mask.pattern.crd[1]) for mask in masks)]).cumsum(0)  # type: ignore[arg-type]
-    pos = torch.cat([mask.pattern.pos[1][:-1] + end for mask, end in zip(masks, ends, strict=False)])  # type: ignore[index]
+    ends = torch.tensor([0, *(len(mask._pattern._crd[1]) for mask in masks)]).cumsum(0)  # type: ignore[arg-type]
+    pos = torch.cat([mask._pattern._pos[1][:-1] + end for mask, end in zip(masks, ends, strict=False)])  # type: ignore[index]
     pos = torch.cat([pos, ends[-1:]]).to(torch.int32)
-    crd = torch.cat([mask.pattern.crd[1] for mask in masks])  # type: ignore[misc]
+    crd = torch.cat([mask._pattern._crd[1] for mask in masks])  # type: ignore[misc]
     size = block_of(form)
     blocks = f"h: dense, i/{size}: dense, j/{size}: compressed, i%{size}: dense, j%{size}: dense"
     joined = Format(blocks if size > 1 else "dense, dense, compressed")

@@ -92,10 +92,22 @@ def from_sorted(
             pos[number] = narrowed(built.pos, stored, "pos", dtype)
         if built.crd is not None:
             crd[number] = narrowed(built.crd, stored, "crd", dtype)
-    pattern = shared(format, shape, pos, crd).trusted()
+    pos, crd = _apart(pos, columns), _apart(crd, columns)
+    pattern = shared(format, shape, pos, crd, is_private=True).trusted()
     if places is None or (parents == count and (levels[-1].level.can_append or _is_range(places))):
         return pattern, None
     return pattern, places
+
+
+def _apart(arrays: Sequence[Tensor | None], columns: Sequence[Tensor]) -> list[Tensor | None]:
+    """Arrays, those in the memory of columns copied: their owner may write to them."""
+    if any(type(column) is not Tensor for column in columns):
+        return list(arrays)
+    taken = {column.untyped_storage()._cdata for column in columns}
+    return [
+        array.clone() if type(array) is Tensor and array.untyped_storage()._cdata in taken else array
+        for array in arrays
+    ]
 
 
 def _name(format: Format, columns: Sequence[Tensor], number: int, entry: int) -> str:
@@ -174,8 +186,8 @@ def _conversion(pattern: Pattern, format: Format) -> Conversion:
         raise FormatError(
             f"{format} stores {format.rank} modes, the tensor has {pattern.rank}", "another format"
         )
-    coordinates = pattern.coordinates()
-    inside = pattern.inside()
+    coordinates = pattern.kept_coordinates()
+    inside = pattern.kept_inside()
     kept = None if inside is None else inside.nonzero().squeeze(1)
     result = placed(list(coordinates if kept is None else coordinates[:, kept]), kept, pattern.shape, format)
     if kept is None and pattern.nnz == result.pattern.nnz and not result.is_padded:

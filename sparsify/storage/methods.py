@@ -52,7 +52,7 @@ def _matrix_transpose(tensor: SparseTensor) -> SparseTensor:
 
 def _share_memory(tensor: SparseTensor) -> SparseTensor:
     """`tensor.share_memory_()`: values and the arrays of the pattern, for all tensors of that pattern."""
-    for array in (*tensor._pattern.arrays(), tensor._vals):
+    for array in (*tensor._pattern.arrays_in_place(), tensor._vals):
         array.share_memory_()
     return tensor
 

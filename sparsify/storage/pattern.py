@@ -13,18 +13,15 @@ from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from sparsify.errors import InvalidTensorError
-from sparsify.storage import transformed
+from sparsify.storage import expand
 from sparsify.storage.arrays import Arrays as LevelArrays
+from sparsify.storage.copies import copies, untraced
 from sparsify.storage.format import Format
 from sparsify.storage.parts import check_levels, shape_of
-from sparsify.storage.slices import parents_of
 
 T = TypeVar("T")
-# How many pairs of entries `reach` looks at.
-SAMPLES = 4096
 Arrays = Sequence[Tensor | None]
 _MISSING: Final = object()
 
@@ -45,51 +42,68 @@ class Pattern:
     Attributes:
         format: how the levels store the modes.
         shape: the extent of each mode.
-        pos: per level its `pos` array, `None` where the level has none.
-        crd: per level its `crd` array, `None` where the level has none.
+        pos: per level a copy of its `pos` array, `None` where the level has none.
+        crd: per level a copy of its `crd` array, `None` where the level has none.
         nnz: how many entries are stored, explicit fills and block padding included.
 
     Bits of a graph that is traced cannot be counted: `stored` says how many are set.
 
-    What the arrays hold is checked once, when a tensor is made of the pattern or a kernel reads it.
+    Arrays are copied, and only copies are handed out: nobody can write to what kernels read. What the arrays hold is
+    checked once, when a tensor is made of the pattern or a kernel reads it.
+
+    Args:
+        pos, crd: per level its arrays, `None` where it has none.
+        stored: how many bits are set, of a graph that is traced.
+        is_private: whether nobody else can reach the arrays; they are not copied then.
 
     Raises:
         InvalidTensorError: not one tensor or `None` for each level, or a shape of anything but extents.
         FormatError: a format of another rank.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_equals", "_written", "crd", "format", "nnz", "pos", "shape")
+    __slots__ = ("__weakref__", "_cache", "_crd", "_equals", "_pos", "_written", "format", "nnz", "shape")
 
     format: Format
     shape: tuple[int, ...]
-    pos: tuple[Tensor | None, ...]
-    crd: tuple[Tensor | None, ...]
+    _pos: tuple[Tensor | None, ...]
+    _crd: tuple[Tensor | None, ...]
     nnz: int
     _cache: dict[object, Any]
     _equals: "WeakSet[Pattern]"
     _written: tuple[tuple[Tensor, int], ...]  # the arrays that count how often they are written to
 
     def __init__(
-        self, format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays, stored: int | None = None
+        self,
+        format: Format,
+        shape: Sequence[int],
+        pos: Arrays,
+        crd: Arrays,
+        stored: int | None = None,
+        *,
+        is_private: bool = False,
     ) -> None:
         put = object.__setattr__
         put(self, "format", format)
         put(self, "shape", shape_of(shape))
         check_levels(format, self.shape, pos, crd)
-        put(self, "pos", tuple(pos))
-        put(self, "crd", tuple(crd))
-        is_told = stored is not None and format.has_bits and any(type(a) is not Tensor for a in self.arrays())
+        put(self, "_pos", tuple(pos) if is_private else copies(pos))
+        put(self, "_crd", tuple(crd) if is_private else copies(crd))
+        is_told = (
+            stored is not None
+            and format.has_bits
+            and any(type(a) is not Tensor for a in self.arrays_in_place())
+        )
         put(self, "nnz", stored if is_told else self.positions(len(format.levels)))
         put(self, "_cache", {})
         put(self, "_equals", WeakSet())
-        counting = [a for a in self.arrays() if type(a) is Tensor and not a.is_inference()]
+        counting = [a for a in self.arrays_in_place() if type(a) is Tensor and not a.is_inference()]
         put(self, "_written", tuple([(a, a._version) for a in counting]))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Pattern is immutable, {name} cannot be set; make a new one")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Pattern, (self.format, self.shape, self.pos, self.crd)
+        return Pattern, (self.format, self.shape, self._pos, self._crd)
 
     def __copy__(self) -> "Pattern":
         return self
@@ -108,7 +122,7 @@ class Pattern:
     @property
     def device(self) -> torch.device:
         """Where the arrays are."""
-        return next((a.device for a in (*self.pos, *self.crd) if a is not None), torch.device("cpu"))
+        return next((a.device for a in (*self._pos, *self._crd) if a is not None), torch.device("cpu"))
 
     @property
     def density(self) -> float:
@@ -119,7 +133,7 @@ class Pattern:
         """How many positions the first `levels` levels have together."""
         count = 1
         for number in range(levels):
-            crd = self.crd[number]
+            crd = self._crd[number]
             stored = self.format.levels[number]
             if crd is not None and not stored.level.has_bits:
                 count = crd.shape[0]
@@ -131,11 +145,25 @@ class Pattern:
     def level_arrays(self, number: int, parents: int) -> LevelArrays:
         """The arrays of a level below so many positions."""
         extent = self.format.levels[number].expression.extent(self.shape)
-        return LevelArrays(extent, parents, self.pos[number], self.crd[number])
+        return LevelArrays(extent, parents, self._pos[number], self._crd[number])
+
+    @property
+    def pos(self) -> tuple[Tensor | None, ...]:
+        """Per level a copy of its `pos` array, `None` where the level has none."""
+        return copies(self._pos)
+
+    @property
+    def crd(self) -> tuple[Tensor | None, ...]:
+        """Per level a copy of its `crd` array, `None` where the level has none."""
+        return copies(self._crd)
 
     def arrays(self) -> list[Tensor]:
-        """The arrays that exist, level by level, `pos` before `crd`."""
+        """Copies of the arrays that exist, level by level, `pos` before `crd`."""
         return _existing(self.pos, self.crd)
+
+    def arrays_in_place(self) -> list[Tensor]:
+        """The arrays that kernels read, in the same order; never handed to a user, whose writes nobody checks."""
+        return _existing(self._pos, self._crd)
 
     def cached(self, key: object, make: Callable[[], T]) -> T:
         """What `make` returned the first time for `key`: everything derived from the structure is made once."""
@@ -147,12 +175,9 @@ class Pattern:
 
     def _untraced(self) -> AbstractContextManager[None]:
         """Inside, nobody records what is computed from arrays that are at hand: it is no part of a graph."""
-        is_transformed = transformed.are_active()
-        is_seen = is_transformed or torch._C._len_torch_dispatch_stack()
-        if not is_seen or any(type(a) is not Tensor for a in self.arrays()):
+        if any(type(a) is not Tensor for a in self.arrays_in_place()):
             return nullcontext()
-        outside = transformed.outside if is_transformed else _disable_current_modes
-        return cast(AbstractContextManager[None], outside())
+        return untraced()
 
     def recall(self, key: object) -> Any:
         """What `cached` made for `key`, `None` when it has not been asked for."""
@@ -169,7 +194,7 @@ class Pattern:
                 f"pos or crd of {self} was written to after the pattern was made",
                 "make a new tensor of changed copies; a pattern never changes",
             )
-        if "valid" not in self._cache and all(type(a) is Tensor for a in self.arrays()):
+        if "valid" not in self._cache and all(type(a) is Tensor for a in self.arrays_in_place()):
             from sparsify.storage import validate
 
             with self._untraced():
@@ -186,22 +211,32 @@ class Pattern:
         self._cache.setdefault("valid", True)
         return self
 
-    def coordinates(self, *, is_kept: bool = True) -> Tensor:
-        """The coordinates of the stored entries in storage order, int64 [d, nnz].
+    def coordinates(self) -> Tensor:
+        """A copy of the coordinates of the stored entries in storage order, int64 [d, nnz].
 
         Blocks that reach over the edge hold entries whose coordinates lie outside the shape; `inside` tells.
+        """
+        found = self.kept_coordinates(False)
+        return found if found is not self.recall("coordinates") else cast(Tensor, copies((found,))[0])
+
+    def kept_coordinates(self, is_kept: bool = True) -> Tensor:
+        """The same, maybe those that the pattern keeps; never handed to a user.
 
         Args:
             is_kept: whether they stay for later calls: 8 d bytes an entry, more than most formats take.
         """
         if is_kept or self.recall("coordinates") is not None:
-            return self.validated().cached("coordinates", lambda: _mode_coordinates(self))
+            return self.validated().cached("coordinates", lambda: expand.mode_coordinates(self))
         with self._untraced():
-            return _mode_coordinates(self.validated())
+            return expand.mode_coordinates(self.validated())
 
     def inside(self) -> Tensor | None:
-        """Which entries lie inside the shape, bool [nnz]; `None` when all do, as always without blocks."""
-        return self.cached("inside", lambda: _inside(self))
+        """Which entries lie inside the shape, bool [nnz], a copy; `None` when all do, as always without blocks."""
+        return copies((self.kept_inside(),))[0]
+
+    def kept_inside(self) -> Tensor | None:
+        """The same that the pattern keeps; never handed to a user."""
+        return self.cached("inside", lambda: expand.inside(self))
 
     def twin(self, format: Format) -> "tuple[Pattern, Tensor]":
         """The same entries in another format, and where each of its entries is found here.
@@ -220,12 +255,15 @@ class Pattern:
             return True
         if self.format != other.format:
             return False
-        if any(type(array) is not Tensor for array in (*self.arrays(), *other.arrays())):
+        if any(type(array) is not Tensor for array in (*self.arrays_in_place(), *other.arrays_in_place())):
             # They stand for arrays that nobody can look at yet.
-            return all(mine is theirs for mine, theirs in zip(self.arrays(), other.arrays(), strict=True))
+            return all(
+                mine is theirs
+                for mine, theirs in zip(self.arrays_in_place(), other.arrays_in_place(), strict=True)
+            )
         if self.shape != other.shape or self.nnz != other.nnz:
             return False
-        for mine, theirs in zip((*self.pos, *self.crd), (*other.pos, *other.crd), strict=True):
+        for mine, theirs in zip((*self._pos, *self._crd), (*other._pos, *other._crd), strict=True):
             if (mine is None) != (theirs is None):
                 return False
             if mine is None or theirs is None or mine is theirs:
@@ -238,7 +276,7 @@ class Pattern:
 
     def stands_for(self, other: "Pattern") -> bool:
         """Whether this is the pattern of a gradient in a traced graph, which in its calls is what it is one of."""
-        is_known = all(type(array) is Tensor for array in (*self.arrays(), *other.arrays()))
+        is_known = all(type(array) is Tensor for array in (*self.arrays_in_place(), *other.arrays_in_place()))
         return not is_known and self.format == other.format
 
     def statistics(self) -> tuple[LevelStatistics, ...]:
@@ -278,7 +316,9 @@ class Pattern:
         The median of a few thousand pairs spread over the pattern: small for bands, a third of the extent where
         entries lie anywhere.
         """
-        return self.cached("reach", lambda: _reach(self))
+        from sparsify.storage.statistics import reach
+
+        return self.cached("reach", lambda: reach(self))
 
     def crowding(self) -> float:
         """The part of entries beside one that was just read, as `statistics.crowding` says."""
@@ -291,26 +331,41 @@ _known: "WeakValueDictionary[tuple[Any, ...], Pattern]" = WeakValueDictionary()
 
 
 def shared(
-    format: Format, shape: Sequence[int], pos: Arrays, crd: Arrays, stored: int | None = None
+    format: Format,
+    shape: Sequence[int],
+    pos: Arrays,
+    crd: Arrays,
+    stored: int | None = None,
+    *,
+    is_private: bool = False,
 ) -> Pattern:
-    """The living pattern over the same memory, else a new one: loaded tensors go on sharing their pattern."""
+    """The living pattern that was made of the same memory, else a new one: loaded tensors go on sharing their pattern.
+
+    Args:
+        format, shape, pos, crd, stored, is_private: as for `Pattern`.
+    """
     arrays = _existing(pos, crd)
     if not arrays or torch.compiler.is_compiling() or any(type(a) is not Tensor for a in arrays):
-        return Pattern(format, shape, pos, crd, stored)
-    key = (format, tuple(shape), tuple((a.data_ptr(), a.shape, a.stride(), a.dtype) for a in arrays))
+        return Pattern(format, shape, pos, crd, stored, is_private=is_private)
+    key = _key(format, shape, arrays)
     found = _known.get(key)
-    if found is None or not _is_over(found, arrays):
-        found = _known[key] = Pattern(format, shape, pos, crd)
+    if found is None or not _holds(found, arrays):
+        found = _known[key] = Pattern(format, shape, pos, crd, is_private=is_private)
+        _known[_key(format, shape, found.arrays_in_place())] = found
     return found
 
 
-def _is_over(pattern: Pattern, arrays: Sequence[Tensor]) -> bool:
-    """Whether arrays are those of a pattern: neither was written to, none moved to shared memory."""
-    written = [(a.data_ptr(), None if a.is_inference() else a._version) for a in arrays]
-    versions = {id(array): version for array, version in pattern._written}
-    return pattern.is_unchanged() and written == [
-        (a.data_ptr(), versions.get(id(a))) for a in pattern.arrays()
-    ]
+def _key(format: Format, shape: Sequence[int], arrays: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Where arrays are, and what they are for."""
+    return format, tuple(shape), tuple((a.data_ptr(), a.shape, a.stride(), a.dtype) for a in arrays)
+
+
+def _holds(pattern: Pattern, arrays: Sequence[Tensor]) -> bool:
+    """Whether arrays at addresses that were met before are those of a pattern, or hold the same still."""
+    pairs = list(zip(pattern.arrays_in_place(), arrays, strict=True))
+    return pattern.is_unchanged() and all(
+        mine.data_ptr() == theirs.data_ptr() or torch.equal(mine, theirs) for mine, theirs in pairs
+    )
 
 
 def _existing(pos: Arrays, crd: Arrays) -> list[Tensor]:
@@ -318,59 +373,12 @@ def _existing(pos: Arrays, crd: Arrays) -> list[Tensor]:
     return [a for pair in zip(pos, crd, strict=True) for a in pair if a is not None]
 
 
-def _expand(pattern: Pattern) -> list[Tensor]:
-    """Level coordinates of all positions, widened level by level."""
-    found: list[Tensor] = []
-    count = 1
-    for number, stored in enumerate(pattern.format.levels):
-        level, at = stored.level, pattern.level_arrays(number, count)
-        if level.is_branchless:
-            parents = positions = torch.arange(count, device=pattern.device)
-        else:
-            begins = level.begin(at, torch.arange(count + 1, device=pattern.device))
-            count = pattern.positions(number + 1)
-            parents = parents_of(begins, level.stride, count)
-            positions = torch.arange(count, device=pattern.device)
-            found = [c.index_select(0, parents) for c in found]
-        found.append(level.coordinate(at, parents, positions).long())
-    return found
-
-
-def _mode_coordinates(pattern: Pattern) -> Tensor:
-    """Mode coordinates from level coordinates."""
-    result = torch.zeros((pattern.rank, pattern.nnz), dtype=torch.int64, device=pattern.device)
-    differences = []
-    for stored, found in zip(pattern.format.levels, _expand(pattern), strict=True):
-        expression = stored.expression
-        result[expression.mode] += found * expression.size if expression.kind == "block" else found
-        if expression.kind == "difference":
-            differences.append(expression)
-    for expression in differences:
-        assert expression.other is not None, "a difference has two modes"
-        result[expression.mode] += result[expression.other] + expression.lowest(pattern.shape)
-    return result
-
-
-def _inside(pattern: Pattern) -> Tensor | None:
-    """The entries inside the shape, `None` for all of them."""
-    partial = {
-        s.expression.mode for s in pattern.format.levels if s.expression.can_lie_outside(pattern.shape)
-    }
-    if not partial:
-        return None
-    coordinates = pattern.coordinates(is_kept=False)
-    mask = torch.ones(pattern.nnz, dtype=torch.bool, device=pattern.device)
-    for mode in sorted(partial):
-        mask &= (coordinates[mode] >= 0) & (coordinates[mode] < pattern.shape[mode])
-    return None if bool(mask.all()) else mask
-
-
 def _statistics(pattern: Pattern) -> tuple[LevelStatistics, ...]:
     """The sizes of each level, from its arrays."""
     found = []
     for number in range(len(pattern.format.levels)):
         parents, positions = pattern.positions(number), pattern.positions(number + 1)
-        pos = pattern.pos[number]
+        pos = pattern._pos[number]
         mean = positions / parents if parents else 0.0
         largest = round(mean) if pos is None else int(pos.diff().max()) if parents else 0
         found.append(LevelStatistics(parents, positions, largest, mean))
@@ -382,17 +390,3 @@ def _same(mine: Tensor, theirs: Tensor) -> bool:
     if mine.dtype != theirs.dtype:
         mine, theirs = mine.long(), theirs.long()
     return torch.equal(mine, theirs)
-
-
-def _reach(pattern: Pattern) -> int:
-    """The median distance of entries that are as many positions apart as a parent has children."""
-    crd = pattern.crd[-1] if pattern.crd else None
-    last = pattern.format.levels[-1].level if pattern.crd else None
-    if crd is None or last is None or len(crd) < 2 or last.has_bits or last.stride > 1:
-        return 0
-    apart = min(
-        max(1, round(len(crd) / max(1, pattern.positions(len(pattern.format.levels) - 1)))), len(crd) - 1
-    )
-    step = max(1, (len(crd) - apart) // SAMPLES)
-    first, second = crd[: len(crd) - apart : step], crd[apart::step]
-    return int((first - second).abs().median())

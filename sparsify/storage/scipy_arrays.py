@@ -64,7 +64,7 @@ def _check(data: Any) -> None:
         shape = tuple(n // b for n, b in zip(shape, data.blocksize, strict=True))
     arrays = (None, _tensor(data.indptr)), (None, _tensor(data.indices))
     try:
-        validate.pattern(Pattern(unsorted, shape, *arrays))
+        validate.pattern(Pattern(unsorted, shape, *arrays, is_private=True))
     except InvalidTensorError as error:
         if "duplicate" not in error.message:
             raise
@@ -94,7 +94,7 @@ def write(matrix: SparseTensor) -> "scipy.sparse.sparray":
         listed = matrix.to(format=Format("coo", rank=pattern.rank))
         coordinates = tuple(c.numpy() for c in listed.coordinates())
         return scipy.sparse.coo_array((listed.values().detach().numpy(), coordinates), shape=pattern.shape)
-    pos, crd = pattern.pos[1], pattern.crd[1]
+    pos, crd = pattern._pos[1], pattern._crd[1]
     assert pos is not None and crd is not None, "the second level is compressed"
     pos, crd = same_dtype(pos, crd)
     values = matrix.values().detach().numpy()

@@ -24,6 +24,8 @@ FEW: Final = 1 << 13
 # What `crowding` looks at: so many entries, and so many before each.
 LOOKS: Final = 1 << 12
 BEFORE: Final = 16
+# How many pairs of entries `reach` looks at.
+SAMPLES: Final = 4096
 
 
 def distinct(pattern: "Pattern") -> Mapping[tuple[int, ...], int]:
@@ -61,7 +63,7 @@ def bucket(pattern: "Pattern", is_turned: bool = False) -> tuple[int, ...]:
     is read in the other order of its modes, the longest column is the longest row.
     """
     counts = [pattern.nnz, pattern.longest(1) if is_turned else longest(pattern, 0)]
-    for depth, (crd, stored) in enumerate(zip(pattern.crd, pattern.format.levels, strict=True), 1):
+    for depth, (crd, stored) in enumerate(zip(pattern._crd, pattern.format.levels, strict=True), 1):
         if stored.level.has_bits:
             counts.append(pattern.positions(depth))
         elif crd is not None:
@@ -83,7 +85,7 @@ def longest(pattern: "Pattern", level: int) -> int:
     levels = [stored.level for stored in pattern.format.levels]
     if pattern.nnz < FEW or len(levels) != 2 or not isinstance(levels[0], Dense):
         return 0
-    pos, crd = pattern.pos[1], pattern.crd[1]
+    pos, crd = pattern._pos[1], pattern._crd[1]
     if pos is None or crd is None or not isinstance(levels[1], Compressed):
         return 0
     if level:
@@ -102,7 +104,7 @@ def crowding(pattern: "Pattern") -> float:
     >>> crowding(tensor(torch.eye(9), "csr").pattern), crowding(tensor(torch.eye(40)[:, ::2], "csc").pattern)
     (1.0, 0.0)
     """
-    crd = pattern.crd[-1] if pattern.crd else None
+    crd = pattern._crd[-1] if pattern._crd else None
     if crd is None or len(crd) < 2 or pattern.format.levels[-1].level.has_bits:
         return 0.0
     looked = torch.arange(1, len(crd), max(1, len(crd) // LOOKS))
@@ -115,7 +117,7 @@ def coordinates_at(pattern: "Pattern", positions: Tensor) -> list[Tensor | None]
     """Per level the coordinates of the entries at some positions; `None` from a level on that is of another kind."""
     found: list[Tensor | None] = [None] * len(pattern.format.levels)
     for number in range(len(found) - 1, -1, -1):
-        stored, pos, crd = pattern.format.levels[number], pattern.pos[number], pattern.crd[number]
+        stored, pos, crd = pattern.format.levels[number], pattern._pos[number], pattern._crd[number]
         if isinstance(stored.level, Dense):
             extent = stored.expression.extent(pattern.shape)
             found[number] = positions % extent
@@ -138,10 +140,10 @@ def _distinct_outer(pattern: "Pattern", depth: int) -> int | None:
     last = pattern.format.levels[depth - 1].level
     if isinstance(last, Compressed) and last.unique:
         return pattern.positions(depth)
-    below = pattern.pos[depth]
+    below = pattern._pos[depth]
     if isinstance(last, Dense) and below is not None:
         return int((below.diff() > 0).sum())
-    if isinstance(last, Compressed) and depth == 1 and (crd := pattern.crd[0]) is not None:
+    if isinstance(last, Compressed) and depth == 1 and (crd := pattern._crd[0]) is not None:
         return int((crd.diff() != 0).sum()) + 1
     return None
 
@@ -158,3 +160,17 @@ def _extrapolate(seen: int, looked: int, entries: int) -> int:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if -middle * expm1(-looked / middle) < seen else (low, middle)
     return min(entries, max(seen, round(-low * expm1(-entries / low))))
+
+
+def reach(pattern: "Pattern") -> int:
+    """The median distance of entries that are as many positions apart as a parent has children."""
+    crd = pattern._crd[-1] if pattern._crd else None
+    last = pattern.format.levels[-1].level if pattern._crd else None
+    if crd is None or last is None or len(crd) < 2 or last.has_bits or last.stride > 1:
+        return 0
+    apart = min(
+        max(1, round(len(crd) / max(1, pattern.positions(len(pattern.format.levels) - 1)))), len(crd) - 1
+    )
+    step = max(1, (len(crd) - apart) // SAMPLES)
+    first, second = crd[: len(crd) - apart : step], crd[apart::step]
+    return int((first - second).abs().median())

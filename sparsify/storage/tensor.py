@@ -120,7 +120,7 @@ class SparseTensor(torch.Tensor):
             return stored.permute(_inverse(pattern.format.ordering)).clone(
                 memory_format=torch.contiguous_format
             )
-        coordinates, inside = pattern.coordinates(is_kept=values.requires_grad), pattern.inside()
+        coordinates, inside = pattern.kept_coordinates(values.requires_grad), pattern.kept_inside()
         if inside is not None:
             coordinates, values = coordinates[:, inside], values[inside]
         dense = torch.full(pattern.shape, self._fill, dtype=values.dtype, device=values.device)
@@ -226,9 +226,9 @@ class SparseTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         pattern = self._pattern
-        flags = (self.requires_grad, isinstance(self, nn.Parameter))
-        arrays = (list(pattern.pos), list(pattern.crd), self._vals)
-        return rebuild, (str(pattern.format), pattern.shape, *arrays, self._fill, *flags)
+        arrays = (list(pattern._pos), list(pattern._crd), self._vals)
+        flags = (self._fill, self.requires_grad, isinstance(self, nn.Parameter))
+        return rebuild, (str(pattern.format), pattern.shape, *arrays, *flags)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SparseTensor":
         if id(self) in memo:
@@ -263,7 +263,7 @@ def wrap(pattern: Pattern, values: Tensor, fill: Fill = 0) -> SparseTensor:
 
 def _of_tensors(pattern: Pattern) -> tuple[list[int], list[tuple[str, Tensor]]]:
     """What tensors over a pattern have of it: strides, and its arrays as attributes."""
-    named = [(f"{role}{n}", a) for role in ("_pos", "_crd") for n, a in enumerate(getattr(pattern, role[1:]))]
+    named = [(f"{role}{n}", a) for role in ("_pos", "_crd") for n, a in enumerate(getattr(pattern, role))]
     return _strides(pattern.shape), [(name, array) for name, array in named if array is not None]
 
 
@@ -289,7 +289,8 @@ def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
 
     def make() -> Pattern:
         shape = [pattern.shape[mode] for mode in modes]
-        made = Pattern(pattern.format.permuted(modes), shape, pattern.pos, pattern.crd, pattern.nnz)
+        arrays = pattern._pos, pattern._crd
+        made = Pattern(pattern.format.permuted(modes), shape, *arrays, pattern.nnz, is_private=True)
         if pattern.validated().recall("valid"):
             made.trusted()
         made.cached(("permuted", _inverse(modes)), lambda: pattern)
@@ -307,10 +308,9 @@ def _as_leaf(tensor: SparseTensor, requires_grad: bool, is_parameter: bool) -> S
 
 def _stored_only(pattern: Pattern, values: Tensor, fill: Fill) -> tuple[Pattern, Tensor]:
     """A dense pattern without the entries that equal the fill, in coordinate format, and their values."""
-    kept = is_stored(values.detach(), fill)
-    inside = pattern.inside()
+    kept, inside = is_stored(values.detach(), fill), pattern.kept_inside()
     kept = (kept if inside is None else kept & inside).nonzero().squeeze(1)
-    coordinates = pattern.coordinates()[:, kept]
+    coordinates = pattern.kept_coordinates()[:, kept]
     format = Format("coo", rank=pattern.rank)
     sorting = convert.order(list(coordinates), pattern.shape)
     if sorting is not None:
@@ -382,7 +382,7 @@ def values_at(tensor: Tensor, pattern: Pattern) -> Tensor:
         raise UnsupportedOperatorError(
             f"values of {tensor._pattern} at the entries of {pattern}", "one pattern for both"
         )
-    coordinates, inside = pattern.coordinates(), pattern.inside()
+    coordinates, inside = pattern.kept_coordinates(), pattern.kept_inside()
     if inside is None:
         return tensor[tuple(coordinates)].reshape(-1)
     safe = torch.where(inside, coordinates, 0)

@@ -121,7 +121,7 @@ def write(matrix: SparseTensor) -> Tensor:
         return torch.sparse_coo_tensor(
             coordinates, values, pattern.shape, is_coalesced=True, check_invariants=False
         )
-    pos, crd = pattern.pos[1], pattern.crd[1]
+    pos, crd = pattern._pos[1], pattern._crd[1]
     assert pos is not None and crd is not None, "the second level is compressed"
     pos, crd = same_dtype(pos, crd)
     values = matrix.values()
@@ -152,9 +152,9 @@ def layout_of(format: Format) -> tuple[str, tuple[int, int]]:
 
 
 def same_dtype(pos: Tensor, crd: Tensor) -> tuple[Tensor, Tensor]:
-    """Both index arrays in one dtype that torch and scipy know."""
+    """Copies of both index arrays in one dtype that torch and scipy know; their owner may write to them."""
     wide = torch.int64 if torch.int64 in (pos.dtype, crd.dtype) else torch.int32
-    return pos.to(wide), crd.to(wide)
+    return pos.to(wide, copy=True), crd.to(wide, copy=True)
 
 
 def without_fill(matrix: SparseTensor) -> None:

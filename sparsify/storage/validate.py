@@ -140,7 +140,7 @@ def coordinates(coordinates: Sequence[Tensor], shape: Sequence[int]) -> None:
 def _check_arrays(pattern: Pattern, number: int) -> None:
     """A level has the arrays of its format and no others."""
     level = pattern.format.levels[number].level
-    for role, array in (("pos", pattern.pos[number]), ("crd", pattern.crd[number])):
+    for role, array in (("pos", pattern._pos[number]), ("crd", pattern._crd[number])):
         if array is not None and role not in level.arrays:
             raise InvalidTensorError(
                 f"level {number} of {pattern.format} is {level.name} and has arrays: {role}",
@@ -260,7 +260,7 @@ def _computed_positions(pattern: Pattern, number: int, parents: int, count: int)
 
 def _coordinates_of(pattern: Pattern, number: int) -> Tensor:
     """The `crd` array of a level, of the right kind."""
-    return _array(pattern, number, "crd", pattern.crd[number], COORDINATE_DTYPES)
+    return _array(pattern, number, "crd", pattern._crd[number], COORDINATE_DTYPES)
 
 
 def _array(
@@ -285,7 +285,7 @@ def _array(
 
 def _positions_of(pattern: Pattern, number: int, parents: int, count: int) -> Tensor:
     """The `pos` array of a level: it starts at 0, never falls and ends at the number of coordinates."""
-    pos = _array(pattern, number, "pos", pattern.pos[number], POSITION_DTYPES)
+    pos = _array(pattern, number, "pos", pattern._pos[number], POSITION_DTYPES)
     name = f"pos of level {number} ({pattern.format.levels[number]})"
     if pos.shape[0] != parents + 1:
         raise InvalidTensorError(

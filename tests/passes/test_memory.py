@@ -24,14 +24,14 @@ def test_remembered_until_it_changes():
 
 def test_only_the_last_few_are_kept():
     memory = Memory(lambda matrix: (matrix.values(),))
-    matrices = [torch.eye(2).to_sparse() for _ in range(REMEMBERED + 3)]
+    matrices = [(torch.eye(2) * n).to_sparse() for n in range(1, REMEMBERED + 4)]
     for matrix in matrices:
         memory(matrix)
-    assert len(memory.entries) == REMEMBERED
+    assert len(memory.memo) == REMEMBERED
 
 
 def test_values_that_need_gradients_are_never_remembered():
     memory = Memory(lambda matrix: (matrix.coalesce().values(),))
     matrix = torch.eye(2).to_sparse().requires_grad_()
     assert memory(matrix)[0].requires_grad
-    assert not memory.entries
+    assert not len(memory.memo)

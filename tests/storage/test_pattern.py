@@ -28,7 +28,7 @@ def test_derived_structure_is_made_once():
     made = []
     for _ in range(3):
         assert pattern.cached("key", lambda: made.append(1) or len(made)) == 1
-    assert pattern.coordinates() is pattern.coordinates()
+    assert pattern.kept_coordinates() is pattern.kept_coordinates()
 
 
 def test_coordinates_stay_where_gradients_will_ask_again():
@@ -45,9 +45,10 @@ def test_coordinates_stay_where_gradients_will_ask_again():
 
 def test_patterns_over_the_same_memory_are_one():
     pattern = tensor(torch.eye(4)).pattern
-    assert shared(pattern.format, pattern.shape, pattern.pos, pattern.crd) is pattern
+    assert shared(pattern.format, pattern.shape, pattern._pos, pattern._crd) is pattern
     other = [None if a is None else a.clone() for a in pattern.crd]
-    assert shared(pattern.format, pattern.shape, pattern.pos, other) is not pattern
+    other[1][0] = 1
+    assert shared(pattern.format, pattern.shape, pattern._pos, other) is not pattern
 
 
 def test_statistics():

@@ -241,7 +241,7 @@ def test_shared_memory():
     assert not first.is_shared() and first.share_memory_() is first and first.is_shared()
     for stored, factor in ((first, 1), (second, 2)):
         assert torch.allclose(einsum("ij,jk->ik", stored, x), factor * x)
-    assert all(array.is_shared() for array in first.pattern.arrays())
+    assert all(array.is_shared() for array in first.pattern.arrays_in_place())
     layer = Layer()
     layer.share_memory()
     assert layer.weight.is_shared()

@@ -4,6 +4,7 @@ In: `2*h + r - 1`. Out: `Affine((("h", 2), ("r", 1)), -1)`. `(p - r + 1) / 2` is
 division leaves a rest, the index is outside of its mode. `j - i + extent(i)` has `extent(i)` among its constants.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 
@@ -98,6 +99,13 @@ class Affine:
 
     def __str__(self) -> str:
         return str(self.expression())
+
+    def magnitude(self, extents: Mapping[str, int]) -> int:
+        """A bound of all sums on the way to a value; extents that are not known, as symbols of a graph, count as 2."""
+        known = {name: extent for name, extent in extents.items() if type(extent) is int}
+        spans = [abs(n) * max(known.get(name, 2) - 1, 1) for name, n in self.terms]
+        constants = [abs(n) * known.get(name, 2) for name, n in self.extents]
+        return abs(self.offset) + self.divisor + sum(spans) + sum(constants)
 
     def bounds(self, extents: dict[str, int]) -> tuple[int, int]:
         """The least and greatest value over the ranges of the index variables, before the division."""

@@ -15,6 +15,8 @@ from sparsify.errors import EinsumError, ShapeError, UnsupportedProgramError
 
 Mode = tuple[str, int]
 MOST_EXTENT: Final = 2**63 - 1
+# Of a sum on the way to an index.
+MOST_MAGNITUDE: Final = 2**62
 
 
 def accesses(statements: Iterable[Assign]) -> Iterator[Access]:
@@ -114,7 +116,30 @@ def bind_extents(
         known.setdefault(
             target.tensor, tuple(extents[i.name] for i in target.indices if isinstance(i, Index))
         )
+    check_magnitudes(statements, extents)
     return extents
+
+
+def check_magnitudes(statements: Sequence[Assign], extents: Mapping[str, int]) -> None:
+    """Raises for an affine index that leaves int64 on its way, where it would wrap around into its mode.
+
+    Raises:
+        ShapeError: naming the access and the size of the index.
+    """
+    for access in accesses(statements):
+        for mode, index in enumerate(access.indices):
+            form = None if isinstance(index, Index) else affine(index)
+            if form is None or (found := form.magnitude(extents)) <= MOST_MAGNITUDE:
+                continue
+            raise ShapeError(
+                f"{access}: the index {index} of mode {mode} may reach 2**{found.bit_length()}, kernels compute "
+                f"indices in int64; smaller factors, with every index below 2**62"
+            )
+
+
+def check_indices(program: Program, shapes: Mapping[str, Sequence[int]]) -> None:
+    """`check_magnitudes` for a program whose operands have these shapes."""
+    check_magnitudes(program.statements, declared_extents(program, shapes))
 
 
 def program_extents(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:

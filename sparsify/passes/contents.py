@@ -1,0 +1,198 @@
+"""Memos by content: results that are found again while the entries that they were made of are the same.
+
+In: `memo = Memo(8)` and `memo.get((edge_index, 2708), make)`. Out: the result of an earlier `make()` for leaves of the
+same entries, else of `make()` now.
+
+torch counts writes that it makes itself. Writes through numpy views, `.data`, DLPack or the memory of another process
+count nothing, so the entries themselves decide, by a digest at the speed of memory. Leaves that a recipe calls static
+are told apart by identity and version instead. Within one call of a model each tensor is read once.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import torch
+
+from sparsify.compiler.digest import digest
+from sparsify.storage import transformed
+
+T = TypeVar("T")
+Key = tuple[Any, ...]
+
+
+class Identity:
+    """A tensor whose entries change by writes that torch counts, and by no others."""
+
+    __slots__ = ("reference", "state")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        version = 0 if tensor.is_inference() else tensor._version
+        self.reference = weakref.ref(tensor)
+        self.state = (version, tensor.data_ptr(), tensor.shape, tensor.stride())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Identity) or self.state != other.state:
+            return False
+        return self.reference() is not None and self.reference() is other.reference()
+
+    def __hash__(self) -> int:
+        return hash(self.state)
+
+
+class Fingerprint(NamedTuple):
+    """Equal for tensors of equal entries that lie alike."""
+
+    digest: int
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+
+def fingerprint(tensor: torch.Tensor) -> Fingerprint:
+    """The fingerprint of the entries that a tensor has now."""
+    return Fingerprint(digest(tensor), tensor.dtype, tensor.shape, tensor.stride())
+
+
+class _Read(threading.local):
+    """The fingerprints of tensors in the call of a model that runs in this thread, `None` outside of calls."""
+
+    known: dict[int, tuple[torch.Tensor, int, Fingerprint]] | None = None
+
+
+_read: Final = _Read()
+
+
+class ReadOnce:
+    """A context in which each tensor is read once, unless torch counts a write in between: one call of a model."""
+
+    __slots__ = ("before",)
+
+    def __enter__(self) -> None:
+        self.before, _read.known = _read.known, {}
+
+    def __exit__(self, *error: object) -> None:
+        _read.known = self.before
+
+
+def _fingerprint_once(tensor: torch.Tensor) -> Fingerprint:
+    """`fingerprint`, known within a call from the first time."""
+    known = _read.known
+    if known is None or tensor.is_inference():  # inference tensors do not count their versions
+        return fingerprint(tensor)
+    version, found = tensor._version, known.get(id(tensor))
+    if found is not None and found[0] is tensor and found[1] == version:
+        return found[2]
+    made = fingerprint(tensor)
+    known[id(tensor)] = tensor, version, made
+    return made
+
+
+def key_of(
+    leaves: Sequence[Any],
+    static: Collection[int] = (),
+    read: Callable[[torch.Tensor], Fingerprint] = _fingerprint_once,
+) -> Key:
+    """The key of leaves: tensors by their entries, at `static` positions by identity; others as they are."""
+    if not static:
+        return tuple([read(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
+    return tuple(
+        [
+            leaf
+            if not isinstance(leaf, torch.Tensor)
+            else Identity(leaf)
+            if position in static
+            else read(leaf)
+            for position, leaf in enumerate(leaves)
+        ]
+    )
+
+
+def is_of_tensor(part: Any) -> bool:
+    """Whether a part of a key stands for a tensor."""
+    return isinstance(part, Fingerprint | Identity)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[T]):
+    """A result, the key of its leaves, and the tensors among them."""
+
+    key: Key
+    tensors: tuple["weakref.ref[torch.Tensor]", ...]
+    made: T
+
+    def is_alive(self) -> bool:
+        """Whether all of its tensors are there."""
+        return all(reference() is not None for reference in self.tensors)
+
+    def replaces(self, other: "Entry[T]") -> bool:
+        """Whether the other result is for other entries of the same tensors."""
+        if self.key == other.key or len(self.key) != len(other.key) or not self.tensors:
+            return False
+        are_same = all(mine is theirs for mine, theirs in zip(self.tensors, other.tensors, strict=False))
+        pairs = zip(self.key, other.key, strict=True)
+        return are_same and all(mine == theirs for mine, theirs in pairs if not is_of_tensor(mine))
+
+
+class Memo(Generic[T]):
+    """Results by the content of their leaves, the latest first.
+
+    Results of tensors that are gone, or that have other entries by now, make room for new ones.
+
+    Args:
+        most: how many are kept.
+        static: positions of leaves that change only by writes that torch counts.
+    """
+
+    def __init__(self, most: int, static: Collection[int] = ()) -> None:
+        self.most, self.static = most, frozenset(static)
+        self.entries: list[Entry[T]] = []
+
+    def get(
+        self,
+        leaves: Sequence[Any],
+        make: Callable[[], T],
+        accepts: Callable[[T], bool] | None = None,
+        owner: torch.Tensor | None = None,
+    ) -> T:
+        """The result for leaves of these entries, made now where none is kept.
+
+        Args:
+            leaves: tensors and hashable values.
+            make: computes the result from the leaves.
+            accepts: says whether a kept result will do, where more than the leaves decides.
+            owner: has the leaves as its parts; the result is kept while it lives.
+        """
+        if transformed.are_active() and transformed.is_followed(leaves):
+            return make()
+        key = key_of(leaves, self.static)
+        for entry in self.entries:
+            if entry.key == key and (accepts is None or accepts(entry.made)):
+                return entry.made
+        made = make()
+        # Another thread or process may have written while `make` read.
+        if self.most and key_of(leaves, self.static, fingerprint) == key:
+            tensors = (
+                [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] if owner is None else [owner]
+            )
+            entry = Entry(key, tuple([weakref.ref(tensor) for tensor in tensors]), made)
+            kept = [known for known in self.entries if known.is_alive() and not entry.replaces(known)]
+            self.entries = [entry, *kept[: self.most - 1]]
+        return made
+
+    def known(self, leaves: Sequence[Any]) -> T | None:
+        """The result for leaves of these entries where it is kept."""
+        key = key_of(leaves, self.static)
+        return next((entry.made for entry in self.entries if entry.key == key), None)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.entries = []
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([entry.made for entry in self.entries])
