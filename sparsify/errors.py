@@ -11,6 +11,7 @@
       DiscordantError             no loop order visits all sparse operands from outer to inner level
       UnsupportedProgramError     an expression that cannot be compiled yet
       UnsupportedOperatorError    an operator without a sparse implementation
+        DenseSizeError            a dense copy or result out of proportion to the stored entries
       RecipeError                 a mistake in a recipe, with file and line
         RecipeNotFoundError       neither a file nor a built-in recipe
       CaptureError                a model that cannot be captured
@@ -108,6 +109,10 @@ class UnsupportedProgramError(SparsifyError):
 
 class UnsupportedOperatorError(SparsifyError):
     """An operator without a sparse implementation."""
+
+
+class DenseSizeError(UnsupportedOperatorError):
+    """A dense copy or result that takes far more memory than the stored entries."""
 
 
 class RecipeError(SparsifyError):
