@@ -91,6 +91,8 @@ class Entry:
             torch.manual_seed(seed)
             try:
                 return factory(*sizes, **arguments)
+            except SparsifyError:
+                raise
             except (RuntimeError, ValueError, TypeError, ArithmeticError, OSError) as error:
                 given = ", ".join(f"{name}={value}" for name, value in arguments.items())
                 raise SparsifyError(f"{self.name} cannot be built with {given}: {error}") from error

@@ -11,6 +11,7 @@
       DiscordantError             no loop order visits all sparse operands from outer to inner level
       UnsupportedProgramError     an expression that cannot be compiled yet
       UnsupportedOperatorError    an operator without a sparse implementation
+        DenseSizeError            a dense copy or result out of proportion to the stored entries
       RecipeError                 a mistake in a recipe, with file and line
         RecipeNotFoundError       neither a file nor a built-in recipe
       CaptureError                a model that cannot be captured
@@ -23,10 +24,16 @@
       DataError                   a data set that cannot be loaded
       PackageConflictError        another distribution provides the name sparsify
 
+Most also derive from the built-in class that Python code catches: a mistake in an argument is a `ValueError`,
+`ShapeError` also a `RuntimeError` as torch's, `DtypeError` a `TypeError`, operators and programs without an
+implementation are `NotImplementedError`s, `RecipeNotFoundError` is a `FileNotFoundError`, `PackageConflictError` an
+`ImportError`; failures to capture, verify, build and run are `RuntimeError`s.
+
 In: an error. Out: a text that says what was found and what to do, and `exit_status(error)` for the command line.
 """
 
-from typing import Final
+from errno import ENOENT
+from typing import Any, Final
 
 FINE: Final = 0
 NEGATIVE: Final = 1
@@ -45,15 +52,15 @@ class SparsifyError(Exception):
         return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
-class InvalidTensorError(SparsifyError):
+class InvalidTensorError(SparsifyError, ValueError):
     """Coordinates, positions or values that make no tensor; names the first offending entry."""
 
 
-class FormatError(SparsifyError):
+class FormatError(SparsifyError, ValueError):
     """A format that is not one, or that does not fit the tensor."""
 
 
-class ParseError(SparsifyError):
+class ParseError(SparsifyError, ValueError):
     """Index notation that cannot be read.
 
     >>> print(ParseError("y = x[i", 5, "never closed"))
@@ -72,23 +79,23 @@ class ParseError(SparsifyError):
         return f"{self.message}\n  {line}\n  {' ' * (self.position - start)}^"
 
 
-class EinsumError(SparsifyError):
+class EinsumError(SparsifyError, ValueError):
     """An expression that has no meaning."""
 
 
-class ShapeError(EinsumError):
+class ShapeError(EinsumError, RuntimeError):
     """Sizes that do not fit each other."""
 
 
-class DtypeError(EinsumError):
+class DtypeError(EinsumError, TypeError):
     """Dtypes that cannot be combined."""
 
 
-class ScheduleError(SparsifyError):
+class ScheduleError(SparsifyError, ValueError):
     """A schedule that is not one, or that would change the result."""
 
 
-class DiscordantError(SparsifyError):
+class DiscordantError(SparsifyError, ValueError):
     """No loop order visits every sparse operand from its outer level to its inner level."""
 
     def __init__(self, first: str, second: str) -> None:
@@ -102,15 +109,19 @@ class DiscordantError(SparsifyError):
         )
 
 
-class UnsupportedProgramError(SparsifyError):
+class UnsupportedProgramError(SparsifyError, NotImplementedError):
     """An expression that cannot be compiled yet."""
 
 
-class UnsupportedOperatorError(SparsifyError):
+class UnsupportedOperatorError(SparsifyError, NotImplementedError):
     """An operator without a sparse implementation."""
 
 
-class RecipeError(SparsifyError):
+class DenseSizeError(UnsupportedOperatorError):
+    """A dense copy or result that takes far more memory than the stored entries."""
+
+
+class RecipeError(SparsifyError, ValueError):
     """A mistake in a recipe, with file, line and column (from 1; 0 when there is none)."""
 
     def __init__(self, message: str, file: str = "", line: int = 0, column: int = 0) -> None:
@@ -122,15 +133,23 @@ class RecipeError(SparsifyError):
         return f"{place}: {self.message}" if place else self.message
 
 
-class RecipeNotFoundError(RecipeError):
+class RecipeNotFoundError(RecipeError, FileNotFoundError):
     """A name that is neither a file nor a built-in recipe."""
 
+    def __new__(cls, *args: Any) -> "RecipeNotFoundError":
+        # OSError would read its fields from the arguments; other bases cannot make an object of its layout.
+        return OSError.__new__(cls)
 
-class CaptureError(SparsifyError):
+    def __init__(self, message: str, file: str = "", line: int = 0, column: int = 0) -> None:
+        super().__init__(message, file, line, column)
+        self.errno, self.strerror, self.filename = ENOENT, message, file or None
+
+
+class CaptureError(SparsifyError, RuntimeError):
     """A model that cannot be captured as a graph."""
 
 
-class CompilerError(SparsifyError):
+class CompilerError(SparsifyError, RuntimeError):
     """The way from generated C++ to a loaded kernel failed."""
 
 
@@ -146,7 +165,7 @@ class CacheError(CompilerError):
     """The kernel cache cannot be used."""
 
 
-class KernelError(SparsifyError):
+class KernelError(SparsifyError, RuntimeError):
     """A kernel ended with a status code that is not 0."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -157,15 +176,15 @@ class KernelError(SparsifyError):
         return f"{self.message} (status {self.status})"
 
 
-class VerificationError(SparsifyError):
+class VerificationError(SparsifyError, RuntimeError):
     """A sparse model whose results differ from the dense one's."""
 
 
-class DataError(SparsifyError):
+class DataError(SparsifyError, ValueError):
     """A data set that cannot be loaded."""
 
 
-class PackageConflictError(SparsifyError):
+class PackageConflictError(SparsifyError, ImportError):
     """Another distribution provides the name `sparsify`."""
 
 

@@ -1,5 +1,7 @@
 """Errors: one text per class, pickling, the tree and exit statuses."""
 
+import copy
+import errno
 import inspect
 import pickle
 
@@ -34,9 +36,34 @@ def test_text_and_pickle(kind: type[SparsifyError]) -> None:
     fields, text = OWN_FIELDS.get(kind, (("found this", "do that"), "found this; do that"))
     error = kind(*fields)
     assert str(error) == text
-    again = pickle.loads(pickle.dumps(error))
-    assert type(again) is kind
-    assert (str(again), vars(again)) == (text, vars(error))
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is kind
+        assert (str(again), vars(again), again.args) == (text, vars(error), error.args)
+
+
+BUILT_IN = {
+    ValueError: "InvalidTensorError FormatError ParseError EinsumError ShapeError DtypeError ScheduleError RecipeError "
+    "RecipeNotFoundError DataError DiscordantError",
+    RuntimeError: "ShapeError CaptureError VerificationError KernelError CompilerError CompilerNotFoundError "
+    "BuildError CacheError UnsupportedOperatorError UnsupportedProgramError DenseSizeError",
+    TypeError: "DtypeError",
+    NotImplementedError: "UnsupportedOperatorError UnsupportedProgramError DenseSizeError",
+    OSError: "RecipeNotFoundError",
+    FileNotFoundError: "RecipeNotFoundError",
+    ImportError: "PackageConflictError",
+}
+
+
+@pytest.mark.parametrize("base", BUILT_IN, ids=lambda base: base.__name__)
+def test_what_python_code_catches(base: type[Exception]) -> None:
+    found = {kind.__name__ for kind in CLASSES if issubclass(kind, base)}
+    assert found == set(BUILT_IN[base].split())
+
+
+def test_recipe_not_found_as_the_system_says_it() -> None:
+    error = errors.RecipeNotFoundError("no file and no built-in recipe", "gnc")
+    assert (error.errno, error.filename) == (errno.ENOENT, "gnc")
+    assert errors.RecipeNotFoundError("nothing").filename is None
 
 
 def test_text_without_remedy() -> None:
@@ -63,7 +90,7 @@ def test_tree_in_the_docstring_lists_every_class() -> None:
             line for line in (errors.__doc__ or "").splitlines() if line.split()[:1] == [kind.__name__]
         )
         depth = (len(line) - len(line.lstrip())) // 2 - 2
-        assert depth == len(kind.__mro__) - len(SparsifyError.__mro__), kind
+        assert depth == sum(issubclass(base, SparsifyError) for base in kind.__mro__) - 1, kind
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,17 @@ from sparsify.ops import (
     index,
     join,
     layouts,
+    lookup,
     moments,
+    norms,
     places,
     products,
+    rank,
     reductions,
     reshape,
     softmax,
     triangle,
+    valuewise,
 )
 
 __all__ = [
@@ -26,11 +30,15 @@ __all__ = [
     "index",
     "join",
     "layouts",
+    "lookup",
     "moments",
+    "norms",
     "places",
     "products",
+    "rank",
     "reductions",
     "reshape",
     "softmax",
     "triangle",
+    "valuewise",
 ]

@@ -18,6 +18,8 @@ from torch.compiler import is_dynamo_compiling
 from sparsify.compiler.evaluate import evaluate, evaluate_pair
 from sparsify.compiler.traced import is_traced
 from sparsify.errors import DtypeError, EinsumError, ShapeError
+from sparsify.ops import lookup
+from sparsify.ops.memory import check_shape
 from sparsify.ops.reshape import reshaped
 from sparsify.ops.table import operator, refuse
 from sparsify.storage.tensor import SparseTensor, wrap
@@ -75,7 +77,9 @@ def mul(input: Any, other: Any, *, out: Tensor | None = None) -> Tensor:
 def div(input: Any, other: Any, *, rounding_mode: str | None = None, out: Tensor | None = None) -> Tensor:
     """`torch.div`: entry by entry."""
     if rounding_mode is not None:
-        raise refuse(f"a quotient rounded by {rounding_mode}")
+        if out is None and _on_values(input, other):
+            return torch.div(input, other, rounding_mode=rounding_mode)
+        raise refuse(f"a quotient of different patterns rounded by {rounding_mode}", "torch.floor(A / B)")
     return _combine(torch.div, "{} / {}", input, other, out)
 
 
@@ -104,7 +108,9 @@ for _name, _text in TEXTS.items():
 
 @operator(torch.where, Tensor.where)
 def where(condition: Any, input: Any = None, other: Any = None, *, out: Tensor | None = None) -> Any:
-    """`torch.where`: of three tensors or numbers."""
+    """`torch.where`: of three tensors or numbers; of a condition alone, where it holds."""
+    if input is None and other is None and isinstance(condition, SparseTensor):
+        return lookup.nonzero(condition, as_tuple=True)
     if input is None or other is None or out is not None:
         raise refuse("where without both choices, or with out=", "nonzero of .values()")
     if not isinstance(condition, Tensor):
@@ -143,6 +149,8 @@ def _combine(function: Any, text: str, first: Any, second: Any, out: Tensor | No
     if first.shape == second.shape and not is_dynamo_compiling():  # which would look into the memory of texts
         return cast(Tensor, evaluate_pair(_alike(text, first.dim()), first, second))
     shape = _broadcast(tuple(first.shape), second)
+    if function not in SCALE:  # a product or quotient is as sparse as its sparse operand
+        check_shape(f"torch.{function.__name__}", shape, first.dtype, first, second)
     names = INDICES[: len(shape)]
     left, A = _access("A", first, shape, names)
     right, B = _access("B", second, shape, names)

@@ -13,6 +13,7 @@ from torch.overrides import resolve_name
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sparsify.errors import SparsifyError, UnsupportedOperatorError
+from sparsify.ops.memory import check_bytes, dense_bytes, tensors_in
 from sparsify.options import current
 from sparsify.storage import tensor
 from sparsify.storage.tensor import Operator, SparseTensor
@@ -46,12 +47,15 @@ def run_densely(
 
     Raises:
         UnsupportedOperatorError: under `sparsify.strict()`, and where the operator would write into a sparse tensor.
+        DenseSizeError: the dense copies would be out of proportion to the stored entries.
     """
     name = name_of(function)
     text = str(reason)
     text = text if text.startswith(name) else f"{name}: {text}"
     if current().strict or not _has_dense_meaning(function, kwargs):
         raise UnsupportedOperatorError(text) from None
+    operands = tensors_in((args, kwargs))
+    check_bytes(name, dense_bytes(operands), operands)
     if name not in _warned:
         _warned.add(name)
         warnings.warn(

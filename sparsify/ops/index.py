@@ -4,7 +4,7 @@ In: `A[2:5, :, 0]`. Out: the tensor of the entries inside, in the format of A wi
 where all went.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import EllipsisType
 from typing import Any, cast
 
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from sparsify.errors import ShapeError
-from sparsify.ops.move import Entries, entries_of, mode_of, moved, without_modes
+from sparsify.ops import lookup
+from sparsify.ops.move import Entries, entries_of, moved, without_modes
 from sparsify.ops.reshape import reshaped
 from sparsify.ops.table import operator, refuse
+from sparsify.storage.modes import mode_of
 from sparsify.storage.tensor import SparseTensor
 
 Item = int | slice | EllipsisType | Tensor | None
@@ -23,10 +25,12 @@ Item = int | slice | EllipsisType | Tensor | None
 @operator(Tensor.__getitem__)
 def getitem(input: SparseTensor, key: Any) -> Tensor:
     """`A[key]`: slices, integers, `...`, `None`, and lists of integers or booleans for one mode each."""
+    if _is_whole_mask(key, input):
+        return lookup.masked_select(input, key)
     items = _spelled_out(key if isinstance(key, tuple) else (key,), input.dim())
     lists = [item for item in items if isinstance(item, Tensor)]
     if len(lists) > 1 or any(item.dim() > 1 for item in lists):
-        raise refuse("indices of several modes at once", "A.index_select for one mode after the other")
+        return _gathered(input, items)
     entries, shape, gone = _cut(input, items)
     if len(gone) == input.dim():
         result = _number(input, entries)
@@ -38,6 +42,13 @@ def getitem(input: SparseTensor, key: Any) -> Tensor:
     kept = iter(shape)
     whole = [1 if item is None else next(kept) for item in items if not isinstance(item, int)]
     return reshaped(result, whole) if isinstance(result, SparseTensor) else result.reshape(whole)
+
+
+def _is_whole_mask(key: Any, input: SparseTensor) -> bool:
+    """Whether an index is a mask of all modes; a dense one of one mode selects places, and the result is sparse."""
+    if not isinstance(key, Tensor) or key.dtype != torch.bool or key.shape != input.shape:
+        return False
+    return key.dim() > 1 or isinstance(key, SparseTensor)
 
 
 def _spelled_out(key: Sequence[Any], rank: int) -> list[Any]:
@@ -60,7 +71,8 @@ def _item(item: Any) -> Item:
     if isinstance(item, list | tuple | range):
         item = torch.tensor(item if len(item) else torch.zeros(0, dtype=torch.int64))
     if isinstance(item, Tensor):
-        if isinstance(item, SparseTensor) or item.is_floating_point() or item.is_complex():
+        is_mask = item.dtype == torch.bool and item.dim() == 1
+        if item.is_floating_point() or item.is_complex() or (isinstance(item, SparseTensor) and not is_mask):
             raise refuse(f"an index of {item.dtype}", "integers or booleans")
         if item.dim() == 0 and item.dtype != torch.bool:
             return int(item)
@@ -91,6 +103,20 @@ def _cut(input: SparseTensor, items: Sequence[Item]) -> tuple[Entries, list[int]
     return entries, shape, gone
 
 
+def _gathered(input: SparseTensor, items: Sequence[Item]) -> Tensor:
+    """The entries that integers for every mode name, dense."""
+    kinds = {item.dtype if isinstance(item, Tensor) else type(item) for item in items}
+    if not kinds <= {int, torch.int32, torch.int64}:
+        raise refuse("indices of several modes at once", "A.index_select for one mode after the other")
+    columns = [item if isinstance(item, Tensor) else torch.tensor(item) for item in items]
+    try:
+        columns = list(torch.broadcast_tensors(*columns))
+    except RuntimeError:
+        shapes = " and ".join(str(list(column.shape)) for column in columns)
+        raise ShapeError(f"indices of shapes {shapes}; shapes that broadcast together") from None
+    return lookup.at_coordinates(input, columns)
+
+
 def _inside(place: int, mode: int, extent: int) -> int:
     if not -extent <= place < extent:
         raise IndexError(f"index {place} is out of bounds for mode {mode}, which has extent {extent}")
@@ -117,12 +143,9 @@ def _places(item: Tensor, mode: int, extent: int) -> Tensor:
     if item.dtype == torch.bool:
         if tuple(item.shape) != (extent,):
             raise ShapeError(f"a mask of shape {list(item.shape)} for mode {mode}; [{extent}]")
-        return item.nonzero().squeeze(1)
-    chosen = item.long()
-    wrong = ((chosen < -extent) | (chosen >= extent)).nonzero()
-    if wrong.shape[0]:
-        _inside(int(chosen[wrong[0, 0]]), mode, extent)
-    return torch.where(chosen < 0, chosen + extent, chosen)
+        marked: Tensor = lookup.nonzero(item) if isinstance(item, SparseTensor) else item.nonzero()
+        return marked.squeeze(1)
+    return lookup.checked(item.long(), mode, extent)
 
 
 def _selected(entries: Entries, at: int, chosen: Tensor) -> Entries:
@@ -171,8 +194,33 @@ def narrow(input: SparseTensor, dim: int, start: Any, length: int) -> Tensor:
 @operator(torch.unbind, Tensor.unbind)
 def unbind(input: SparseTensor, dim: int = 0) -> tuple[Tensor, ...]:
     """`torch.unbind`: every place of a mode."""
-    count = input.shape[mode_of(dim, input.dim())]
-    return tuple(select(input, dim, place) for place in range(count))
+    return tuple(places_along(input, dim))
+
+
+@operator(Tensor.__iter__)
+def places_along(input: SparseTensor, dim: int = 0) -> Iterator[Tensor]:
+    """The places of a mode, each made when it is asked for; the entries are sorted by that mode once."""
+    if not input.dim():
+        raise TypeError("iteration over a 0-d tensor")
+    mode = mode_of(dim, input.dim())
+    return _places_along(input, mode)
+
+
+def _places_along(input: SparseTensor, mode: int) -> Iterator[Tensor]:
+    """The places of a mode counted from 0."""
+    with torch._C.DisableTorchFunctionSubclass():
+        entries = entries_of(input)
+        extent = input.shape[mode]
+        column = entries.columns[mode]
+        order = torch.argsort(column, stable=True)
+        bounds = torch.bincount(column, minlength=extent).cumsum(0).tolist()
+        shape = [size for other, size in enumerate(input.shape) if other != mode]
+        format = without_modes(input.format, [mode]) if shape else None
+    for start, stop in zip([0, *bounds], bounds, strict=False):
+        with torch._C.DisableTorchFunctionSubclass():
+            place = entries.taken(order[start:stop]).replaced(mode)
+            result = _number(input, place) if format is None else moved(input, place, shape, format)
+        yield result
 
 
 @operator(torch.split, Tensor.split)

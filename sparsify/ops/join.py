@@ -13,11 +13,12 @@ from torch import Tensor
 
 from sparsify.errors import FormatError, ShapeError
 from sparsify.ops.index import index_select
-from sparsify.ops.move import entries_of, mode_of, plain, same_modes
+from sparsify.ops.move import entries_of, plain, same_modes
 from sparsify.ops.reshape import reshaped
 from sparsify.ops.table import operator, refuse
 from sparsify.storage import convert
 from sparsify.storage.fill import same
+from sparsify.storage.modes import mode_of
 from sparsify.storage.tensor import SparseTensor
 
 
@@ -91,16 +92,25 @@ def vstack(tensors: Sequence[Tensor], *, out: Any = None) -> SparseTensor:
     return cat(tensors, 0, out=out)
 
 
-@operator(Tensor.repeat, torch.tile, Tensor.tile)
+@operator(Tensor.repeat)
 def repeat(input: SparseTensor, *repeats: Any) -> SparseTensor:
-    """`A.repeat(2, 1)`: the whole tensor several times along its modes."""
+    """`A.repeat(2, 1)`: the whole tensor several times along its modes; new modes come first."""
     counts = list(repeats[0]) if len(repeats) == 1 and not isinstance(repeats[0], int) else list(repeats)
-    if len(counts) != input.dim() or min(counts) < 1:
-        raise refuse(f"{counts} repeats of a tensor of {input.dim()} modes", "one of 1 or more for each mode")
-    result = input
+    if len(counts) < input.dim():
+        raise ShapeError(f"{counts} repeats of a tensor of {input.dim()} modes; one for each mode or more")
+    if min(counts) < 1:
+        raise refuse(f"the repeats {counts}", "1 or more for each mode")
+    result = reshaped(input, [1] * (len(counts) - input.dim()) + list(input.shape))
     for mode, count in enumerate(counts):
         result = _joined([result] * count, mode) if count > 1 else result
     return result
+
+
+@operator(torch.tile, Tensor.tile)
+def tile(input: SparseTensor, *dims: Any) -> SparseTensor:
+    """`torch.tile`: as `repeat`, once along the first modes where fewer are named."""
+    counts = list(dims[0]) if len(dims) == 1 and not isinstance(dims[0], int) else list(dims)
+    return repeat(input, [1] * (input.dim() - len(counts)) + counts)
 
 
 @operator(Tensor.expand)

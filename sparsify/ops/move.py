@@ -121,14 +121,6 @@ def with_modes(format: Format, added: Sequence[int], rank: int) -> Format:
     return Format([*[Dense()] * len(added), *levels], [*added, *(old[mode] for mode in format.ordering)])
 
 
-def mode_of(mode: int, rank: int) -> int:
-    """A mode counted from 0; errors as torch raises them."""
-    if not -rank <= mode < rank:
-        text = f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {mode})"
-        raise IndexError(text)
-    return mode % rank
-
-
 def shape_after(input: Tensor, function: Any, *args: Any, **kwargs: Any) -> torch.Size:
     """The shape that torch's function gives a tensor of this shape, by its own rules and errors."""
     example = torch.empty(input.shape, dtype=torch.bool, device="meta")

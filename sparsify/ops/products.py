@@ -175,6 +175,24 @@ def multi_dot(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor
     return result
 
 
+@operator(torch.matrix_power, Tensor.matrix_power, torch.linalg.matrix_power)
+def matrix_power(input: SparseTensor, n: int, *, out: Tensor | None = None) -> Tensor:
+    """`torch.matrix_power`: a product of `n` equal matrices by repeated squaring."""
+    _no_out(out)
+    if n < 1 or input.dim() < 2 or input.shape[-1] != input.shape[-2]:
+        raise refuse(f"the power {n} of {list(input.shape)}", "a power of 1 or more of a square matrix")
+    result: Tensor | None = None
+    square: Tensor = input
+    while True:
+        if n % 2:
+            result = square if result is None else matmul(result, square)
+        n //= 2
+        if not n:
+            assert result is not None, "the highest bit is set"
+            return result
+        square = matmul(square, square)
+
+
 @operator(torch.tensordot)
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2, out: Tensor | None = None) -> Tensor:
     """`torch.tensordot`: summed over pairs of modes, or the last of one and the first of the other."""

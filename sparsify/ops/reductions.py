@@ -1,4 +1,4 @@
-"""Reductions over all modes or some: `sum mean amax amin`. Unstored entries count as the fill.
+"""Reductions over modes: `sum mean amax amin prod any all count_nonzero nansum`. Unstored entries count as the fill.
 
 In: `torch.sum(A, 1)`. Out: `Y[i] += A[i,j]`, a dense vector; a sparse one where the dense one would be out of all
 proportion to what is stored, as for 10^9 rows of which a thousand hold entries.
@@ -57,6 +57,35 @@ def mean(
     return _reduced("+=", taken, dim, keepdim, out, is_mean=True)
 
 
+@operator(torch.nansum, Tensor.nansum)
+def nansum(
+    input: SparseTensor,
+    dim: Modes = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Any = None,
+) -> Tensor:
+    """`torch.nansum`: the sum of the entries that are not NaN."""
+    return sum(cast(SparseTensor, torch.where(input.isnan(), 0, input)), dim, keepdim, dtype=dtype, out=out)
+
+
+@operator(torch.nanmean, Tensor.nanmean)
+def nanmean(
+    input: SparseTensor,
+    dim: Modes = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Any = None,
+) -> Tensor:
+    """`torch.nanmean`: the mean of the entries that are not NaN."""
+    total = nansum(input, dim, keepdim, dtype=dtype, out=out)
+    count = math.prod(input.shape[mode] for mode in modes_of(input, dim))
+    missing = sum(cast(SparseTensor, input.isnan().to(total.dtype)), dim, keepdim)
+    return total / (count - missing)
+
+
 @operator(torch.amax, Tensor.amax)
 def amax(input: SparseTensor, dim: Modes = (), keepdim: bool = False, *, out: Any = None) -> Tensor:
     """`torch.amax`: the largest entry, an unstored one if that is larger than the stored ones."""
@@ -67,22 +96,6 @@ def amax(input: SparseTensor, dim: Modes = (), keepdim: bool = False, *, out: An
 def amin(input: SparseTensor, dim: Modes = (), keepdim: bool = False, *, out: Any = None) -> Tensor:
     """`torch.amin`: the smallest entry, an unstored one if that is smaller than the stored ones."""
     return _extreme("min=", input, dim, keepdim, out)
-
-
-@operator(torch.max, Tensor.max)
-def max(input: SparseTensor, *others: Any, **named: Any) -> Any:
-    """`torch.max` of all entries."""
-    if others or named:
-        raise refuse("max with places", "amax gives the values")
-    return amax(input)
-
-
-@operator(torch.min, Tensor.min)
-def min(input: SparseTensor, *others: Any, **named: Any) -> Any:
-    """`torch.min` of all entries."""
-    if others or named:
-        raise refuse("min with places", "amin gives the values")
-    return amin(input)
 
 
 @operator(torch.prod, Tensor.prod)

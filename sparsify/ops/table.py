@@ -9,7 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from sparsify.errors import DiscordantError, DtypeError, UnsupportedOperatorError, UnsupportedProgramError
+from sparsify.errors import (
+    DenseSizeError,
+    DiscordantError,
+    DtypeError,
+    UnsupportedOperatorError,
+    UnsupportedProgramError,
+)
 from sparsify.ops.fallback import run_densely
 from sparsify.storage.tensor import Operator, operators
 
@@ -37,6 +43,8 @@ def _guarded(compute: Operator, function: Operator) -> Operator:
             # functions of this package by their own names.
             with torch._C.DisableTorchFunctionSubclass():
                 return compute(*args, **kwargs)
+        except DenseSizeError:
+            raise
         except Unsupported as error:
             return run_densely(function, args, kwargs, error)
 

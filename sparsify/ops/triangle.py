@@ -1,4 +1,4 @@
-"""Entries by their distance from the diagonal: `diagonal trace tril triu flip roll`.
+"""Entries at coordinates computed from theirs: `diagonal diag trace tril triu flip rot90 roll pad`.
 
 In: `torch.tril(A)`. Out: the tensor of the entries on and below the diagonal, in the format of A.
 """
@@ -8,16 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sparsify.errors import ShapeError
-from sparsify.ops import reductions
-from sparsify.ops.move import Entries, entries_of, mode_of, moved, plain, same_modes
+from sparsify.ops import join, reductions
+from sparsify.ops.move import Entries, entries_of, moved, plain, same_modes
+from sparsify.ops.reshape import reshaped
 from sparsify.ops.table import operator, refuse
+from sparsify.storage.modes import mode_of
 from sparsify.storage.tensor import SparseTensor
 
 
 @operator(torch.diagonal, Tensor.diagonal)
-def diagonal(input: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> SparseTensor:
+def diagonal_of(input: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> SparseTensor:
     """`torch.diagonal`: where one mode is `offset` ahead of another; they become the last mode."""
     first, second = mode_of(dim1, input.dim()), mode_of(dim2, input.dim())
     if first == second:
@@ -31,12 +34,42 @@ def diagonal(input: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1)
     return moved(input, Entries(columns, entries.source), shape, plain(len(shape)))
 
 
+@operator(torch.diag, Tensor.diag)
+def diag(input: SparseTensor, diagonal: int = 0, *, out: Any = None) -> SparseTensor:
+    """`torch.diag`: a diagonal of a matrix, or the matrix that has a vector on one."""
+    if out is not None or input.dim() not in (1, 2):
+        raise refuse(f"diag with out=, or of {input.dim()} modes", "1 or 2 modes")
+    return diag_embed(input, diagonal) if input.dim() == 1 else diagonal_of(input, diagonal)
+
+
+@operator(torch.diag_embed, Tensor.diag_embed)
+def diag_embed(input: SparseTensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> SparseTensor:
+    """`torch.diag_embed`: the last mode on a diagonal of two new modes."""
+    first, second = mode_of(dim1, input.dim() + 1), mode_of(dim2, input.dim() + 1)
+    if first == second or input.fill != 0:
+        raise refuse("a diagonal of one mode, or of entries whose fill is not 0", "two modes")
+    entries = entries_of(input)
+    along = entries.columns[-1]
+    columns, shape = list(entries.columns[:-1]), list(input.shape[:-1])
+    placed = {first: along + max(0, -offset), second: along + max(0, offset)}
+    for mode in sorted(placed):
+        columns.insert(mode, placed[mode])
+        shape.insert(mode, input.shape[-1] + abs(offset))
+    return moved(input, Entries(columns, entries.source), shape, plain(len(shape)))
+
+
+@operator(torch.diagflat, Tensor.diagflat)
+def diagflat(input: SparseTensor, offset: int = 0) -> SparseTensor:
+    """`torch.diagflat`: all entries, in row-major order, on a diagonal of a matrix."""
+    return diag_embed(reshaped(input, (input.numel(),)), offset)
+
+
 @operator(torch.trace, Tensor.trace)
 def trace(input: SparseTensor) -> Tensor:
     """`torch.trace`: the sum of the diagonal."""
     if input.dim() != 2:
         raise ShapeError(f"the trace of a tensor of {input.dim()} modes; 2")
-    return reductions.sum(diagonal(input))
+    return reductions.sum(diagonal_of(input))
 
 
 @operator(torch.tril, Tensor.tril)
@@ -76,10 +109,72 @@ def flip(input: SparseTensor, *dims: Any) -> SparseTensor:
 def roll(input: SparseTensor, shifts: Any, dims: Any = ()) -> SparseTensor:
     """`torch.roll`: places further along modes, from the end to the front."""
     by, modes = ([value] if isinstance(value, int) else list(value) for value in (shifts, dims))
+    if not modes and len(by) == 1:
+        return reshaped(roll(reshaped(input, (input.numel(),)), by, 0), input.shape)
     if len(by) != len(modes):
-        raise refuse("a roll of all modes as one", "as many shifts as modes")
+        raise ShapeError(f"a roll by {by} along the modes {modes}; as many shifts as modes")
     entries = entries_of(input)
     for shift, dim in zip(by, modes, strict=True):
         mode = mode_of(dim, input.dim())
         entries = entries.replaced(mode, (entries.columns[mode] + shift) % max(1, input.shape[mode]))
     return moved(input, entries, input.shape, same_modes(input.format))
+
+
+@operator(torch.fliplr, Tensor.fliplr)
+def fliplr(input: SparseTensor) -> SparseTensor:
+    """`torch.fliplr`: columns from the last to the first."""
+    return flip(input, 1)
+
+
+@operator(torch.flipud, Tensor.flipud)
+def flipud(input: SparseTensor) -> SparseTensor:
+    """`torch.flipud`: rows from the last to the first."""
+    return flip(input, 0)
+
+
+@operator(torch.rot90, Tensor.rot90)
+def rot90(input: SparseTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> SparseTensor:
+    """`torch.rot90`: a plane turned by `k` right angles."""
+    first, second = dims
+    match k % 4:
+        case 1:
+            return flip(input, second).transpose(first, second)
+        case 2:
+            return flip(input, first, second)
+        case 3:
+            return flip(input, first).transpose(first, second)
+    return input
+
+
+@operator(functional.pad)
+def pad(input: SparseTensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> SparseTensor:
+    """`torch.nn.functional.pad` with the fill; a negative size takes places away."""
+    if mode != "constant" or (0 if value is None else value) != input.fill:
+        raise refuse(f"pad by {mode} {value or 0} with the fill {input.fill}", "the fill as value")
+    if len(pad) % 2 or len(pad) > 2 * input.dim():
+        raise ShapeError(f"pad by {list(pad)} of {input.dim()} modes; two sizes for each of the last modes")
+    entries, shape = entries_of(input), list(input.shape)
+    for number in range(len(pad) // 2):
+        at, (before, after) = input.dim() - 1 - number, pad[2 * number : 2 * number + 2]
+        shape[at] += before + after
+        if shape[at] < 0:
+            raise ShapeError(f"pad of {list(input.shape)} by {list(pad)}; no extent below 0")
+        entries = entries.replaced(at, entries.columns[at] + before)
+        if before < 0 or after < 0:
+            column = entries.columns[at]
+            entries = entries.kept((column >= 0) & (column < shape[at]))
+    return moved(input, entries, shape, same_modes(input.format))
+
+
+@operator(torch.block_diag)
+def block_diag(*tensors: Tensor) -> SparseTensor:
+    """`torch.block_diag`: matrices one after the other along the diagonal."""
+    if not all(isinstance(part, SparseTensor) and part.dim() == 2 for part in tensors):
+        raise refuse("block_diag of others than sparse matrices", "sparsify.tensor first")
+    widths = [part.shape[1] for part in tensors]
+    padded = [
+        pad(part, (sum(widths[:n]), sum(widths[n + 1 :])))
+        for n, part in enumerate(tensors)
+        if isinstance(part, SparseTensor)
+    ]
+    return join.cat(padded)

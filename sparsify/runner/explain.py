@@ -95,6 +95,8 @@ def explain_model_request(request: Request, *, region: str = "1", stages: Sequen
         warnings.simplefilter("ignore")  # they are in the report
         try:
             module = apply(model, request.recipe, example, verify=False)
+        except SparsifyError:
+            raise
         except (ValueError, RuntimeError, TypeError) as error:  # of the model
             raise CaptureError(f"{request.entry.name} does not run: {error}", "other arguments") from error
     if not module.variants:

@@ -6,7 +6,7 @@ It is a wrapper subclass: `operators` catches torch's names before they decompos
 acting on the values. What neither knows goes to `unsupported`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -18,6 +18,7 @@ from sparsify.errors import FormatError, InvalidTensorError, UnsupportedOperator
 from sparsify.storage import convert, transformed, validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
+from sparsify.storage.modes import inverse, mode_of, strides
 from sparsify.storage.pattern import Pattern, shared
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class SparseTensor(torch.Tensor):
         pattern = self._pattern
         if pattern.format.is_dense and pattern.format.is_short:
             stored = values.view([pattern.shape[mode] for mode in pattern.format.ordering])
-            return stored.permute(_inverse(pattern.format.ordering)).clone(
+            return stored.permute(inverse(pattern.format.ordering)).clone(
                 memory_format=torch.contiguous_format
             )
         coordinates, inside = pattern.kept_coordinates(values.requires_grad), pattern.kept_inside()
@@ -156,7 +157,7 @@ class SparseTensor(torch.Tensor):
     def permute(self, *modes: Any) -> "SparseTensor":
         """The tensor with its modes in another order; the same arrays, no copy."""
         order = modes[0] if len(modes) == 1 and isinstance(modes[0], Sequence) else modes
-        wanted = tuple(_mode(mode, self.dim()) for mode in order)
+        wanted = tuple(mode_of(mode, self.dim()) for mode in order)
         if sorted(wanted) != list(range(self.dim())):
             raise FormatError(f"permute{tuple(order)} of a tensor of {self.dim()} modes", "every mode once")
         return SparseTensor(permuted_pattern(self._pattern, wanted), self.values(), self._fill)
@@ -168,9 +169,14 @@ class SparseTensor(torch.Tensor):
             IndexError: there is no such mode.
         """
         order = list(range(self.dim()))
-        first, second = (_mode(mode, self.dim()) for mode in (first, second))
+        first, second = (mode_of(mode, self.dim()) for mode in (first, second))
         order[first], order[second] = order[second], order[first]
         return self.permute(order)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """The places of the first mode, one at a time: rows of a matrix as sparse vectors."""
+        rows: Iterator[Tensor] = self.__torch_function__(Tensor.__iter__, (SparseTensor,), (self,))
+        return rows
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
         pattern = self._pattern
@@ -251,9 +257,9 @@ def wrap(pattern: Pattern, values: Tensor, fill: Fill = 0) -> SparseTensor:
         raise InvalidTensorError(
             f"values of shape {list(values.shape)} for {pattern}", f"one dimension of {pattern.nnz}"
         )
-    strides, arrays = pattern.cached("of tensors", lambda: _of_tensors(pattern))
+    steps, arrays = pattern.cached("of tensors", lambda: _of_tensors(pattern))
     result = torch.Tensor._make_wrapper_subclass(
-        SparseTensor, pattern.shape, strides=strides, dtype=values.dtype, device=values.device
+        SparseTensor, pattern.shape, strides=steps, dtype=values.dtype, device=values.device
     )
     result._pattern, result._vals, result._fill = pattern, values, fill
     for name, array in arrays:
@@ -264,7 +270,7 @@ def wrap(pattern: Pattern, values: Tensor, fill: Fill = 0) -> SparseTensor:
 def _of_tensors(pattern: Pattern) -> tuple[list[int], list[tuple[str, Tensor]]]:
     """What tensors over a pattern have of it: strides, and its arrays as attributes."""
     named = [(f"{role}{n}", a) for role in ("_pos", "_crd") for n, a in enumerate(getattr(pattern, role))]
-    return _strides(pattern.shape), [(name, array) for name, array in named if array is not None]
+    return strides(pattern.shape), [(name, array) for name, array in named if array is not None]
 
 
 def rebuild(
@@ -293,7 +299,7 @@ def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
         made = Pattern(pattern.format.permuted(modes), shape, *arrays, pattern.nnz, is_private=True)
         if pattern.validated().recall("valid"):
             made.trusted()
-        made.cached(("permuted", _inverse(modes)), lambda: pattern)
+        made.cached(("permuted", inverse(modes)), lambda: pattern)
         return made
 
     return pattern.cached(("permuted", modes), make)
@@ -322,30 +328,6 @@ def _stored_only(pattern: Pattern, values: Tensor, fill: Fill) -> tuple[Pattern,
 def is_stored(values: Tensor, fill: Fill) -> Tensor:
     """Which entries differ from the fill."""
     return ~values.isnan() if fill != fill else values != fill
-
-
-def _mode(mode: int, count: int) -> int:
-    """A mode counted from 0, from one that may count from the end; errors as torch raises them."""
-    if isinstance(mode, bool) or not hasattr(mode, "__index__"):
-        raise TypeError(f"a mode is an integer, not {mode!r}")
-    if not -count <= mode < count:
-        found = f"Dimension out of range (expected to be in range of [{-count}, {count - 1}], but got {mode})"
-        raise IndexError(found)
-    return mode % count
-
-
-def _inverse(modes: Sequence[int]) -> tuple[int, ...]:
-    """The order that undoes `modes`."""
-    return tuple(sorted(range(len(modes)), key=lambda n: modes[n]))
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    """Strides of a contiguous tensor, as long as they fit into an integer."""
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step = min(step * max(extent, 1), 2**62)
-    return strides[::-1]
 
 
 class _FromValues(torch.autograd.Function):

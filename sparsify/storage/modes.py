@@ -1,0 +1,32 @@
+"""Modes of a shape: counted from 0, in another order, with the strides of a contiguous tensor.
+
+In: mode -1 of 3. Out: 2.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def mode_of(mode: Any, rank: int) -> int:
+    """A mode counted from 0, from one that may count from the end; errors as torch raises them."""
+    if isinstance(mode, bool) or not hasattr(mode, "__index__"):
+        raise TypeError(f"a mode is an integer, not {mode!r}")
+    number = int(mode)
+    if not -rank <= number < rank:
+        found = f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {mode})"
+        raise IndexError(found)
+    return number % rank
+
+
+def inverse(modes: Sequence[int]) -> tuple[int, ...]:
+    """The order that undoes `modes`."""
+    return tuple(sorted(range(len(modes)), key=lambda n: modes[n]))
+
+
+def strides(shape: Sequence[int]) -> list[int]:
+    """Strides of a contiguous tensor, as long as they fit into an integer."""
+    found, step = [], 1
+    for extent in reversed(shape):
+        found.append(step)
+        step = min(step * max(extent, 1), 2**62)
+    return found[::-1]
