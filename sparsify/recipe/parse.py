@@ -72,10 +72,12 @@ def locate(name: str | PathLike[str]) -> FilePath:
     known = builtin.names()
     if str(name) in known:
         return builtin.path(str(name))
+    kind = None
     with suppress(OSError):
         if path.exists():
             kind = "folder" if path.is_dir() else "pipe or device"
-            raise RecipeNotFoundError(f"a {kind} is no recipe", str(name), 0, 0)
+    if kind is not None:
+        raise RecipeNotFoundError(f"a {kind} is no recipe", str(name), 0, 0)
     raise RecipeNotFoundError(
         f"no file and no built-in recipe {str(name)!r}{nearest(str(name), known)}", str(name), 0, 0
     )
