@@ -7,7 +7,7 @@ values in `buffers`, the number of its entries in `sizes`.
 import torch
 
 from sparsify.compiler.einsum.nodes import Declaration
-from sparsify.errors import DtypeError, FormatError
+from sparsify.errors import DtypeError, FormatError, ShapeError
 from sparsify.storage.convert import Conversion, conversion, permuted
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
@@ -40,6 +40,7 @@ class DenseInput:
             operand = operand.resolve_conj().resolve_neg()
         if not operand.is_cpu:
             raise FormatError(f"{self.name} is on {operand.device}, kernels run on the CPU", "value.cpu()")
+        require_entries(self.name, operand)
         buffers.append(operand if operand.is_contiguous() else operand.detach().contiguous())
 
     def _laid_out(self, operand: torch.Tensor) -> torch.Tensor:
@@ -124,6 +125,7 @@ class SparseInput:
             values = values.resolve_conj().resolve_neg()
         if not values.is_cpu:
             raise FormatError(f"{self.name} is on {values.device}, kernels run on the CPU", "value.cpu()")
+        require_entries(self.name, values)
         arrays, widths, converted = pattern.recall(self) or self.remember(pattern)
         if converted is not None:
             values = permuted(values, converted, operand._fill)
@@ -196,6 +198,24 @@ class SparseInput:
                 "operands with int64 positions and coordinates",
             )
         return array.to(dtype)
+
+
+def require_entries(name: str, operand: torch.Tensor) -> None:
+    """Raises where the storage of an operand was made smaller than the operand, as `resize_` of a storage does.
+
+    Raises:
+        ShapeError: naming the operand and its bytes.
+    """
+    if type(operand) not in (torch.Tensor, torch.nn.Parameter):
+        return
+    sizes = zip(operand.shape, operand.stride(), strict=True)
+    last = operand.storage_offset() + sum((size - 1) * stride for size, stride in sizes)
+    wanted, found = (last + 1) * operand.itemsize, operand.untyped_storage().nbytes()
+    if operand.numel() and wanted > found:
+        raise ShapeError(
+            f"{name} has {operand.numel()} entries that need a storage of {wanted} bytes, and its storage has {found}; "
+            "its owner resized the storage: keep it, or make the operand of a copy"
+        )
 
 
 def index_dtypes(pattern: Pattern) -> tuple[tuple[str, str], ...]:

@@ -19,30 +19,41 @@ static uint64_t fold(uint64_t first, uint64_t second) {
   return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-// Sums of words and of products of their halves, each word with a key of its place, as XXH3 accumulates.
+static inline __attribute__((always_inline)) Lanes every(uint64_t number) {
+  return (Lanes){number, number, number, number, number, number, number, number};
+}
+
+// The product of the halves of each word.
+static inline __attribute__((always_inline)) Lanes multiply_halves(Lanes words) {
+  return (words & every(0xffffffffu)) * (words >> every(32));
+}
+
+// Sums of words, and of products of their halves under two keys of their place, as NH of UMAC (RFC 4418) takes one. The
+// keys follow xorshift64 (Marsaglia, 2003): sums of keys that grew by steps would be equal for other words.
 uint64_t sparsify_digest(const char *bytes, int64_t count, const uint64_t *secret) {
-  const Lanes low = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u}, half = {32, 32, 32, 32, 32, 32, 32, 32};
-  Lanes keys[4], sums[4] = {}, products[4] = {}, step;
+  Lanes keys[4], sums[4] = {}, first[4] = {}, second[4] = {}, other;
   memcpy(keys, secret, sizeof keys);
-  memcpy(&step, secret + 32, sizeof step);
+  memcpy(&other, secret + 32, sizeof other);
   for (int64_t left = count; left > 0; bytes += 256, left -= 256) {
     char padded[256] = {};
     const char *block = bytes;
     if (left < 256) block = (const char *)memcpy(padded, bytes, (size_t)left);
     for (int part = 0; part < 4; part++) {
-      Lanes words;
+      Lanes words, &key = keys[part];
       memcpy(&words, block + 64 * part, 64);
-      const Lanes mixed = words ^ keys[part];
-      products[part] += (mixed & low) * (mixed >> half);
       sums[part] += words;
-      keys[part] += step;
+      first[part] += multiply_halves(words ^ key);
+      second[part] += multiply_halves((words << every(16) | words >> every(48)) ^ (key + other));
+      key ^= key << every(13);
+      key ^= key >> every(7);
+      key ^= key << every(17);
     }
   }
   uint64_t result = fold((uint64_t)count ^ secret[40], secret[41]);
   for (int part = 0; part < 4; part++) {
     for (int lane = 0; lane < 8; lane++) {
-      const int place = part * 8 + lane;
-      result = fold(result ^ products[part][lane] ^ secret[42 + place], sums[part][lane] ^ secret[place]) + result;
+      result = fold(result ^ first[part][lane] ^ secret[42], sums[part][lane] ^ secret[43]) + result;
+      result = fold(result ^ second[part][lane] ^ secret[44], secret[45 + part]) + result;
     }
   }
   return result;

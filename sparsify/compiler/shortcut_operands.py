@@ -42,6 +42,8 @@ static struct {
   int (*device_type)(Tensor, int *);
   int (*numel)(Tensor, int64_t *);
   int (*is_contiguous)(Tensor, bool *);
+  int (*storage_size)(Tensor, int64_t *);
+  int (*storage_offset)(Tensor, int64_t *);
   int (*empty_strided)(int64_t, const int64_t *, const int64_t *, int, int, int, Tensor *);
   int (*delete_tensor)(Tensor);
   bool (*grad_mode_is_enabled)();
@@ -105,6 +107,14 @@ static bool is_a(PyObject *object, PyObject *first, PyObject *second) {
   return type == first || type == second;
 }
 
+// Whether the storage of a tensor has its entries; its owner may have made it smaller.
+static bool has_entries(Tensor tensor, const Operand &found) {
+  static const int64_t item_bytes[] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 1, 1, 4, 2};  // by the number of a dtype
+  int64_t bytes, offset;
+  if (found.dtype < 0 || found.dtype >= 16 || torch.storage_size(tensor, &bytes)) return false;
+  return !torch.storage_offset(tensor, &offset) && (offset + found.length) * item_bytes[found.dtype] <= bytes;
+}
+
 // Reads a tensor in plain, contiguous memory of the CPU; false for any other.
 static bool read_memory(PyObject *object, Operand &found) {
   if (!is_a(object, plain_tensor, plain_parameter)) return false;
@@ -114,7 +124,7 @@ static bool read_memory(PyObject *object, Operand &found) {
   bool plain = torch.has_storage(*tensor) && !torch.is_neg(tensor) && !torch.is_conj(tensor);
   return plain && !torch.device_type(tensor, &device) && device == 0 && !torch.is_contiguous(tensor, &contiguous) &&
          contiguous && !torch.numel(tensor, &found.length) && !torch.data_ptr(tensor, &found.data) &&
-         (found.data || !found.length) && !torch.dtype(tensor, &found.dtype);
+         (found.data || !found.length) && !torch.dtype(tensor, &found.dtype) && has_entries(tensor, found);
 }
 
 static bool read_operand(PyObject *object, Operand &found) {

@@ -10,7 +10,7 @@ cuts a region in two, so breaks are reported. Parameters are told by their names
 import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any, Final
 
@@ -21,6 +21,8 @@ from torch.fx import traceback
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError, SparsifyError
 from sparsify.passes.apply import apply
+from sparsify.passes.contents import key_of
+from sparsify.passes.dynamo_members import Made, copied, is_same
 from sparsify.passes.dynamo_reports import is_whole, report_break, report_rules
 from sparsify.passes.own_layers import SPELLED
 from sparsify.recipe import Recipe
@@ -127,7 +129,7 @@ class Compiled:
         self.inputs = [at for at in self.inputs if at not in self.numbers]
         self.captured: set[tuple[float, ...]] = set()
         self.dense: Callable[..., Any] | None = None
-        self.known: list[tuple[Any, list[Any], Callable[..., Any]]] = []
+        self.known: list[Made] = []
 
     def __call__(self, *values: Any) -> Any:
         """The results of the graph."""
@@ -140,14 +142,16 @@ class Compiled:
         numbers = tuple([float(values[at]) for at in self.numbers])
         how = (trainable, numbers)
         state = [m if trainable else (m, m._version) for m in members]
-        for known_how, known, run in self.known:
-            if known_how == how and is_same(known, state):
-                return run
+        for known in self.known:
+            if known.how == how and is_same(known.state, state) and known.is_packed_of(members):
+                return known.run
         if numbers not in self.captured and len(self.captured) >= MOST_NUMBERS:
             return self.uncaptured()
         self.captured.add(numbers)
-        run = self.made(values, trainable)
-        self.known = [(how, state, run), *self.known[: REMEMBERED - 1]]
+        run, packed = self.made(values, trainable)
+        places = [at for at, name in enumerate(self.members.values()) if name in packed]
+        found = Made(how, state, tuple(places), key_of([members[at] for at in places]), run)
+        self.known = [found, *self.known[: REMEMBERED - 1]]
         return run
 
     def uncaptured(self) -> Callable[..., Any]:
@@ -174,8 +178,11 @@ class Compiled:
             return asked
         return torch.is_grad_enabled() and any(member.requires_grad for member in members)
 
-    def made(self, values: Sequence[Any], trainable: bool) -> Callable[..., Any]:
-        """The graph with these parameters, sparse and by the inner backend; as it is where it cannot be captured."""
+    def made(self, values: Sequence[Any], trainable: bool) -> tuple[Callable[..., Any], Collection[str]]:
+        """The graph with these parameters by the inner backend, and the names of those that it has packed.
+
+        It is sparse, or as it is where it cannot be captured.
+        """
         members = {name: values[at] for at, name in self.members.items()}
         if trainable and any(rule.prune is not None for rule in self.recipe.rules):
             raise SparsifyError(
@@ -184,7 +191,7 @@ class Compiled:
             )
         example = tuple([values[at] for at in self.inputs])
         if not example:
-            return self.compiled(self.graph)
+            return self.compiled(self.graph), ()
         try:
             numbers = {at: float(values[at]) for at in self.numbers}
             part = part_of(self.graph.graph, members, self.inputs, numbers).eval()
@@ -193,12 +200,12 @@ class Compiled:
             if self.how.get("strict"):
                 raise
             warnings.warn(f"{error}; this graph stays dense", RuntimeWarning, stacklevel=2)
-            return self.compiled(self.graph)
+            return self.compiled(self.graph), ()
         if self.is_whole:
             report_rules(module.report)
             self.is_whole = False
         run = self.compiled(module)
-        return lambda *values: run(*[values[at] for at in self.inputs])
+        return lambda *values: run(*[values[at] for at in self.inputs]), copied(members, module)
 
     def compiled(self, module: nn.Module) -> Callable[..., Any]:
         """The module by the inner backend."""
@@ -206,19 +213,6 @@ class Compiled:
             return module
         found: Callable[..., Any] = torch.compile(module, backend=self.inner)
         return found
-
-
-def is_same(known: Sequence[Any], state: Sequence[Any]) -> bool:
-    """Whether two states have the same tensors, and the same versions of them."""
-    for old, new in zip(known, state, strict=False):
-        if isinstance(old, tuple) != isinstance(new, tuple):
-            return False
-        if isinstance(old, tuple):
-            if old[0] is not new[0] or old[1] != new[1]:
-                return False
-        elif old is not new:
-            return False
-    return True
 
 
 class Part(nn.Module):

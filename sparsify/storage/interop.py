@@ -1,6 +1,6 @@
 """From and to the tensors of others: dense, torch's sparse layouts, scipy's arrays, coordinates and values.
 
-In: `tensor(scipy.sparse.random_array((9, 9)), format="csr")`. Out: a `SparseTensor` over the same memory.
+In: `tensor(scipy.sparse.random_array((9, 9)), format="csr")`. Out: a `SparseTensor` over the same values.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def tensor(
         dtype: of the values; `None`: that of `data`.
         duplicates: of coordinates: "error" refuses, "sum" adds them.
 
-    Memory is shared where the layout allows. Coordinates that have to be made are int32 when they fit.
+    Values share memory where the layout allows, index arrays are copied. Coordinates that have to be made are int32 when they fit.
 
     Raises:
         InvalidTensorError: coordinates out of range, unsorted or twice, wrong lengths or dtypes.

@@ -1,4 +1,4 @@
-"""scipy's sparse arrays and matrices, read and made over the same memory where the layout allows.
+"""scipy's sparse arrays and matrices, read and made over the same values where the layout allows.
 
 In: `scipy.sparse.csr_array`. Out: a `SparseTensor` in CSR, and back.
 """

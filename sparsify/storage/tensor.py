@@ -128,13 +128,13 @@ class SparseTensor(torch.Tensor):
         return dense.index_put(tuple(coordinates), values)
 
     def to_torch(self) -> Tensor:
-        """The torch sparse tensor of the closest layout, sharing memory where it can; differentiable."""
+        """The torch sparse tensor of the closest layout, sharing values where it can; differentiable."""
         from sparsify.storage.interop import to_torch
 
         return to_torch(self)
 
     def to_scipy(self) -> "scipy.sparse.sparray":
-        """The scipy sparse array of the closest layout, sharing memory where it can."""
+        """The scipy sparse array of the closest layout, sharing values where it can."""
         from sparsify.storage.interop import to_scipy
 
         return to_scipy(self)

@@ -1,4 +1,4 @@
-"""torch's sparse layouts, read and made over the same memory where the layout allows.
+"""torch's sparse layouts, read and made over the same values where the layout allows.
 
 In: a `torch.sparse_bsr` tensor. Out: a `SparseTensor` in `bcsr`, and back.
 """

@@ -10,7 +10,7 @@ from torch import nn
 
 import sparsify
 from sparsify import Format, Pattern, SparseTensor
-from sparsify.errors import InvalidTensorError
+from sparsify.errors import InvalidTensorError, ShapeError
 
 OUTSIDE = 10**8
 ROWS = 24
@@ -175,3 +175,18 @@ def test_shared_memory_goes_on_working():
     for array in stored.pattern.arrays():
         array.numpy().fill(OUTSIDE)
     require_right(stored)
+
+
+@pytest.mark.parametrize("size", [0, 8])
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_storages_that_are_made_smaller_are_refused(size, is_warm):
+    values, x = torch.tensor(matrix().data), X.clone()
+    stored = SparseTensor(sparsify.tensor(matrix()).pattern, values)
+    for operand, make in ((values, lambda: (stored, X)), (x, lambda: (sparsify.tensor(matrix()), x))):
+        if is_warm:
+            sparsify.einsum("ij,jk->ik", *make())
+            sparsify.einsum("ij,jk->ik", *make())
+        operand.untyped_storage().resize_(size)
+        for _ in range(2):
+            with pytest.raises(ShapeError, match=f"its storage has {size}"):
+                sparsify.einsum("ij,jk->ik", *make())

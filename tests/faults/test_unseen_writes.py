@@ -224,3 +224,42 @@ def test_what_is_the_same_is_converted_once(models):
             sparse(X, edge_index)
             sparse(X, edge_index.clone())
     assert conversion.count == before + 1
+
+
+def test_weights_of_compiled_models():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(32, 48), nn.ReLU()).eval(), torch.randn(5, 32)
+    rule = {"targets": ["param:*weight"], "role": "weight", "source": "given", "format": "csr"}
+    recipe = {"schema": 1, "name": "given", "sparsify": [rule]}
+    torch._dynamo.reset()
+    with torch.no_grad():
+        model[0].weight.mul_(torch.rand(48, 32) < 0.1)
+        compiled = torch.compile(model, backend="sparsify", options={"recipe": recipe, "inner": "eager"})
+        for change in (
+            lambda: model[0].weight.data.mul_(2),
+            lambda: model[0].weight.detach().numpy().__imul__(3),
+            lambda: model[0].bias.data.add_(1),
+        ):
+            torch.testing.assert_close(compiled(x), model(x), **CLOSE)
+            change()
+        torch.testing.assert_close(compiled(x), model(x), **CLOSE)
+
+
+def test_packed_weights():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 96)).eval(), torch.randn(3, 64)
+    rule = {"targets": ["param:*weight"], "prune": {"method": "magnitude", "sparsity": 0.8}, "role": "weight"}
+    sparse = sparsify.apply(model, {"schema": 1, "name": "pruned", "sparsify": [rule]}, (x,))
+    weight = sparse.get_parameter("0.weight")
+    assert isinstance(weight, sparsify.SparseTensor)
+    with torch.no_grad():
+        for change in (
+            lambda: weight.data.mul_(2),
+            lambda: weight.values().data.mul_(2),
+            lambda: weight.values().numpy().__imul__(0.25),
+        ):
+            change()
+            expected = nn.functional.linear(x, weight.to_dense(), model[0].bias)
+            torch.testing.assert_close(sparse(x), expected, **CLOSE)
+            many = x.repeat(500, 1)
+            torch.testing.assert_close(sparse(many), expected.repeat(500, 1), **CLOSE)
