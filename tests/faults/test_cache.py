@@ -474,6 +474,8 @@ def test_process_with_too_many_kernels(kernels: Path, monkeypatch: pytest.Monkey
     assert after - before <= cache.MAPS_OF_A_LIBRARY + 1  # memory of Python itself may grow
     monkeypatch.setattr(cache, "most_libraries", lambda: 2)
     library(constant(2))
-    with pytest.raises(CacheError, match="has loaded 2 kernels, as many as it has room for; start another process"):
+    with pytest.raises(
+        CacheError, match="has loaded 2 kernels, as many as it has room for; start another process"
+    ):
         library(constant(3))
     assert library(constant(1)).origin == "memory"

@@ -50,7 +50,7 @@ def operands(text: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     return {name: tensor for name, tensor in tensors.items() if re.search(rf"\b{name}\[", text)}
 
 
-def scalars(text: str, a: float, b: float) -> dict[str, float]:
+def scalars(text: str, a: float, b: float) -> dict[str, Any]:
     return {name: value for name, value in (("a", a), ("b", b)) if re.search(rf"\b{name}\b", text)}
 
 
