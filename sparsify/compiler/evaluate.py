@@ -4,7 +4,6 @@ In: `einsum("ij,jk->ik", A, B)`. Out: the result, dense or sparse by the rules o
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import copysign
 from typing import Any
@@ -18,19 +17,18 @@ from sparsify.compiler.ascending import ascending
 from sparsify.compiler.describe import describe
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
-from sparsify.compiler.einsum.extents import bind_extents
-from sparsify.compiler.einsum.nodes import Access, Assign, Const, Program
-from sparsify.compiler.einsum.parse import read
-from sparsify.compiler.einsum.rename import all_indices, substitute_scalars
+from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import Kernel, compile_program, plan
-from sparsify.compiler.node import find
+from sparsify.compiler.program_of import formats_by_result, program_of
 from sparsify.compiler.remembered import recall, remember
+from sparsify.compiler.scalars import lifted
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.compiler.shortcut import Learn, Operands, shortcut
 from sparsify.compiler.specialise import specialised
 from sparsify.compiler.torch_operator import Operator, register
-from sparsify.errors import DtypeError, EinsumError, FormatError, ScheduleError
+from sparsify.compiler.traced import is_traced
+from sparsify.errors import EinsumError, FormatError, ScheduleError
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
@@ -38,7 +36,9 @@ from sparsify.storage.tensor import SparseTensor
 # Options are kept with kernels, so that their identity stays theirs.
 _kernels: dict[Any, tuple[Kernel, tuple[int, ...], Options]] = {}
 _shortcuts: dict[Any, tuple[Callable[[Operands], Any], Options]] = {}
-_evaluations: dict[Any, tuple[Kernel, Options]] = {}
+_evaluations: dict[Any, tuple[Kernel, dict[str, torch.Tensor], Options]] = {}
+# Kernels that take scalars as operands, for all values of these.
+_lifted: dict[Any, Kernel] = {}
 
 
 def einsum(
@@ -113,8 +113,8 @@ def evaluate(
         format: of the result, or a mapping from results to formats.
         schedule: for all statements, which become one kernel; without it each gets its own.
         sizes: extents of index variables that no operand has.
-        operands: tensors and Python's or numpy's scalars by name. A scalar is a constant of the kernel: what changes
-            from call to call is better a tensor without dimensions.
+        operands: tensors and Python's or numpy's scalars by name. One kernel serves all values of a scalar that is
+            multiplied with tensors, added to dense ones or compared; other scalars are constants of a kernel.
 
     Raises:
         ParseError, EinsumError, ShapeError, DtypeError: mistakes in the text or the operands.
@@ -149,12 +149,23 @@ def _evaluate(asked: tuple[Any, ...], operands: tuple[Any, ...], learn: Learn) -
     """The results of what is asked for; the kernel teaches its shortcut."""
     text, outputs, format, schedule, sizes, names = asked
     given = _held(dict(zip(names, operands, strict=True)))
-    kernel = _evaluate_kernel(text, outputs, format, schedule, sizes, given)
+    are_lifted = _are_at_hand(given.values())
+    kernel, numbers = _evaluate_kernel(text, outputs, format, schedule, sizes, given, are_lifted=are_lifted)
     used = kernel.program.inputs
+    if numbers:
+        return kernel(*[numbers[name] if name in numbers else given[name] for name in used])
     results = kernel(*[given[name] for name in used])
     if learn is not None and kernel.has_frames:
         kernel.teach(learn, tuple(given.values()), [names.index(name) for name in used])
     return results
+
+
+def _are_at_hand(operands: Collection[Any]) -> bool:
+    """Whether there are scalars, and no tensor stands for others: a graph that is traced keeps numbers as they are."""
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    if len(tensors) == len(operands):
+        return False
+    return not is_traced(tensors) and not torch._C._are_functorch_transforms_active()
 
 
 def evaluate_kernel(
@@ -168,7 +179,7 @@ def evaluate_kernel(
 ) -> Kernel:
     """The kernel of an `evaluate`."""
     given = _held(operands)
-    kernel = _evaluate_kernel(text, outputs, format, schedule, sizes, given)
+    kernel, _ = _evaluate_kernel(text, outputs, format, schedule, sizes, given)
     if not kernel.is_prepared:
         kernel.prepare(sizes_of(kernel.program, [given[name] for name in kernel.program.inputs]))
     return kernel
@@ -181,8 +192,14 @@ def _evaluate_kernel(
     schedule: Schedule | str | None,
     sizes: Mapping[str, int] | None,
     operands: Mapping[str, Any],
-) -> Kernel:
-    """The kernel of an `evaluate` whose complex numbers are tensors."""
+    *,
+    are_lifted: bool = False,
+) -> tuple[Kernel, dict[str, torch.Tensor]]:
+    """The kernel of an `evaluate` whose complex numbers are tensors, and the values of its numbers by name.
+
+    Args:
+        are_lifted: scalars may be operands of the kernel; otherwise all are constants.
+    """
     _check_kinds("evaluate", 'statements, "y[i] = A[i,j] * x[j]"', text, format, schedule)
     if not isinstance(sizes, Mapping | None):
         raise EinsumError(f"sizes={sizes!r}", 'extents by index variable, sizes={"i": 5}')
@@ -192,18 +209,27 @@ def _evaluate_kernel(
     names = outputs if isinstance(outputs, str) or outputs is None else tuple(outputs)
     formats = format if isinstance(format, Format | str) or format is None else tuple(format.items())
     key: list[Any] = [text, names, formats, schedule, tuple((sizes or {}).items()), id(options)]
+    scalars: list[Any] = [are_lifted]
     for name, operand in operands.items():
-        key += (name, *(_key_of_number(operand) if isinstance(operand, int | float) else _key(operand)))
-    found = recall(_evaluations, tuple(key))
+        if isinstance(operand, int | float):
+            scalars += (name, *_key_of_number(operand))
+        else:
+            key += (name, *_key(operand))
+    found = recall(_evaluations, (*key, *scalars))
     if found is None:
-        program = _program(text, names, format, sizes, operands)
-        given = [operands[name] for name in program.inputs]
-        met = sizes_of(program, given)
-        found = (plan(specialised(program, met), schedule, options, met), options)
-        found[0].prepare_for(met, given)
-        remember(_evaluations, tuple(key), found)
-    kernel: Kernel = found[0]
-    return kernel
+        program, source = program_of(text, names, format, sizes, operands)
+        program, numbers = lifted(program, source) if are_lifted else (program, {})
+        kernel = recall(_lifted, (*key, program)) if numbers else None
+        if kernel is None:
+            given = [numbers[name] if name in numbers else operands[name] for name in program.inputs]
+            met = sizes_of(program, given)
+            kernel = plan(specialised(program, met), schedule, options, met)
+            kernel.prepare_for(met, given)
+            if numbers:
+                remember(_lifted, (*key, program), kernel)
+        found = kernel, numbers, options
+        remember(_evaluations, (*key, *scalars), found)
+    return found[0], found[1]
 
 
 def _key_of_number(number: float) -> tuple[Any, ...]:
@@ -286,7 +312,7 @@ def _einsum_program(
     """The program of an einsum, and which operand each of its inputs is."""
     names = tuple(f"{letter}" for letter in _names(len(described)))
     assign = read_subscripts(subscripts, shapes, names, "Y")
-    formats = _formats((assign,), format)
+    formats = formats_by_result((assign,), format)
     operands = dict(zip(names, described, strict=True))
     given = dict(zip(names, shapes, strict=True))
     program = declare((assign,), operands, ("Y",), formats=formats, shapes=given)
@@ -306,62 +332,13 @@ def _program(
     sizes: Mapping[str, int] | None,
     operands: Mapping[str, Any],
 ) -> Program:
-    """The program of an `evaluate`."""
-    tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
-    scalars = {name: value for name, value in operands.items() if name not in tensors}
-    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-    source = read(text, sizes=sizes, shapes=shapes)
-    statements = _with_scalars(source.statements, scalars)
-    slices = {name for name, _ in source.sizes}
-    given = {**dict(source.sizes), **(sizes or {})}
-    names = (outputs,) if isinstance(outputs, str) else outputs or ()
-    described = {name: describe(value) for name, value in tensors.items()}
-    formats = _formats(statements, format)
-    program = declare(statements, described, names, formats=formats, sizes=given, shapes=shapes)
-    _check_names(source.statements, operands, sizes or {})
-    bind_extents(statements, {name: tensors[name].shape for name in program.inputs}, given, slices)
-    return program
-
-
-def _check_names(statements: tuple[Assign, ...], operands: Collection[str], sizes: Collection[str]) -> None:
-    """Raises for an operand or an extent that no statement has a use for."""
-    read_names = {n.tensor for s in statements for n in find(s.value, Access)}
-    for name in operands:
-        if name not in read_names:
-            raise EinsumError(
-                f"{name} is given and not read; the statements read {', '.join(sorted(read_names)) or 'nothing'}"
-            )
-    indices = all_indices(statements)
-    for name in sizes:
-        if name not in indices:
-            raise EinsumError(
-                f"sizes= names {name}, which is no index variable; there are {', '.join(indices) or 'none'}"
-            )
-
-
-def _formats(
-    statements: tuple[Assign, ...], wanted: Format | str | Mapping[str, Format | str] | None
-) -> dict[str, Format]:
-    """The formats asked for, by result; a single one is that of the last result."""
-    if wanted is None:
-        return {}
-    ranks = {statement.target.tensor: len(statement.target.indices) for statement in statements}
-    by_name = wanted if isinstance(wanted, Mapping) else {statements[-1].target.tensor: wanted}
-    return {n: Format(f, rank=ranks.get(n)) if isinstance(f, str) else f for n, f in by_name.items()}
-
-
-def _with_scalars(statements: tuple[Assign, ...], scalars: Mapping[str, Any]) -> tuple[Assign, ...]:
-    """The statements with Python numbers in place of their names."""
-    for name, value in scalars.items():
-        if isinstance(value, complex):
-            raise DtypeError(f"the complex number {name}={value}", f"torch.tensor({value})")
-    numbers = {name: Const(value) for name, value in scalars.items()}
-    return tuple(replace(s, value=substitute_scalars(s.value, numbers)) for s in statements)
+    """The program of an `evaluate` whose scalars are constants."""
+    return program_of(text, outputs, format, sizes, operands)[0]
 
 
 def _einsum_of_graph(*arguments: Any) -> Any:
     """The operator `sparsify::einsum`."""
-    from sparsify.compiler.of_graph import einsum_of_graph  # loads Dynamo, which makes such graphs
+    from sparsify.compiler.of_graph import einsum_of_graph  # loads Dynamo
 
     return einsum_of_graph(*arguments)
 

@@ -20,7 +20,7 @@ from sparsify.compiler.cpp import cache, directories, records, trust
 from sparsify.compiler.cpp.cache import Library, library
 from sparsify.compiler.einsum.exact import CLASSES
 from sparsify.compiler.schedule.sizes import UNKNOWN
-from sparsify.errors import BuildError
+from sparsify.errors import BuildError, CacheError
 from sparsify.options import current, override
 from tests.compiler.cpp.tiny_kernels import constant
 
@@ -464,3 +464,18 @@ def test_locks_and_failures_that_are_files(kernels: Path, monkeypatch: pytest.Mo
     assert (value(made), made.path.parent) == (5, kernels)
     with pytest.raises(BuildError):
         library("no C++")
+
+
+def test_process_with_too_many_kernels(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache.most_libraries() > 5000
+    before = len(Path("/proc/self/maps").read_text().splitlines())
+    library(constant(1))
+    after = len(Path("/proc/self/maps").read_text().splitlines())
+    assert after - before <= cache.MAPS_OF_A_LIBRARY + 1  # memory of Python itself may grow
+    monkeypatch.setattr(cache, "most_libraries", lambda: 2)
+    library(constant(2))
+    with pytest.raises(
+        CacheError, match="has loaded 2 kernels, as many as it has room for; start another process"
+    ):
+        library(constant(3))
+    assert library(constant(1)).origin == "memory"

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +37,9 @@ SYMBOL: Final = "sparsify_kernel"
 LOCKS: Final = 256
 # What reading a damaged file raises.
 UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError)
+# Mappings of memory of a library: code, constants that were relocated, data; and how many a process usually may have.
+MAPS_OF_A_LIBRARY: Final = 3
+USUAL_MAPS: Final = 65530
 # How much longer than one compilation may take a process waits for another one.
 PATIENCE_SECONDS: Final = 5.0
 
@@ -137,9 +140,34 @@ def library(
     with _memory.lock(request.key):
         if found := _memory.libraries.get(request.key):
             return replace(found, origin="memory", compile_seconds=0.0)
+        _check_room()
         made = _from_directories(request)
         _memory.libraries[request.key] = made
         return made
+
+
+def _check_room() -> None:
+    """Raises before the process has no room left for further libraries, and so none for memory and threads.
+
+    Raises:
+        CacheError: it has loaded as many as half of what the system maps for a process.
+    """
+    if len(_memory.libraries) >= most_libraries():
+        raise CacheError(
+            f"this process has loaded {len(_memory.libraries)} kernels, as many as it has room for",
+            "start another process, give what changes from call to call as tensors or scalars rather than as text, "
+            "or raise vm.max_map_count",
+        )
+
+
+@cache
+def most_libraries() -> int:
+    """The number of kernels that a process may load: loaded code is never unloaded, as calls may be under way."""
+    try:
+        maps = int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):
+        maps = USUAL_MAPS
+    return maps // 2 // MAPS_OF_A_LIBRARY
 
 
 def compile_seconds() -> float:

@@ -32,6 +32,7 @@ LEAN_FLAGS: Final = (
     "-fno-rtti",
     "-fno-asynchronous-unwind-tables",
     "-fno-semantic-interposition",
+    "-Wl,-z,noseparate-code",
     "-pipe",
 )
 WIDTHS: Final = (

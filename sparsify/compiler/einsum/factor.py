@@ -98,6 +98,8 @@ class _Factoring:
         if sparsity.fill != 0 or sparsity.pattern is None:
             return False
         root = pattern_access(self.program, Access(*sparsity.pattern))
+        if isinstance(outer, Access) and self.declarations[outer.tensor].is_number:
+            return True
         value = self._where_empty(outer, root, reduced)
         return value is not None and isfinite(value) and value != 0
 

@@ -65,7 +65,9 @@ def infer_dtype(statements: Sequence[Assign], declarations: Mapping[str, Declara
 
 
 def declared_kind(declared: Declaration) -> Kind:
-    """The kind of a tensor."""
+    """The kind of a tensor, or of a number."""
+    if declared.is_number:
+        return Kind("int64" if declared.dtype == "int64" else "float32", NUMBER)
     return Kind(declared.dtype, TENSOR if declared.extents else SCALAR)
 
 

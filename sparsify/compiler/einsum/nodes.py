@@ -108,6 +108,7 @@ class Declaration(Node):
         extents: per mode the index variable whose extent it has.
         index_dtypes: per level the dtypes of (pos, crd), "" where the level has no such array.
         pattern_of: the tensor whose pattern it shares; its values are then aligned with that tensor's.
+        is_number: whether it is a number of Python, which promotes as a constant does; finite, and not 0.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Declaration(Node):
     fill: float = 0.0
     index_dtypes: tuple[tuple[str, str], ...] = ()
     pattern_of: str | None = None
+    is_number: bool = False
 
     def __str__(self) -> str:
         return printer.declaration(self)

@@ -1,0 +1,80 @@
+"""Programs of texts in index notation and the operands that are given for their names.
+
+In: `y[i] = a * A[i,j] * x[j]`, tensors A and x, a number a. Out: the program, with the format of y inferred.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from sparsify.compiler.describe import describe
+from sparsify.compiler.einsum.declare import declare
+from sparsify.compiler.einsum.extents import bind_extents
+from sparsify.compiler.einsum.nodes import Access, Assign, Program
+from sparsify.compiler.einsum.parse import read
+from sparsify.compiler.einsum.rename import all_indices
+from sparsify.compiler.node import find
+from sparsify.compiler.scalars import Substituted, substituted
+from sparsify.errors import EinsumError
+from sparsify.storage.format import Format
+
+
+def program_of(
+    text: str,
+    outputs: str | tuple[str, ...] | None,
+    format: Format | str | Mapping[str, Format | str] | None,
+    sizes: Mapping[str, int] | None,
+    operands: Mapping[str, Any],
+) -> tuple[Program, Substituted]:
+    """The program of statements over operands, its scalars constants, and the statements that it was made of.
+
+    Args:
+        text: one statement a line.
+        outputs: the names of results.
+        format: of the result, or formats by result.
+        sizes: extents of index variables.
+        operands: tensors and Python's numbers by name.
+    """
+    tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
+    scalars = {name: value for name, value in operands.items() if name not in tensors}
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    source = read(text, sizes=sizes, shapes=shapes)
+    found = substituted(source.statements, scalars)
+    statements = found.statements
+    slices = {name for name, _ in source.sizes}
+    given = {**dict(source.sizes), **(sizes or {})}
+    names = (outputs,) if isinstance(outputs, str) else outputs or ()
+    described = {name: describe(value) for name, value in tensors.items()}
+    formats = formats_by_result(statements, format)
+    program = declare(statements, described, names, formats=formats, sizes=given, shapes=shapes)
+    _check_names(source.statements, operands, sizes or {})
+    bind_extents(statements, {name: tensors[name].shape for name in program.inputs}, given, slices)
+    return program, found
+
+
+def _check_names(statements: tuple[Assign, ...], operands: Collection[str], sizes: Collection[str]) -> None:
+    """Raises for an operand or an extent that no statement has a use for."""
+    read_names = {n.tensor for s in statements for n in find(s.value, Access)}
+    for name in operands:
+        if name not in read_names:
+            raise EinsumError(
+                f"{name} is given and not read; the statements read {', '.join(sorted(read_names)) or 'nothing'}"
+            )
+    indices = all_indices(statements)
+    for name in sizes:
+        if name not in indices:
+            raise EinsumError(
+                f"sizes= names {name}, which is no index variable; there are {', '.join(indices) or 'none'}"
+            )
+
+
+def formats_by_result(
+    statements: tuple[Assign, ...], wanted: Format | str | Mapping[str, Format | str] | None
+) -> dict[str, Format]:
+    """The formats asked for, by result; a single one is that of the last result."""
+    if wanted is None:
+        return {}
+    ranks = {statement.target.tensor: len(statement.target.indices) for statement in statements}
+    by_name = wanted if isinstance(wanted, Mapping) else {statements[-1].target.tensor: wanted}
+    return {n: Format(f, rank=ranks.get(n)) if isinstance(f, str) else f for n, f in by_name.items()}
