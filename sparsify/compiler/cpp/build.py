@@ -24,6 +24,8 @@ from sparsify.runtime import openmp
 NAMES: Final = ("g++", "clang++", "c++")
 BRIDGE: Final = "bridge.cpp"
 SHOWN_LINES: Final = 12
+# What an empty program may take.
+PROBE_SECONDS: Final = 10.0
 # How often a running compiler is asked whether anybody still waits for it.
 LOOK_SECONDS: Final = 0.2
 _NO_SPACE: Final = re.compile(r"No space left on device|Disk quota exceeded|File too large|File size limit")
@@ -42,6 +44,10 @@ class Compiler:
     def needs_bridge(self) -> bool:
         """Whether its parallel regions are not what the OpenMP runtime of torch runs."""
         return "clang" in self.version and "gomp" in openmp.path().name
+
+
+# Compilers, with the flags and the limit of time with which they fail for every program: message and remedy.
+_broken: Final[dict[tuple[Compiler, tuple[str, ...], float], tuple[str, str]]] = {}
 
 
 class NoSpaceError(OSError):
@@ -63,6 +69,15 @@ def find_compiler(options: Options) -> Compiler:
         "install one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; conda: conda install gxx) "
         "or set SPARSIFY_CXX to its path",
     )
+
+
+def has_compiler(options: Options) -> bool:
+    """Whether there is a compiler that can be asked for kernels."""
+    try:
+        find_compiler(options)
+    except CompilerNotFoundError:
+        return False
+    return True
 
 
 @cache
@@ -104,13 +119,18 @@ def command(
 def build(source: str, directory: Path, compiler: Compiler, options: Options) -> Path:
     """The shared object of `source`, made inside `directory`, which holds everything that was written.
 
+    A compiler that fails for an empty program, too, is not asked again by this process.
+
     Raises:
         BuildError: the compiler refused the code or took longer than `options.compiler_timeout` seconds;
             the source stays in `directory`.
         NoSpaceError: the disk is full.
     """
+    settings = (compiler, options.compiler_flags, options.compiler_timeout)
     unit, result = directory / "kernel.cpp", directory / "kernel.so"
     unit.write_text(source)
+    if settings in _broken:
+        raise BuildError(*_broken[settings])
     if compiler.needs_bridge():
         (directory / BRIDGE).write_text(bridge.SOURCE)
     line = command(compiler, unit, result, options, target.optimisation(source))
@@ -127,7 +147,28 @@ def build(source: str, directory: Path, compiler: Compiler, options: Options) ->
             f"ended with status {status}",
             "this is a mistake of sparsify unless compiler flags were set",
         )
-    raise BuildError(f"the C++ compiler {said}\n  {' '.join(line)}\n{_head(output, SHOWN_LINES)}\n", remedy)
+    is_broken = not _compiles_anything(compiler, directory, options)
+    if is_broken:
+        said += ", for an empty program too"
+        flags = " ".join(options.compiler_flags)
+        remedy = (
+            f"correct SPARSIFY_CXXFLAGS={flags}" if flags else "set SPARSIFY_CXX to a working C++ compiler"
+        )
+    message = f"the C++ compiler {said}\n  {' '.join(line)}\n{_head(output, SHOWN_LINES)}\n"
+    if is_broken:
+        _broken[settings] = message, remedy
+    raise BuildError(message, remedy)
+
+
+def _compiles_anything(compiler: Compiler, directory: Path, options: Options) -> bool:
+    """Whether the compiler makes a shared object of an empty program with the flags of a kernel."""
+    unit, result = directory / "empty.cpp", directory / "empty.so"
+    unit.write_text("")
+    if compiler.needs_bridge():
+        (directory / BRIDGE).write_text(bridge.SOURCE)
+    seconds = min(PROBE_SECONDS, options.compiler_timeout)
+    status, _ = _run(command(compiler, unit, result, options), directory, seconds)
+    return status == 0 and result.is_file()
 
 
 def _run(line: list[str], directory: Path, timeout_s: float) -> tuple[int | None, str]:
