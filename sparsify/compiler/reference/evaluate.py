@@ -40,7 +40,7 @@ from sparsify.compiler.reference.fold import fold, joined, operation, repeated
 from sparsify.compiler.reference.grid import Grid, apply, choose, computed_dtype, number
 from sparsify.compiler.reference.join import Table, table
 from sparsify.compiler.reference.join import joined as joined_tables
-from sparsify.compiler.reference.space import MOST_POINTS, Space, box, boxes, sized
+from sparsify.compiler.reference.space import MOST_DENSE, MOST_POINTS, Space, box, boxes, check_size, sized
 from sparsify.compiler.reference.stored import (
     DenseValues,
     Entries,
@@ -51,11 +51,8 @@ from sparsify.compiler.reference.stored import (
     stored_of,
 )
 from sparsify.compiler.reference.totals import DenseTotals, FewTotals, Reduction
-from sparsify.errors import UnsupportedProgramError
 from sparsify.storage.fill import same
 
-# Entries of a dense temporary.
-MOST_DENSE: Final = 2**28
 # Spaces of so many points are not searched for those that matter.
 FEW_POINTS: Final = 2**16
 # How many points of a box cost as much as one that is found by a join.
@@ -127,7 +124,7 @@ class Evaluation:
     ) -> Values:
         """The values of an expression where a tensor is stored."""
         assert isinstance(root, Entries), "only sparse tensors lend their pattern"
-        found, step = [], max(1, MOST_POINTS // 8)
+        found, step = [], max(1, MOST_POINTS // 64)
         for start in range(0, max(1, root.coordinates.shape[1]), step):
             points = root.coordinates[:, start : start + step]
             space = Space(points.shape[1], dict(zip(targets, points, strict=True)), {}, self.device)
@@ -143,7 +140,7 @@ class Evaluation:
             assert isinstance(found, DenseValues), "a dense tensor was asked for"
             return replace(found, values=found.values.permute([names.index(name) for name in targets]))
         shape = [self.extents[name] for name in targets]
-        self._check_size(shape, expr)
+        check_size(shape, expr)
         kind = kind_of(expr, self.kinds)
         result: Tensor | None = None
         for ranges in boxes({name: self.extents[name] for name in targets}):
@@ -190,10 +187,10 @@ class Evaluation:
                 return Grid(space.coordinates(name), None, Kind("int64", NUMBER))
             case Extent(name):
                 return Grid(torch.tensor(self.extents[name], device=self.device), None, Kind("int64", NUMBER))
-            case Access(tensor, indices):
-                return self.tensors[tensor].read(indices, space, self.extents)
-            case Stored(Access(tensor, indices)):
-                found = self.tensors[tensor].read(indices, space, self.extents)
+            case Access():
+                return self._read(expr, space)
+            case Stored(access):
+                found = self._read(access, space)
                 if found.is_fill is None:
                     return Grid(torch.ones_like(found.values, dtype=torch.bool), None, Kind("bool"))
                 return Grid(~found.is_fill, found.is_fill, Kind("bool"))
@@ -206,6 +203,13 @@ class Evaluation:
             case Reduce():
                 return self._reduce(expr, space)
         raise AssertionError(f"{type(expr).__name__} has no value")
+
+    def _read(self, access: Access, space: Space) -> Grid:
+        """The entries of a tensor at all points of a space."""
+        tensor = self.tensors[access.tensor]
+        if access in space.points and isinstance(tensor, Entries):
+            return tensor.at(space.along_points(access))
+        return tensor.read(access.indices, space, self.extents)
 
     def _reduce(self, expr: Reduce, space: Space) -> Grid:
         """A reduction at all points of a space: read where it is known, or cheaper to compute as a whole."""
@@ -271,7 +275,7 @@ class Evaluation:
         if is_few:
             totals = FewTotals(reduction, names, self.extents)
         else:
-            self._check_size([self.extents[name] for name in names], expr)
+            check_size([self.extents[name] for name in names], expr)
             totals = DenseTotals(reduction, names, self._bound(sets), self.extents)
         for space in self._spaces(sets, (*names, *expr.indices)):
             self._add(totals, expr, space, names, monoid, kind)
@@ -351,8 +355,8 @@ class Evaluation:
         free = {name: self.extents[name] for name in names if name not in bound}
         for at, leaves in enumerate(sets):
             tables = [self._table(leaf) for leaf in leaves]
-            met = {name for one in tables for name in one.columns}
-            tables += [self._every(name) for name in bound if name not in met]
+            missing = set(bound) - {name for one in tables for name in one.columns}
+            tables += [self._every(name) for name in sorted(missing)]
             for points in joined_tables(tables, self.extents):
                 for ranges in boxes(free, MOST_POINTS):
                     step = max(
@@ -367,11 +371,11 @@ class Evaluation:
         if isinstance(leaf, Access):
             tensor = self.tensors[leaf.tensor]
             assert isinstance(tensor, Entries), "leaves of covers are sparse"
-            return table(leaf.indices, tensor.coordinates, self.extents)
+            return table(leaf, leaf.indices, tensor.coordinates, self.extents)
         if leaf not in self._reduced:
             self._reduced[leaf] = self._materialised(leaf, is_tracked=True, is_dense=False)
         entries = entries_of(self._reduced[leaf], 0)
-        return table([Index(name) for name in free_indices(leaf)], entries.coordinates, self.extents)
+        return table(leaf, [Index(name) for name in free_indices(leaf)], entries.coordinates, self.extents)
 
     def _every(self, name: str) -> Table:
         """All coordinates of an index variable."""
@@ -391,10 +395,3 @@ class Evaluation:
             points = points.select((~is_met).nonzero().squeeze(1))
             space = Space(points.count, points.columns, {}, self.device)
         return points
-
-    def _check_size(self, shape: Sequence[int], expr: Expr) -> None:
-        if prod(shape) > 8 * MOST_DENSE:
-            raise UnsupportedProgramError(
-                f"`{str(expr)[:80]}` has {prod(shape)} dense entries, which torch's operators do not compute",
-                "install a C++ compiler (`sparsify doctor` says how), and sparsify compiles a kernel for it",
-            )

@@ -18,14 +18,18 @@ from sparsify.compiler.einsum.nodes import Expr
 from sparsify.compiler.reference.keys import Keys
 
 # Points of a part of a join.
-MOST_JOINED: Final = 2**22
+MOST_JOINED: Final = 2**20
+Column = str | Expr
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Points by the coordinates of their index variables, each [n]."""
+    """Points by the coordinates of their index variables, each [n].
 
-    columns: Mapping[str, Tensor]
+    The place of a point among the entries of a tensor stands under what is read there, `A[i,j]`.
+    """
+
+    columns: Mapping[Column, Tensor]
     count: int
 
     def select(self, rows: Tensor) -> "Table":
@@ -39,9 +43,11 @@ class Table:
         return Table(columns, min(stop, self.count) - start)
 
 
-def table(indices: Sequence[Expr], coordinates: Tensor, extents: Mapping[str, int]) -> Table:
+def table(leaf: Expr, indices: Sequence[Expr], coordinates: Tensor, extents: Mapping[str, int]) -> Table:
     """The points at which a tensor is stored that is read at `indices`; its entries have these coordinates."""
-    found = Table({}, coordinates.shape[1])
+    count = coordinates.shape[1]
+    first: dict[Column, Tensor] = {leaf: torch.arange(count, device=coordinates.device)}
+    found = Table(first, count)
     columns = list(coordinates)
     for mode, index in enumerate(indices):
         form = affine(index)
@@ -65,7 +71,7 @@ def table(indices: Sequence[Expr], coordinates: Tensor, extents: Mapping[str, in
 
 def _solved(
     form: Affine, unbound: list[str], column: Tensor, known: Table, extents: Mapping[str, int]
-) -> tuple[Tensor | None, dict[str, Tensor]]:
+) -> tuple[Tensor | None, dict[Column, Tensor]]:
     """Which points have this coordinate, `None`: all; and the index variable that it is solved for."""
     total = column * form.divisor - form.offset
     for name, factor in form.extents:
@@ -88,10 +94,10 @@ def joined(tables: Sequence[Table], extents: Mapping[str, int]) -> Iterator[Tabl
     """The points at which all tables have one, in parts."""
     first, *others = sorted(tables, key=lambda one: one.count)
     ordered: list[Table] = []
-    names = set(first.columns)
+    names = {name for name in first.columns if isinstance(name, str)}
     while others:
         at = next((n for n, one in enumerate(others) if not names.isdisjoint(one.columns)), 0)
-        names |= set(others[at].columns)
+        names |= {name for name in others[at].columns if isinstance(name, str)}
         ordered.append(others.pop(at))
     yield from _join(first, ordered, extents)
 
@@ -103,7 +109,7 @@ def _join(points: Table, others: Sequence[Table], extents: Mapping[str, int]) ->
             yield points.part(start, start + MOST_JOINED)
         return
     other = others[0]
-    shared = [name for name in points.columns if name in other.columns]
+    shared = [name for name in points.columns if isinstance(name, str) and name in other.columns]
     keys = Keys([other.columns[name] for name in shared], [extents[name] for name in shared])
     if shared:
         order = keys.values.argsort()

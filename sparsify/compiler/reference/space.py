@@ -14,8 +14,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-# Points that are evaluated at once: some tens of MiB a temporary.
-MOST_POINTS: Final = 2**22
+from sparsify.compiler.einsum.nodes import Expr
+from sparsify.errors import UnsupportedProgramError
+
+# Points that are evaluated at once: some MiB a temporary.
+MOST_POINTS: Final = 2**20
+# Entries of a dense temporary.
+MOST_DENSE: Final = 2**28
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +41,14 @@ class Space:
 
     Attributes:
         count: the length of the first axis; `None` where no index variable is bound by points.
-        points: per index variable that is bound by points its coordinates, [count].
+        points: per index variable that is bound by points its coordinates, [count]; per tensor that is read at an
+            entry of each point the places of these.
         ranges: per other index variable its axis.
         device: of the coordinates.
     """
 
     count: int | None
-    points: Mapping[str, Tensor]
+    points: Mapping[str | Expr, Tensor]
     ranges: Mapping[str, Range]
     device: torch.device
 
@@ -57,11 +63,15 @@ class Space:
         """How many points there are."""
         return prod(self.shape)
 
+    def along_points(self, name: str | Expr) -> Tensor:
+        """What each point has, so that it broadcasts over the space."""
+        return self.points[name].reshape([-1] + [1] * (len(self.shape) - 1))
+
     def coordinates(self, name: str) -> Tensor:
         """The coordinates of an index variable, which broadcast over the space."""
         rank = len(self.shape)
         if name in self.points:
-            return self.points[name].reshape([-1] + [1] * (rank - 1))
+            return self.along_points(name)
         found = self.ranges[name]
         shape = [1] * rank
         shape[found.axis] = len(found)
@@ -102,3 +112,16 @@ def boxes(extents: Mapping[str, int], most: int = MOST_POINTS) -> Iterator[dict[
 def sized(names: Sequence[str], extents: Mapping[str, int]) -> int:
     """How many points index variables have."""
     return prod(extents[name] for name in names)
+
+
+def check_size(shape: Sequence[int], expr: Expr) -> None:
+    """Raises for a dense temporary or result that is not expected to fit memory.
+
+    Raises:
+        UnsupportedProgramError: it is too large.
+    """
+    if prod(shape) > 8 * MOST_DENSE:
+        raise UnsupportedProgramError(
+            f"`{str(expr)[:80]}` has {prod(shape)} dense entries, which torch's operators do not compute",
+            "install a C++ compiler (`sparsify doctor` says how), and sparsify compiles a kernel for it",
+        )

@@ -103,6 +103,11 @@ class Entries:
             is_fill = is_fill | self.is_fill[place]
         return Grid(values, is_fill, self.kind)
 
+    def at(self, place: Tensor) -> Grid:
+        """The entries at these places."""
+        is_fill = None if self.is_fill is None else self.is_fill[place]
+        return Grid(self.values[place], is_fill, self.kind)
+
     def find(
         self, indices: Sequence[Expr], space: Space, extents: Mapping[str, int]
     ) -> tuple[Tensor, Tensor]:
