@@ -8,6 +8,7 @@ import importlib.util
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from sparsify import options
 from sparsify.compiler import calibrate
 from sparsify.compiler.cpp import directories, target
 from sparsify.compiler.cpp.build import find_compiler
-from sparsify.errors import SparsifyError
+from sparsify.errors import CompilerNotFoundError, SparsifyError
 from sparsify.providers import require_sole_provider
 from sparsify.runner.machine import machine
 from sparsify.runtime import openmp
@@ -44,6 +45,10 @@ SHOWN_INSTRUCTIONS: Final = (
     "sve",
 )
 TOLERANCE: Final = 1e-5
+LOST: Final = (
+    "without one no kernels are built: einsum, evaluate and applied models run by torch's operators. Results and "
+    "gradients are the same; calls take up to 1000 times as long, and nothing is tuned or compared with other libraries"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +103,11 @@ def diagnose() -> tuple[Finding, ...]:
         "python": lambda: sys.version.split()[0],
         "torch": lambda: f"{torch.__version__}, {torch.get_num_threads()} threads",
         "package": package,
-        "compiler": lambda: str(find_compiler(options.current())),
+        "compiler": compiler,
         "openmp": lambda: str(openmp.path()),
         "cache": writable_cache,
         "kernel": checked_kernel,
+        "without kernels": checked_reference,
         "machine": measured_machine,
     }
     return (*(checked(name, check) for name, check in checks.items()), *(extra(name) for name in EXTRAS))
@@ -132,6 +138,14 @@ def package() -> str:
     return f"sparsify {sparsify.__version__} in {Path(sparsify.__file__).parent}"
 
 
+def compiler() -> str:
+    """The C++ compiler; where there is none, what is lost without it."""
+    try:
+        return str(find_compiler(options.current()))
+    except CompilerNotFoundError as error:
+        raise CompilerNotFoundError(f"{error.message}\n        {LOST}", error.remedy) from None
+
+
 def writable_cache() -> str:
     """The cache directory and its content, when kernels can be kept there."""
     place = directories.cache_dir()
@@ -151,24 +165,42 @@ def writable_cache() -> str:
 
 def checked_kernel() -> str:
     """How long a sparse product took from text to result, when it equals torch's."""
-    generator = torch.Generator().manual_seed(0)
-    dense = torch.rand(64, 48, generator=generator)
-    dense = torch.where(dense > 0.9, dense, 0)
-    other = torch.rand(48, 24, generator=generator)
     with (
         tempfile.TemporaryDirectory(prefix="sparsify-doctor-") as folder,
         options.override(cache_dir=Path(folder), strict=True),
     ):
-        started = time.perf_counter()
-        found = sparsify.einsum("ij,jk->ik", sparsify.tensor(dense, "csr"), other)
-        seconds = time.perf_counter() - started
+        seconds, error = checked_product()
+    return f"compiled, loaded and checked in {seconds * 1e3:.0f} ms, largest error {error:.1g}"
+
+
+def checked_reference() -> str:
+    """The same product by torch's operators, which compute where no kernel can be built."""
+    with options.override(compiler="no compiler, on purpose"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        _, error = checked_product()
+    return f"torch's operators compute where no kernel can be built, largest error {error:.1g}"
+
+
+def checked_product() -> tuple[float, float]:
+    """The seconds of a sparse product, and its largest difference from torch's.
+
+    Raises:
+        SparsifyError: it differs by more than rounding.
+    """
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.rand(64, 48, generator=generator)
+    dense = torch.where(dense > 0.9, dense, 0)
+    other = torch.rand(48, 24, generator=generator)
+    started = time.perf_counter()
+    found = sparsify.einsum("ij,jk->ik", sparsify.tensor(dense, "csr"), other)
+    seconds = time.perf_counter() - started
     error = (found - dense @ other).abs().max().item()
     if error > TOLERANCE:
         raise SparsifyError(
             f"a sparse product differs from torch's by {error:.3g}",
             "try SPARSIFY_VECTOR_BYTES=0 or another compiler (SPARSIFY_CXX), and report it with `sparsify env`",
         )
-    return f"compiled, loaded and checked in {seconds * 1e3:.0f} ms, largest error {error:.1g}"
+    return seconds, error
 
 
 def measured_machine() -> str:

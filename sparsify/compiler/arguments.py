@@ -4,6 +4,8 @@ In: `SparseInput(declaration of A, False, sizes).read(A, sizes, buffers)`. Out: 
 values in `buffers`, the number of its entries in `sizes`.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from sparsify.compiler.einsum.nodes import Declaration
@@ -15,6 +17,32 @@ from sparsify.storage.tensor import SparseTensor
 
 # Arrays, places and numbers of widths, and how values get into order.
 Read = tuple[tuple[torch.Tensor, ...], tuple[tuple[int, int], ...], Conversion | None]
+
+
+def match_extents(declared: Declaration, shape: Sequence[int], extents: dict[str, int]) -> None:
+    """Checks an operand's shape, and learns the extents of its index variables."""
+    if len(shape) != len(declared.extents):
+        raise ShapeError(f"{declared.name} has {len(shape)} modes, the kernel takes {len(declared.extents)}")
+    for mode, (name, size) in enumerate(zip(declared.extents, shape, strict=True)):
+        if extents.setdefault(name, size) != size:
+            raise ShapeError(
+                f"{declared.name} has extent {size} in mode {mode}, and {name} is {extents[name]} elsewhere"
+            )
+
+
+def check_operand(declared: Declaration, operand: torch.Tensor) -> None:
+    """Raises for an operand that the program of a step does not read.
+
+    Raises:
+        DtypeError, FormatError: it is not what the program declares.
+    """
+    dtype = operand._vals.dtype if isinstance(operand, SparseTensor) else operand.dtype
+    if dtype is not getattr(torch, declared.dtype):
+        raise DtypeError(f"{declared.name} has dtype {dtype}, the kernel takes {declared.dtype}")
+    if not declared.format.is_dense and not isinstance(operand, SparseTensor):
+        raise FormatError(
+            f"{declared.name} is dense and was {declared.format} when compiled", "sparsify.tensor"
+        )
 
 
 class DenseInput:
@@ -232,3 +260,13 @@ def _same_levels(first: Format, second: Format) -> bool:
     return [(type(s.level), s.expression) for s in first.levels] == [
         (type(s.level), s.expression) for s in second.levels
     ]
+
+
+def patterns_of(operands: Sequence[torch.Tensor]) -> list[Pattern]:
+    """The patterns of the operands that have one."""
+    return [operand._pattern for operand in operands if isinstance(operand, SparseTensor)]
+
+
+def laid_out(stored: torch.Tensor, format: Format) -> torch.Tensor:
+    """Memory of a dense format with its modes in order; no view, which autograd keeps from being written to."""
+    return stored.permute([format.ordering.index(mode) for mode in range(format.rank)]).data

@@ -155,7 +155,7 @@ def key_of(options: Options) -> str:
 def measure(options: Options) -> Machine:
     """The figures of this machine, with everything else that runs on it kept out as well as can be."""
     threads, before = count(options), torch.get_num_threads()
-    with torch.no_grad(), override(dump=(), tune_seconds=0.0):
+    with torch.no_grad(), override(dump=(), tune_seconds=0.0, strict=True):
         names = _probes(threads)
         made = side_by_side(list(names.values()))
         probes = {}

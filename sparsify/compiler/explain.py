@@ -26,6 +26,7 @@ from sparsify.compiler.plan import (
     joined_rows,
     steps,
 )
+from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule import hubs
 from sparsify.compiler.schedule.alternatives import alternatives
 from sparsify.compiler.schedule.directives import Schedule
@@ -77,7 +78,7 @@ def explain_kernel(kernel: Kernel, sizes: Sizes | None = None, **facts: Any) -> 
         for generated in kernel.generated:
             generated.prepare(sizes.shared(kernel.program))
     plan = [
-        Explained(step.stages, found(step.library)) if isinstance(step, GeneratedStep) else Explained(step)
+        Explained(step.stages, built(step)) if isinstance(step, GeneratedStep) else Explained(step)
         for step in kernel.steps
     ]
     scheduled = kernel.schedule is not None
@@ -98,6 +99,13 @@ def _compared(program: Program, sizes: Sizes) -> list[str]:
             return [str(known)]
         return [*([] if several is None else [str(several)]), *alternatives(program, sizes)]
     return [str(chain), *(chain.held() if chain.is_faster else alternatives(program, sizes))]
+
+
+def built(step: GeneratedStep) -> str:
+    """Whether the kernel of a step was found or built, and its key; or why there is none."""
+    if step.failure is None:
+        step.prepare(UNKNOWN)
+    return found(step.library) if step.failure is None else substitute.text_of(step.failure)
 
 
 def found(library: Library) -> str:

@@ -15,25 +15,24 @@ from typing import Any, Final
 import torch
 
 from sparsify.compiler import native, shortcut
-from sparsify.compiler.arguments import DenseInput, SparseInput
+from sparsify.compiler.arguments import DenseInput, SparseInput, laid_out, match_extents, patterns_of
 from sparsify.compiler.assembled import Assembled
 from sparsify.compiler.compact import compact, compact_sizes, compactable, large
 from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.einsum.extents import check_indices
-from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.known import KNOWN
 from sparsify.compiler.loops.lower.assemble import POSITION_OVERFLOW, is_assembled
 from sparsify.compiler.pipeline import Stages
 from sparsify.compiler.plan import Step, with_wide_result
+from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.variants import Signature, Variant, Variants
-from sparsify.errors import KernelError, ShapeError
+from sparsify.errors import CompilerError, KernelError
 from sparsify.options import Options
 from sparsify.runtime.buffers import POOL
 from sparsify.runtime.threads import count
 from sparsify.storage.convert import conversion
-from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, wrap
 
@@ -71,6 +70,7 @@ class GeneratedStep:
 
     Attributes:
         current: the kernel that was asked for last.
+        failure: why no kernel can be built and torch's operators compute the step, `None` as long as one can be.
         compute: the result for operands in the order of `operands`; several results in a tuple. It raises
             ShapeError, DtypeError and FormatError for an operand that does not fit the program.
     """
@@ -93,6 +93,7 @@ class GeneratedStep:
         self._root = None if root is None else self.program.inputs.index(root)
         self._frames: dict[Key, Frame] = {}
         self.compute: Callable[[tuple[torch.Tensor, ...]], Any] = self._first_call
+        self.failure: CompilerError | None = None
         self._current: Variant | None = None
         self._inputs: tuple[DenseInput | SparseInput, ...] = ()
         self._known: tuple[object, ...] = ()
@@ -102,18 +103,26 @@ class GeneratedStep:
     def prepare(self, sizes: Sizes) -> bool:
         """Compiles the kernel for operands of these sizes; whether it had to be built.
 
+        Where there is no compiler, or it fails, `failure` says so: torch's operators compute the step from then on.
+
         Raises:
             ScheduleError, UnsupportedProgramError: the schedule does not fit, or none does.
-            CompilerError: there is no compiler, or it failed.
+            CompilerError: there is no compiler, or it failed, and the options are strict.
         """
-        if sizes is UNKNOWN and self._current is not None:
+        if self.failure is not None or (sizes is UNKNOWN and self._current is not None):
             return False
         sizes = compact_sizes(self._compactable, sizes.also(self.twins))
         known = sizes.key(self.program)
         if known == self._known:
             return False
         before = self.variants.built
-        found = self.variants.best(sizes)
+        try:
+            found = self.variants.best(sizes)
+        except CompilerError as error:
+            if self.options.strict:
+                raise
+            self.failure = error
+            return False
         signature = found.signature
         if self._current is None:
             self._signature = signature
@@ -159,8 +168,15 @@ class GeneratedStep:
         """The kernel that was asked for last."""
         if self._current is None:
             self.prepare(UNKNOWN)
-        assert self._current is not None, "preparing sets it"
+        if self.failure is not None:
+            raise self.failure
+        assert self._current is not None, "preparing finds it"
         return self._current
+
+    @property
+    def key(self) -> str:
+        """Of the kernel in the cache, shortened; `torch` where torch's operators compute."""
+        return "torch" if self.failure is not None else self.library.key[:12]
 
     @cached_property
     def wide(self) -> "GeneratedStep | None":
@@ -174,8 +190,8 @@ class GeneratedStep:
 
     @property
     def stages(self) -> Stages:
-        """How the statement became C++."""
-        return self.current.stages
+        """How the statement became C++, or would where no kernel can be built."""
+        return self.variants.stages(UNKNOWN) if self.failure is not None else self.current.stages
 
     @property
     def library(self) -> Library:
@@ -254,6 +270,8 @@ class GeneratedStep:
         """The results for operands over the coordinates that they have."""
         key = self._key(operands)
         frame = self._frames.get(key) or self._frame(key, operands)
+        if frame is None:
+            return substitute.computed(self.program, operands, self.failure, self.options)
         if self._is_assembled:
             try:
                 return self._assembled(operands, frame)
@@ -268,7 +286,7 @@ class GeneratedStep:
             result = frame.empty()
             buffers.append(result)
             frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
-            return result if self._is_plain else _laid_out(result, self.output.format)
+            return result if self._is_plain else laid_out(result, self.output.format)
         pattern = operands[self._root]._pattern  # type: ignore[attr-defined]
         if self._inputs[self._root].is_twin:
             pattern = conversion(pattern, self.output.format).pattern
@@ -308,17 +326,19 @@ class GeneratedStep:
         result = self._as_they_are(used)
         sizes = dict(self.program.extents)
         for declared, operand in zip(self._declared, operands, strict=True):
-            _match(declared, operand.shape, sizes)
+            match_extents(declared, operand.shape, sizes)
         shape = [sizes[name] for name in self.output.extents]
         return wrap(found.spread(self.output, result._pattern, shape), result._vals, self.output.fill)
 
-    def _frame(self, key: Key, operands: Sequence[torch.Tensor]) -> Frame:
-        """Checks shapes, learns the extents from them and finds the kernel for such operands."""
+    def _frame(self, key: Key, operands: Sequence[torch.Tensor]) -> Frame | None:
+        """Checks shapes, learns the extents from them and finds the kernel for such operands, if one can be built."""
         extents: dict[str, int] = dict(self.program.extents)
         for declared, operand in zip(self._declared, operands, strict=True):
-            _match(declared, operand.shape, extents)
+            match_extents(declared, operand.shape, extents)
         check_indices(self.program, {d.name: o.shape for d, o in zip(self._declared, operands)})
         self.prepare(sizes_of(self.program, operands))
+        if self.failure is not None:
+            return None
         known = {f"{name}_extent": extent for name, extent in extents.items()}
         known["serial_threshold"] = self.options.serial_threshold
         # What the patterns give is set when they are read.
@@ -354,7 +374,7 @@ class GeneratedStep:
                 results.append(POOL.empty(tuple(stored), dtype))
                 buffers.append(results[-1])
                 if output.format.ordering != tuple(range(len(stored))):
-                    results[-1] = _laid_out(results[-1], output.format)
+                    results[-1] = laid_out(results[-1], output.format)
                 continue
             root = self.program.inputs.index(output.pattern_of)
             pattern = operands[root]._pattern  # type: ignore[attr-defined]
@@ -367,7 +387,7 @@ class GeneratedStep:
 
     def _assembled(self, operands: Sequence[torch.Tensor], frame: Frame) -> torch.Tensor:
         """A result whose pattern the kernel finds, or which operands of the same patterns had before."""
-        assembled, patterns = self._found, _patterns(operands)
+        assembled, patterns = self._found, patterns_of(operands)
         assert assembled is not None, "preparing sets it"
         known = assembled.known(frame.shape, patterns)
         sizes, buffers = self._read(operands, frame)
@@ -375,24 +395,3 @@ class GeneratedStep:
         slots = assembled.slots()
         frame.call(tuple(sizes), (*buffers, *assembled.buffers(known)), count(self.options), slots)
         return assembled.result(frame.shape, patterns, known, slots.tensors)
-
-
-def _patterns(operands: Sequence[torch.Tensor]) -> list[Pattern]:
-    """The patterns of the operands that have one."""
-    return [operand._pattern for operand in operands if isinstance(operand, SparseTensor)]
-
-
-def _match(declared: Declaration, shape: Sequence[int], extents: dict[str, int]) -> None:
-    """Checks an operand's shape, and learns the extents of its index variables."""
-    if len(shape) != len(declared.extents):
-        raise ShapeError(f"{declared.name} has {len(shape)} modes, the kernel takes {len(declared.extents)}")
-    for mode, (name, size) in enumerate(zip(declared.extents, shape, strict=True)):
-        if extents.setdefault(name, size) != size:
-            raise ShapeError(
-                f"{declared.name} has extent {size} in mode {mode}, and {name} is {extents[name]} elsewhere"
-            )
-
-
-def _laid_out(stored: torch.Tensor, format_: Format) -> torch.Tensor:
-    """Memory of a dense format with its modes in order; no view, which autograd keeps from being written to."""
-    return stored.permute([format_.ordering.index(mode) for mode in range(format_.rank)]).data

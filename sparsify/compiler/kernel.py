@@ -23,12 +23,12 @@ from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.keep import Keeping, keeping, wide, with_results, with_wide_rows
 from sparsify.compiler.mixture import mixture_adjoint
 from sparsify.compiler.plan import STEP_CLASSES, Convert, Step, starts_otherwise, steps
+from sparsify.compiler.prepare import prepare_all
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
-from sparsify.compiler.side_by_side import side_by_side
 from sparsify.compiler.variants import Variants
-from sparsify.errors import ShapeError
+from sparsify.errors import CompilerError, ShapeError
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
 from sparsify.storage.transformed import have_tangents
@@ -48,7 +48,8 @@ class Kernel:
         steps: its steps in order, generated kernels and products of torch.
         generated: those of them that are generated kernels.
         sizes: of the operands that it was last prepared for.
-        cache: `hit` when all kernels were found, `miss` when the last request built one.
+        options: that it was planned with.
+        cache: `hit` when all kernels were found, `miss` when the last request built one, `none` without kernels.
         kept: what backward reads, by which arguments of `Differentiable` need gradients.
         is_prepared: whether it was compiled for some sizes.
         results: the results for a tuple of operands, not differentiable; one result is not in a tuple.
@@ -59,8 +60,10 @@ class Kernel:
         program: Program,
         plan: tuple["DenseProduct | Convert | GeneratedStep", ...],
         schedule: Schedule | None = None,
+        options: Options | None = None,
     ) -> None:
         self.program, self.steps, self.schedule = program, plan, schedule
+        self.options = options or current()
         self._names, self._results = program.inputs, program.outputs
         step = plan[0] if len(plan) == 1 else None
         # The one step that is the whole program and reads the operands in their order.
@@ -88,8 +91,18 @@ class Kernel:
 
     @property
     def key(self) -> str:
-        """Of the generated kernels in the cache, shortened."""
-        return "+".join(step.library.key[:12] for step in self.generated) or "torch"
+        """Of the generated kernels in the cache, shortened; `torch` where torch's operators compute."""
+        return "+".join(dict.fromkeys(step.key for step in self.generated)) or "torch"
+
+    @property
+    def failure(self) -> CompilerError | None:
+        """Why some step has no kernel and torch's operators compute it; `None` when none was found to lack one."""
+        return next((step.failure for step in self.generated if step.failure is not None), None)
+
+    def _settings(self) -> Options:
+        """The options in force, strict where those of the plan are."""
+        found = current()
+        return replace(found, strict=True) if self.options.strict and not found.strict else found
 
     @cached_property
     def has_frames(self) -> bool:
@@ -198,7 +211,7 @@ class Kernel:
             sizes = sizes_of(self.program, operands)
             found = self
             if self.schedule is None and starts_otherwise(self.program, sizes):
-                found = _plan(self.program, None, current(), sizes)
+                found = _plan(self.program, None, self._settings(), sizes)
             self._empties[places] = found._empties[places] = found
         return self._empties[places]
 
@@ -228,7 +241,7 @@ class Kernel:
             )
             given = {*self.program.inputs, *self.program.outputs, *gradients.values()}
             kept = set(program.inputs) - given
-            self._adjoints[wrt] = _plan(wide(program, kept), None, current(), self.sizes)
+            self._adjoints[wrt] = _plan(wide(program, kept), None, self._settings(), self.sizes)
         return self._adjoints[wrt]
 
     @cached_property
@@ -239,7 +252,7 @@ class Kernel:
     def also(self, names: tuple[str, ...]) -> "Kernel":
         """The kernel whose results are those of this one and then these temporaries."""
         program = with_results(self.program, names, copied=len(self.steps) == 1)
-        return _plan(program, self.schedule, current(), self.sizes)
+        return _plan(program, self.schedule, self._settings(), self.sizes)
 
     def temporaries(self, names: tuple[str, ...]) -> "Kernel":
         """The kernel that computes these temporaries of the program alone, from the same operands."""
@@ -248,7 +261,7 @@ class Kernel:
         kept = {*program.inputs, *(statement.target.tensor for statement in statements)}
         declarations = tuple(d for d in program.declarations if d.name in kept)
         part = replace(program, statements=statements, declarations=declarations, outputs=names)
-        return _plan(wide(part, names), self.schedule, current(), self.sizes)
+        return _plan(wide(part, names), self.schedule, self._settings(), self.sizes)
 
     def run(self, operands: tuple[Operand, ...]) -> dict[str, Operand]:
         """All tensors by name: operands, temporaries of the plan, results."""
@@ -310,41 +323,11 @@ def planned(program: Program, plan: Sequence[DenseProduct | Step | Convert]) -> 
     return _planned(program, tuple(plan), None, options, target.vector_bytes(options))
 
 
-def prepare_all(wanted: Sequence[tuple[Kernel, Sizes]]) -> list[Exception | None]:
-    """Compiles what these kernels need for operands of these sizes, all side by side.
-
-    Returns:
-        per kernel what went wrong, `None` when it is ready.
-    """
-    steps: dict[GeneratedStep, list[Sizes]] = {}
-    for kernel, sizes in wanted:
-        if sizes is not UNKNOWN:
-            kernel.sizes = sizes.without_operands()
-        for step in kernel.generated:
-            steps.setdefault(step, []).append(sizes.shared(kernel.program))
-    tasks = [partial(_prepare, step, sizes) for step, sizes in steps.items()]
-    # Dumps of several kernels at once could not be read.
-    found = side_by_side(tasks, in_turn=bool(current().dump))
-    outcomes = dict(zip(steps, found, strict=True))
-    errors: list[Exception | None] = []
-    for kernel, _ in wanted:
-        own = [outcomes[step] for step in kernel.generated]
-        kernel.cache = "miss" if True in own else "hit"
-        errors.append(next((outcome for outcome in own if isinstance(outcome, Exception)), None))
-    return errors
-
-
 def _chooser(slots: list[int]) -> Chooser:
     """Takes the tensors in these slots."""
     if len(slots) < 2:
         return lambda values: tuple([values[slot] for slot in slots])
     return itemgetter(*slots)
-
-
-def _prepare(step: GeneratedStep, wanted: Sequence[Sizes]) -> bool:
-    """Compiles a statement for operands of all these sizes; whether something had to be built."""
-    built = [step.prepare(sizes) for sizes in wanted]
-    return any(built)
 
 
 def _plan(program: Program, schedule: Schedule | None, options: Options, sizes: Sizes) -> Kernel:
@@ -383,6 +366,7 @@ def _planned(
             for step in plan
         ),
         schedule,
+        options,
     )
 
 

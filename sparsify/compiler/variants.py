@@ -11,6 +11,7 @@ from functools import cache, cached_property, partial
 from typing import Final
 
 from sparsify.compiler import native
+from sparsify.compiler.cpp.build import find_compiler
 from sparsify.compiler.cpp.cache import Generated, Library, library
 from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.fingerprint import fingerprint
@@ -77,6 +78,8 @@ class Variants:
             ScheduleError, UnsupportedProgramError: the schedule does not fit, or none does.
             CompilerError: there is no kernel yet, and there is no compiler, or it failed.
         """
+        if not self._known:
+            find_compiler(self.options)  # a schedule is not searched for a kernel that cannot be built
         wanted = self.wanted(sizes)
         found = self._known.get(wanted)
         if found is not None:
@@ -90,6 +93,10 @@ class Variants:
                 raise
             made = next(iter(self._known.values()))  # right for all sizes, if slower
         return made
+
+    def stages(self, sizes: Sizes) -> Stages:
+        """How the statement becomes C++ for operands of these sizes; nothing is built."""
+        return compile_stages(self.step, self.schedule, self.vector_bytes, self.options, sizes)
 
     def prefer(self, schedule: Schedule, sizes: Sizes) -> None:
         """Makes a schedule that was measured the one for operands of about these sizes."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from sparsify.compiler import calibrate
-from sparsify.compiler.kernel import prepare_all
+from sparsify.compiler.prepare import build_all
 from sparsify.compiler.recall import recall
 from sparsify.errors import SparsifyError
 from sparsify.passes import trial
@@ -116,9 +116,7 @@ def timed(draft: Draft, region: Region) -> Outcome:
     if (module := module_of(draft, region)) is not None:
         return timed_experts(draft, rivals(draft, region, module))
     site = trial.site(draft, region)
-    for error in prepare_all([(site.call.kernel, site.sizes)]):
-        if error is not None:
-            raise error
+    build_all([(site.call.kernel, site.sizes)])
     arguments = wanting([example(draft, node) for node in site.arguments], draft)
     own = step(partial(anew, site.call), arguments)
     theirs = step(lambda *args: site.call.dense(*args)[0], arguments)

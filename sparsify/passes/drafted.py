@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sparsify import options as settings
+from sparsify.compiler.cpp.build import has_compiler
 from sparsify.errors import CaptureError, RecipeError
 from sparsify.passes import PASSES, base, calls, own_experts
 from sparsify.passes.base import Asked, Draft, Key, Notices, Stored
@@ -56,6 +57,10 @@ def drafted(
         current = settings.current()
         if asked.recipe.compile.threads is not None:
             current = replace(current, threads=asked.recipe.compile.threads)
+        if not has_compiler(current):
+            current = replace(current, tune_seconds=0.0)  # there is nothing to choose from
+        if asked.strict or asked.recipe.compile.fallback == "error":
+            current = replace(current, strict=True)
         draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
         note_extents(captured.graph, examples, lambda name: captured.tensor(source, name))
         with together(REGIONS * current.tune_seconds):

@@ -14,7 +14,8 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from sparsify.compiler.kernel import prepare_all
+from sparsify.compiler.prepare import prepare_all
+from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.hubs import said
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import InvalidTensorError, SparsifyError
@@ -75,7 +76,9 @@ def emit(draft: Draft) -> Draft:
     for (region, _), site in zip(bound, sites, strict=True):
         error = failed.get(id(site)) if isinstance(site, Site) else site
         if isinstance(site, Site) and error is None:
-            if site.call.library is None:
+            if site.call.kernel.failure is not None:
+                substituted(draft, site)
+            elif site.call.library is None:
                 choose(draft, site)
             site.call.name = f"region_{len(calls) + 1}"
             calls.append(site.call)
@@ -102,6 +105,17 @@ def choose(draft: Draft, site: Site) -> None:
     tune_schedules(draft, region, call, arguments, sizes, seconds)
     if field.rivals:
         region.notes.append(confront(draft, call, arguments, sizes, field, seconds))
+
+
+def substituted(draft: Draft, site: Site) -> None:
+    """Lists a region that torch's operators compute, as its kernel cannot be built."""
+    failure = site.call.kernel.failure
+    assert failure is not None, "its kernel cannot be built"
+    substitute.is_new(failure, draft.options)
+    warning = substitute.text_of(failure)
+    site.region.notes.append(f"torch's operators compute, {failure.message.splitlines()[0]}")
+    if not any(said.startswith(substitute.LOST) for said in draft.report.warnings):
+        draft.report.warnings.append(warning)
 
 
 def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import fx, nn
 
-from sparsify.compiler.kernel import prepare_all
+from sparsify.compiler.prepare import build_all
 from sparsify.passes import own_experts, trial
 from sparsify.passes.base import Draft
 from sparsify.passes.estimate import UNKNOWN_ROWS, example
@@ -64,9 +64,7 @@ def rivals(draft: Draft, region: Region, module: Any) -> Rivals:
     """
     site = trial.site(draft, region)
     kernel = site.call.kernel
-    for error in prepare_all([(kernel, site.sizes)]):
-        if error is not None:
-            raise error
+    build_all([(kernel, site.sizes)])
     assert region.program is not None, "a mixture has a program"
     operands = {region.names[name]: operand for name, operand in region.operands.items()}
     given = {name: example(draft, node) for name, node in operands.items() if isinstance(node, fx.Node)}

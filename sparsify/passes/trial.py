@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import fx
 
-from sparsify.compiler.kernel import Kernel, prepare_all
+from sparsify.compiler.kernel import Kernel
+from sparsify.compiler.prepare import build_all
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.passes.base import Draft
@@ -81,7 +82,4 @@ def compiled(trials: Sequence[Trial]) -> None:
     Raises:
         SparsifyError: one cannot be compiled.
     """
-    own = [(t.kernel, t.sizes) for t in trials if t.kernel is not None and t.sizes is not None]
-    for error in prepare_all(own):
-        if error is not None:
-            raise error
+    build_all([(t.kernel, t.sizes) for t in trials if t.kernel is not None and t.sizes is not None])

@@ -90,7 +90,7 @@ class Result:
     @property
     def kernels(self) -> dict[str, int]:
         """How many different kernels were built now, and how many were found in the cache."""
-        regions = [region for region in self.report.regions if region.kernel]
+        regions = [region for region in self.report.regions if region.kernel and region.cache != "none"]
         built = {region.kernel for region in regions if region.cache == "miss"}
         return {"built": len(built), "found": len({region.kernel for region in regions} - built)}
 

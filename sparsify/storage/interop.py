@@ -41,7 +41,8 @@ def tensor(
         dtype: of the values; `None`: that of `data`.
         duplicates: of coordinates: "error" refuses, "sum" adds them.
 
-    Values share memory where the layout allows, index arrays are copied. Coordinates that have to be made are int32 when they fit.
+    Values share memory where the layout allows, index arrays are copied. Coordinates that have to be made are int32
+    when they fit.
 
     Raises:
         InvalidTensorError: coordinates out of range, unsorted or twice, wrong lengths or dtypes.

@@ -86,7 +86,8 @@ def test_kernels_of_a_program_are_built_at_the_same_time(tmp_path, monkeypatch):
 
 def test_the_error_of_a_program_is_that_of_its_first_statement(tmp_path):
     A, X = sparsify.tensor(torch.eye(4), "csr"), torch.rand(4, 3)
-    with options.override(compiler=str(tmp_path / "none")), pytest.raises(errors.CompilerNotFoundError):
+    none = options.override(compiler=str(tmp_path / "none"), strict=True)
+    with none, pytest.raises(errors.CompilerNotFoundError):
         sparsify.evaluate(PROGRAM, A=A, X=X)
 
 

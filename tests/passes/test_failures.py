@@ -15,6 +15,7 @@ from graph_models import MESSAGES, HandWritten, TwoLayers, graph
 
 from sparsify import errors, options
 from sparsify.compiler.cpp import cache, directories
+from sparsify.compiler.reference import substitute
 from sparsify.passes.apply import apply
 
 OTHER = """
@@ -40,6 +41,7 @@ def folder(tmp_path, monkeypatch):
     """A process without kernels, an empty cache in `folder/cache`."""
     monkeypatch.setattr(cache, "_memory", cache._Memory())
     monkeypatch.setattr(directories, "_given_up", {})
+    monkeypatch.setattr(substitute, "_announced", set())
     with options.override(cache_dir=tmp_path / "cache"):
         yield tmp_path
 
@@ -76,10 +78,11 @@ def test_no_compiler_on_the_path(folder, monkeypatch, training):
     monkeypatch.setenv("PATH", str(folder))
     sparse, said = applied(training=training)
     assert len(said) == 1
-    assert "sparse regions stay dense" in said[0]
-    assert "compiler" in said[0]
-    assert not sparse.report.regions
-    assert [entry.op for entry in sparse.report.dense] == ["relu", "index_add"]
+    assert "torch's operators compute in place of kernels" in said[0]
+    assert "apt-get install g++" in said[0]
+    assert [(region.kernel, region.cache) for region in sparse.report.regions] == [("torch", "none")] * 2
+    assert "no C++ compiler" in sparse.report.regions[0].notes[-1]
+    assert not sparse.report.dense
     with pytest.raises(errors.CompilerNotFoundError):
         applied(strict=True)
 
@@ -92,7 +95,7 @@ def test_no_compiler_for_the_gradients_alone(folder, monkeypatch):
         assert current.cache_dir == folder / "cache"
         sparse, said = applied(training=True)
     assert len(said) == 1
-    assert "gradients of sparse regions are computed densely from now on" in said[0]
+    assert "torch's operators compute in place of kernels" in said[0]
     assert len(sparse.report.regions) == 2
 
 
@@ -100,12 +103,13 @@ def test_gradients_in_evaluation_without_a_compiler(folder, monkeypatch):
     model = TwoLayers(HandWritten).eval()
     sparse, strict = (apply(model, MESSAGES, graph(), strict=strict) for strict in (False, True))
     monkeypatch.setenv("PATH", str(folder))
-    with pytest.warns(RuntimeWarning, match="gradients of sparse regions are computed densely") as said:
+    with pytest.warns(RuntimeWarning, match="torch's operators compute in place of kernels") as said:
         sparse.verify_gradients(*graph())
     assert len(said) == 1
     sparse.verify_gradients(*graph(31, 90, seed=2))
     calls = sparse.variants[0].regions
-    assert all(call.failure is None and call.gradient_failure is not None for call in calls)
+    assert all(call.failure is None and call.gradient_failure is None for call in calls)
+    assert all(call.kernel.failure is None for call in calls), "kernels go on computing the results"
     with torch.no_grad():
         torch.testing.assert_close(sparse(*graph()), model(*graph()), rtol=1e-4, atol=1e-5)
     with pytest.raises(errors.CompilerNotFoundError):
@@ -123,11 +127,10 @@ def test_images_of_another_size_without_a_compiler(folder, monkeypatch):
         shutil.rmtree(folder / "cache")
         monkeypatch.setattr(cache, "_memory", cache._Memory())
         monkeypatch.setenv("PATH", str(folder))
-        with pytest.warns(RuntimeWarning, match=r"images of \(12, 12\) are convolved densely"):
+        with pytest.warns(RuntimeWarning, match="torch's operators compute in place of kernels"):
             found = sparse(other)
         torch.testing.assert_close(found, sparse.original(other))
         torch.testing.assert_close(sparse(other), found)  # without another warning
-        assert "images of (12, 12) are convolved densely from now on" in str(sparse.report)
         (call,) = sparse.variants[0].regions
         assert call.failure is None, "images of the example's size have their kernel"
         torch.testing.assert_close(sparse(image), sparse.original(image))
@@ -181,8 +184,8 @@ def test_builds_that_always_fail(folder, before, error):
         sparse, said = applied()
         with pytest.raises(error):
             applied(strict=True)
-    assert not sparse.report.regions
-    assert sum("sparse regions stay dense" in text for text in said) == 1
+    assert [region.kernel for region in sparse.report.regions] == ["torch"] * 2
+    assert sum("torch's operators compute in place of kernels" in text for text in said) == 1
 
 
 def other_process(folder: Path, cxx: Path) -> "subprocess.Popen[str]":

@@ -24,6 +24,8 @@ SHOWN_LINES: Final = 12
 VERSION_SECONDS: Final = 20.0
 # A program that took long to fail is asked for its version again after so many times as long.
 PAUSES: Final = 100
+# What an empty program may take.
+PROBE_SECONDS: Final = 10.0
 _NO_SPACE: Final = re.compile(r"No space left on device|Disk quota exceeded|File too large|File size limit")
 
 
@@ -40,6 +42,10 @@ class Compiler:
     def needs_bridge(self) -> bool:
         """Whether its parallel regions are not what the OpenMP runtime of torch runs."""
         return "clang" in self.version and "gomp" in openmp.path().name
+
+
+# Compilers, with the flags and the limit of time with which they fail for every program: message and remedy.
+_broken: Final[dict[tuple[Compiler, tuple[str, ...], float], tuple[str, str]]] = {}
 
 
 class NoSpaceError(OSError):
@@ -61,6 +67,15 @@ def find_compiler(options: Options) -> Compiler:
         "install one (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; conda: conda install gxx) "
         "or set SPARSIFY_CXX to its path",
     )
+
+
+def has_compiler(options: Options) -> bool:
+    """Whether there is a compiler that can be asked for kernels."""
+    try:
+        find_compiler(options)
+    except CompilerNotFoundError:
+        return False
+    return True
 
 
 @cache
@@ -129,21 +144,22 @@ def _search_path(folder: Path) -> list[str]:
 def build(source: str, directory: Path, compiler: Compiler, options: Options) -> Path:
     """The shared object of `source`, made inside `directory`, which holds everything that was written.
 
+    A compiler that fails for an empty program, too, is not asked again by this process.
+
     Raises:
         BuildError: the compiler refused the code or took longer than `options.compiler_timeout` seconds;
             the source stays in `directory`.
         NoSpaceError: the disk is full.
     """
+    settings = (compiler, options.compiler_flags, options.compiler_timeout)
     unit, result = directory / "kernel.cpp", directory / "kernel.so"
     unit.write_text(source)
+    if settings in _broken:
+        raise BuildError(*_broken[settings])
     if compiler.needs_bridge():
         (directory / BRIDGE).write_text(bridge.SOURCE)
     line = command(compiler, unit, result, options, target.optimisation(source))
-    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(directory)}
-    try:
-        outcome = program.run(line, options.compiler_timeout, environment)
-    except OSError as error:
-        outcome = program.Outcome(error.errno or 1, str(error))
+    outcome = _run(line, directory, options.compiler_timeout)
     if outcome.status == 0 and result.is_file() and result.stat().st_size <= trust.MOST_BYTES:
         return result
     if _NO_SPACE.search(outcome.output):
@@ -156,8 +172,36 @@ def build(source: str, directory: Path, compiler: Compiler, options: Options) ->
             f"ended with status {outcome.status}",
             "this is a mistake of sparsify unless compiler flags were set",
         )
-    output = _head(outcome.output, SHOWN_LINES)
-    raise BuildError(f"the C++ compiler {said}\n  {' '.join(line)}\n{output}\n", remedy)
+    is_broken = not _compiles_anything(compiler, directory, options)
+    if is_broken:
+        said += ", for an empty program too"
+        flags = " ".join(options.compiler_flags)
+        remedy = (
+            f"correct SPARSIFY_CXXFLAGS={flags}" if flags else "set SPARSIFY_CXX to a working C++ compiler"
+        )
+    message = f"the C++ compiler {said}\n  {' '.join(line)}\n{_head(outcome.output, SHOWN_LINES)}\n"
+    if is_broken:
+        _broken[settings] = message, remedy
+    raise BuildError(message, remedy)
+
+
+def _compiles_anything(compiler: Compiler, directory: Path, options: Options) -> bool:
+    """Whether the compiler makes a shared object of an empty program with the flags of a kernel."""
+    unit, result = directory / "empty.cpp", directory / "empty.so"
+    unit.write_text("")
+    if compiler.needs_bridge():
+        (directory / BRIDGE).write_text(bridge.SOURCE)
+    seconds = min(PROBE_SECONDS, options.compiler_timeout)
+    outcome = _run(command(compiler, unit, result, options), directory, seconds)
+    return outcome.status == 0 and result.is_file()
+
+
+def _run(line: list[str], directory: Path, seconds: float) -> program.Outcome:
+    """The outcome of a compiler that writes its temporary files into a directory."""
+    try:
+        return program.run(line, seconds, {**os.environ, "LC_ALL": "C", "TMPDIR": str(directory)})
+    except OSError as error:
+        return program.Outcome(error.errno or 1, str(error))
 
 
 def _head(text: str, lines: int) -> str:

@@ -1,0 +1,119 @@
+"""Sums of products as `torch.einsum`: sparse factors of moderate size are made dense for it.
+
+In: `sum(j, A[i,j] * X[j,k])`, A sparse. Out: the product, by torch's matrix product.
+
+An unstored zero annihilates what it meets, in a dense product it does not: a factor that holds an infinity or NaN is
+not multiplied so.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sparsify.compiler.dtypes import BOOL, Kind, category, computing
+from sparsify.compiler.einsum.nodes import Access, Call, Expr, Index, Reduce
+from sparsify.compiler.einsum.sums import free_indices
+from sparsify.compiler.reference.space import sized
+from sparsify.compiler.reference.stored import DenseValues, Entries, Values
+
+# Entries of a sparse factor that is made dense, and of a result.
+MOST_FACTOR: Final = 2**24
+MOST_RESULT: Final = 2**28
+# How many products of a matrix product take as long as one at an entry that is gathered and scattered.
+GATHER_COST: Final = 64
+MOST_NAMES: Final = 52
+
+
+def contracted(
+    expr: Reduce,
+    kind: Kind,
+    tensors: Mapping[str, Values],
+    extents: Mapping[str, int],
+    *,
+    is_tracked: bool,
+    points: int | None,
+) -> DenseValues | None:
+    """The sum of a product of tensors over all coordinates; `None` where it is no such sum, or too large.
+
+    Args:
+        kind: in which products are summed.
+        is_tracked: whether it is asked for which results are sums of fill entries alone.
+        points: where no factor is an unstored zero; `None`: everywhere.
+    """
+    names = free_indices(expr)
+    every = tuple(dict.fromkeys((*names, *expr.indices)))
+    factors = _factors(expr.body)
+    if not factors or set(every) != {name for factor in factors for name in _names(factor)}:
+        return None
+    is_large = len(every) > MOST_NAMES or sized(names, extents) > MOST_RESULT
+    if is_large or (points is not None and points * GATHER_COST < sized(every, extents)):
+        return None
+    found = [(tensors[factor.tensor], _names(factor)) for factor in factors]
+    if not all(_is_factor(tensor, own, kind, extents) for tensor, own in found):
+        return None
+    dense = [_dense(tensor) for tensor, _ in found]
+    stored = [(_is_stored(tensor), own) for tensor, own in found if isinstance(tensor, Entries)]
+    if stored and not all(bool(one.isfinite().all()) for one in dense):
+        return None
+    result = _einsum(dense, [own for _, own in found], names)
+    if not is_tracked or not stored:
+        return DenseValues(result, None, kind)
+    met = {name for _, own in stored for name in own}
+    count = _einsum([mask for mask, _ in stored], [own for _, own in stored], [n for n in names if n in met])
+    shape = [extents[name] if name in met else 1 for name in names]
+    return DenseValues(result, (count == 0).reshape(shape).expand(result.shape), kind)
+
+
+def _einsum(tensors: list[Tensor], names: list[list[str]], result: Sequence[str]) -> Tensor:
+    """`torch.einsum` over index variables by name."""
+    places = {name: at for at, name in enumerate(dict.fromkeys(name for own in names for name in own))}
+    arguments: list[object] = []
+    for tensor, own in zip(tensors, names, strict=True):
+        arguments += [tensor, [places[name] for name in own]]
+    found: Tensor = torch.einsum(*arguments, [places[name] for name in result])
+    return found
+
+
+def _factors(expr: Expr) -> list[Access] | None:
+    """The factors of a product of tensors, `None` for anything else."""
+    match expr:
+        case Access():
+            return [expr]
+        case Call("mul", (left, right)):
+            one, other = _factors(left), _factors(right)
+            return None if one is None or other is None else one + other
+    return None
+
+
+def _names(access: Access) -> list[str]:
+    """The index variables of an access; as many as it has indices where all of them are plain."""
+    return [index.name for index in access.indices if isinstance(index, Index)]
+
+
+def _is_factor(tensor: Values, names: list[str], kind: Kind, extents: Mapping[str, int]) -> bool:
+    """Whether a tensor is read along distinct whole modes in the dtype of the sum, and not too large to be dense."""
+    if len(set(names)) < len(tensor.shape) or category(kind.dtype) == BOOL or tensor.is_fill is not None:
+        return False
+    if computing(tensor.kind.dtype) != computing(kind.dtype):
+        return False
+    if any(extents[name] != size for name, size in zip(names, tensor.shape, strict=True)):
+        return False
+    return isinstance(tensor, DenseValues) or (tensor.fill == 0 and sized(names, extents) <= MOST_FACTOR)
+
+
+def _dense(tensor: Values) -> Tensor:
+    """All entries, zeros where none is stored."""
+    if isinstance(tensor, DenseValues):
+        return tensor.values
+    found = torch.zeros(tensor.shape, dtype=tensor.values.dtype, device=tensor.values.device)
+    found[tuple(tensor.coordinates)] = tensor.values
+    return found
+
+
+def _is_stored(tensor: Entries) -> Tensor:
+    """1 where an entry is stored, 0 elsewhere."""
+    found = torch.zeros(tensor.shape, device=tensor.values.device)
+    found[tuple(tensor.coordinates)] = 1
+    return found

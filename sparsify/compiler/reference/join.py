@@ -1,0 +1,135 @@
+"""Joins: the points at which several sparse tensors are all stored.
+
+In: `A[i,j]` and `B[j,k]`. Out: all (i, j, k) with an entry of A at (i, j) and one of B at (j, k), part by part.
+
+Index variables that several modes share join them; index variables that stand in an affine index with others range
+over their extent, but one, which is solved for.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sparsify.compiler.einsum.affine import Affine, affine
+from sparsify.compiler.einsum.nodes import Expr
+from sparsify.compiler.reference.keys import Keys
+
+# Points of a part of a join.
+MOST_JOINED: Final = 2**20
+Column = str | Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Points by the coordinates of their index variables, each [n].
+
+    The place of a point among the entries of a tensor stands under what is read there, `A[i,j]`.
+    """
+
+    columns: Mapping[Column, Tensor]
+    count: int
+
+    def select(self, rows: Tensor) -> "Table":
+        """Some of the points."""
+        columns = {name: column.index_select(0, rows) for name, column in self.columns.items()}
+        return Table(columns, len(rows))
+
+    def part(self, start: int, stop: int) -> "Table":
+        """A range of the points."""
+        columns = {name: column[start:stop] for name, column in self.columns.items()}
+        return Table(columns, min(stop, self.count) - start)
+
+
+def table(leaf: Expr, indices: Sequence[Expr], coordinates: Tensor, extents: Mapping[str, int]) -> Table:
+    """The points at which a tensor is stored that is read at `indices`; its entries have these coordinates."""
+    count = coordinates.shape[1]
+    first: dict[Column, Tensor] = {leaf: torch.arange(count, device=coordinates.device)}
+    found = Table(first, count)
+    columns = list(coordinates)
+    for mode, index in enumerate(indices):
+        form = affine(index)
+        assert form is not None, "programs have affine indices"
+        unbound = [name for name in form.names if name not in found.columns]
+        for name in unbound[1:]:
+            rows = torch.arange(found.count, device=coordinates.device).repeat_interleave(extents[name])
+            values = torch.arange(extents[name], device=coordinates.device).repeat(found.count)
+            found = found.select(rows)
+            found = Table({**found.columns, name: values}, found.count)
+            columns = [column.index_select(0, rows) for column in columns]
+        kept, solved = _solved(form, unbound[:1], columns[mode], found, extents)
+        if kept is not None:
+            rows = kept.nonzero().squeeze(1)
+            found = found.select(rows)
+            columns = [column.index_select(0, rows) for column in columns]
+            solved = {name: column.index_select(0, rows) for name, column in solved.items()}
+        found = Table({**found.columns, **solved}, found.count)
+    return found
+
+
+def _solved(
+    form: Affine, unbound: list[str], column: Tensor, known: Table, extents: Mapping[str, int]
+) -> tuple[Tensor | None, dict[Column, Tensor]]:
+    """Which points have this coordinate, `None`: all; and the index variable that it is solved for."""
+    total = column * form.divisor - form.offset
+    for name, factor in form.extents:
+        total = total - factor * extents[name]
+    for name, factor in form.terms:
+        if name not in unbound:
+            total = total - factor * known.columns[name]
+    if not unbound:
+        return total == 0, {}
+    (name,) = unbound
+    factor = dict(form.terms)[name]
+    if factor == 1 and len(form.terms) == 1 and form.divisor == 1 and not form.offset and not form.extents:
+        kept = total < extents[name]
+        return None if bool(kept.all()) else kept, {name: total}
+    value = torch.div(total, factor, rounding_mode="floor")
+    return (value * factor == total) & (value >= 0) & (value < extents[name]), {name: value}
+
+
+def joined(tables: Sequence[Table], extents: Mapping[str, int]) -> Iterator[Table]:
+    """The points at which all tables have one, in parts."""
+    first, *others = sorted(tables, key=lambda one: one.count)
+    ordered: list[Table] = []
+    names = {name for name in first.columns if isinstance(name, str)}
+    while others:
+        at = next((n for n, one in enumerate(others) if not names.isdisjoint(one.columns)), 0)
+        names |= {name for name in others[at].columns if isinstance(name, str)}
+        ordered.append(others.pop(at))
+    yield from _join(first, ordered, extents)
+
+
+def _join(points: Table, others: Sequence[Table], extents: Mapping[str, int]) -> Iterator[Table]:
+    """The points joined with each of the others in turn; those of too many results are cut before."""
+    if not others:
+        for start in range(0, points.count, MOST_JOINED):
+            yield points.part(start, start + MOST_JOINED)
+        return
+    other = others[0]
+    shared = [name for name in points.columns if isinstance(name, str) and name in other.columns]
+    keys = Keys([other.columns[name] for name in shared], [extents[name] for name in shared])
+    if shared:
+        order = keys.values.argsort()
+        ordered = keys.values[order]
+        wanted = keys.of([points.columns[name] for name in shared])
+        first = torch.searchsorted(ordered, wanted)
+        counts = torch.searchsorted(ordered, wanted, right=True) - first
+    else:
+        order = torch.arange(other.count, device=keys.values.device)
+        first = torch.zeros(points.count, dtype=torch.int64)
+        counts = torch.full((points.count,), other.count)
+    ends = counts.cumsum(0)
+    start = 0
+    while start < points.count:
+        done = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(torch.searchsorted(ends, done + MOST_JOINED, right=True)))
+        many = counts[start:stop]
+        rows = torch.arange(stop - start).repeat_interleave(many)
+        places = torch.arange(int(many.sum())) - (many.cumsum(0) - many).index_select(0, rows)
+        found = other.select(order[first[start:stop].index_select(0, rows) + places])
+        part = points.part(start, stop).select(rows)
+        yield from _join(Table({**found.columns, **part.columns}, part.count), others[1:], extents)
+        start = stop

@@ -1,0 +1,75 @@
+"""Results of a reference evaluation as the tensors that a kernel would give: dtype, format, pattern and layout.
+
+In: the entries of a result and its declaration. Out: a tensor, sparse in the declared format.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from sparsify.compiler.dtypes import torch_dtype
+from sparsify.compiler.einsum.nodes import Declaration
+from sparsify.compiler.reference.stored import DenseValues, Entries, Values, entries_of, permutation
+from sparsify.storage.convert import conversion
+from sparsify.storage.format import Format
+from sparsify.storage.interop import tensor
+from sparsify.storage.pattern import Pattern
+from sparsify.storage.tensor import SparseTensor, wrap
+
+
+def result(declared: Declaration, values: Values, operands: Mapping[str, Tensor]) -> Tensor:
+    """The tensor of a result.
+
+    Args:
+        operands: by name; a result on the pattern of one shares it.
+    """
+    dtype = torch_dtype(declared.dtype)
+    if declared.format.is_dense:
+        assert isinstance(values, DenseValues), "a dense result has all entries"
+        return _dense(values.values.to(dtype), declared.format)
+    found = entries_of(values, declared.fill)
+    root = operands.get(declared.pattern_of or "")
+    if isinstance(root, SparseTensor):
+        return _on_pattern(root._pattern, found, declared, dtype)
+    made = tensor(
+        (found.coordinates, found.values.to(dtype), found.shape), declared.format, fill=declared.fill
+    ).to(format=declared.format)
+    return wrap(_in_index_dtypes(made._pattern, declared), made._vals, declared.fill)
+
+
+def _dense(values: Tensor, format: Format) -> Tensor:
+    """A dense result in memory of its own, in the mode ordering of its format."""
+    if values.dim() == 0 or not format.is_short:
+        return values.clone()
+    ordering = format.ordering
+    stored = values.permute(ordering).clone(memory_format=torch.contiguous_format)
+    return stored.permute([ordering.index(mode) for mode in range(len(ordering))]).data
+
+
+def _on_pattern(pattern: Pattern, found: Entries, declared: Declaration, dtype: torch.dtype) -> SparseTensor:
+    """Values on the pattern of an operand; the padding of blocks is the fill."""
+    if pattern.format != declared.format:
+        pattern = conversion(pattern, declared.format).pattern
+    order = permutation(pattern)
+    values = found.values.to(dtype)
+    if order is None:
+        return wrap(pattern, values, declared.fill)
+    laid_out = torch.full((pattern.nnz,), declared.fill, dtype=dtype, device=values.device)
+    return wrap(pattern, laid_out.index_copy_(0, order, values), declared.fill)
+
+
+def _in_index_dtypes(pattern: Pattern, declared: Declaration) -> Pattern:
+    """A pattern with the dtypes of positions and coordinates that are declared; int64 where they do not fit."""
+    pairs: list[tuple[Tensor | None, torch.dtype | None]] = []
+    levels = zip(pattern.format.levels, pattern.pos, pattern.crd, declared.index_dtypes, strict=True)
+    for stored, pos, crd, names in levels:
+        for array, role, name in zip((pos, crd), ("pos", "crd"), names, strict=True):
+            fixed = getattr(stored.level, role, None) or name
+            pairs.append((array, None if array is None else torch_dtype(fixed)))
+    fits = all(
+        array is None or array.numel() == 0 or dtype is None or int(array.max()) <= torch.iinfo(dtype).max
+        for array, dtype in pairs
+    )
+    cast = [None if array is None else array.to(dtype if fits else torch.int64) for array, dtype in pairs]
+    return Pattern(pattern.format, pattern.shape, cast[0::2], cast[1::2]).trusted()

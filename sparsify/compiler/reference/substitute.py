@@ -1,0 +1,80 @@
+"""The reference in place of a kernel that cannot be built: one warning that says what is lost and what to do.
+
+In: the `CompilerNotFoundError` of a step. Out: a `RuntimeWarning`, once for each reason in a process.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Final
+
+from torch import Tensor
+
+from sparsify.compiler.arguments import check_operand, patterns_of
+from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.known import KNOWN
+from sparsify.compiler.reference import evaluate_program
+from sparsify.errors import CompilerNotFoundError, SparsifyError
+from sparsify.options import Options
+from sparsify.storage.tensor import SparseTensor, wrap
+
+LOST: Final = "torch's operators compute in place of kernels: same results, much slower"
+
+_announced: set[tuple[object, ...]] = set()
+
+
+def text_of(error: SparsifyError) -> str:
+    """What is lost because of an error, why, and what to do."""
+    if isinstance(error, CompilerNotFoundError):
+        return f"{LOST}; {error}"
+    return f"{LOST}; a kernel cannot be built: {error}"
+
+
+def announce(error: SparsifyError, options: Options) -> None:
+    """Warns, unless it was said before that such kernels cannot be built with these settings."""
+    if is_new(error, options):
+        warnings.warn(f"sparsify: {text_of(error)}", RuntimeWarning, stacklevel=2)
+
+
+def is_new(error: SparsifyError, options: Options) -> bool:
+    """Whether a reason was not announced before; it counts as announced from now on."""
+    reason = (type(error), options.compiler, options.compiler_flags, options.compiler_timeout)
+    if reason in _announced:
+        return False
+    _announced.add(reason)
+    return True
+
+
+def computed(
+    program: Program, operands: Sequence[Tensor], failure: SparsifyError | None, options: Options
+) -> Tensor | tuple[Tensor, ...]:
+    """The results of a program whose kernel cannot be built; one result is not in a tuple.
+
+    Args:
+        operands: that the kernel would take.
+        failure: why it cannot be built, which is announced.
+        options: with which it was to be built.
+
+    Raises:
+        DtypeError, FormatError, ShapeError: operands that do not fit the program.
+    """
+    assert failure is not None, "a kernel computes otherwise"
+    announce(failure, options)
+    for name, operand in zip(program.inputs, operands, strict=True):
+        check_operand(program.declaration(name), operand)
+    results = evaluate_program(program, dict(zip(program.inputs, operands, strict=True)))
+    if len(results) > 1:
+        return results
+    (result,) = results
+    return _on_known_pattern(program, operands, result) if isinstance(result, SparseTensor) else result
+
+
+def _on_known_pattern(program: Program, operands: Sequence[Tensor], result: SparseTensor) -> SparseTensor:
+    """A result on the pattern object that operands of the same patterns gave before."""
+    patterns, pattern = patterns_of(operands), result._pattern
+    known = KNOWN.find(program, patterns)
+    if pattern in patterns:
+        return result
+    if known is not None and known.is_unchanged() and known.equals(pattern):
+        return wrap(known, result._vals, result._fill)
+    KNOWN.remember(program, patterns, pattern, [pattern])
+    return result
