@@ -65,6 +65,10 @@ class Asked:
     trainable: bool | None = None
     inplace: bool = False
 
+    def is_trainable(self, training: bool) -> bool:
+        """Whether sparse parameters get gradients in this mode of the model."""
+        return training if self.trainable is None else self.trainable
+
     @property
     def has_masks(self) -> bool:
         """Whether rules put patterns into the model's attention, so that the source model computes something else."""
@@ -156,7 +160,7 @@ class Draft:
     @property
     def is_trainable(self) -> bool:
         """Whether sparse parameters get gradients."""
-        return self.captured.training if self.asked.trainable is None else self.asked.trainable
+        return self.asked.is_trainable(self.captured.training)
 
     def known_tensor(self, node: fx.Node) -> torch.Tensor | None:
         """The example input, the parameter or the captured constant behind a node."""
