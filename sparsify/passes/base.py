@@ -212,8 +212,12 @@ def fingerprint(draft: Draft) -> str:
 
 
 @contextmanager
-def kept_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """Afterwards the buffers of `model` are as they were before."""
+def kept_buffers(model: torch.nn.Module, *, is_counted: bool = True) -> Iterator[None]:
+    """Afterwards the buffers of `model` are as they were before.
+
+    Args:
+        is_counted: whether autograd notices that they are written, and refuses gradients that read them.
+    """
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
@@ -221,7 +225,7 @@ def kept_buffers(model: torch.nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in before:
                 if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+                    (buffer if is_counted else buffer.data).copy_(value)
 
 
 def verify(draft: Draft, stage: str) -> None:

@@ -288,6 +288,7 @@ def inner_graph(
             made = program.constants[target]
             name = constant_name(f"_captured_{target.replace('.', '_')}", made, {**known, **constants}, first)
             constants[name] = known.get(name, made)
+        node.meta["is_parameter"] = spec.kind is InputKind.PARAMETER
         become_attribute(node, name)
     for node in graph.nodes:
         strip_prefix(node)

@@ -6,6 +6,7 @@ all parameters, and of the inputs that require one.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -34,11 +35,15 @@ def verify(module: "SparseModule", variant: Variant, call: calls.Call, tensors: 
     def given() -> list[torch.Tensor]:
         return [tensor.clone() for tensor in tensors] if writes else tensors
 
+    def kept() -> AbstractContextManager[None]:
+        return base.kept_buffers(module._source, is_counted=False) if writes else nullcontext()
+
     def sparse() -> Any:
-        return module.finish(variant, given())
+        with kept():
+            return module.finish(variant, given())
 
     def dense() -> Any:
-        with peak:
+        with peak, kept():
             if variant.masked is None:
                 return module.run_source(calls.copied(call) if writes else call)
             with in_modes(module._source, module), module._weights.dense():
