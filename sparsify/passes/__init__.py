@@ -22,6 +22,7 @@ from sparsify.passes.printer import fragments_text, regions_text, whole_graph
 from sparsify.passes.propagate import propagate
 from sparsify.passes.reorder import reorder
 from sparsify.passes.together import together
+from sparsify.passes.write_in_place import write_in_place
 
 __all__ = ["PASSES"]
 
@@ -45,5 +46,6 @@ PASSES: tuple[Pass, ...] = (
     Pass("kept", keep_zeros, whole_graph),  # needs the regions that stay; others mask what they read
     Pass("emitted", emit, whole_graph),  # cuts out what is computed once, puts kernels in
     Pass("folded", fold, whole_graph),  # needs what is left of torch's convolutions
+    Pass("written", write_in_place, whole_graph),  # needs the final readers of each tensor
     Pass("checked", check, whole_graph),  # last: looks at the graph that will run
 )

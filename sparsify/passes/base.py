@@ -65,6 +65,10 @@ class Asked:
     trainable: bool | None = None
     inplace: bool = False
 
+    def is_trainable(self, training: bool) -> bool:
+        """Whether sparse parameters get gradients in this mode of the model."""
+        return training if self.trainable is None else self.trainable
+
     @property
     def has_masks(self) -> bool:
         """Whether rules put patterns into the model's attention, so that the source model computes something else."""
@@ -156,7 +160,7 @@ class Draft:
     @property
     def is_trainable(self) -> bool:
         """Whether sparse parameters get gradients."""
-        return self.captured.training if self.asked.trainable is None else self.asked.trainable
+        return self.asked.is_trainable(self.captured.training)
 
     def known_tensor(self, node: fx.Node) -> torch.Tensor | None:
         """The example input, the parameter or the captured constant behind a node."""
@@ -208,8 +212,12 @@ def fingerprint(draft: Draft) -> str:
 
 
 @contextmanager
-def kept_buffers(model: torch.nn.Module) -> Iterator[None]:
-    """Afterwards the buffers of `model` are as they were before."""
+def kept_buffers(model: torch.nn.Module, *, is_counted: bool = True) -> Iterator[None]:
+    """Afterwards the buffers of `model` are as they were before.
+
+    Args:
+        is_counted: whether autograd notices that they are written, and refuses gradients that read them.
+    """
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
@@ -217,7 +225,7 @@ def kept_buffers(model: torch.nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in before:
                 if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+                    (buffer if is_counted else buffer.data).copy_(value)
 
 
 def verify(draft: Draft, stage: str) -> None:

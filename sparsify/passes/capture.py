@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
 from sparsify.passes import (
+    autograd_functions,
     calls,
     own_caches,
     own_counts,
@@ -119,6 +120,7 @@ def capture(
     gates: bool = False,
     without: Collection[str] = (),
     known: Mapping[str, torch.Tensor] | None = None,
+    trains: bool | None = None,
 ) -> Captured:
     """The graph of `model` for calls like `call`.
 
@@ -132,16 +134,19 @@ def capture(
         without: names of experts that are not.
         known: constants of other captures that are in one module with this one; equal ones are shared, and no
             others have their names.
+        trains: whether gradients are wanted; `None` as the mode of the model says.
 
     Raises:
-        CaptureError: export fails, or the model changes its buffers in a way that a graph cannot hold.
+        CaptureError: export fails, gradients are wanted that a graph does not have, or the model changes its
+            buffers in a way that a graph cannot hold.
     """
     outputs: list[pytree.TreeSpec] = []
     flat = Flat(model, call, outputs.append)
     tensors = tuple(example_tensors(call))
     names = call.shape.tensor_names()
     shown = own_patterns.shown(model) if masks else nullcontext()
-    with shown, own_experts.spelled_out(model, without) if gates else nullcontext():
+    functions = autograd_functions.inlined(has_gradients=model.training if trains is None else trains)
+    with functions, shown, own_experts.spelled_out(model, without) if gates else nullcontext():
         program = export(flat, tensors, dimensions(names, tensors, dynamic), retry=dynamic is None)
     assert outputs, "export runs the model"
     graph, constants = inner_graph(program, names, first_names(model), known or {})
@@ -283,6 +288,7 @@ def inner_graph(
             made = program.constants[target]
             name = constant_name(f"_captured_{target.replace('.', '_')}", made, {**known, **constants}, first)
             constants[name] = known.get(name, made)
+        node.meta["is_parameter"] = spec.kind is InputKind.PARAMETER
         become_attribute(node, name)
     for node in graph.nodes:
         strip_prefix(node)

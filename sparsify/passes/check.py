@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsify.errors import VerificationError
+from sparsify.passes.autograd_functions import inlined
 from sparsify.passes.base import Draft
 from sparsify.passes.call_region import is_call
 from sparsify.passes.lift.fragment import HALVES
@@ -62,25 +64,57 @@ def compare(
         with SameDraws():  # type: ignore[no-untyped-call]
             found = sparse()  # first: the dense model repeats what the kernels of a captured call draw
         torch.manual_seed(0)
-        with SameDraws(), unpacked_texts():  # type: ignore[no-untyped-call]
+        with SameDraws(), unpacked_texts(), inlined(has_gradients=False):  # type: ignore[no-untyped-call]
             expected = dense()
     largest = 0.0
     for name, want, have in pairs(expected, found):
         largest = max(largest, require_close(f"output{name}", want, have, limits))
     if parameters:
-        want_all = gradients(expected, parameters)
-        have_all = gradients(found, parameters)
+        left, right = gradients(expected, parameters), gradients(found, parameters)
         places = pruned()
-        for number, (left, right) in enumerate(zip(want_all, have_all, strict=True)):
-            if left is not None and right is not None:
-                if number in places:
-                    left = left * (parameters[number] != 0)
-                largest = max(largest, require_close(f"gradient {number}", left, right, limits))
-            elif (left is None) != (right is None):
-                raise VerificationError(
-                    f"gradient {number} exists only {'densely' if right is None else 'sparsely'}"
-                )
+        for number, (want, have) in enumerate(zip(left, right, strict=True)):
+            if want is not None and number in places:
+                want = want * (parameters[number] != 0)
+            largest = max(largest, gradient_error(f"gradient {number}", want, have, limits))
     return largest
+
+
+def gradient_error(name: str, want: Tensor | None, have: Tensor | None, limits: Verify) -> float:
+    """The largest difference of two gradients, where none is a gradient of zeros."""
+    if want is not None and have is not None:
+        return require_close(name, want, have, limits)
+    for found, kind in ((want, "densely"), (have, "sparsely")):
+        if found is not None and found.count_nonzero():
+            raise VerificationError(f"{name} exists only {kind}")
+    return 0.0
+
+
+def compare_training(
+    dense: Callable[[], Any],
+    sparse: Callable[[], Any],
+    limits: Verify,
+    tensors: Sequence[Tensor],
+    pruned: Callable[[], Collection[int]],
+) -> float:
+    """The largest difference of outputs and of gradients, 0 where the dense model itself has no gradients.
+
+    Args:
+        dense, sparse, pruned: as `compare` has them.
+        limits: of the outputs; those of gradients, which add up more terms, are wider.
+        tensors: whose gradients are compared.
+
+    Raises:
+        VerificationError: gradients differ, or the sparse model has none where the dense one has some.
+    """
+    wider = limits.model_copy(update={"rtol": 10 * limits.rtol, "atol": 10 * limits.atol})
+    try:
+        return compare(dense, sparse, wider, tensors, pruned)
+    except RuntimeError as error:  # such as autograd raises
+        try:
+            gradients(dense(), tensors)
+        except RuntimeError:
+            return 0.0
+        raise VerificationError(f"gradients exist only densely: {error}") from error
 
 
 class SameDraws(TorchDispatchMode):
@@ -98,9 +132,9 @@ class SameDraws(TorchDispatchMode):
         if func is torch.ops.aten.bernoulli_.float:
             return args[0].copy_(drawn(args[0].shape) < (args[1] if len(args) > 1 else 0.5))
         found = func(*args, **(kwargs or {}))
-        if func.overloadpacket in UNINITIALISED and found.is_floating_point():
-            return found.fill_(FILLING)
-        return found.zero_() if func.overloadpacket in UNINITIALISED else found
+        if func.overloadpacket not in UNINITIALISED or found.layout is not torch.strided:
+            return found
+        return found.fill_(FILLING) if found.is_floating_point() else found.zero_()
 
 
 def drawn(shape: torch.Size) -> torch.Tensor:
@@ -149,5 +183,7 @@ def gradients(outputs: Any, parameters: Sequence[torch.Tensor]) -> tuple[torch.T
     leaves = [
         leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     ]
+    if not leaves:
+        return (None,) * len(parameters)
     loss = torch.stack([leaf.square().sum() for leaf in leaves]).sum()
     return torch.autograd.grad(loss, list(parameters), allow_unused=True)

@@ -50,7 +50,14 @@ def drafted(
 
     def made(asked: Asked, without: Collection[str] = ()) -> Draft:
         captured = capture(
-            source, call, dynamic, masks=asked.has_masks, gates=asked.has_gates, without=without, known=known
+            source,
+            call,
+            dynamic,
+            masks=asked.has_masks,
+            gates=asked.has_gates,
+            without=without,
+            known=known,
+            trains=asked.is_trainable(source.training),
         )
         report = Report(type(source).__name__, asked.recipe.name, specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))

@@ -280,6 +280,8 @@ def part_of(
     part.__dict__["_graph"] = made
     for name, value in members.items():
         put(part, name, value)
+    for node in graph.find_nodes(op="get_attr"):  # the bodies of checkpoints and other blocks
+        setattr(part, str(node.target), getattr(graph.owning_module, str(node.target)))
     return part
 
 

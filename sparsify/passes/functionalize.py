@@ -228,6 +228,7 @@ class _Functionalize:
         value = written_value(node, target.current, form)
         if node not in (value, *value.all_input_nodes):
             self.replaced.append(node)
+        value.meta["is_write"] = value is node
         self.write(target, value, behind, is_tracked=not node.meta.get("no_grad", False))
         self.aliases[node] = target
 
@@ -247,6 +248,7 @@ class _Functionalize:
                 is_tracked = is_tracked and raw_name(alias.node) not in DETACHING
                 base = self.current(alias.parent, user)
                 value = scatter(alias.node, base, value, user)
+                value.meta.setdefault("is_write", operator_name(value).endswith("_scatter"))
         if not is_tracked and has_gradients(value):
             needs = storage.is_tracked or needs_gradient(storage.root)
             target_of = (with_values, storage.value, value) if needs else (aten.detach.default, value)
@@ -263,7 +265,9 @@ class _Functionalize:
             old, new = storage.root, storage.value
             if has_gradients(new) and not storage.is_tracked:
                 old, new = (call_before(output, aten.detach.default, one) for one in (old, new))
-            call_before(output, aten.copy_.default, old, new)
+            with self.graph.inserting_before(output):
+                copy = self.graph.call_function(aten.copy_.default, (old, new))
+            copy.meta["val"] = old.meta["val"]
             storage.value = storage.root
             storage.version += 1
 
@@ -283,7 +287,7 @@ def needs_gradient(root: fx.Node) -> bool:
         if node in known or not has_gradients(node):
             continue
         known.add(node)
-        if node.op == "placeholder" or (node.op == "get_attr" and node.meta["val"].requires_grad):
+        if node.op == "placeholder" or node.meta.get("is_parameter", False):
             return True
         waiting.extend(node.all_input_nodes)
     return False

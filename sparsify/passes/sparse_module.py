@@ -31,12 +31,11 @@ from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.quick import Quick
 from sparsify.passes.shell import adopt, fill_shell, following, in_modes, modes, share_again
 from sparsify.passes.variant import Variant, pruned_among, return_plainly
+from sparsify.passes.verify import verify
 from sparsify.report import Report
 from sparsify.report_text import fold
-from sparsify.runtime.peak import Peak
 
 MAX_CAPTURES = 8
-TIMED_CALLS = 3
 
 
 class SparseModule(Facade):
@@ -210,7 +209,7 @@ class SparseModule(Facade):
             self._weights.release(self.variants)
         share_again(self, self._source)
         if self._asked.verify:
-            self.verify(variant, call, tensors)
+            verify(self, variant, call, tensors)
         with torch.inference_mode(False), torch.no_grad():
             self._weights.pack(self.variants)
         share_again(self, self._source)
@@ -245,29 +244,6 @@ class SparseModule(Facade):
         args, kwargs = calls.arguments_of(pytree.tree_unflatten(values, call.spec), self._signature)
         with following(self._source, self), self._weights.dense():
             return self._source(*args, **kwargs)
-
-    def verify(self, variant: Variant, call: calls.Call, tensors: list[torch.Tensor]) -> None:
-        """Times the regions of a variant, and compares it with the source model on the inputs of the call."""
-        peak = Peak()
-        writes = variant.writes()
-
-        def given() -> list[torch.Tensor]:
-            return [tensor.clone() for tensor in tensors] if writes else tensors
-
-        def dense() -> Any:
-            with peak:
-                if variant.masked is None:
-                    return self.run_source(calls.copied(call) if writes else call)
-                with following(self._source, self), self._weights.dense():
-                    return variant.masked_result(self._source, given())
-
-        with torch.no_grad(), base.kept_buffers(self._source), torch.random.fork_rng(devices=[]):
-            # First, so that what is compared follows the plan of its memory.
-            variant.timed(lambda: self.finish(variant, given()), TIMED_CALLS)
-            variant.report.largest_error = compare(
-                dense, lambda: self.finish(variant, given()), self._asked.recipe.verify
-            )
-        variant.report.dense_peak_bytes = peak.bytes
 
     def verify_gradients(self, *args: Any, **kwargs: Any) -> float:
         """The largest difference of outputs and parameter gradients to the dense model's for these inputs.

@@ -1,0 +1,67 @@
+"""Functions that bring their own backward pass, as models call them by `torch.autograd.Function.apply`.
+
+In: `checkpoint(layer, x, use_reentrant=True)`. Out: `layer(x)` under export, whose gradients autograd knows.
+
+Export traces the forward pass of a function alone, so that a captured graph would have other gradients, or none. Of a
+checkpoint the function inside is captured; any other function makes the capture of a model in training fail.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch.autograd import Function
+from torch.utils.checkpoint import CheckpointFunction
+
+from sparsify.errors import CaptureError
+
+_apply: Final = Function.__dict__["apply"]
+_state: Final = threading.local()
+_lock: Final = threading.Lock()
+_threads_within = 0
+
+
+@contextmanager
+def inlined(*, has_gradients: bool) -> Iterator[None]:
+    """Within this context, on this thread, checkpoints run the function that they are given.
+
+    Args:
+        has_gradients: whether functions with a backward pass of their own raise `CaptureError`.
+    """
+    before = getattr(_state, "refuses", None)
+    _state.refuses = has_gradients
+    _enter(1)
+    try:
+        yield
+    finally:
+        _enter(-1)
+        _state.refuses = before
+
+
+def _enter(count: int) -> None:
+    """Counts the threads within the context; `Function.apply` is torch's own where there are none."""
+    global _threads_within
+    with _lock:
+        _threads_within += count
+        found = classmethod(apply) if _threads_within else _apply
+        Function.apply = found  # type: ignore[assignment, method-assign]
+
+
+def apply(kind: type[Function], *args: Any, **kwargs: Any) -> Any:
+    """`kind.apply(...)`; within `inlined` the function of a checkpoint, called."""
+    refuses = getattr(_state, "refuses", None)
+    if refuses is None:
+        return _apply.__func__(kind, *args, **kwargs)
+    if issubclass(kind, CheckpointFunction):
+        function, _preserves_draws, *operands = args
+        return function(*operands)
+    if refuses and torch.is_grad_enabled() and any(has_gradient(one) for one in args):
+        raise CaptureError(f"the model calls {kind.__name__}, whose own backward pass a graph does not have")
+    return _apply.__func__(kind, *args, **kwargs)
+
+
+def has_gradient(value: Any) -> bool:
+    """Whether a value is a tensor that requires a gradient."""
+    return isinstance(value, torch.Tensor) and value.requires_grad

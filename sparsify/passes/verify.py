@@ -1,0 +1,78 @@
+"""The verification of a variant against the source model, on the inputs of the call that it was captured for.
+
+In: `verify(module, variant, call, tensors)`. Out: the report knows the largest difference, the times of the regions and
+the memory of both, or a `VerificationError`. Variants that are trained are compared by their gradients, too: those of
+all parameters, and of the inputs that require one.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from sparsify.passes import base, calls
+from sparsify.passes.check import compare, compare_training
+from sparsify.passes.shell import following
+from sparsify.passes.variant import Variant, pruned_among
+from sparsify.runtime.peak import Peak
+
+if TYPE_CHECKING:
+    from sparsify.passes.sparse_module import SparseModule
+
+TIMED_CALLS: Final = 3
+
+
+def verify(module: "SparseModule", variant: Variant, call: calls.Call, tensors: list[torch.Tensor]) -> None:
+    """Times the regions of a variant, and compares it with the source model on the inputs of the call.
+
+    Raises:
+        VerificationError: the results, or the gradients of a variant that is trained, differ.
+    """
+    peak, report = Peak(), variant.report
+    writes = variant.writes()
+
+    def given() -> list[torch.Tensor]:
+        return [tensor.clone() for tensor in tensors] if writes else tensors
+
+    def kept() -> AbstractContextManager[None]:
+        return base.kept_buffers(module._source, is_counted=False) if writes else nullcontext()
+
+    def sparse() -> Any:
+        with kept():
+            return module.finish(variant, given())
+
+    def dense() -> Any:
+        with peak, kept():
+            if variant.masked is None:
+                return module.run_source(calls.copied(call) if writes else call)
+            with following(module._source, module), module._weights.dense():
+                return variant.masked_result(module._source, given())
+
+    with torch.no_grad(), base.kept_buffers(module._source), torch.random.fork_rng(devices=[]):
+        # First, so that what is compared follows the plan of its memory.
+        variant.timed(sparse, TIMED_CALLS)
+        report.largest_error = compare(dense, sparse, module._asked.recipe.verify)
+    report.dense_peak_bytes = peak.bytes
+    if module._asked.is_trainable(variant.captured.training):
+        report.largest_error = max(report.largest_error, gradient_error(module, variant, call, dense, sparse))
+
+
+def gradient_error(
+    module: "SparseModule",
+    variant: Variant,
+    call: calls.Call,
+    dense: Callable[[], Any],
+    sparse: Callable[[], Any],
+) -> float:
+    """The largest difference of gradients, 0 where none are wanted."""
+    given = [value for value in call.values if type(value) is torch.Tensor]
+    tensors = [tensor for tensor in (*module._source.parameters(), *given) if tensor.requires_grad]
+    if not tensors or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return 0.0
+
+    def pruned() -> set[int]:
+        return pruned_among(tensors, [variant], module._source)
+
+    with base.kept_buffers(module._source), torch.random.fork_rng(devices=[]):
+        return compare_training(dense, sparse, module._asked.recipe.verify, tensors, pruned)
