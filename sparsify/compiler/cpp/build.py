@@ -135,9 +135,11 @@ def build(source: str, directory: Path, compiler: Compiler, options: Options) ->
         NoSpaceError: the disk is full.
     """
     unit, result = directory / "kernel.cpp", directory / "kernel.so"
-    unit.write_text(source)
-    if compiler.needs_bridge():
-        (directory / BRIDGE).write_text(bridge.SOURCE)
+    texts = {unit: source} | ({directory / BRIDGE: bridge.SOURCE} if compiler.needs_bridge() else {})
+    for place, text in texts.items():
+        place.touch()
+        place.chmod(0o600)  # whatever the mask of the process is
+        place.write_text(text)
     line = command(compiler, unit, result, options, target.optimisation(source))
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(directory)}
     try:
