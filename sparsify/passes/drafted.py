@@ -61,13 +61,7 @@ def drafted(
         )
         report = Report(type(source).__name__, asked.recipe.name, specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
-        current = settings.current()
-        if asked.recipe.compile.threads is not None:
-            current = replace(current, threads=asked.recipe.compile.threads)
-        if not has_compiler(current):
-            current = replace(current, tune_seconds=0.0)  # there is nothing to choose from
-        if asked.strict or asked.recipe.compile.fallback == "error":
-            current = replace(current, strict=True)
+        current = _options(asked)
         draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
         note_extents(captured.graph, examples, lambda name: captured.tensor(source, name))
         with together(REGIONS * current.tune_seconds):
@@ -89,6 +83,18 @@ def drafted(
     for name, why in reasons.items():
         found.report.left_dense(name, "experts", name, f"{why}; the model's own experts run")
     return found
+
+
+def _options(asked: Asked) -> settings.Options:
+    """The options in force here, with those of a recipe."""
+    current = settings.current()
+    if asked.recipe.compile.threads is not None:
+        current = replace(current, threads=asked.recipe.compile.threads)
+    if not has_compiler(current):
+        current = replace(current, tune_seconds=0.0)  # there is nothing to choose from
+    if asked.strict or asked.recipe.compile.fallback == "error":
+        current = replace(current, strict=True)
+    return current
 
 
 def _with_fewer_gates(asked: Asked) -> Asked:

@@ -153,11 +153,11 @@ def build(source: str, directory: Path, compiler: Compiler, options: Options) ->
     """
     settings = (compiler, options.compiler_flags, options.compiler_timeout)
     unit, result = directory / "kernel.cpp", directory / "kernel.so"
-    unit.write_text(source)
+    _write(unit, source)
     if settings in _broken:
         raise BuildError(*_broken[settings])
     if compiler.needs_bridge():
-        (directory / BRIDGE).write_text(bridge.SOURCE)
+        _write(directory / BRIDGE, bridge.SOURCE)
     line = command(compiler, unit, result, options, target.optimisation(source))
     outcome = _run(line, directory, options.compiler_timeout)
     if outcome.status == 0 and result.is_file() and result.stat().st_size <= trust.MOST_BYTES:
@@ -185,12 +185,19 @@ def build(source: str, directory: Path, compiler: Compiler, options: Options) ->
     raise BuildError(message, remedy)
 
 
+def _write(place: Path, text: str) -> None:
+    """Writes a file that only its owner can read, whatever the mask of the process is."""
+    place.touch()
+    place.chmod(0o600)
+    place.write_text(text)
+
+
 def _compiles_anything(compiler: Compiler, directory: Path, options: Options) -> bool:
     """Whether the compiler makes a shared object of an empty program with the flags of a kernel."""
     unit, result = directory / "empty.cpp", directory / "empty.so"
-    unit.write_text("")
+    _write(unit, "")
     if compiler.needs_bridge():
-        (directory / BRIDGE).write_text(bridge.SOURCE)
+        _write(directory / BRIDGE, bridge.SOURCE)
     seconds = min(PROBE_SECONDS, options.compiler_timeout)
     outcome = _run(command(compiler, unit, result, options), directory, seconds)
     return outcome.status == 0 and result.is_file()

@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -257,7 +256,7 @@ def _compile(request: Request, generated: Generated, directory: Path) -> float:
     """Seconds that it took to put the kernel and its description into the directory."""
     started = time.perf_counter()
     directories.remove_abandoned(directory)
-    work = Path(tempfile.mkdtemp(prefix=trust.UNFINISHED, dir=directory))
+    work = trust.make_unfinished(directory)
     in_use = directories.lock(work)
     try:
         result = build(generated.source, work, request.compiler, request.options)
@@ -336,7 +335,7 @@ def _name_of(path: Path) -> str:
     """The name by which the system's loader takes a file, which replaces `$ORIGIN` in names."""
     if "$" not in str(path):
         return str(path)
-    link = Path(tempfile.mkdtemp(dir=directories.process_directory())) / path.name
+    link = trust.make_unfinished(directories.process_directory()) / path.name
     link.symlink_to(path)
     return str(link)
 

@@ -140,6 +140,7 @@ def _temporary(parent: str | None) -> Path:
             holder = None
         if holder is None:
             holder = tempfile.TemporaryDirectory(prefix="sparsify-", dir=parent, ignore_cleanup_errors=True)
+            Path(holder.name).chmod(0o700)  # whatever the mask of the process is
             _holders[parent] = holder
         return Path(holder.name)
 

@@ -96,6 +96,13 @@ def make(directory: Path) -> None:
         directory.chmod(0o700)  # the mask of the process may have taken permissions of the user, too
 
 
+def make_unfinished(directory: Path) -> Path:
+    """A new directory for unfinished work inside of another one."""
+    made = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=directory))
+    made.chmod(0o700)
+    return made
+
+
 def _components(path: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Every directory and symbolic link that is passed on the way to a path, and what the path leads to."""
     place, links = "/", 0
