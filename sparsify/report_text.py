@@ -65,7 +65,9 @@ def merged(texts: Sequence[str]) -> str:
     '{0.9...1.1} KiB of 4'
     """
     columns = zip(*(NUMBER.findall(text) for text in texts), strict=True)
-    numbers = iter([_numbers(sorted(set(column), key=lambda text: (float(text), text))) for column in columns])
+    numbers = iter(
+        [_numbers(sorted(set(column), key=lambda text: (float(text), text))) for column in columns]
+    )
     return NUMBER.sub(lambda _: next(numbers), texts[0])
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from sparsify import options as settings
 from sparsify.errors import CaptureError, RecipeError
@@ -57,7 +57,10 @@ def drafted(
             current = replace(current, threads=asked.recipe.compile.threads)
         draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
         with together(REGIONS * current.tune_seconds):
-            return base.run(PASSES, draft)
+            try:
+                return base.run(PASSES, draft)
+            finally:
+                clear_fake_results(draft.graph)
 
     found = made(asked)
     left = own_experts.left_over(found.graph, source) if asked.has_gates else []
@@ -93,3 +96,12 @@ def _reason(draft: Draft, name: str) -> str:
     """Why no kernel computes the experts of this name."""
     found = (entry.reason for entry in draft.report.dense if entry.scope.partition("@")[0] == name)
     return next(found, "no rule chose its gate")
+
+
+def clear_fake_results(graph: fx.Graph) -> None:
+    """Empties the cache of fake-tensor results of a graph: torch.export keeps its shape environment for good."""
+    for node in graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None and mode.shape_env is not None:
+            getattr(mode.shape_env, "fake_tensor_cache", {}).clear()
+            return
