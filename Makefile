@@ -10,13 +10,17 @@ TYPING := build/typing/sparsify
 # Threads that wait must not spin: tests run in as many processes as there are cores.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test lint types bench wheel constraints clean
+.PHONY: demo test soak lint types bench wheel constraints clean
 
 demo: $(STAMP)
 	$(BIN)/sparsify run gcn
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not bench and not exhaustive"
+
+# An hour of random programs and models, threads, faults, sanitizers and memory; SECONDS=600 for less.
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),3600)
 
 lint: $(STAMP) types
 	$(BIN)/ruff format --check

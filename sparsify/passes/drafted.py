@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from sparsify import options as settings
 from sparsify.compiler.cpp.build import has_compiler
@@ -65,7 +65,10 @@ def drafted(
         draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
         note_extents(captured.graph, examples, lambda name: captured.tensor(source, name))
         with together(REGIONS * current.tune_seconds):
-            return base.run(PASSES, draft)
+            try:
+                return base.run(PASSES, draft)
+            finally:
+                clear_fake_results(draft.graph)
 
     found = made(asked)
     left = own_experts.left_over(found.graph, source) if asked.has_gates else []
@@ -113,3 +116,12 @@ def _reason(draft: Draft, name: str) -> str:
     """Why no kernel computes the experts of this name."""
     found = (entry.reason for entry in draft.report.dense if entry.scope.partition("@")[0] == name)
     return next(found, "no rule chose its gate")
+
+
+def clear_fake_results(graph: fx.Graph) -> None:
+    """Empties the cache of fake-tensor results of a graph: torch.export keeps its shape environment for good."""
+    for node in graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None and mode.shape_env is not None:
+            getattr(mode.shape_env, "fake_tensor_cache", {}).clear()
+            return

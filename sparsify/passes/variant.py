@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from sparsify.compiler.remembered import REMEMBERED
 from sparsify.passes.capture import Captured
 from sparsify.passes.kept_zeros import is_kept_sparse, is_sparse
 from sparsify.passes.operators import is_mutating
@@ -63,6 +64,8 @@ class Variant:
             return True
         if not self.admits(shapes):
             return False
+        if len(self.fitting) >= REMEMBERED:
+            self.fitting.clear()
         self.fitting.add(shapes)
         return True
 
