@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sparsify import recipe as recipes
-from sparsify.errors import DataError
+from sparsify.errors import DataError, SparsifyError, path_of, public
 from sparsify.passes.apply import apply
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
@@ -26,6 +26,7 @@ LAYOUT: Final = 1
 WEIGHTS, RECIPE, MANIFEST = "weights.safetensors", "recipe.yaml", "manifest.json"
 
 
+@public
 def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
     """The folder, in which the model's weights, its recipe and what `apply` was asked for now are.
 
@@ -35,8 +36,13 @@ def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
         module: the result of `apply`.
         folder: made when it does not exist; files of an earlier `save` are replaced.
     """
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
+    if not isinstance(module, SparseModule):
+        raise SparsifyError(f"save of a {type(module).__name__}", "what sparsify.apply returned")
+    place = path_of(folder, "the folder")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {place}: {error.strerror}", "another folder") from None
     tensors, tied = distinct(module.state_dict())
     asked = module._asked
     manifest = {
@@ -56,6 +62,7 @@ def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
     return place
 
 
+@public
 def load(
     folder: str | PathLike[str], model: nn.Module, example_inputs: Any = None, **changes: Any
 ) -> SparseModule:
@@ -71,7 +78,7 @@ def load(
         DataError: a file is missing, damaged or of a newer layout, or the weights do not fit the model.
         RecipeError: the recipe is wrong.
     """
-    place = Path(folder)
+    place = path_of(folder, "the folder")
     manifest = read_manifest(place)
     try:
         tensors = load_file(place / WEIGHTS)

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from sparsify.errors import RecipeError, RecipeNotFoundError
+from sparsify.errors import RecipeError, RecipeNotFoundError, path_of
 from sparsify.recipe import builtin
 from sparsify.recipe.schema import Recipe
 from sparsify.recipe.source import Path, Position, Source, nearest, read, substitute
@@ -49,14 +49,19 @@ def load(recipe: str | PathLike[str] | Mapping[str, Any] | Recipe, **overrides: 
 
 def loads(text: str, file: str = "<text>", **overrides: Any) -> Recipe:
     """The recipe written in `text`."""
+    if not isinstance(text, str):
+        raise RecipeError(f"a recipe of type {type(text).__name__}; YAML as text", file)
     return from_source(read(text, file), overrides)
 
 
 def locate(name: str | PathLike[str]) -> FilePath:
     """The file of a recipe given by path or built-in name."""
-    path = FilePath(name)
-    if path.is_file():
-        return path
+    path = path_of(name, "the recipe")
+    try:
+        if path.is_file():
+            return path
+    except OSError as error:  # a name longer than any file has
+        raise RecipeNotFoundError(f"no recipe: {error.strerror}", str(name)[:80], 0, 0) from None
     known = builtin.names()
     if str(name) in known:
         return builtin.path(str(name))

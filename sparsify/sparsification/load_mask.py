@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from sparsify.errors import InvalidTensorError
+from sparsify.errors import InvalidTensorError, path_of
 
 WAYS = "`.npy`, `.npz` of scipy.sparse.save_npz, `.mtx`, or `.pt` with one tensor"
 
@@ -18,8 +18,12 @@ def load_mask(path: str | PathLike[str]) -> Any:
     Raises:
         InvalidTensorError: no such file, or no matrix in it.
     """
-    file = Path(path)
-    if not file.is_file():
+    file = path_of(path, "the file of a mask,")
+    try:
+        is_there = file.is_file()
+    except OSError:  # a name longer than any file has
+        is_there = False
+    if not is_there:
         raise InvalidTensorError(f"there is no file {file}", f"the mask is in {WAYS}")
     try:
         found = _read(file)

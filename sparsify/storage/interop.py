@@ -14,7 +14,7 @@ from sparsify.errors import InvalidTensorError
 from sparsify.storage import convert, torch_layouts, transformed, validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
-from sparsify.storage.parts import shape_of
+from sparsify.storage.parts import require_readable, shape_of
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, is_stored
 
@@ -81,8 +81,10 @@ def _target(format: Format | str | None, found: SparseTensor) -> Format:
 
 def _read(data: Any, format: Format | str | None, fill: Fill, duplicates: str) -> SparseTensor:
     """The data in the format that is closest to how it is stored."""
-    if isinstance(data, Tensor) and not data.is_cpu:
-        raise InvalidTensorError(f"a tensor on {data.device}", "data.cpu()")
+    if isinstance(data, Tensor):
+        require_readable(data, "data")
+        if not data.is_cpu:
+            raise InvalidTensorError(f"a tensor on {data.device}", "data.cpu()")
     if isinstance(data, SparseTensor):
         return data if fill in (0, data.fill) else data.with_fill(fill)
     if isinstance(data, Tensor):
@@ -108,7 +110,7 @@ def _array(data: Any, what: str = "data") -> Tensor:
         array = np.asarray(data)
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
         return torch.from_numpy(native if native.flags.writeable else native.copy())
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # objects that numpy asks for their entries raise whatever they like
         raise InvalidTensorError(
             f"cannot read {what} of type {type(data).__name__} ({error})",
             "a tensor, an array, a scipy sparse array or (coordinates, values, shape)",
@@ -149,6 +151,7 @@ def from_coordinates(
     validate.countable(sizes)
     columns = _columns(coordinates, len(sizes))
     entries = values if isinstance(values, Tensor) else _array(values, "values")
+    require_readable(entries, "values")
     validate.value_dtype(entries.dtype)
     if not entries.is_cpu:
         raise InvalidTensorError(f"values on {entries.device}", "values.cpu()")
@@ -232,8 +235,11 @@ def _columns(coordinates: Any, rank: int) -> list[Tensor]:
     """Per mode the coordinates [n], integers."""
     if isinstance(coordinates, list | tuple) and any(isinstance(c, Tensor) for c in coordinates):
         found = [c if isinstance(c, Tensor) else _array(c, "coordinates") for c in coordinates]
+        for column in found:
+            require_readable(column, "coordinates")
     else:
         whole = coordinates if isinstance(coordinates, Tensor) else _array(coordinates, "coordinates")
+        require_readable(whole, "coordinates")
         if whole.dim() != 2 and not (whole.numel() == 0 and rank == 0):
             raise InvalidTensorError(f"coordinates of shape {list(whole.shape)}", f"shape [{rank}, n]")
         found = list(whole) if whole.dim() == 2 else []
