@@ -12,6 +12,7 @@
       UnsupportedProgramError     an expression that cannot be compiled yet
       UnsupportedOperatorError    an operator without a sparse implementation
         DenseSizeError            a dense copy or result out of proportion to the stored entries
+        ConversionError           a SparseTensor where others read dense memory, such as numpy
       RecipeError                 a mistake in a recipe, with file and line
         RecipeNotFoundError       neither a file nor a built-in recipe
       CaptureError                a model that cannot be captured
@@ -123,6 +124,10 @@ class UnsupportedOperatorError(SparsifyError, NotImplementedError):
 
 class DenseSizeError(UnsupportedOperatorError):
     """A dense copy or result that takes far more memory than the stored entries."""
+
+
+class ConversionError(UnsupportedOperatorError, TypeError):
+    """A SparseTensor was given to what reads dense memory, such as numpy and scipy."""
 
 
 class RecipeError(SparsifyError, ValueError):

@@ -4,7 +4,7 @@ In: `tensor(scipy.sparse.random_array((9, 9)), format="csr")`. Out: a `SparseTen
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -22,9 +22,16 @@ if TYPE_CHECKING:
     import scipy.sparse
 
 
+class _ByRank(str):
+    """The default format: `csr` for matrices, compressed levels for every other number of modes."""
+
+
+BY_RANK: Final = _ByRank("csr")
+
+
 def tensor(
     data: Any,
-    format: Format | str | None = "csr",
+    format: Format | str | None = BY_RANK,
     *,
     fill: Fill = 0,
     dtype: torch.dtype | None = None,
@@ -36,7 +43,8 @@ def tensor(
         data: a dense tensor or array (entries equal to the fill are not stored); a torch sparse tensor of any
             layout; a scipy sparse array;
             a `SparseTensor`; or `(coordinates [d, n], values [n], shape)` in any order of entries.
-        format: how to store it; `None`: as `data` is stored, coordinates for dense data.
+        format: how to store it; without it a matrix in CSR, and compressed levels for any other number of modes;
+            `None`: as `data` is stored, coordinates for dense data.
         fill: what an unstored entry is.
         dtype: of the values; `None`: that of `data`.
         duplicates: of coordinates: "error" refuses, "sum" adds them.
@@ -74,9 +82,14 @@ def tensor(
 
 def _target(format: Format | str | None, found: SparseTensor) -> Format:
     """The format that was asked for."""
-    if format is None:
-        return found.format
-    return Format(format, rank=found.dim())
+    return found.format if format is None else _wanted(format, found.dim())
+
+
+def _wanted(format: Format | str | None, rank: int) -> Format:
+    """The format that was asked for, coordinates for `None`."""
+    if format is BY_RANK and rank != 2:
+        return Format("csf", rank=rank)
+    return Format("coo" if format is None else format, rank=rank)
 
 
 def _read(data: Any, format: Format | str | None, fill: Fill, duplicates: str) -> SparseTensor:
@@ -121,7 +134,7 @@ def from_dense(data: Tensor, format: Format | str | None, fill: Fill = 0) -> Spa
     """A dense tensor without the entries that equal the fill; with all of them in a dense format."""
     validate.value_dtype(data.dtype)
     fill = validate.fill(fill, data.dtype)
-    target = Format("coo" if format is None else format, rank=data.dim())
+    target = _wanted(format, data.dim())
     if target.is_dense and target.is_short:
         levels = len(target.levels)
         pattern = Pattern(target, data.shape, [None] * levels, [None] * levels).trusted()
@@ -162,7 +175,7 @@ def from_coordinates(
             "as many values, [n]",
         )
     validate.coordinates(columns, sizes)
-    target = Format("coo" if format is None else format, rank=len(sizes))
+    target = _wanted(format, len(sizes))
     is_free = _is_unordered_list(target)
     if (duplicates == "sum" or not is_free) and columns:
         sorting = convert.order(columns, sizes)
