@@ -12,7 +12,7 @@ from sparsify.compiler.evaluate import einsum, einsum_kernel, evaluate, evaluate
 from sparsify.compiler.explain import explain_kernel, printed
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import sizes_of
-from sparsify.errors import SparsifyError
+from sparsify.errors import SparsifyError, public
 from sparsify.passes.apply import apply
 from sparsify.passes.explain import explain_model
 from sparsify.passes.save import load, save
@@ -22,6 +22,7 @@ from sparsify.storage.interop import tensor
 __all__ = ["apply", "einsum", "evaluate", "explain", "load", "save", "tensor"]
 
 
+@public
 def explain(
     subject: Any, *operands: torch.Tensor, schedule: Schedule | str | None = None, **named: Any
 ) -> str:

@@ -12,6 +12,7 @@
       UnsupportedProgramError     an expression that cannot be compiled yet
       UnsupportedOperatorError    an operator without a sparse implementation
         DenseSizeError            a dense copy or result out of proportion to the stored entries
+        ConversionError           a SparseTensor where others read dense memory, such as numpy
       RecipeError                 a mistake in a recipe, with file and line
         RecipeNotFoundError       neither a file nor a built-in recipe
       CaptureError                a model that cannot be captured
@@ -32,8 +33,12 @@ implementation are `NotImplementedError`s, `RecipeNotFoundError` is a `FileNotFo
 In: an error. Out: a text that says what was found and what to do, and `exit_status(error)` for the command line.
 """
 
+from collections.abc import Callable
 from errno import ENOENT
-from typing import Any, Final
+from functools import wraps
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 FINE: Final = 0
 NEGATIVE: Final = 1
@@ -121,6 +126,10 @@ class DenseSizeError(UnsupportedOperatorError):
     """A dense copy or result that takes far more memory than the stored entries."""
 
 
+class ConversionError(UnsupportedOperatorError, TypeError):
+    """A SparseTensor was given to what reads dense memory, such as numpy and scipy."""
+
+
 class RecipeError(SparsifyError, ValueError):
     """A mistake in a recipe, with file, line and column (from 1; 0 when there is none)."""
 
@@ -186,6 +195,47 @@ class DataError(SparsifyError, ValueError):
 
 class PackageConflictError(SparsifyError, ImportError):
     """Another distribution provides the name `sparsify`."""
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+INNER_FRAMES: Final = 4
+
+
+def public(function: Function) -> Function:
+    """`function` whose errors of this package keep only the last frames, where they were raised.
+
+    A mistake in the arguments of a public function is found deep inside; the frames in between say nothing about it.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except SparsifyError as error:
+            raise shortened(error) from error.__cause__
+
+    return call  # type: ignore[return-value]
+
+
+def shortened(error: SparsifyError) -> SparsifyError:
+    """The error with the last `INNER_FRAMES` frames of its traceback."""
+    innermost = error.__traceback__
+    frames = []
+    while innermost is not None:
+        frames.append(innermost)
+        innermost = innermost.tb_next
+    return error.with_traceback(frames[-min(INNER_FRAMES, len(frames))] if frames else None)
+
+
+def path_of(place: Any, what: str) -> Path:
+    """A path given as text or path.
+
+    Raises:
+        SparsifyError: anything else, or text that no path has.
+    """
+    if isinstance(place, str | PathLike) and isinstance(fspath(place), str) and "\0" not in fspath(place):
+        return Path(place)
+    raise SparsifyError(f"{what} {place!r} of type {type(place).__name__}", "a path, as text or pathlib.Path")
 
 
 def exit_status(error: SparsifyError) -> int:

@@ -45,9 +45,10 @@ BUILT_IN = {
     ValueError: "InvalidTensorError FormatError ParseError EinsumError ShapeError DtypeError ScheduleError RecipeError "
     "RecipeNotFoundError DataError DiscordantError",
     RuntimeError: "ShapeError CaptureError VerificationError KernelError CompilerError CompilerNotFoundError "
-    "BuildError CacheError UnsupportedOperatorError UnsupportedProgramError DenseSizeError",
-    TypeError: "DtypeError",
-    NotImplementedError: "UnsupportedOperatorError UnsupportedProgramError DenseSizeError",
+    "BuildError CacheError UnsupportedOperatorError UnsupportedProgramError DenseSizeError "
+    "ConversionError",
+    TypeError: "DtypeError ConversionError",
+    NotImplementedError: "UnsupportedOperatorError UnsupportedProgramError DenseSizeError ConversionError",
     OSError: "RecipeNotFoundError",
     FileNotFoundError: "RecipeNotFoundError",
     ImportError: "PackageConflictError",

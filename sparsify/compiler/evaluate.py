@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.nn.parameter import UninitializedTensorMixin
 
 from sparsify.compiler import in_graph
 from sparsify.compiler.ascending import ascending
@@ -28,7 +29,7 @@ from sparsify.compiler.shortcut import Learn, Operands, shortcut
 from sparsify.compiler.specialise import specialised
 from sparsify.compiler.torch_operator import Operator, register
 from sparsify.compiler.traced import is_traced
-from sparsify.errors import EinsumError, FormatError, ScheduleError
+from sparsify.errors import EinsumError, FormatError, ScheduleError, public
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
@@ -67,7 +68,10 @@ def einsum(
     if is_dynamo_compiling():
         return in_graph.einsum(subscripts, operands, format, schedule)
     key = (subscripts, format, schedule, id(current()))
-    known = _shortcuts.get(key)
+    try:
+        known = _shortcuts.get(key)
+    except TypeError:  # an argument without a hash, which is none of those that there are
+        known = None
     if known is not None:
         return known[0](operands)  # type: ignore[no-any-return]
     return _first_call(key, partial(_einsum, subscripts, format, schedule), operands)  # type: ignore[no-any-return]
@@ -80,6 +84,7 @@ def _first_call(key: Any, otherwise: Callable[[Operands, Learn], Any], operands:
     return result
 
 
+@public
 def _einsum(
     subscripts: str,
     format: Format | str | None,
@@ -141,10 +146,11 @@ def _evaluated(asked: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
     try:
         known = _shortcuts.get(key)
     except TypeError:  # lists and mappings may change, and symbols have no hash
-        return _evaluate(asked, operands, None)
+        known = (partial(_evaluate, asked, learn=None), current())
     return _first_call(key, partial(_evaluate, asked), operands) if known is None else known[0](operands)
 
 
+@public
 def _evaluate(asked: tuple[Any, ...], operands: tuple[Any, ...], learn: Learn) -> Any:
     """The results of what is asked for; the kernel teaches its shortcut."""
     text, outputs, format, schedule, sizes, names = asked
@@ -203,7 +209,7 @@ def _evaluate_kernel(
     _check_kinds("evaluate", 'statements, "y[i] = A[i,j] * x[j]"', text, format, schedule)
     if not isinstance(sizes, Mapping | None):
         raise EinsumError(f"sizes={sizes!r}", 'extents by index variable, sizes={"i": 5}')
-    if not isinstance(outputs, str | Sequence | None):
+    if not isinstance(outputs, str | Sequence | None) or not all(isinstance(o, str) for o in outputs or ()):
         raise EinsumError(f"outputs={outputs!r}", "the name of a result, or a list of them")
     options = current()
     names = outputs if isinstance(outputs, str) or outputs is None else tuple(outputs)
@@ -297,6 +303,8 @@ def _key(operand: torch.Tensor) -> tuple[Any, ...]:
     if isinstance(operand, torch.Tensor):
         if operand.is_nested:
             raise EinsumError("a nested tensor", "one operand a tensor, or operand.to_padded_tensor(0)")
+        if isinstance(operand, UninitializedTensorMixin):
+            raise EinsumError("a parameter without a shape", "materialize it first")
         return operand.dtype, operand.layout, operand.shape
     raise EinsumError(
         f"an operand of type {type(operand).__name__}", "torch tensors; sparsify.tensor converts others"

@@ -16,11 +16,21 @@ import torch
 
 from sparsify.compiler.einsum.infer_dtype import kind_of
 from sparsify.compiler.einsum.infer_format import DENSE, Sparsity, infer_sparsity
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Declaration, Expr, Index, Program
+from sparsify.compiler.einsum.nodes import (
+    Access,
+    Assign,
+    Call,
+    Const,
+    Declaration,
+    Expr,
+    Index,
+    Program,
+    Stored,
+)
 from sparsify.compiler.einsum.rename import fresh, substitute_scalars
 from sparsify.compiler.einsum.simplify import fold_constants
 from sparsify.compiler.node import Node, find, holds, map_children
-from sparsify.errors import DtypeError
+from sparsify.errors import DtypeError, EinsumError
 from sparsify.storage.format import Format
 
 FUNCTIONS: Final = frozenset({"add", "sub", "mul", "div", "lt", "le", "gt", "ge", "eq", "ne"})
@@ -42,6 +52,9 @@ def substituted(statements: Sequence[Assign], scalars: Mapping[str, float]) -> S
     for name, value in scalars.items():
         if isinstance(value, complex):
             raise DtypeError(f"the complex number {name}={value}", f"torch.tensor({value})")
+    for stored in (node for statement in statements for node in find(statement.value, Stored)):
+        if stored.access.tensor in scalars:
+            raise EinsumError(f"{stored} of a number", "stored takes an access of a tensor, stored(A[i,j])")
     constants = {name: Const(value) for name, value in scalars.items()}
     names = {id(constant): name for name, constant in constants.items()}
     kept = [*constants.values()]

@@ -13,10 +13,12 @@ from sparsify.errors import (
     DenseSizeError,
     DiscordantError,
     DtypeError,
+    SparsifyError,
     UnsupportedOperatorError,
     UnsupportedProgramError,
+    shortened,
 )
-from sparsify.ops.fallback import run_densely
+from sparsify.ops.fallback import name_of, run_densely
 from sparsify.storage.tensor import Operator, operators
 
 Compute = TypeVar("Compute", bound=Operator)
@@ -43,10 +45,13 @@ def _guarded(compute: Operator, function: Operator) -> Operator:
             # functions of this package by their own names.
             with torch._C.DisableTorchFunctionSubclass():
                 return compute(*args, **kwargs)
-        except DenseSizeError:
-            raise
-        except Unsupported as error:
-            return run_densely(function, args, kwargs, error)
+        except SparsifyError as error:
+            if isinstance(error, DenseSizeError) or not isinstance(error, Unsupported):
+                raise shortened(error) from error.__cause__
+            reason = error
+        except AttributeError as error:  # of an argument that is no tensor
+            raise TypeError(f"{name_of(function)}: {error}") from error
+        return run_densely(function, args, kwargs, reason)
 
     return run
 

@@ -135,6 +135,8 @@ def flipud(input: SparseTensor) -> SparseTensor:
 @operator(torch.rot90, Tensor.rot90)
 def rot90(input: SparseTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> SparseTensor:
     """`torch.rot90`: a plane turned by `k` right angles."""
+    if len(dims) != 2:
+        raise ShapeError(f"a plane of the modes {dims}; two modes")
     first, second = dims
     match k % 4:
         case 1:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sparsify import recipe as recipes
-from sparsify.errors import CaptureError
+from sparsify.errors import CaptureError, public
 from sparsify.passes import calls
 from sparsify.passes.base import Asked
 from sparsify.passes.capture import Dynamic
@@ -26,6 +26,7 @@ from sparsify.sparsification.rounding import Moved
 Given = str | PathLike[str] | Mapping[str, Any] | Recipe
 
 
+@public
 def apply(
     model: nn.Module,
     recipe: Given,
@@ -102,4 +103,7 @@ def as_call(example_inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
         return (example_inputs,), {}
     if isinstance(example_inputs, Mapping):
         return (), example_inputs
+    if not isinstance(example_inputs, list | tuple):
+        found = type(example_inputs).__name__
+        raise CaptureError(f"example inputs of type {found}", "a tensor, or a tuple or mapping of inputs")
     return tuple(example_inputs), {}

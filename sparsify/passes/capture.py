@@ -188,6 +188,8 @@ def sparse_parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Rows, columns and values of a sparse matrix, and an empty tensor that carries its extents."""
     from sparsify.storage.tensor import SparseTensor
 
+    if matrix.dim() != 2:
+        raise CaptureError(f"a sparse input of shape {list(matrix.shape)}", "sparse inputs are matrices")
     if isinstance(matrix, SparseTensor):
         rows, columns = matrix.coordinates()
         values = matrix.values()

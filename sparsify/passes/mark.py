@@ -308,7 +308,7 @@ def mask_spec(recipe: Recipe, rule: Rule) -> MaskSpec:
         spec = MaskSpec.of(rule.mask.kind, known)
         spec.example()
     except (SparsifyError, TypeError) as error:
-        raise rule_error(recipe, rule, f"mask: {error}") from error
+        raise rule_error(recipe, rule, f"mask: {error}") from None
     return spec
 
 
@@ -320,7 +320,7 @@ def format_text(recipe: Recipe, rule: Rule) -> str:
     try:
         return str(recipe_format(form))
     except Exception as error:
-        raise rule_error(recipe, rule, f"format: {error}") from error
+        raise rule_error(recipe, rule, f"format: {error}") from None
 
 
 def inferred_role(candidate: Candidate) -> str:

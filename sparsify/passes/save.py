@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sparsify import recipe as recipes
-from sparsify.errors import DataError
+from sparsify.errors import DataError, path_of, public
 from sparsify.passes import saved_folder
 from sparsify.passes.apply import apply
 from sparsify.passes.sparse_module import SparseModule
@@ -25,6 +25,7 @@ from sparsify.recipe import Recipe
 from sparsify.sparsification.mask_spec import FILE
 
 
+@public
 def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
     """Saves the weights of a model, its recipe and the arguments of `apply`; returns the folder.
 
@@ -42,7 +43,7 @@ def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
         raise DataError(
             f"{type(module).__name__} is no sparse model", "save what sparsify.apply(model, recipe) returns"
         )
-    place = Path(folder).expanduser()
+    place = path_of(folder, "the folder").expanduser()
     with module._weights.dense():
         tensors, tied = distinct(module._source.state_dict())
     asked = module._asked
@@ -60,6 +61,7 @@ def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
     return place
 
 
+@public
 def load(
     folder: str | PathLike[str], model: nn.Module, example_inputs: Any = None, **changes: Any
 ) -> SparseModule:
@@ -76,7 +78,7 @@ def load(
         DataError: a file is missing, damaged or of a newer layout, or the weights do not fit the model.
         RecipeError: the recipe is wrong.
     """
-    place = Path(folder).expanduser()
+    place = path_of(folder, "the folder").expanduser()
     manifest, tensors, recipe = saved_folder.read(place, recipes.loads)
     require_class(place, manifest.model, model)
     asked = {"strict": manifest.strict, "verify": manifest.verify, "trainable": manifest.trainable}

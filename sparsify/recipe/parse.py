@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from sparsify.errors import RecipeError, RecipeNotFoundError
+from sparsify.errors import RecipeError, RecipeNotFoundError, path_of
 from sparsify.recipe import builtin
 from sparsify.recipe.schema import Recipe
 from sparsify.recipe.source import MAX_BYTES, TOO_DEEP, Path, Position, Source, nearest, read, substitute
@@ -60,12 +60,14 @@ def load(recipe: str | PathLike[str] | Mapping[str, Any] | Recipe, **overrides: 
 
 def loads(text: str, file: str = "<text>", **overrides: Any) -> Recipe:
     """The recipe written in `text`."""
+    if not isinstance(text, str):
+        raise RecipeError(f"a recipe of type {type(text).__name__}; YAML as text", file)
     return from_source(read(text, file), overrides)
 
 
 def locate(name: str | PathLike[str]) -> FilePath:
     """The file of a recipe given by path or built-in name."""
-    path = FilePath(name)
+    path = path_of(name, "the recipe")
     with suppress(OSError):  # a name that is too long for a file
         if path.is_file():
             return path

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
-from sparsify.errors import InvalidTensorError
+from sparsify.errors import InvalidTensorError, path_of
 
 WAYS: Final = "`.npy`, `.npz` of scipy.sparse.save_npz, `.mtx`, or `.pt` with one tensor"
 # A file, what is compressed in it, and a dense mask have at most so many bytes.
@@ -21,9 +21,7 @@ def load_mask(path: str | PathLike[str]) -> Any:
     Raises:
         InvalidTensorError: no such file, no matrix in it, or one of more than 2 GiB.
     """
-    if not isinstance(path, str | PathLike):
-        raise InvalidTensorError(f"{path!r} is no path of a mask", f"the mask is in {WAYS}")
-    file = Path(path)
+    file = path_of(path, "the file of a mask,")
     try:
         is_file = file.is_file()  # no pipe and no device, which might never end
     except OSError:  # a name that is too long

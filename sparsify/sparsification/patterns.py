@@ -263,6 +263,7 @@ def from_file(
     return mask
 
 
+LONGEST: Final = 2**31 - 1
 KINDS: Final[dict[str, Callable[..., SparseTensor]]] = {
     "bigbird": bigbird,
     "longformer": longformer,
@@ -307,8 +308,8 @@ def _extents(rows: int, columns: int | None, **sizes: int) -> int:
 def _at_least(least: int, **sizes: int) -> None:
     """Raises for the first number that is none, or too small."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < least:
-            raise ShapeError(f"{name.rstrip('_')}={size!r}", f"a whole number of at least {least}")
+        if isinstance(size, bool) or not isinstance(size, int) or not least <= size <= LONGEST:
+            raise ShapeError(f"{name.rstrip('_')}={size!r}", f"a whole number from {least} to {LONGEST}")
 
 
 def _tokens(chosen: int | Sequence[int], rows: int, columns: int) -> Part:

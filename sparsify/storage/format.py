@@ -12,6 +12,7 @@ from sparsify.errors import FormatError
 from sparsify.storage.levels import Compressed, Dense, Level, spelled
 
 MODE_NAMES = "ijklmnopqrstuvwxyz"
+MOST_IN_BLOCK = 2**31 - 1
 Kind = Literal["whole", "block", "within", "difference"]
 
 
@@ -28,8 +29,10 @@ class LevelExpression:
     other: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind in ("block", "within") and self.size < 1:
-            raise FormatError(f"a block of {self.size} along mode {self.mode}", "a block size of 1 or more")
+        if self.kind in ("block", "within") and not 1 <= self.size <= MOST_IN_BLOCK:
+            raise FormatError(
+                f"a block of {self.size} along mode {self.mode}", f"a block size from 1 to {MOST_IN_BLOCK}"
+            )
 
     def extent(self, shape: Sequence[int]) -> int:
         """How many coordinates the level has in a tensor of `shape`; blocks at the end may be partial."""
@@ -105,10 +108,14 @@ class Format:
     ) -> None:
         from sparsify.storage.format_text import parse
 
+        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
+            raise FormatError(f"rank={rank!r}", "the number of modes")
+        if ordering is not None and not isinstance(ordering, list | tuple | range):
+            raise FormatError(f"ordering={ordering!r}", "the mode of each level, (1, 0)")
         if isinstance(form, Format):
             levels: Sequence[Level | StoredLevel] = form.levels
         elif not isinstance(form, str | Sequence) or not all(
-            isinstance(level, str | Level | StoredLevel) for level in form
+            isinstance(level, Level | StoredLevel) for level in form if not isinstance(form, str)
         ):
             raise FormatError(f"the format {form!r}", 'a text, "csr" or "dense, compressed", or levels')
         else:
@@ -214,7 +221,7 @@ def _ordered(
 ) -> tuple[StoredLevel, ...]:
     """Levels with the modes they store."""
     modes = tuple(range(len(levels))) if ordering is None else tuple(ordering)
-    if sorted(modes) != list(range(len(levels))):
+    if not all(isinstance(mode, int) for mode in modes) or sorted(modes) != list(range(len(levels))):
         raise FormatError(f"ordering={modes} for {len(levels)} levels", f"0 to {len(levels) - 1}, each once")
     stored = []
     for mode, level in zip(modes, levels, strict=True):

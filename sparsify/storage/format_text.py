@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from sparsify.errors import FormatError
-from sparsify.storage.format import Kind, LevelExpression, StoredLevel
+from sparsify.storage.format import MODE_NAMES, Kind, LevelExpression, StoredLevel
 from sparsify.storage.known_levels import LEVELS, level
 from sparsify.storage.levels import Compressed, Level, Singleton
 
@@ -144,6 +144,8 @@ def _repeated(word: str, rank: int) -> Callable[[list[int], int | None], str]:
         if len(arguments) > 1:
             raise FormatError(f"a format with the arguments {arguments}", "at most the number of modes")
         modes = arguments[0] if arguments else rank if asked is None else asked
+        if modes > len(MODE_NAMES):
+            raise FormatError(f"a format of {modes} modes", f"at most {len(MODE_NAMES)}")
         return ", ".join([word] * modes) or "scalar"
 
     return text

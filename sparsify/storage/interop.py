@@ -4,7 +4,7 @@ In: `tensor(scipy.sparse.random_array((9, 9)), format="csr")`. Out: a `SparseTen
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from sparsify.errors import InvalidTensorError
 from sparsify.storage import convert, torch_layouts, transformed, validate
 from sparsify.storage.fill import Fill
 from sparsify.storage.format import Format
-from sparsify.storage.parts import shape_of
+from sparsify.storage.parts import require_readable, shape_of
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, is_stored
 
@@ -22,9 +22,16 @@ if TYPE_CHECKING:
     import scipy.sparse
 
 
+class _ByRank(str):
+    """The default format: `csr` for matrices, compressed levels for every other number of modes."""
+
+
+BY_RANK: Final = _ByRank("csr")
+
+
 def tensor(
     data: Any,
-    format: Format | str | None = "csr",
+    format: Format | str | None = BY_RANK,
     *,
     fill: Fill = 0,
     dtype: torch.dtype | None = None,
@@ -36,7 +43,8 @@ def tensor(
         data: a dense tensor or array (entries equal to the fill are not stored); a torch sparse tensor of any
             layout; a scipy sparse array;
             a `SparseTensor`; or `(coordinates [d, n], values [n], shape)` in any order of entries.
-        format: how to store it; `None`: as `data` is stored, coordinates for dense data.
+        format: how to store it; without it a matrix in CSR, and compressed levels for any other number of modes;
+            `None`: as `data` is stored, coordinates for dense data.
         fill: what an unstored entry is.
         dtype: of the values; `None`: that of `data`.
         duplicates: of coordinates: "error" refuses, "sum" adds them.
@@ -75,15 +83,22 @@ def tensor(
 
 def _target(format: Format | str | None, found: SparseTensor) -> Format:
     """The format that was asked for."""
-    if format is None:
-        return found.format
-    return Format(format, rank=found.dim())
+    return found.format if format is None else _wanted(format, found.dim())
+
+
+def _wanted(format: Format | str | None, rank: int) -> Format:
+    """The format that was asked for, coordinates for `None`."""
+    if format is BY_RANK and rank != 2:
+        return Format("csf", rank=rank)
+    return Format("coo" if format is None else format, rank=rank)
 
 
 def _read(data: Any, format: Format | str | None, fill: Fill, duplicates: str) -> SparseTensor:
     """The data in the format that is closest to how it is stored."""
-    if isinstance(data, Tensor) and not data.is_cpu:
-        raise InvalidTensorError(f"a tensor on {data.device}", "data.cpu()")
+    if isinstance(data, Tensor):
+        require_readable(data, "data")
+        if not data.is_cpu:
+            raise InvalidTensorError(f"a tensor on {data.device}", "data.cpu()")
     if isinstance(data, SparseTensor):
         return data if fill in (0, data.fill) else data.with_fill(fill)
     if isinstance(data, Tensor):
@@ -109,7 +124,7 @@ def _array(data: Any, what: str = "data") -> Tensor:
         array = np.asarray(data)
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
         return torch.from_numpy(native if native.flags.writeable else native.copy())
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # objects that numpy asks for their entries raise whatever they like
         raise InvalidTensorError(
             f"cannot read {what} of type {type(data).__name__} ({error})",
             "a tensor, an array, a scipy sparse array or (coordinates, values, shape)",
@@ -120,7 +135,7 @@ def from_dense(data: Tensor, format: Format | str | None, fill: Fill = 0) -> Spa
     """A dense tensor without the entries that equal the fill; with all of them in a dense format."""
     validate.value_dtype(data.dtype)
     fill = validate.fill(fill, data.dtype)
-    target = Format("coo" if format is None else format, rank=data.dim())
+    target = _wanted(format, data.dim())
     if target.is_dense and target.is_short:
         levels = len(target.levels)
         pattern = Pattern(target, data.shape, [None] * levels, [None] * levels).trusted()
@@ -150,6 +165,7 @@ def from_coordinates(
     validate.countable(sizes)
     columns = _columns(coordinates, len(sizes))
     entries = values if isinstance(values, Tensor) else _array(values, "values")
+    require_readable(entries, "values")
     validate.value_dtype(entries.dtype)
     if not entries.is_cpu:
         raise InvalidTensorError(f"values on {entries.device}", "values.cpu()")
@@ -160,7 +176,7 @@ def from_coordinates(
             "as many values, [n]",
         )
     validate.coordinates(columns, sizes)
-    target = Format("coo" if format is None else format, rank=len(sizes))
+    target = _wanted(format, len(sizes))
     is_free = _is_unordered_list(target)
     if (duplicates == "sum" or not is_free) and columns:
         sorting = convert.order(columns, sizes)
@@ -233,8 +249,11 @@ def _columns(coordinates: Any, rank: int) -> list[Tensor]:
     """Per mode the coordinates [n], integers."""
     if isinstance(coordinates, list | tuple) and any(isinstance(c, Tensor) for c in coordinates):
         found = [c if isinstance(c, Tensor) else _array(c, "coordinates") for c in coordinates]
+        for column in found:
+            require_readable(column, "coordinates")
     else:
         whole = coordinates if isinstance(coordinates, Tensor) else _array(coordinates, "coordinates")
+        require_readable(whole, "coordinates")
         if whole.dim() != 2 and not (whole.numel() == 0 and rank == 0):
             raise InvalidTensorError(f"coordinates of shape {list(whole.shape)}", f"shape [{rank}, n]")
         found = list(whole) if whole.dim() == 2 else []

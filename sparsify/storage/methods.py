@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsify.errors import InvalidTensorError, ShapeError, UnsupportedOperatorError
+from sparsify.errors import ConversionError, InvalidTensorError, ShapeError
 from sparsify.storage.tensor import SparseTensor, operators
 
 
@@ -82,7 +82,7 @@ def _without_memory(name: str) -> Callable[..., Any]:
     """An implementation of a function that reads or hands out memory."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedOperatorError(
+        raise ConversionError(
             f"{name} of a SparseTensor, which has no dense memory",
             "act on .values(), or ask for .to_dense() first",
         )

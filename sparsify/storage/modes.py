@@ -4,6 +4,7 @@ In: mode -1 of 3. Out: 2.
 """
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 
@@ -11,7 +12,7 @@ def mode_of(mode: Any, rank: int) -> int:
     """A mode counted from 0, from one that may count from the end; errors as torch raises them."""
     if isinstance(mode, bool) or not hasattr(mode, "__index__"):
         raise TypeError(f"a mode is an integer, not {mode!r}")
-    number = int(mode)
+    number = index(mode)
     if not -rank <= number < rank:
         found = f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {mode})"
         raise IndexError(found)

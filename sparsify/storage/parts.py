@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedTensorMixin
 
 from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage.format import Format
@@ -31,6 +32,22 @@ def shape_of(sizes: Sequence[int]) -> tuple[int, ...]:
                 f"the shape {found} has {size!r} in mode {mode}", "non-negative integers"
             )
     return tuple([int(size) for size in found])
+
+
+def require_readable(data: Tensor, what: str) -> None:
+    """Nothing for a tensor whose shape and entries can be read.
+
+    Raises:
+        InvalidTensorError: nested, quantized and oneDNN tensors, and parameters without a shape.
+    """
+    if isinstance(data, UninitializedTensorMixin):
+        raise InvalidTensorError(f"{what} without a shape, a {type(data).__name__}", "materialize it first")
+    if data.is_nested:
+        raise InvalidTensorError(f"{what} in a nested tensor", "data.to_padded_tensor(0), or one part of it")
+    if data.is_mkldnn:
+        raise InvalidTensorError(f"{what} in oneDNN's layout", "data.to_dense()")
+    if data.is_quantized:
+        raise InvalidTensorError(f"{what} in a quantized tensor", "data.dequantize()")
 
 
 def check_levels(format: Format, shape: tuple[int, ...], pos: Arrays, crd: Arrays) -> None:

@@ -55,6 +55,7 @@ class SparseTensor(torch.Tensor):
     _pattern: Pattern
     _vals: Tensor
     _fill: Fill
+    __array_ufunc__ = None  # numpy's operators leave mixed operands to Python's protocol
 
     @staticmethod
     def __new__(cls, pattern: Pattern, values: Tensor, fill: Fill = 0) -> "SparseTensor":
@@ -201,6 +202,8 @@ class SparseTensor(torch.Tensor):
         if not _is_filled:
             _fill()
         kwargs = kwargs or {}
+        if len(types) > 1 and any(_is_foreign(kind) for kind in types):
+            return NotImplemented
         if transformed.are_active() and not transformed.is_followed((args, kwargs)):
             with transformed.outside():  # within, the result would be wrapped, and sparse no more
                 return cls.__torch_function__(func, types, args, kwargs)
@@ -249,6 +252,14 @@ class SparseTensor(torch.Tensor):
             copied.grad = self.grad.clone()
         memo[id(self)] = copied
         return copied
+
+
+def _is_foreign(kind: type) -> bool:
+    """Whether a class overrides torch's functions by itself, as proxies do; it then has its turn."""
+    if issubclass(kind, SparseTensor) or issubclass(SparseTensor, kind):
+        return False
+    overriding = getattr(kind.__torch_function__, "__func__", None)  # type: ignore[attr-defined]
+    return overriding is not Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 
 
 def wrap(pattern: Pattern, values: Tensor, fill: Fill = 0) -> SparseTensor:

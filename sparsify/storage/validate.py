@@ -13,6 +13,7 @@ from torch import Tensor
 from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage import bits, convert
 from sparsify.storage.fill import Fill
+from sparsify.storage.parts import require_readable
 from sparsify.storage.pattern import Pattern
 
 COORDINATE_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -69,6 +70,7 @@ def values(pattern: Pattern, values: Tensor) -> None:
         )
     if not isinstance(values, Tensor):
         raise InvalidTensorError(f"values of type {type(values).__name__}", "a torch tensor")
+    require_readable(values, "values")
     value_dtype(values.dtype)
     countable(pattern.shape)
     if values.layout != torch.strided or values.dim() != 1 or values.shape[0] != pattern.nnz:
@@ -93,6 +95,10 @@ def fill(fill: Fill, dtype: torch.dtype) -> Fill:
         raise InvalidTensorError(f"the fill {fill!r} of type {type(fill).__name__}", "a number")
     if fill == 0:
         return fill
+    if isinstance(fill, int) and not isinstance(fill, bool) and not -(2**63) <= fill < 2**63:
+        raise InvalidTensorError(
+            f"the fill, an integer of {fill.bit_length()} bits", "a fill that the dtype can hold"
+        )
     if dtype.is_complex or (dtype.is_floating_point and not isinstance(fill, complex)):
         largest = max(abs(fill.real), abs(fill.imag))
         if largest == inf or not largest > torch.finfo(dtype).max:

@@ -223,7 +223,7 @@ def test_arrays_that_are_changed_make_another_pattern():
         (torch.ones(3, dtype=torch.int8), 300, "the fill 300"),
         (torch.ones(3, dtype=torch.bool), 2, "the fill 2"),
         (torch.ones(3, dtype=torch.float16), 1e6, "the fill 1000000.0"),
-        (torch.ones(3, dtype=torch.float64), 10**400, "the fill 1000"),
+        (torch.ones(3, dtype=torch.float64), 10**400, "the fill, an integer of 1329 bits"),
         (torch.ones(3, dtype=torch.complex64), 1e39j, "the fill 1e[+]39j"),
     ],
     ids=range(15),

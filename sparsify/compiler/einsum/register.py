@@ -44,7 +44,10 @@ def register_function(name: str, body: str, args: Sequence[str] = ("x",)) -> Fun
     >>> register_function("huber", "where(abs(x) < 1, x*x/2, abs(x) - 0.5)").name
     'huber'
     """
-    _require_texts(name, body, *args)
+    _require_texts(name, body)
+    if isinstance(args, str) or not isinstance(args, Sequence):
+        raise EinsumError(f"the arguments {args!r} of {name}", 'a list of names, ("x",)')
+    _require_texts(*args)
     expr = parse_expression(body)
     if not 1 <= len(args) <= 3:
         raise EinsumError(f"{name} has {len(args)} arguments; a function has one to three")
@@ -192,9 +195,9 @@ def _two_names(combine: str) -> tuple[str, ...]:
 
 
 def _require_texts(*values: object) -> None:
-    wrong = next((value for value in values if not isinstance(value, str)), None)
-    if wrong is not None:
-        raise EinsumError(f"{wrong!r} is a {type(wrong).__name__}; names and bodies are texts")
+    for value in values:
+        if not isinstance(value, str):
+            raise EinsumError(f"{value!r} is a {type(value).__name__}; names and bodies are texts")
 
 
 def _require_free(what: str, name: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.errors import ParseError
 
+MAX_DIGITS = 1000
 NUMBER = r"(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?"
 OPERATORS = (
     "**",
@@ -69,6 +70,8 @@ def _scan(text: str) -> Iterator[Token]:
         if found is None:
             raise ParseError(text, position, f"{text[position]!r} is not part of index notation")
         kind = str(found.lastgroup)
+        if kind == "number" and len(found[0]) > MAX_DIGITS:
+            raise ParseError(text, position, f"a number of more than {MAX_DIGITS} characters")
         if found[0] in ("=", ";"):
             kind = "assign" if found[0] == "=" else "newline"
         yield Token(kind, found[0], position)

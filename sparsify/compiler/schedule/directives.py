@@ -281,6 +281,10 @@ class Schedule(Node):
         Raises:
             ScheduleError: a directive that is not one, with the forms that exist.
         """
+        if not isinstance(text, str):
+            raise ScheduleError(
+                f"a schedule of type {type(text).__name__}", "text as sparsify.explain prints it"
+            )
         parts = (part.strip() for part in re.split(r"[;\n]", text))
         return cls(tuple(_directive(part) for part in parts if part))
 
