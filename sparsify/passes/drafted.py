@@ -17,7 +17,6 @@ from sparsify.passes.base import Asked, Draft, Key, Notices, Stored
 from sparsify.passes.capture import Dynamic, capture
 from sparsify.passes.race import together
 from sparsify.recipe import Rule
-from sparsify.report import Report
 
 # For as many regions as this the seconds of each are spent; most races are over sooner.
 REGIONS: Final = 15
@@ -49,7 +48,8 @@ def drafted(
         captured = capture(
             source, call, dynamic, masks=asked.has_masks, gates=asked.has_gates, without=without, known=known
         )
-        report = Report(type(source).__name__, asked.recipe.name, specialised=captured.specialised)
+        report = asked.report(type(source).__name__)
+        report.specialised = captured.specialised
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
         current = settings.current()
         if asked.recipe.compile.threads is not None:

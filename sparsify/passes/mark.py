@@ -5,7 +5,7 @@ Out: `adj.meta["sparse"] = Mark(role="adjacency", format="csr", ...)`; every rul
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from inspect import signature
@@ -26,6 +26,8 @@ from sparsify.sparsification.mask_spec import HEADED, MaskSpec
 from sparsify.storage.recipe_format import recipe_format
 
 KINDS = ("param", "input", "node", "scope", "op")
+# `in_proj_weight` of a module that has no module `in_proj`.
+PACKED = re.compile(r"(?<=\w)_(weight|bias)$")
 ATTENTION = "scaled_dot_product_attention"
 
 
@@ -52,7 +54,8 @@ def mark(draft: Draft) -> Draft:
     candidates = list(named(draft))
     for position, rule in enumerate(draft.recipe.rules):
         label = rule.id or f"rule {position + 1}"
-        selected = select(draft, rule, label, candidates)
+        passed = draft.asked.pruning.passed.get(position, {})
+        selected = select(draft, rule, label, candidates, passed)
         kept, notes = within_limits(draft, rule, selected)
         for candidate in kept:
             put(draft, rule, label, candidate)
@@ -131,8 +134,10 @@ def aliases(model: torch.nn.Module) -> dict[str, list[str]]:
     return {name: by_identity[id(tensor)] for name, tensor in tensors}
 
 
-def select(draft: Draft, rule: Rule, label: str, candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates that a rule selects, each node once."""
+def select(
+    draft: Draft, rule: Rule, label: str, candidates: list[Candidate], passed: Mapping[str, str]
+) -> list[Candidate]:
+    """The candidates that a rule selects, each node once, without parameters that it passed over when it pruned."""
     types = {operators.module_type(node) for node in draft.graph.nodes} - {""}
     chosen = [c for c in candidates if any(matches(target, c, types) for target in rule.targets)]
     chosen = [c for c in chosen if not any(matches(target, c, types) for target in rule.ignore)]
@@ -144,11 +149,16 @@ def select(draft: Draft, rule: Rule, label: str, candidates: list[Candidate]) ->
             raise rule_error(draft.recipe, rule, reason)
     if rule.types:
         chosen = [c for c in chosen if type_of(draft, c) in rule.types]
+    left = [c.name for c in chosen if c.kind == "param" and c.name in passed]
+    chosen = [c for c in chosen if c.kind != "param" or c.name not in passed]
     unique = list({c.node: c for c in reversed(chosen)}.values())[::-1]
     if unique or rule.optional:
         return unique
     text = "; ".join(f"{target!r}{suggestion(target, candidates)}" for target in rule.targets)
     text += near_attention(draft) if rule.origin == "mask" else ""
+    text += "".join(
+        f"; {name} is passed over: {passed[name]}, and taken where `types` names its type" for name in left
+    )
     raise rule_error(
         draft.recipe, rule, f"{label} matches nothing: {text}; `optional: true` lets it match nothing"
     )
@@ -172,9 +182,19 @@ def selects(target: str, kind: str, name: str) -> bool:
     if target.startswith("re:"):
         return re.fullmatch(target[3:], f"{kind}:{name}") is not None
     wanted, separator, pattern = target.partition(":")
+    names = (name, dotted(name)) if kind == "param" else (name,)
     if separator and wanted in KINDS:
-        return kind == wanted and matches_name(kind, pattern, name)
-    return kind in ("param", "input") and fnmatchcase(name, target)
+        return kind == wanted and any(matches_name(kind, pattern, known) for known in names)
+    return kind in ("param", "input") and any(fnmatchcase(known, target) for known in names)
+
+
+def dotted(name: str) -> str:
+    """The name that a packed parameter would have in a module of its own.
+
+    >>> dotted("layers.0.self_attn.in_proj_weight")
+    'layers.0.self_attn.in_proj.weight'
+    """
+    return PACKED.sub(r".\1", name)
 
 
 def matches_name(kind: str, pattern: str, name: str) -> bool:

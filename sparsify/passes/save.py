@@ -18,7 +18,9 @@ from torch import nn
 
 from sparsify import recipe as recipes
 from sparsify.errors import DataError
-from sparsify.passes.apply import apply
+from sparsify.passes.apply import applied
+from sparsify.passes.base import Asked
+from sparsify.passes.pruning import Pruning
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
 
@@ -47,6 +49,7 @@ def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
         "verify": asked.verify,
         "trainable": asked.trainable,
         "tied": tied,
+        "passed": asked.pruning.passed,
         "sparsify": version(),
         "torch": str(torch.__version__),
     }
@@ -88,7 +91,10 @@ def load(
         ) from None
     model.train(manifest["training"])
     kept = {name: manifest[name] for name in ("strict", "verify", "trainable")}
-    return apply(model, recipes.load(place / RECIPE), example_inputs, **{**kept, **changes})
+    passed = {int(at): reasons for at, reasons in manifest.get("passed", {}).items()}
+    pruning = Pruning(passed=passed, is_known="passed" in manifest)
+    asked = Asked(recipes.load(place / RECIPE), pruning=pruning, **{**kept, **changes})
+    return applied(model, asked, example_inputs)
 
 
 def read_manifest(place: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import stat
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
@@ -20,6 +19,7 @@ from typing import Final
 import platformdirs
 
 from sparsify.options import Options, current
+from sparsify.warn import warn
 
 ABANDONED_SECONDS: Final = 3600.0
 
@@ -127,11 +127,9 @@ def give_up(directory: Path, reason: str, options: Options) -> None:
         _given_up[directory] = reason
     if directory != cache_dir(options):
         return
-    warnings.warn(
+    warn(
         f"the kernel cache {directory} cannot be used ({reason}); kernels are compiled anew in every process "
-        f"until it can: free some disk space or set SPARSIFY_CACHE_DIR to another directory",
-        RuntimeWarning,
-        stacklevel=2,
+        f"until it can: free some disk space or set SPARSIFY_CACHE_DIR to another directory"
     )
 
 
