@@ -127,6 +127,24 @@ class RoundingEntry:
 
 
 @dataclass(slots=True)
+class PrunedEntry:
+    """A weight that a rule pruned, and the share of its entries that are 0 then."""
+
+    name: str
+    rule: str
+    zeros: float
+
+
+@dataclass(slots=True)
+class PassedEntry:
+    """A parameter that a rule selects and did not prune, and why; `rule` is "" for a matrix that no rule names."""
+
+    name: str
+    rule: str
+    reason: str
+
+
+@dataclass(slots=True)
 class OrderEntry:
     """The order in which the nodes of a graph are visited.
 
@@ -181,6 +199,8 @@ class Report:
     orders: list[OrderEntry] = field(default_factory=list)
     weights: list[WeightEntry] = field(default_factory=list)
     roundings: list[RoundingEntry] = field(default_factory=list)
+    pruned: list[PrunedEntry] = field(default_factory=list)
+    passed_over: list[PassedEntry] = field(default_factory=list)
     chains: list[ChainEntry] = field(default_factory=list)
     parameter_bytes: tuple[int, int] | None = None
     peak_bytes: int = 0
@@ -272,16 +292,32 @@ class Report:
         return [entry.node, entry.scope, entry.operators, entry.form, entry.timed, beside]
 
     def weight_tables(self) -> list[tuple[str, Sequence[str], list[list[str]]]]:
-        """The tables of packed and of rounded weights."""
+        """The tables of pruned, of packed and of rounded weights."""
         weights = [
-            [entry.name, entry.format, kibibytes(entry.bytes_before), kibibytes(entry.bytes_after)]
-            for entry in self.weights
+            [held.name, held.format, kibibytes(held.bytes_before), kibibytes(held.bytes_after)]
+            for held in self.weights
         ]
         roundings = [
-            [entry.name, entry.dtype, f"{entry.largest:.3g}", f"{entry.relative:.2e}"]
-            for entry in self.roundings
+            [moved.name, moved.dtype, f"{moved.largest:.3g}", f"{moved.relative:.2e}"]
+            for moved in self.roundings
         ]
+        pruned: dict[tuple[str, str], list[str]] = {}
+        for taken in self.pruned:
+            pruned.setdefault((taken.rule, f"{taken.zeros:.1%}"), []).append(taken.name)
+        passed: dict[tuple[str, str], list[str]] = {}
+        for entry in self.passed_over:
+            passed.setdefault((entry.rule, entry.reason), []).append(entry.name)
         return [
+            (
+                "Pruned",
+                ("rule", "zeros", "weights"),
+                [[*key, ", ".join(names)] for key, names in pruned.items()],
+            ),
+            (
+                "Not pruned",
+                ("rule", "why", "parameters"),
+                [[*key, ", ".join(n)] for key, n in passed.items()],
+            ),
             ("Weights", ("weight", "held", "dense", "now"), weights),
             ("Rounded", ("weight", "values", "largest difference", "relative"), roundings),
         ]

@@ -3,7 +3,6 @@
 In: `torch.cumsum(A, 0)`. Out: `torch.cumsum(A.to_dense(), 0)` and one warning naming the operator and the remedy.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -17,6 +16,7 @@ from sparsify.ops.memory import check_bytes, dense_bytes, tensors_in
 from sparsify.options import current
 from sparsify.storage import tensor
 from sparsify.storage.tensor import Operator, SparseTensor
+from sparsify.warn import warn
 
 # They write, or are about the memory of this very tensor: a dense copy would be something else.
 KEPT: Final = frozenset(
@@ -58,11 +58,9 @@ def run_densely(
     check_bytes(name, dense_bytes(operands), operands)
     if name not in _warned:
         _warned.add(name)
-        warnings.warn(
+        warn(
             f"{text}; its sparse operands become dense, here and from now on without a warning. "
-            "sparsify.strict() makes this an error",
-            RuntimeWarning,
-            stacklevel=4,
+            "sparsify.strict() makes this an error"
         )
     dense_args, dense_kwargs = tree_map(_dense, (list(args), dict(kwargs)))
     return function(*dense_args, **dense_kwargs)

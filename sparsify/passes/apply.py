@@ -5,20 +5,23 @@ kernels.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_unflatten
 
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError, public
-from sparsify.passes import calls
+from sparsify.passes import calls, own_caches
 from sparsify.passes.base import Asked
 from sparsify.passes.capture import Dynamic
 from sparsify.passes.mark import rule_error
 from sparsify.passes.packed import Weights
-from sparsify.passes.prune import prune
+from sparsify.passes.prune import prune, require_values
+from sparsify.passes.shell import usual_copy
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
 from sparsify.sparsification.rounding import Moved
@@ -61,28 +64,46 @@ def apply(
         CompilerError: with `strict`, a kernel cannot be built.
         VerificationError: the results differ from the dense model's beyond the recipe's limits.
     """
+    asked = Asked(recipes.load(recipe), dynamic, strict, verify, trainable, inplace)
+    return applied(model, asked, example_inputs)
+
+
+def applied(model: nn.Module, asked: Asked, example_inputs: Any = None) -> SparseModule:
+    """The same with all that was asked for; where `asked.pruning` is known, it says what rules pass over."""
     if not isinstance(model, nn.Module):
         raise CaptureError(
             f"{type(model).__name__} is no torch.nn.Module", "the model itself, not a function"
         )
-    loaded = recipes.load(recipe)
+    require_values(model)
+    call = None
+    if example_inputs is not None:
+        args, kwargs = as_call(example_inputs)
+        call = calls.flatten(calls.signature(model), args, kwargs)
     roundings: dict[str, Moved] = {}
-    source = prune(model, loaded, roundings)
+    usual = usual_copy(model)
+    run = None if call is None else partial(run_copy, usual, call)
+    source = prune(usual, asked.recipe, roundings, run=run, pruning=asked.pruning)
+    inplace = asked.inplace
     if inplace:
-        require_no_scales(loaded)
+        require_no_scales(asked.recipe)
     is_pruned = source is not model
     weights = Weights(
         source, inplace or is_pruned, model if inplace and is_pruned else None, roundings=roundings
     )
-    module = SparseModule(source, Asked(loaded, dynamic, strict, verify, trainable, inplace), weights)
-    if example_inputs is None:
+    module = SparseModule(source, asked, weights)
+    if call is None:
         return module
-    args, kwargs = as_call(example_inputs)
-    call = calls.flatten(calls.signature(source), args, kwargs)
     if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
         raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")
     module.prepare(call, call.tensors(module._matrices))
     return module
+
+
+def run_copy(model: nn.Module, call: calls.Call) -> Any:
+    """What a model computes for copies of the tensors of a call."""
+    values = [own_caches.fresh(calls.as_torch(value)) for value in calls.copied(call).values]
+    args, kwargs = calls.arguments_of(tree_unflatten(values, call.spec), calls.signature(model))
+    return model(*args, **kwargs)
 
 
 def require_no_scales(recipe: Recipe) -> None:

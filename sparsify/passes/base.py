@@ -5,7 +5,6 @@ and dumped.
 """
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,10 +16,12 @@ from torch import fx
 from sparsify.dump import Dump
 from sparsify.options import Options
 from sparsify.passes.capture import Captured, Dynamic
+from sparsify.passes.pruning import Pruning
 from sparsify.recipe import Recipe
 from sparsify.report import Report
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.storage.format import Format
+from sparsify.warn import warn
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Asked:
         verify: whether every variant is compared with the dense model.
         trainable: whether sparse parameters get gradients; None as the model's mode says.
         inplace: whether the source model may change.
+        pruning: what rules pruned, and what they passed over.
     """
 
     recipe: Recipe
@@ -64,6 +66,13 @@ class Asked:
     verify: bool = True
     trainable: bool | None = None
     inplace: bool = False
+    pruning: Pruning = field(default_factory=Pruning)
+
+    def report(self, model: str) -> Report:
+        """A new report, with what was pruned."""
+        report = Report(model, self.recipe.name)
+        self.pruning.describe(report, self.recipe.rules)
+        return report
 
     def is_trainable(self, training: bool) -> bool:
         """Whether sparse parameters get gradients in this mode of the model."""
@@ -91,7 +100,7 @@ class Notices:
         """Warns, unless it was said before."""
         if text not in self.said:
             self.said.add(text)
-            warnings.warn(f"{self.model}: {text}", RuntimeWarning, stacklevel=3)
+            warn(f"{self.model}: {text}")
 
 
 # What tells apart the operands that are made of weights: a name, and whether the transpose is read.

@@ -137,9 +137,10 @@ def capture(
         trains: whether gradients are wanted; `None` as the mode of the model says.
 
     Raises:
-        CaptureError: export fails, gradients are wanted that a graph does not have, or the model changes its
-            buffers in a way that a graph cannot hold.
+        CaptureError: export fails, a tensor is not in main memory, gradients are wanted that a graph does not have, or
+            the model changes its buffers in a way that a graph cannot hold.
     """
+    require_cpu(model, call)
     outputs: list[pytree.TreeSpec] = []
     flat = Flat(model, call, outputs.append)
     tensors = tuple(example_tensors(call))
@@ -166,6 +167,16 @@ def capture(
         is_lifted=is_lifted(model, call, masks=masks, gates=gates),
         holds=holds,
     )
+
+
+def require_cpu(model: nn.Module, call: calls.Call) -> None:
+    """Raises where a tensor of a model or a call is not in main memory."""
+    given = ((leaf.name, value) for leaf, value in zip(call.shape.leaves, call.values, strict=True))
+    for name, tensor in (*model.named_parameters(), *model.named_buffers(), *given):
+        if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
+            raise CaptureError(
+                f"{name} is on the device {tensor.device}, kernels are for tensors in main memory"
+            )
 
 
 def is_lifted(model: nn.Module, call: calls.Call, *, masks: bool, gates: bool) -> bool:

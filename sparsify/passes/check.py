@@ -3,7 +3,8 @@
 In: a draft after `emit`. Out: the same draft, or an `AssertionError`; `compare` raises `VerificationError`.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -19,6 +20,8 @@ from sparsify.passes.lift.fragment import HALVES
 from sparsify.passes.own_hints import unpacked_texts
 from sparsify.passes.region_call import RegionCall
 from sparsify.recipe import Verify
+from sparsify.report import Report
+from sparsify.storage.tensor import SparseTensor
 
 # Of results in 16 bits, which torch rounds after every operator: so many steps of the largest value, at least.
 HALF_STEPS: Final = 4
@@ -170,12 +173,53 @@ def require_close(name: str, want: torch.Tensor, have: torch.Tensor, limits: Ver
     scale = float(want.detach().abs().double().nan_to_num(posinf=0.0).max())
     same_nan = bool((want.isnan() == have.isnan()).all()) if want.is_floating_point() else True
     rtol = max(limits.rtol, HALF_STEPS * torch.finfo(want.dtype).eps) if want.dtype in HALVES else limits.rtol
-    if not same_nan or largest > limits.atol + rtol * scale:
+    if not same_nan:
+        places = (want.isnan() != have.isnan()).nonzero()
+        raise VerificationError(
+            f"{name} differs from the dense model's where one is NaN, in {len(places)} of {want.numel()} entries: "
+            f"it is {value_at(have, places)} at {places[0].tolist()}, and the dense model's {value_at(want, places)}",
+        )
+    if largest > limits.atol + rtol * scale:
         raise VerificationError(
             f"{name} differs from the dense model's by {largest:.3g} (largest value {scale:.3g})",
             f"rtol {rtol:g} and atol {limits.atol:g} allow {limits.atol + rtol * scale:.3g}",
         )
     return largest
+
+
+def value_at(tensor: torch.Tensor, places: torch.Tensor) -> str:
+    """The entry of a tensor at the first of some places."""
+    return f"{tensor.detach()[tuple(places[0].tolist())].item():.3g}"
+
+
+def first_not_finite(tensor: torch.Tensor) -> str:
+    """The first entry that is NaN or infinite, `nan at [2, 5]`; nothing where there is none."""
+    if not tensor.is_floating_point() or isinstance(tensor, SparseTensor):
+        return ""
+    places = tensor.detach().isfinite().logical_not()
+    return "" if not places.any() else f"{value_at(tensor, found := places.nonzero())} at {found[0].tolist()}"
+
+
+@contextmanager
+def naming_values(model: torch.nn.Module, tensors: Mapping[str, Any]) -> Iterator[None]:
+    """Within this context errors of comparisons name weights and inputs that are NaN or infinite."""
+    try:
+        yield
+    except VerificationError as error:
+        known = [*model.named_parameters(), *tensors.items()]
+        found = [f"{name} is {place}" for name, tensor in known if (place := first_not_finite(tensor))]
+        if not found:
+            raise
+        raise VerificationError("; ".join((*found, error.message)), error.remedy) from error
+
+
+def report_half(report: Report, model: torch.nn.Module) -> None:
+    """Warns in a report of a model in 16 bits that rules matched and that has no region."""
+    dtypes = {str(parameter.dtype) for parameter in model.parameters() if parameter.dtype in HALVES}
+    if dtypes and not report.regions and any(rule.matched for rule in report.rules):
+        reasons = list(dict.fromkeys(entry.reason for entry in report.dense))
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        report.warnings.append(f"nothing of this model in {', '.join(sorted(dtypes))} runs in kernels{why}")
 
 
 def gradients(outputs: Any, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:

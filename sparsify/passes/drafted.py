@@ -19,7 +19,6 @@ from sparsify.passes.capture import Dynamic, capture
 from sparsify.passes.example_extents import note_extents
 from sparsify.passes.race import together
 from sparsify.recipe import Rule
-from sparsify.report import Report
 from sparsify.report_text import fold
 
 # For as many regions as this the seconds of each are spent; most races are over sooner.
@@ -59,7 +58,8 @@ def drafted(
             known=known,
             trains=asked.is_trainable(source.training),
         )
-        report = Report(type(source).__name__, asked.recipe.name, specialised=captured.specialised)
+        report = asked.report(type(source).__name__)
+        report.specialised = captured.specialised
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
         current = _options(asked)
         draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)

@@ -9,7 +9,6 @@ cuts a region in two, so breaks are reported. Parameters are told by their names
 
 import operator
 import re
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any, Final
@@ -23,10 +22,12 @@ from sparsify.errors import CaptureError, SparsifyError
 from sparsify.passes.apply import apply
 from sparsify.passes.contents import key_of
 from sparsify.passes.dynamo_members import Made, copied, is_same
+from sparsify.passes.dynamo_origin import ROOT, Origin, member_name, origin_of, source_of
 from sparsify.passes.dynamo_reports import is_whole, report_break, report_rules
 from sparsify.passes.own_layers import SPELLED
 from sparsify.recipe import Recipe
 from sparsify.recipe.source import nearest
+from sparsify.warn import warn
 
 OPTIONS: Final = ("recipe", "inner", "trainable", "strict", "verify")
 INNER: Final = "inductor"
@@ -43,9 +44,6 @@ ARITHMETIC: Final = frozenset(
     )
 )
 REAL: Final = (torch.float32, torch.float64)
-# `L['self']._modules['conv1']._parameters['weight']`, and the names in it.
-MEMBER: Final = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\.(\w+)")
-ROOT: Final = re.compile(r"^L\['\w+'\]")
 SIZE: Final = re.compile(r"^(.*)\.size\(\)\[(\d+)\]$")
 
 
@@ -119,6 +117,7 @@ class Compiled:
         placeholders = graph.graph.find_nodes(op="placeholder")
         names = [member_name(source_of(node)) for node in placeholders]
         self.members = {at: name for at, name in enumerate(names) if name}
+        self.origin = origin_of([source_of(placeholders[at]) for at in self.members])
         self.inputs = [
             at
             for at, value in enumerate(example_inputs)
@@ -167,7 +166,7 @@ class Compiled:
             )
             if self.how.get("strict") or any(rule.prune is not None for rule in self.recipe.rules):
                 raise error
-            warnings.warn(f"{error}; this graph stays dense", RuntimeWarning, stacklevel=2)
+            warn(f"{error}; this graph stays dense")
             self.dense = self.compiled(self.graph)
         return self.dense
 
@@ -194,12 +193,12 @@ class Compiled:
             return self.compiled(self.graph), ()
         try:
             numbers = {at: float(values[at]) for at in self.numbers}
-            part = part_of(self.graph.graph, members, self.inputs, numbers).eval()
+            part = part_of(self.graph.graph, members, self.inputs, numbers, self.origin).eval()
             module = apply(part, self.recipe, example, **{**self.how, "trainable": trainable})
         except CaptureError as error:
             if self.how.get("strict"):
                 raise
-            warnings.warn(f"{error}; this graph stays dense", RuntimeWarning, stacklevel=2)
+            warn(f"{error}; this graph stays dense")
             return self.compiled(self.graph), ()
         if self.is_whole:
             report_rules(module.report)
@@ -258,7 +257,11 @@ def beside(node: fx.Node) -> torch.dtype | None:
 
 
 def part_of(
-    graph: fx.Graph, members: Mapping[str, Tensor], inputs: Sequence[int], numbers: Mapping[int, float]
+    graph: fx.Graph,
+    members: Mapping[str, Tensor],
+    inputs: Sequence[int],
+    numbers: Mapping[int, float],
+    origin: Origin,
 ) -> Part:
     """The module of a graph.
 
@@ -267,6 +270,7 @@ def part_of(
         members: parameters and buffers by qualified name.
         inputs: the positions of the placeholders that are inputs.
         numbers: the placeholders that are numbers, by position; they are constants of the module.
+        origin: the model that has the parameters.
     """
     made = rebuilt(graph, inputs, numbers)
     names = [str(node.target) for node in made.find_nodes(op="placeholder")]
@@ -276,21 +280,22 @@ def part_of(
         return Part.forward(self, *inputs)
 
     forward.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
-    part: Part = type("Part", (Part,), {"forward": forward})()
+    part: Part = type(origin.name, (Part,), {"forward": forward})()
     part.__dict__["_graph"] = made
     for name, value in members.items():
-        put(part, name, value)
+        for known in origin.names.get(name, [name]):
+            put(part, known, value, origin)
     for node in graph.find_nodes(op="get_attr"):  # the bodies of checkpoints and other blocks
         setattr(part, str(node.target), getattr(graph.owning_module, str(node.target)))
     return part
 
 
-def put(module: nn.Module, name: str, value: Tensor) -> None:
+def put(module: nn.Module, name: str, value: Tensor, origin: Origin) -> None:
     """Puts a parameter or buffer under a qualified name, in modules that are made on the way."""
     *path, own = name.split(".")
-    for step in path:
+    for depth, step in enumerate(path, 1):
         if step not in module._modules:
-            module.add_module(step, nn.Module())
+            module.add_module(step, origin.module(".".join(path[:depth])))
         child = module._modules[step]
         assert child is not None, "modules are added, never None"
         module = child
@@ -298,25 +303,6 @@ def put(module: nn.Module, name: str, value: Tensor) -> None:
         module.register_parameter(own, value)
     else:
         module.register_buffer(own, value)
-
-
-def source_of(node: fx.Node) -> str:
-    """Where Dynamo found the value of a placeholder: `L['self']._modules['lin']._parameters['weight']`."""
-    found = getattr(node, "_dynamo_source", None)
-    name = getattr(found, "name", "")
-    return str(name() if callable(name) else name)
-
-
-def member_name(source: str) -> str:
-    """The qualified name of a parameter or buffer, "" for an input.
-
-    >>> member_name("L['self']._modules['lin']._parameters['weight']")
-    'lin.weight'
-    """
-    rest = ROOT.sub("", source)
-    if rest == source or not ("_parameters[" in rest or "_buffers[" in rest):
-        return ""
-    return ".".join(found[1] or found[2] for found in MEMBER.finditer(rest))
 
 
 def rebuilt(graph: fx.Graph, inputs: Sequence[int], numbers: Mapping[int, float]) -> fx.Graph:

@@ -3,12 +3,12 @@
 In: a graph of Dynamo's, and the report of what became of it. Out: warnings.
 """
 
-import warnings
 from typing import Any, Final
 
 from torch import fx
 
 from sparsify.report import Report
+from sparsify.warn import warn
 
 # Of so many models it is known that they had a graph.
 MODELS: Final = 16
@@ -26,11 +26,7 @@ def report_break(graph: fx.GraphModule) -> None:
     if is_cut(graph):
         reason: Any = graph.compile_subgraph_reason
         first = str(reason.reason).strip().splitlines()[0]
-        warnings.warn(
-            f"torch.compile cut the graph, and with it what sparsify could fuse: {first}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        warn(f"torch.compile cut the graph, and with it what sparsify could fuse: {first}")
 
 
 def is_whole(graph: fx.GraphModule, options: Any) -> bool:
@@ -51,9 +47,7 @@ def report_rules(report: Report) -> None:
     """Warns of rules that matched nothing in the graph of a whole model."""
     missing = [entry.rule for entry in report.rules if not entry.matched and not entry.note]
     if missing:
-        warnings.warn(
+        warn(
             f"{', '.join(missing)} of the recipe {report.recipe} matched nothing in the graph of torch.compile: what "
-            "was to be sparse stays dense; sparsify.apply says what there is",
-            RuntimeWarning,
-            stacklevel=2,
+            "was to be sparse stays dense; sparsify.apply says what there is"
         )

@@ -22,7 +22,10 @@ from sparsify.passes import calls
 from sparsify.passes.autocast import Autocast
 from sparsify.passes.decoder import Decoder, running
 from sparsify.passes.hooks import Hooks, hooked
+from sparsify.passes.mark import aliases
 from sparsify.passes.packed import Weights, replace
+from sparsify.passes.product_weights import product_weights
+from sparsify.passes.prunable import passed_over
 from sparsify.passes.quick import Quick
 from sparsify.passes.shell import (
     adopt,
@@ -139,6 +142,25 @@ class Facade(Decoder):
             f"{path} is called by itself: it runs densely{masks}; calls of the whole model are sparse"
         )
         return self.run_part(self.part(path), *args, **kwargs)
+
+    def check_pruning(self, call: calls.Call) -> None:
+        """Warns, once a call shows it, where a rule pruned what no product reads."""
+        pruning, rules = self._asked.pruning, self._asked.recipe.rules
+        if not pruning.is_guess:
+            return
+        pruning.is_guess = False
+        read = product_weights(self._source, lambda: self.run_source(calls.copied(call)))
+        if read is None:
+            return
+        ties = aliases(self._source)
+        known = {other for name in read for other in ties[name]}
+        passed = {at: passed_over(self._source, rules[at], known, ties) for at in pruning.taken}
+        names = [name for at, found in pruning.taken.items() for name in found if name in passed[at]]
+        if names:
+            self._notices.warn(
+                f"{', '.join(names)} were pruned, and no product reads them; give apply example inputs, which show "
+                "that, or name them in `ignore`"
+            )
 
     def add_hooked(self, shell: nn.Module) -> None:
         """A shell got hooks."""

@@ -4,7 +4,7 @@ In: `targets: ["input:adj"], role: adjacency, format: csr` and a placeholder `ad
 Out: `adj.meta["sparse"] = Mark(role="adjacency", format="csr", ...)`; every rule is listed in the report.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from inspect import signature
 
@@ -50,7 +50,8 @@ def mark(draft: Draft) -> Draft:
     candidates = list(named(draft))
     for position, rule in enumerate(draft.recipe.rules):
         label = rule.id or f"rule {position + 1}"
-        selected = select(draft, rule, label, candidates)
+        passed = draft.asked.pruning.passed.get(position, {})
+        selected = select(draft, rule, label, candidates, passed)
         kept, notes = within_limits(draft, rule, selected)
         for candidate in kept:
             put(draft, rule, label, candidate)
@@ -129,8 +130,10 @@ def aliases(model: torch.nn.Module) -> dict[str, list[str]]:
     return {name: by_identity[id(tensor)] for name, tensor in tensors}
 
 
-def select(draft: Draft, rule: Rule, label: str, candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates that a rule selects, each node once."""
+def select(
+    draft: Draft, rule: Rule, label: str, candidates: list[Candidate], passed: Mapping[str, str]
+) -> list[Candidate]:
+    """The candidates that a rule selects, each node once, without parameters that it passed over when it pruned."""
     types = {operators.module_type(node) for node in draft.graph.nodes} - {""}
     chosen = [c for c in candidates if any(matches(target, c, types) for target in rule.targets)]
     chosen = [c for c in chosen if not any(matches(target, c, types) for target in rule.ignore)]
@@ -142,11 +145,16 @@ def select(draft: Draft, rule: Rule, label: str, candidates: list[Candidate]) ->
             raise rule_error(draft.recipe, rule, reason)
     if rule.types:
         chosen = [c for c in chosen if type_of(draft, c) in rule.types]
+    left = [c.name for c in chosen if c.kind == "param" and c.name in passed]
+    chosen = [c for c in chosen if c.kind != "param" or c.name not in passed]
     unique = list({c.node: c for c in reversed(chosen)}.values())[::-1]
     if unique or rule.optional:
         return unique
     text = "; ".join(f"{target!r}{suggestion(target, candidates)}" for target in rule.targets)
     text += near_attention(draft) if rule.origin == "mask" else ""
+    text += "".join(
+        f"; {name} is passed over: {passed[name]}, and taken where `types` names its type" for name in left
+    )
     raise rule_error(
         draft.recipe, rule, f"{label} matches nothing: {text}; `optional: true` lets it match nothing"
     )

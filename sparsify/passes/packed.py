@@ -264,8 +264,8 @@ class Weights:
         if not self.held:
             return {}
         present = dict(self.source.named_parameters(remove_duplicate=False))
-        found = {name: present.get(name) for name in self.held}
-        return {name: weight for name, weight in found.items() if isinstance(weight, SparseTensor)}
+        found = ((name, present.get(name)) for name in self.held)
+        return {name: weight for name, weight in found if isinstance(weight, SparseTensor)}
 
     def unpack(self, names: Iterable[str] | None = None) -> dict[str, Held]:
         """Makes weights dense, all of them without `names`; how they were held."""
@@ -316,6 +316,9 @@ class Weights:
     def convert(self, fn: Callable[..., Any], recurse: bool) -> None:
         """Conversions such as `.double()`; packed weights are converted packed, rounded ones dense."""
         rounded = self.unpack([name for name, held in self.held.items() if held.spec.rounds is not None])
+        if fn(torch.empty(0)).is_meta:  # where no pattern can be
+            rounded.clear()
+            self.unpack()
         packed: list[tuple[Tensor, list[tuple[dict[str, Any], str]]]]
         packed = [(weight, places(self.source, weight)) for weight in self.packed().values()]
         try:

@@ -4,18 +4,21 @@ In: a model and a recipe with `prune: {method: magnitude, sparsity: 0.9}, dtype:
 other parameters, in which the selected weights have nine zeros in ten entries and the others as bfloat16 holds them.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from sparsify.errors import SparsifyError
+from sparsify.errors import DataError, SparsifyError
+from sparsify.passes.check import first_not_finite
 from sparsify.passes.lift.matrix import SCALES
 from sparsify.passes.mark import aliases, rule_error
+from sparsify.passes.product_weights import product_weights
+from sparsify.passes.prunable import passed_over, selected, unnamed
+from sparsify.passes.pruning import Pruning
 from sparsify.passes.shell import shared_copy
 from sparsify.recipe import Recipe, Rule
-from sparsify.recipe.target import selects
 from sparsify.sparsification.magnitude import magnitude_masks
 from sparsify.sparsification.rounding import Moved, moved, rounded, scales
 
@@ -23,24 +26,77 @@ METHODS: Final = ("magnitude", "block_magnitude")
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def prune(model: nn.Module, recipe: Recipe, roundings: dict[str, Moved] | None = None) -> nn.Module:
+def prune(
+    model: nn.Module,
+    recipe: Recipe,
+    roundings: dict[str, Moved] | None = None,
+    *,
+    run: Callable[[], Any] | None = None,
+    pruning: Pruning | None = None,
+) -> nn.Module:
     """The model itself when no rule prunes or rounds.
 
     Args:
         model: keeps its weights.
         recipe: the rules.
         roundings: where to write by name how far rounding moved weights.
+        run: calls the model, which shows what its products read; without it the types of modules decide.
+        pruning: where to write what was pruned and what was passed over.
 
     Raises:
         RecipeError: a rule asks for what this version cannot do, or does not fit a weight.
     """
-    rules = [rule for rule in recipe.rules if is_pruning(rule) or rule.dtype != "same"]
+    rules = {at: r for at, r in enumerate(recipe.rules) if is_pruning(r) or r.dtype != "same"}
     if not rules:
         return model
-    pruned = shared_copy(model)
-    for rule in rules:
-        _apply(pruned, recipe, rule, {} if roundings is None else roundings)
+    pruning = Pruning() if pruning is None else pruning
+    pruners = {at: rule for at, rule in rules.items() if is_pruning(rule)}
+    if pruners and not pruning.is_known:
+        choose(model, pruners, None if run is None else product_weights(model, run), pruning)
+    with torch.inference_mode(False):
+        pruned = shared_copy(model)
+        for at, rule in rules.items():
+            passed = pruning.passed.get(at, {})
+            names = unique(model, (name for name in selected(model, rule) if name not in passed))
+            pruning.taken[at] = _apply(pruned, recipe, rule, names, {} if roundings is None else roundings)
     return pruned
+
+
+def choose(
+    model: nn.Module, rules: Mapping[int, Rule], read: Collection[str] | None, pruning: Pruning
+) -> None:
+    """Writes down what rules by their positions pass over.
+
+    Args:
+        model: has the parameters.
+        rules: that prune.
+        read: the parameters that products read, None where that is not known.
+        pruning: gets the names.
+    """
+    ties = aliases(model)
+    names = None if read is None else {other for name in read for other in ties[name]}
+    pruning.is_guess, pruning.is_known = names is None, True
+    for at, rule in rules.items():
+        pruning.passed[at] = passed_over(model, rule, names, ties)
+    pruning.unnamed = unnamed(model, list(rules.values()), names or ())
+
+
+def require_values(model: nn.Module) -> None:
+    """Raises where the weights of a model have no values."""
+    names = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if names:
+        raise DataError(
+            f"{names[0]} is on the device meta, it has no values",
+            "give the model its weights before, with model.to_empty(device='cpu') and load_state_dict",
+        )
+
+
+def unique(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """The names, each parameter once."""
+    found: dict[int, str] = {}
+    for name in names:
+        found.setdefault(id(model.get_parameter(name)), name)
+    return list(found.values())
 
 
 def is_pruning(rule: Rule) -> bool:
@@ -55,9 +111,10 @@ def is_packable(model: nn.Module, name: str) -> bool:
     return is_filters or model.get_parameter(name).dim() == 2
 
 
-def _apply(model: nn.Module, recipe: Recipe, rule: Rule, roundings: dict[str, Moved]) -> None:
-    """Puts changed weights in the place of those that a rule selects."""
-    names = _selected(model, rule)
+def _apply(
+    model: nn.Module, recipe: Recipe, rule: Rule, names: list[str], roundings: dict[str, Moved]
+) -> dict[str, float]:
+    """Puts changed weights in the place of those that a rule takes; their shares of zeros."""
     if not is_pruning(rule):
         names = [name for name in names if is_packable(model, name)]
     others = aliases(model)
@@ -66,6 +123,9 @@ def _apply(model: nn.Module, recipe: Recipe, rule: Rule, roundings: dict[str, Mo
             tied = ", ".join(others[name])
             raise rule_error(recipe, rule, f"{tied} are one parameter; `ties: share` or `ties: untie`")
     weights = [model.get_parameter(name) for name in names]
+    for name, weight in zip(names, weights, strict=True) if is_pruning(rule) else ():
+        if place := first_not_finite(weight):
+            raise rule_error(recipe, rule, f"{name} is {place}: of no size by which entries could be chosen")
     changed = _pruned(weights, recipe, rule) if is_pruning(rule) else [w.detach() for w in weights]
     for name, weight, found in zip(names, weights, changed, strict=True):
         scale = None
@@ -83,6 +143,9 @@ def _apply(model: nn.Module, recipe: Recipe, rule: Rule, roundings: dict[str, Mo
             setattr(model.get_submodule(owner), own, made)
             if scale is not None:
                 model.get_submodule(owner).register_buffer(f"{own}{SCALES}", scale, persistent=False)
+    if not is_pruning(rule):
+        return {}
+    return {name: float((w == 0).float().mean()) for name, w in zip(names, changed, strict=True)}
 
 
 def _pruned(weights: Sequence[nn.Parameter], recipe: Recipe, rule: Rule) -> list[Tensor]:
@@ -99,15 +162,3 @@ def _pruned(weights: Sequence[nn.Parameter], recipe: Recipe, rule: Rule) -> list
         raise rule_error(recipe, rule, str(error)) from error
     with torch.no_grad():
         return [torch.where(mask, weight, 0) for mask, weight in zip(masks, weights, strict=True)]
-
-
-def _selected(model: nn.Module, rule: Rule) -> list[str]:
-    """The parameters that a rule names, each once."""
-    found: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
-        selected = any(selects(target, "param", name) for target in rule.targets)
-        ignored = any(selects(target, "param", name) for target in rule.ignore)
-        if selected and not ignored and (not rule.types or kind in rule.types):
-            found.setdefault(id(parameter), name)
-    return list(found.values())

@@ -19,7 +19,9 @@ from torch.nn.parameter import is_lazy
 from sparsify import recipe as recipes
 from sparsify.errors import DataError, path_of, public
 from sparsify.passes import saved_folder
-from sparsify.passes.apply import apply
+from sparsify.passes.apply import applied
+from sparsify.passes.base import Asked
+from sparsify.passes.pruning import Pruning
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
 from sparsify.sparsification.mask_spec import FILE
@@ -54,6 +56,7 @@ def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
         "verify": asked.verify,
         "trainable": asked.trainable,
         "tied": tied,
+        "passed": asked.pruning.passed,
         "sparsify": version(),
         "torch": str(torch.__version__),
     }
@@ -81,11 +84,13 @@ def load(
     place = path_of(folder, "the folder").expanduser()
     manifest, tensors, recipe = saved_folder.read(place, recipes.loads)
     require_class(place, manifest.model, model)
-    asked = {"strict": manifest.strict, "verify": manifest.verify, "trainable": manifest.trainable}
+    kept = {"strict": manifest.strict, "verify": manifest.verify, "trainable": manifest.trainable}
+    pruning = Pruning(passed=manifest.passed or {}, is_known=manifest.passed is not None)
     with unchanged_on_failure(model):
         load_state(place, manifest.model, model, tensors)
         model.train(manifest.training)
-        return apply(model, recipe, example_inputs, **{**asked, **changes})
+        asked = Asked(recipe, pruning=pruning, **{**kept, **changes})
+        return applied(model, asked, example_inputs)
 
 
 def require_class(place: Path, saved: str, model: nn.Module) -> None:

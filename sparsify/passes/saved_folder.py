@@ -55,7 +55,7 @@ class SavedFile(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a saved model is: its class, the arguments of `apply`, and its files, unknown in layout 1."""
+    """What a saved model is: its class, the arguments of `apply`, what pruning passed over, and its files."""
 
     model_config = ConfigDict(frozen=True, strict=True, protected_namespaces=())
 
@@ -66,6 +66,7 @@ class Manifest(BaseModel):
     verify: bool
     trainable: bool | None
     tied: dict[str, str]
+    passed: dict[int, dict[str, str]] | None = None
     weights: SavedFile | None = None
     recipe: SavedFile | None = None
     sparsify: str = ""

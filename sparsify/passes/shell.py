@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
+import torch
 from torch import nn
 
 from sparsify.errors import CaptureError
@@ -268,3 +269,22 @@ def share_again(shell: nn.Module, model: nn.Module) -> None:
 def shared_copy(model: nn.Module) -> nn.Module:
     """A copy of the modules of `model` that holds the same parameters and buffers."""
     return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+
+
+def usual_copy(model: nn.Module) -> nn.Module:
+    """A copy of the modules of `model` with tensors that know gradients, in place of those of inference mode."""
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_inference()]
+    if not tensors:
+        return model
+    with torch.inference_mode(False):
+        copies: dict[int, Any] = {id(tensor): _usual(tensor) for tensor in tensors}
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        return copy.deepcopy(model, {**shared, **copies})
+
+
+def _usual(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor of inference mode that knows gradients."""
+    made = tensor.detach().clone()
+    return (
+        nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+    )

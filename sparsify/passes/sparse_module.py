@@ -19,7 +19,7 @@ from sparsify.passes.autocast import Autocast
 from sparsify.passes.base import Asked, Key, Notices, Stored
 from sparsify.passes.capture import sparse_parts
 from sparsify.passes.captures import Captures
-from sparsify.passes.check import compare
+from sparsify.passes.check import compare, naming_values, report_half
 from sparsify.passes.contents import ReadOnce
 from sparsify.passes.drafted import drafted
 from sparsify.passes.eager import eager
@@ -27,6 +27,7 @@ from sparsify.passes.facade import Facade, adopt_signature
 from sparsify.passes.hooks import Hooks, report_recorders
 from sparsify.passes.memory import Memory
 from sparsify.passes.no_graph import fail_after, fail_without_graph
+from sparsify.passes.optimizers import keep_zeros_of
 from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.quick import Quick
 from sparsify.passes.shell import adopt, fill_shell, following, in_modes, modes, share_again
@@ -47,11 +48,8 @@ class SparseModule(Facade):
     the source model refuses end as there, and count for nothing.
     """
 
-    report: Report
-    _weights: Weights
     _unpacked: dict[str, Held]
     _matrices: Memory
-    _quick: Quick
     _example: tuple[calls.Call, list[Any]] | None
     _generated: Callable[..., Any]
 
@@ -74,7 +72,7 @@ class SparseModule(Facade):
             "_hooks": Hooks(model),
             "_autocast": Autocast(),
             "_example": None,
-            "report": Report(type(model).__name__, asked.recipe.name),
+            "report": asked.report(type(model).__name__),
         }
         for name, value in hidden.items():
             object.__setattr__(self, name, value)  # the source model is no submodule
@@ -185,6 +183,7 @@ class SparseModule(Facade):
             Exception: what the source model raises for this call.
         """
         like = (modes(self), call.shape)
+        self.check_pruning(call)
         try:
             stored = self._weights.stored(self.variants)
             with torch.inference_mode(False), in_modes(self._source, self), self._weights.dense():
@@ -209,7 +208,8 @@ class SparseModule(Facade):
             self._weights.release(self.variants)
         share_again(self, self._source)
         if self._asked.verify:
-            verify(self, variant, call, tensors)
+            with naming_values(self._source, dict(zip(call.shape.tensor_names(), tensors, strict=True))):
+                verify(self, variant, call, tensors)
         with torch.inference_mode(False), torch.no_grad():
             self._weights.pack(self.variants)
         share_again(self, self._source)
@@ -226,6 +226,7 @@ class SparseModule(Facade):
         regions = [node.meta["region"] for node in draft.graph.nodes if "region" in node.meta]
         variant = Variant(captured, report, regions, return_plainly(captured), masked=draft.masked)
         self.compile_graph(variant)
+        report_half(report, self._source)
         if report.warnings:
             self._notices.warn("; ".join(fold(dict.fromkeys(report.warnings))))
         return variant
@@ -236,6 +237,8 @@ class SparseModule(Facade):
         variant.run = self._generated
         options = settings.current()
         variant.eager = eager(variant.captured.graph, self, self._generated, recycled=options.recycle)
+        weights = (self.get_parameter(name) for name in variant.pruned())
+        keep_zeros_of(weight for weight in weights if weight.requires_grad)
         self.show(variant)
 
     def run_source(self, call: calls.Call) -> Any:
@@ -343,10 +346,10 @@ class SparseModule(Facade):
         Graphs are for the dtypes that were captured: those of others are forgotten, with the tensors that they made,
         which no conversion reaches, as in the source model.
         """
-        before = [tensor.dtype for tensor in (*self.parameters(), *self.buffers())]
+        before = [(tensor.dtype, tensor.device) for tensor in (*self.parameters(), *self.buffers())]
         self._weights.convert(fn, recurse)
         share_again(self, self._source)
-        if before != [tensor.dtype for tensor in (*self.parameters(), *self.buffers())]:
+        if before != [(tensor.dtype, tensor.device) for tensor in (*self.parameters(), *self.buffers())]:
             for name in self._captures.constants():
                 del self._buffers[name]
             self._captures.forget()

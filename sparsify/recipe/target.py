@@ -18,6 +18,8 @@ KINDS: Final = ("param", "input", "node", "scope", "op")
 MOST_CHARACTERS: Final = 1000
 # The length of an expression times what its counts multiply to: `(a{1,30}){1,30}` is as long as its copies.
 MOST_COPIES: Final = 10_000
+# `in_proj_weight` of a module that has no module `in_proj`.
+PACKED: Final = re.compile(r"(?<=\w)_(weight|bias)$")
 COUNTS: Final = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 CALL: Final = re.compile(r"0*[1-9][0-9]{0,8}")
 
@@ -44,9 +46,19 @@ def selects(target: str, kind: str, name: str) -> bool:
     if target.startswith("re:"):
         return expression(target[3:]).isinstance_python(f"{kind}:{name}")
     wanted, separator, pattern = target.partition(":")
+    names = (name, dotted(name)) if kind == "param" else (name,)
     if separator and wanted in KINDS:
-        return kind == wanted and matches_name(kind, pattern, name)
-    return kind in ("param", "input") and fnmatchcase(name, target)
+        return kind == wanted and any(matches_name(kind, pattern, known) for known in names)
+    return kind in ("param", "input") and any(fnmatchcase(known, target) for known in names)
+
+
+def dotted(name: str) -> str:
+    """The name that a packed parameter would have in a module of its own.
+
+    >>> dotted("layers.0.self_attn.in_proj_weight")
+    'layers.0.self_attn.in_proj.weight'
+    """
+    return PACKED.sub(r".\1", name)
 
 
 def matches_name(kind: str, pattern: str, name: str) -> bool:

@@ -4,6 +4,7 @@ In: a `Request`. Out: a `Preview`: one row for each tensor that a rule selects.
 """
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from sparsify.passes.base import Draft, Mark
 from sparsify.passes.capture import capture, example_tensors
 from sparsify.passes.lift.matrix import Bags, Matrix
 from sparsify.passes.prune import prune
+from sparsify.passes.pruning import Pruning
 from sparsify.report import Report
 from sparsify.runner.request import Request
 from sparsify.runner.subject import subject
@@ -96,12 +98,15 @@ def drafted(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> 
 
 def captured(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> Draft:
     """The model's graph before all passes."""
-    model = prune(model, request.recipe)
+    pruning = Pruning()
+    model = prune(model, request.recipe, run=partial(model, *example), pruning=pruning)
     call = calls.flatten(calls.signature(model), example, {})
     graph = capture(model, call)
     examples = dict(zip(call.shape.tensor_names(), example_tensors(call), strict=True))
     report = Report(type(model).__name__, request.recipe.name)
-    return Draft(graph, model, base.Asked(request.recipe), report, options.current(), examples)
+    return Draft(
+        graph, model, base.Asked(request.recipe, pruning=pruning), report, options.current(), examples
+    )
 
 
 def row(draft: Draft, graph: Graph | None, node: fx.Node, found: Mark) -> Row:

@@ -5,6 +5,7 @@ In: the request of `bert`. Out: a `PrunedResult`: the model with its pruned weig
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -31,7 +32,7 @@ def run_pruned(request: Request, seconds: float) -> PrunedResult:
     from sparsify.api import apply
 
     asked = subject(request)
-    dense = prune(asked.model, request.recipe).eval()
+    dense = prune(asked.model, request.recipe, run=partial(asked.model, *asked.example)).eval()
     call = one_pass(dense, asked)
     expected, dense_first = measure.once(call)
     progress = Progress(request.entry.name, asked.text, dense_first)

@@ -5,6 +5,7 @@ In: `run("gcn", dataset="synthetic")`. Out: a `RunResult`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def compare(
     """The result of making `dense` sparse and of running both, with the same weights where the recipe prunes."""
     from sparsify.api import apply
 
-    model = prune(dense.model, request.recipe)
+    model = prune(dense.model, request.recipe, run=partial(dense.model, *example))
     expected, dense_first = measure.once(one_pass(model, example))
     sparse, apply_ms = measure.once(lambda: apply(dense.model, request.recipe, tuple(example), verify=False))
     found, sparse_first = measure.once(one_pass(sparse, example))

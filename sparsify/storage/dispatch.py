@@ -124,7 +124,8 @@ def _check_operands(func: Any, flat: Sequence[Any], sparse: Sequence[SparseTenso
         if not operand._pattern.equals(pattern):
             raise UnsupportedOperatorError(
                 f"{_name(func)} of different patterns, {pattern} and {operand._pattern}",
-                "sparsify.evaluate combines them: C[i,j] = A[i,j] + B[i,j]",
+                "sparsify.evaluate combines them: C[i,j] = A[i,j] + B[i,j]; optimizers that mix entries, as Muon does, "
+                "are for dense parameters",
             )
     for operand in flat:
         if isinstance(operand, Tensor) and not isinstance(operand, SparseTensor) and operand.dim():

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from sparsify.errors import VerificationError
-from sparsify.passes.check import compare
+from sparsify.passes.check import compare, naming_values
 from sparsify.recipe import Verify
 
 LIMITS = Verify(rtol=1e-4, atol=1e-5)
@@ -50,3 +51,13 @@ def test_dropout_draws_the_same_in_every_memory_order():
     assert compare(lambda: F.dropout(x, 0.5), lambda: F.dropout(turned, 0.5), LIMITS) == 0.0
     with torch.no_grad():
         assert compare(lambda: F.dropout(x, 0.5), lambda: F.dropout(turned, 0.5), LIMITS) == 0.0
+
+
+def test_weights_that_are_no_numbers_are_named():
+    layer = nn.Linear(3, 2)
+    layer.weight.data[1, 2] = float("nan")
+    dense, x = layer(torch.ones(3)), torch.tensor([1.0, float("inf"), 0.0])
+    found = torch.stack((dense[0], torch.tensor(1.0)))
+    words = r"weight is nan at \[1, 2\]; x is inf at \[1\]; output differs .* 1 of 2 entries: it is 1 at \[1\], and"
+    with pytest.raises(VerificationError, match=words), naming_values(layer, {"x": x}):
+        compare(lambda: dense, lambda: found, LIMITS)

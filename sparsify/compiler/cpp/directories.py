@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import platformdirs
 
 from sparsify.compiler.cpp import trust
 from sparsify.options import Options, current
+from sparsify.warn import warn
 
 ABANDONED_SECONDS: Final = 3600.0
 # Longest pause before a directory that failed is tried again.
@@ -237,11 +237,9 @@ def give_up(directory: Path, reason: str, options: Options) -> None:
         _warned.add(directory)
     if is_said:
         return
-    warnings.warn(
+    warn(
         f"the kernel cache {directory} cannot be used ({reason}); kernels are compiled anew in every process until "
-        f"it can: {remedy(directory)} or set SPARSIFY_CACHE_DIR to another directory",
-        RuntimeWarning,
-        stacklevel=2,
+        f"it can: {remedy(directory)} or set SPARSIFY_CACHE_DIR to another directory"
     )
 
 

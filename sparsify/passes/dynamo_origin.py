@@ -1,0 +1,90 @@
+"""The model that the parameters of a graph of Dynamo's belong to: the types of its modules, and tied names.
+
+In: `L['self']._modules['lin']._parameters['weight']`, while Dynamo compiles. Out: `lin.weight`, of a `Linear`.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from torch import fx, nn
+from torch._dynamo.symbolic_convert import InstructionTranslator
+
+# `L['self']._modules['conv1']._parameters['weight']`, and the names in it.
+MEMBER: Final = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\.(\w+)")
+ROOT: Final = re.compile(r"^L\['(\w+)'\]")
+# Types of attributes that stand for sizes and the like.
+PLAIN: Final = (bool, int, float, str, tuple)
+
+
+@dataclass
+class Origin:
+    """What is known of a model.
+
+    Attributes:
+        name: of its class.
+        kinds: by path the class of a module, and its plain attributes.
+        names: by name all names of a parameter.
+    """
+
+    name: str = "Part"
+    kinds: dict[str, tuple[type[nn.Module], dict[str, Any]]] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
+
+    def module(self, path: str) -> nn.Module:
+        """A module of the class at a path, without what its constructor makes."""
+        if path not in self.kinds:
+            return nn.Module()
+        kind, attributes = self.kinds[path]
+        # What a class does to attributes and states needs what its constructor makes.
+        names = ("__init__", "__getattr__", "__setattr__", "__setstate__")
+        made: nn.Module = type(kind.__name__, (kind,), {name: getattr(nn.Module, name) for name in names})()
+        vars(made).update(attributes)
+        return made
+
+
+def origin_of(sources: Sequence[str]) -> Origin:
+    """The model that Dynamo compiles now and that has these parameters; one without a name where it is not known."""
+    roots = {found[1] for source in sources if (found := ROOT.match(source))}
+    try:
+        known = InstructionTranslator.current_tx().output.local_scope
+    except AttributeError:  # nothing is compiled now
+        known = {}
+    model = known.get(roots.pop()) if len(roots) == 1 else None
+    if not isinstance(model, nn.Module):
+        return Origin()
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return Origin(
+        type(model).__name__,
+        {path: (type(module), plain(module)) for path, module in model.named_modules(remove_duplicate=False)},
+        {name: same for same in names.values() for name in same},
+    )
+
+
+def plain(module: nn.Module) -> dict[str, Any]:
+    """The plain attributes of a module."""
+    return {
+        name: value for name, value in vars(module).items() if isinstance(value, PLAIN) and name[0] != "_"
+    }
+
+
+def source_of(node: fx.Node) -> str:
+    """Where Dynamo found the value of a placeholder: `L['self']._modules['lin']._parameters['weight']`."""
+    found = getattr(node, "_dynamo_source", None)
+    name = getattr(found, "name", "")
+    return str(name() if callable(name) else name)
+
+
+def member_name(source: str) -> str:
+    """The qualified name of a parameter or buffer, "" for an input.
+
+    >>> member_name("L['self']._modules['lin']._parameters['weight']")
+    'lin.weight'
+    """
+    rest = ROOT.sub("", source)
+    if rest == source or not ("_parameters[" in rest or "_buffers[" in rest):
+        return ""
+    return ".".join(found[1] or found[2] for found in MEMBER.finditer(rest))

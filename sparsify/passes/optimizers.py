@@ -1,0 +1,51 @@
+"""Zeros of trained weights under optimizers that mix entries, as Muon does: they are put back after each step.
+
+In: a pruned weight that gets gradients where it is not 0. Out: after `torch.optim.Muon([...]).step()` its zeros are
+those from before. Optimizers that compute each entry from its own gradients keep zeros by themselves.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, optim
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.weak import WeakTensorKeyDictionary
+
+# An entry whose gradients are all 0 stays 0; of LBFGS too, which adds up gradients with factors for all entries.
+ENTRYWISE: Final = frozenset(
+    (
+        *(optim.SGD, optim.ASGD, optim.Rprop, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Adafactor),
+        *(optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam, optim.SparseAdam, optim.LBFGS),
+    )
+)
+_watched: Any = WeakTensorKeyDictionary()
+_hooks: list[Any] = []
+_masks: "WeakKeyDictionary[optim.Optimizer, list[tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
+
+
+def keep_zeros_of(weights: Iterable[Tensor]) -> None:
+    """From now on steps of optimizers leave the zeros of these weights."""
+    for weight in weights:
+        _watched[weight] = True
+    if len(_watched) and not _hooks:
+        _hooks.append(register_optimizer_step_pre_hook(_before))
+        _hooks.append(register_optimizer_step_post_hook(_after))
+
+
+def _before(optimizer: optim.Optimizer, *_: Any) -> None:
+    """Remembers the zeros of weights that a step may change otherwise than entry by entry."""
+    if type(optimizer) not in ENTRYWISE:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        _masks[optimizer] = [(weight, weight.detach() == 0) for weight in parameters if weight in _watched]
+
+
+def _after(optimizer: optim.Optimizer, *_: Any) -> None:
+    """Puts these zeros back."""
+    with torch.no_grad():
+        for weight, is_zero in _masks.pop(optimizer, ()):
+            weight.masked_fill_(is_zero, 0)

@@ -1,0 +1,251 @@
+"""Rules that prune take matrices that products read, name what they pass over, and keep their zeros in training."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sparsify
+from sparsify.errors import RecipeError, UnsupportedOperatorError
+from sparsify.passes.product_weights import product_weights
+
+pytestmark = pytest.mark.usefixtures("compiled_fast")
+
+
+def recipe(**how: Any) -> dict[str, Any]:
+    rule = {"targets": ["param:*.weight"], "prune": {"method": "magnitude", "sparsity": 0.9}, **how}
+    return {"schema": 1, "name": "pruned", "sparsify": [rule]}
+
+
+def zeros(model: nn.Module) -> set[str]:
+    """The weights of which most entries are 0, biases aside, which may begin so."""
+    state = {name: value for name, value in model.state_dict().items() if not name.endswith("bias")}
+    return {name for name, value in state.items() if (value == 0).float().mean() > 0.5}
+
+
+def test_transformers_keep_their_norms() -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1).eval()
+    sparse = sparsify.apply(model, recipe(), torch.randn(2, 8, 32))
+    matrices = ["self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight", "linear2.weight"]
+    assert zeros(sparse) == {f"layers.0.{name}" for name in matrices}
+    assert {entry.name for entry in sparse.report.pruned} == zeros(sparse)
+    passed = {entry.name: entry.reason for entry in sparse.report.passed_over}
+    assert passed == {"layers.0.norm1.weight": "one mode", "layers.0.norm2.weight": "one mode"}
+    assert "rule 1  one mode  layers.0.norm1.weight, layers.0.norm2.weight" in str(sparse.report)
+    assert sparse.report.to_dict()["pruned"][0]["zeros"] == pytest.approx(0.9, abs=0.01)
+
+
+class Kinds(nn.Module):
+    """Parameters that are read in many ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 16)
+        self.position = nn.Parameter(torch.randn(1, 8, 16))
+        self.norm = nn.LayerNorm((8, 16))
+        self.data, self.einsum = nn.Parameter(torch.randn(16, 16)), nn.Parameter(torch.randn(16, 16))
+        self.left, self.right = nn.Parameter(torch.randn(16, 2)), nn.Parameter(torch.randn(2, 16))
+        self.lstm = nn.LSTM(16, 16, batch_first=True)
+        self.conv, self.back = nn.Conv1d(16, 16, 1, groups=2), nn.ConvTranspose1d(16, 16, 1)
+        self.pair, self.unread = nn.Bilinear(16, 16, 16), nn.Linear(16, 16)
+        self.scaled = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
+        self.head = nn.Linear(16, 20, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.norm(self.table(ids) + self.position) @ self.data.data
+        x = torch.einsum("bij,jk->bik", x, self.einsum) + x @ (self.left @ self.right)
+        x, _ = self.lstm(x)
+        x = self.back(self.conv(x.transpose(1, 2))).transpose(1, 2).contiguous()
+        return self.head(self.scaled(self.pair(x, x)))
+
+
+def test_what_products_read() -> None:
+    model = Kinds().eval()
+    read = product_weights(model, lambda: model(torch.randint(0, 20, (2, 8))))
+    names = {name for name, parameter in model.named_parameters() if parameter.dim() > 1}
+    assert read == names - {"table.weight", "position", "norm.weight", "norm.bias", "unread.weight"}
+    assert product_weights(model, lambda: model(None)) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "taken"),
+    [
+        ({}, ["head.weight"]),
+        ({"targets": ["param:*"]}, ["head.weight", "mix"]),
+        ({"targets": ["param:position"]}, ["position"]),
+        ({"targets": ["param:*"], "types": ["Embedding"]}, ["table.weight"]),
+        ({"targets": ["param:*"], "types": ["LayerNorm"]}, ["norm.bias", "norm.weight"]),
+        ({"targets": ["param:*"], "types": ["Linear"]}, ["head.weight"]),
+    ],
+)
+def test_what_rules_take(how: Any, taken: list[str]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.norm, self.head = nn.Embedding(20, 16), nn.LayerNorm(16), nn.Linear(16, 20)
+            self.position, self.mix = nn.Parameter(torch.randn(8, 16)), nn.Parameter(torch.randn(16, 16))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.norm(self.table(ids) + self.position) @ self.mix)
+
+    model, ids = Model().eval(), torch.randint(0, 20, (2, 8))
+    nn.init.normal_(model.norm.bias)
+    sparse = sparsify.apply(model, recipe(**how), ids)
+    assert sorted(entry.name for entry in sparse.report.pruned) == taken
+    state, before = sparse.state_dict(), model.state_dict()
+    assert sorted(name for name in state if not torch.equal(state[name], before[name])) == taken
+
+
+def test_tables_that_are_tied_to_matrices() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.body, self.head = (
+                nn.Embedding(20, 16),
+                nn.Linear(16, 16),
+                nn.Linear(16, 20, bias=False),
+            )
+            self.head.weight = self.table.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.body(self.table(ids)))
+
+    ids = torch.randint(0, 20, (2, 8))
+    sparse = sparsify.apply(Model().eval(), recipe(), ids)
+    assert zeros(sparse) == {"body.weight"}
+    assert any("tied to a table of rows, table.weight" in entry.reason for entry in sparse.report.passed_over)
+    shared = sparsify.apply(Model().eval(), recipe(ties="share"), ids)
+    assert zeros(shared) == {"body.weight", "table.weight", "head.weight"}
+
+
+def test_a_rule_that_passes_over_all_says_so() -> None:
+    model = nn.Sequential(nn.Embedding(20, 16), nn.LayerNorm(16)).eval()
+    with pytest.raises(RecipeError, match=r"0\.weight is passed over: a table of rows, of type Embedding"):
+        sparsify.apply(model, recipe(), torch.randint(0, 20, (2, 8)))
+
+
+class Table(nn.Module):
+    """A matrix that is added, by a module of no known kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added = nn.Module()
+        self.added.weight = nn.Parameter(torch.randn(4, 16))
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x + self.added.weight)
+
+
+def test_without_an_example_the_first_call_tells() -> None:
+    x = torch.randn(4, 16)
+    sparse = sparsify.apply(Table().eval(), recipe())
+    with pytest.warns(RuntimeWarning, match=r"added\.weight were pruned, and no product reads them"):
+        sparse(x)
+    assert zeros(sparsify.apply(Table().eval(), recipe(), x)) == {"linear.weight"}
+
+
+def test_loaded_models_are_not_pruned_anew(tmp_path: Path) -> None:
+    x = torch.randn(4, 16)
+    sparse = sparsify.apply(Table().eval(), recipe(), x)
+    sparsify.save(sparse, tmp_path)
+    loaded = sparsify.load(tmp_path, Table())
+    assert zeros(loaded) == {"linear.weight"}
+    torch.testing.assert_close(loaded(x), sparse(x))
+
+
+@pytest.mark.parametrize("how", [{"types": ["Linear"]}, {"types": ["Conv1d"]}, {}, {"ties": "share"}])
+def test_compiled_models_are_pruned_as_applied_ones(how: Any) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.norm, self.conv = nn.Embedding(20, 16), nn.LayerNorm(16), nn.Conv1d(8, 8, 1)
+            self.body, self.head = nn.Linear(16, 16), nn.Linear(16, 20, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.body(self.conv(self.norm(self.table(ids)))))
+
+    torch.manual_seed(0)
+    model, ids = Model().eval(), torch.randint(0, 20, (2, 8))
+    options = {"recipe": recipe(**how), "inner": "eager"}
+    torch._dynamo.reset()
+    with torch.no_grad():
+        found = torch.compile(model, backend="sparsify", options=options)(ids)
+        wanted = sparsify.apply(model, recipe(**how), ids)(ids)
+        assert not torch.allclose(found, model(ids), atol=1e-3)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_no_numbers_are_named(value: float) -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), torch.randn(4, 64)
+    with torch.no_grad():
+        model[0].weight[2, 5] = value
+    with pytest.raises(RecipeError, match=rf"0\.weight is {value} at \[2, 5\]"):
+        sparsify.apply(model, recipe(), x)
+
+
+OPTIMIZERS = [
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
+    (torch.optim.AdamW, {"lr": 0.1}),
+    (torch.optim.Adagrad, {"lr": 0.1}),
+    (torch.optim.LBFGS, {"lr": 0.1, "max_iter": 3}),
+    (torch.optim.Muon, {"lr": 0.1}),
+]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize(("kind", "how"), OPTIMIZERS)
+def test_optimizers_keep_zeros(kind: Any, how: Any, copied: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 32)
+    sparse = sparsify.apply(nn.Sequential(nn.Linear(32, 16)), recipe(), x)
+    sparse = copy.deepcopy(sparse) if copied else sparse
+    weight = sparse.get_parameter("0.weight")
+    before = weight.detach().clone()
+    optimizer = kind([weight], **how)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        found = sparse(x).square().sum()
+        found.backward()
+        return found
+
+    for _ in range(2):
+        optimizer.step(loss)
+    assert not torch.equal(weight, before)
+    assert torch.equal(weight == 0, before == 0)
+
+
+def test_muon_changes_other_weights_as_before() -> None:
+    x, weight = torch.randn(4, 32), nn.Parameter(torch.randn(16, 32).relu())
+    sparsify.apply(nn.Sequential(nn.Linear(32, 16)), recipe(), x)
+    (x @ weight.T).square().sum().backward()
+    torch.optim.Muon([weight], lr=0.1).step()
+    assert weight.count_nonzero() > 500
+
+
+def test_muon_refuses_sparse_parameters() -> None:
+    dense = torch.randn(16, 32) * (torch.rand(16, 32) < 0.3)
+    weight = nn.Parameter(sparsify.tensor(dense, format="csr"))
+    (weight @ torch.randn(32, 4)).square().sum().backward()
+    with pytest.raises(
+        UnsupportedOperatorError, match="optimizers that mix entries, as Muon does, are for dense"
+    ):
+        torch.optim.Muon([weight], lr=0.1).step()
+    assert torch.equal(weight.to_dense() != 0, dense != 0)
+
+
+def test_models_in_sixteen_bits_without_kernels_say_so() -> None:
+    model, x = nn.Sequential(nn.Linear(32, 16)).bfloat16(), torch.randn(4, 32, dtype=torch.bfloat16)
+    with pytest.warns(
+        RuntimeWarning, match=r"nothing of this model in torch\.bfloat16 runs in kernels: torch"
+    ):
+        sparse = sparsify.apply(model, recipe(), x)
+    assert not sparse.report.regions
+    assert sparsify.apply(copy.deepcopy(model).eval(), recipe(), x).report.regions
