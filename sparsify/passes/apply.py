@@ -54,7 +54,8 @@ def apply(
         dynamic: None for all input dimensions where export allows, `()` for none, or a mapping of names to
             dimensions.
         strict: raise where something would stay dense.
-        verify: compare the outputs for the example inputs with those of the dense model.
+        verify: compare the outputs for the example inputs with those of the dense model; of models that are trained
+            the gradients of parameters, and of inputs that require one, too.
         inplace: `model` may change: it follows the modes of the result, and gives up its dense weights for those
             that are packed, once all of `apply` has succeeded.
 

@@ -23,7 +23,7 @@ PRUNED = {
 
 
 @pytest.fixture(autouse=True)
-def untimed():
+def untimed(compiled_fast):
     with options.override(tune_seconds=0):
         yield
 
