@@ -39,9 +39,10 @@ def note_extents(
                 found[node] = attribute(str(node.target)).detach()
             else:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), found.__getitem__)
-                found[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                found[node] = node.target(*args, **kwargs)
     for node in deciding:
-        for extent, size in zip(node.meta["val"].shape, found[node].shape, strict=True):
+        extents: tuple[Any, ...] = tuple(node.meta["val"].shape)
+        for extent, size in zip(extents, found[node].shape, strict=True):
             if is_decided(extent):
                 data_extents(extent)[extent.node.expr] = size
 
