@@ -52,7 +52,7 @@ def deciders(graph: fx.Graph) -> Iterator[fx.Node]:
     known = set[Any]()
     for node in graph.nodes:
         value = tensor_value(node)
-        extents = value.shape if value is not None else ()
+        extents: tuple[Any, ...] = () if value is None else tuple(value.shape)
         decided = {extent.node.expr for extent in extents if is_decided(extent)}
         if decided - known:
             known |= decided

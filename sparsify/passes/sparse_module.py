@@ -133,7 +133,9 @@ class SparseModule(Decoder):
         variant = self.variant_for(call, tensors)
         if variant is None:
             return self.original(*args, **kwargs)
-        if quick is not None:
+        if variant.written and variant.mixes(tensors):
+            return self.original(*args, **kwargs)
+        if quick is not None and not variant.written:
             self._quick.remember(quick[0], args, kwargs, call, variant)
         result = self.finish(variant, tensors)
         for cache in caches:
@@ -223,6 +225,7 @@ class SparseModule(Decoder):
         """Makes the function that runs a variant, and shows the variant."""
         self.graph = variant.captured.graph  # compiles
         variant.run = self._generated
+        variant.written = variant.written_inputs()
         options = settings.current()
         variant.eager = eager(variant.captured.graph, self, self._generated, recycled=options.recycle)
         self.show(variant)
