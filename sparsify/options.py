@@ -19,7 +19,18 @@ from sparsify.errors import SparsifyError
 # graph, then `compiler.pipeline.STAGES`. Here, so that a wrong name is an error before anything is imported.
 STAGES: Final = (
     *("graph", "attention", "marked", "masked", "drawn", "propagated", "flattened", "reordered"),
-    *("lifted", "together", "fused", "packed", "contested", "kept", "emitted", "folded", "written", "checked"),
+    *(
+        "lifted",
+        "together",
+        "fused",
+        "packed",
+        "contested",
+        "kept",
+        "emitted",
+        "folded",
+        "written",
+        "checked",
+    ),
     *("einsum", "notation", "schedule", "lowered", "loops", "cpp"),
 )
 

@@ -73,12 +73,12 @@ def compare(
     for name, want, have in pairs(expected, found):
         largest = max(largest, require_close(f"output{name}", want, have, limits))
     if parameters:
-        left, right = gradients(expected, parameters), gradients(found, parameters)
+        every = zip(gradients(expected, parameters), gradients(found, parameters), strict=True)
         places = pruned()
-        for number, (want, have) in enumerate(zip(left, right, strict=True)):
-            if want is not None and number in places:
-                want = want * (parameters[number] != 0)
-            largest = max(largest, gradient_error(f"gradient {number}", want, have, limits))
+        for number, (left, right) in enumerate(every):
+            if left is not None and number in places:
+                left = left * (parameters[number] != 0)
+            largest = max(largest, gradient_error(f"gradient {number}", left, right, limits))
     return largest
 
 

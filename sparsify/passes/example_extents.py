@@ -39,9 +39,10 @@ def note_extents(
                 found[node] = attribute(str(node.target)).detach()
             else:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), found.__getitem__)
-                found[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                found[node] = node.target(*args, **kwargs)
     for node in deciding:
-        for extent, size in zip(node.meta["val"].shape, found[node].shape, strict=True):
+        extents: tuple[Any, ...] = tuple(node.meta["val"].shape)
+        for extent, size in zip(extents, found[node].shape, strict=True):
             if is_decided(extent):
                 data_extents(extent)[extent.node.expr] = size
 
@@ -51,7 +52,7 @@ def deciders(graph: fx.Graph) -> Iterator[fx.Node]:
     known = set[Any]()
     for node in graph.nodes:
         value = tensor_value(node)
-        extents = value.shape if value is not None else ()
+        extents: tuple[Any, ...] = () if value is None else tuple(value.shape)
         decided = {extent.node.expr for extent in extents if is_decided(extent)}
         if decided - known:
             known |= decided

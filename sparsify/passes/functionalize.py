@@ -135,7 +135,7 @@ def written_operands(node: fx.Node) -> list[fx.Node]:
     """The tensors that an operator writes into."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return [one for one in node.args[:1] if isinstance(one, fx.Node) and memory_of(one) is not None]
-    written = []
+    written: list[fx.Node] = []
     for place, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             fx.map_arg(operators.argument(node, place, argument.name), written.append)

@@ -140,7 +140,9 @@ class SparseModule(Facade):
         variant = self.variant_for(call, tensors)
         if variant is None:
             return self.original(*args, **kwargs)
-        if quick is not None:
+        if variant.written and variant.mixes(tensors):
+            return self.original(*args, **kwargs)
+        if quick is not None and not variant.written:
             self._quick.remember(quick[0], args, kwargs, call, variant)
         result = self.finish(variant, tensors)
         for cache in caches:
@@ -235,6 +237,7 @@ class SparseModule(Facade):
         """Makes the function that runs a variant, and shows the variant."""
         self.graph = variant.captured.graph  # compiles
         variant.run = self._generated
+        variant.written = variant.written_inputs()
         options = settings.current()
         variant.eager = eager(variant.captured.graph, self, self._generated, recycled=options.recycle)
         weights = (self.get_parameter(name) for name in variant.pruned())

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from sparsify.compiler.remembered import REMEMBERED
 from sparsify.passes.capture import Captured
 from sparsify.passes.kept_zeros import is_kept_sparse, is_sparse
-from sparsify.passes.operators import is_mutating
+from sparsify.passes.operators import is_mutating, overwritten
 from sparsify.passes.region_call import RegionCall
 from sparsify.report import Report
 from sparsify.runtime.peak import Peak
@@ -31,6 +31,7 @@ class Variant:
         eager: the same of the inputs, for tensors that have memory.
         masked: the graph of the model with the patterns of rules in its attention, and the draws of kernels that drop
             weights of edges; None where there are none.
+        written: the positions of inputs that the graph writes into, once it is compiled.
     """
 
     captured: Captured
@@ -41,6 +42,7 @@ class Variant:
     eager: Callable[..., Any] | None = None
     fitting: set[Any] = field(default_factory=set)
     masked: fx.Graph | None = None
+    written: list[int] = field(default_factory=list)
 
     def copied(self) -> "Variant":
         """The same for another module: a graph of its own, not compiled yet."""
@@ -84,6 +86,17 @@ class Variant:
     def writes(self) -> bool:
         """Whether something in the graph writes into a tensor, which may be one of the call."""
         return any(is_mutating(node) for node in self.captured.graph.nodes)
+
+    def written_inputs(self) -> list[int]:
+        """The positions of inputs that the graph writes into."""
+        places = self.captured.graph.find_nodes(op="placeholder")
+        written = overwritten(self.captured.graph)
+        return [position for position, node in enumerate(places) if node in written]
+
+    def mixes(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether an input of a call that the graph writes into is in memory of another one."""
+        memory = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        return any(memory.count(memory[position]) > 1 for position in self.written)
 
     def pruned(self) -> set[str]:
         """The names of weights of which zeros are not stored: they get no gradient."""

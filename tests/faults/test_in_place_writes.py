@@ -159,6 +159,27 @@ def test_draws_and_statistics_are_not_merged():
     assert int(sparse.norm.num_batches_tracked) == 2
 
 
+class Writing(nn.Module):
+    """A model that writes into its first input, and reads its second one."""
+
+    def forward(self, x, y):
+        x[0].add_(1)
+        return y * 2, x
+
+
+def test_inputs_in_one_memory_see_each_others_writes():
+    model = Writing()
+    sparse = apply(model, {"schema": 1, "name": "none", "sparsify": []}, (torch.ones(3, 2), torch.ones(3, 2)))
+    for called in (model, sparse):
+        x = torch.ones(3, 2)
+        doubled, found = called(x, x)
+        assert found is x
+        assert doubled[0].tolist() == [4, 4]
+        apart, other = torch.ones(3, 2), torch.ones(3, 2)
+        assert called(apart, other)[0].tolist() == [[2, 2]] * 3
+        assert apart[0].tolist() == [2, 2]
+
+
 class Reshaping(nn.Module):
     """A write that a graph of pure operators cannot hold."""
 
