@@ -111,7 +111,7 @@ class Evaluation:
         """The value of an expression as a tensor with a declaration."""
         kind, root = self.kinds[declared.name], declared.pattern_of
         if root is not None and not declared.format.is_dense:
-            return self._on_pattern(self.tensors[root], targets, expr, kind, declared.fill)
+            return self._on_pattern(root, targets, expr, kind, declared.fill)
         if declared.format.is_dense:
             found = self._all(targets, expr)
             return DenseValues(
@@ -119,17 +119,18 @@ class Evaluation:
             )
         return self._few(targets, expr, kind, declared.fill)
 
-    def _on_pattern(
-        self, root: Values, targets: Sequence[str], expr: Expr, kind: Kind, fill: float
-    ) -> Values:
+    def _on_pattern(self, name: str, targets: Sequence[str], expr: Expr, kind: Kind, fill: float) -> Values:
         """The values of an expression where a tensor is stored."""
+        root, stored = self.tensors[name], Access(name, tuple(map(Index, targets)))
         assert isinstance(root, Entries), "only sparse tensors lend their pattern"
         found, step = [], max(1, MOST_POINTS // 64)
         for start in range(0, max(1, root.coordinates.shape[1]), step):
-            points = root.coordinates[:, start : start + step]
-            space = Space(points.shape[1], dict(zip(targets, points, strict=True)), {}, self.device)
+            places = root.coordinates[:, start : start + step]
+            columns: dict[str | Expr, Tensor] = dict(zip(targets, places, strict=True))
+            columns[stored] = torch.arange(start, start + places.shape[1], device=self.device)
+            space = Space(places.shape[1], columns, {}, self.device)
             values = self.evaluate(expr, space).cast(kind.dtype).values
-            found.append(values.expand(points.shape[1]))
+            found.append(values.expand(places.shape[1]))
         return Entries(root.coordinates, torch.cat(found), root.shape, kind, fill, root.is_fill, root.keys)
 
     def _all(self, targets: Sequence[str], expr: Expr) -> DenseValues:

@@ -18,7 +18,7 @@ from sparsify.compiler.einsum.nodes import Expr
 from sparsify.compiler.reference.keys import Keys
 
 # Points of a part of a join.
-MOST_JOINED: Final = 2**20
+MOST_JOINED: Final = 2**16
 Column = str | Expr
 
 
@@ -90,46 +90,68 @@ def _solved(
     return (value * factor == total) & (value >= 0) & (value < extents[name]), {name: value}
 
 
+class Sorted:
+    """A table that others are joined with, sorted by the index variables that they share.
+
+    Args:
+        table: the points.
+        shared: the index variables.
+    """
+
+    def __init__(self, table: Table, shared: Sequence[str], extents: Mapping[str, int]) -> None:
+        self.table, self.shared = table, shared
+        self._keys = Keys([table.columns[name] for name in shared], [extents[name] for name in shared])
+        self.order = (
+            self._keys.values.argsort()
+            if shared
+            else torch.arange(table.count, device=self._keys.values.device)
+        )
+        self._ordered = self._keys.values[self.order] if shared else self._keys.values
+
+    def matches(self, points: Table) -> tuple[Tensor, Tensor]:
+        """Per point where in `order` the points that match it begin, and how many there are."""
+        if not self.shared:
+            none = torch.zeros(points.count, dtype=torch.int64, device=self.order.device)
+            return none, none + self.table.count
+        wanted = self._keys.of([points.columns[name] for name in self.shared])
+        first = torch.searchsorted(self._ordered, wanted)
+        return first, torch.searchsorted(self._ordered, wanted, right=True) - first
+
+
 def joined(tables: Sequence[Table], extents: Mapping[str, int]) -> Iterator[Table]:
     """The points at which all tables have one, in parts."""
     first, *others = sorted(tables, key=lambda one: one.count)
-    ordered: list[Table] = []
-    names = {name for name in first.columns if isinstance(name, str)}
+    ordered: list[Sorted] = []
+    names = _names(first)
     while others:
-        at = next((n for n, one in enumerate(others) if not names.isdisjoint(one.columns)), 0)
-        names |= {name for name in others[at].columns if isinstance(name, str)}
-        ordered.append(others.pop(at))
-    yield from _join(first, ordered, extents)
+        at = next((n for n, one in enumerate(others) if not _names(one).isdisjoint(names)), 0)
+        other = others.pop(at)
+        ordered.append(Sorted(other, sorted(names & _names(other)), extents))
+        names |= _names(other)
+    yield from _join(first, ordered)
 
 
-def _join(points: Table, others: Sequence[Table], extents: Mapping[str, int]) -> Iterator[Table]:
+def _names(table: Table) -> set[str]:
+    return {name for name in table.columns if isinstance(name, str)}
+
+
+def _join(points: Table, others: Sequence[Sorted]) -> Iterator[Table]:
     """The points joined with each of the others in turn; those of too many results are cut before."""
     if not others:
         for start in range(0, points.count, MOST_JOINED):
             yield points.part(start, start + MOST_JOINED)
         return
     other = others[0]
-    shared = [name for name in points.columns if isinstance(name, str) and name in other.columns]
-    keys = Keys([other.columns[name] for name in shared], [extents[name] for name in shared])
-    if shared:
-        order = keys.values.argsort()
-        ordered = keys.values[order]
-        wanted = keys.of([points.columns[name] for name in shared])
-        first = torch.searchsorted(ordered, wanted)
-        counts = torch.searchsorted(ordered, wanted, right=True) - first
-    else:
-        order = torch.arange(other.count, device=keys.values.device)
-        first = torch.zeros(points.count, dtype=torch.int64)
-        counts = torch.full((points.count,), other.count)
+    first, counts = other.matches(points)
     ends = counts.cumsum(0)
     start = 0
     while start < points.count:
         done = int(ends[start - 1]) if start else 0
         stop = max(start + 1, int(torch.searchsorted(ends, done + MOST_JOINED, right=True)))
         many = counts[start:stop]
-        rows = torch.arange(stop - start).repeat_interleave(many)
-        places = torch.arange(int(many.sum())) - (many.cumsum(0) - many).index_select(0, rows)
-        found = other.select(order[first[start:stop].index_select(0, rows) + places])
+        rows = torch.arange(stop - start, device=many.device).repeat_interleave(many)
+        places = torch.arange(len(rows), device=many.device) - (many.cumsum(0) - many).index_select(0, rows)
+        found = other.table.select(other.order[first[start:stop].index_select(0, rows) + places])
         part = points.part(start, stop).select(rows)
-        yield from _join(Table({**found.columns, **part.columns}, part.count), others[1:], extents)
+        yield from _join(Table({**found.columns, **part.columns}, part.count), others[1:])
         start = stop

@@ -18,7 +18,7 @@ from sparsify.compiler.einsum.nodes import Expr
 from sparsify.errors import UnsupportedProgramError
 
 # Points that are evaluated at once: some MiB a temporary.
-MOST_POINTS: Final = 2**20
+MOST_POINTS: Final = 2**21
 # Entries of a dense temporary.
 MOST_DENSE: Final = 2**28
 
