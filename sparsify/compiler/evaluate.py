@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from sparsify.compiler import in_graph
 from sparsify.compiler.ascending import ascending
@@ -303,7 +303,7 @@ def _key(operand: torch.Tensor) -> tuple[Any, ...]:
     if isinstance(operand, torch.Tensor):
         if operand.is_nested:
             raise EinsumError("a nested tensor", "one operand a tensor, or operand.to_padded_tensor(0)")
-        if isinstance(operand, UninitializedTensorMixin):
+        if is_lazy(operand):
             raise EinsumError("a parameter without a shape", "materialize it first")
         return operand.dtype, operand.layout, operand.shape
     raise EinsumError(

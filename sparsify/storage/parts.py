@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from sparsify.errors import FormatError, InvalidTensorError
 from sparsify.storage.format import Format
@@ -40,7 +40,7 @@ def require_readable(data: Tensor, what: str) -> None:
     Raises:
         InvalidTensorError: nested, quantized and oneDNN tensors, and parameters without a shape.
     """
-    if isinstance(data, UninitializedTensorMixin):
+    if is_lazy(data):
         raise InvalidTensorError(f"{what} without a shape, a {type(data).__name__}", "materialize it first")
     if data.is_nested:
         raise InvalidTensorError(f"{what} in a nested tensor", "data.to_padded_tensor(0), or one part of it")

@@ -192,9 +192,22 @@ SCHEDULES = [
         "parallel i balanced Q",
     ),
 ]
+RULES = [
+    *(
+        {"targets": ["("]},
+        {"targets": ["*"], "format": "foo"},
+        {"targets": 3},
+        {"format": None},
+        {"mask": {"kind": "x"}},
+    ),
+    *(
+        {"targets": ["param:weight"], "format": "csr"},
+        {"targets": ["*"], "prune": {"method": "magnitude", "sparsity": 2}},
+    ),
+]
 RECIPES = [
-    *({"schema": 1}, {"schema": 1, "rules": [{"targets": ["("]}]}, {1: 2}, "a: [", "schema: 1\nrules: 3"),
-    *({"schema": 1, "rules": [{"targets": ["*"], "format": "foo"}]}, "no-such", "x" * 5000),
+    *({"schema": 1}, {1: 2}, "a: [", "schema: 1\nsparsify: 3", "no-such", "x" * 5000),
+    *({"schema": 1, "name": "t", "sparsify": [rule]} for rule in RULES),
 ]
 
 
@@ -239,7 +252,7 @@ def call_of(generator):
             (sparsify.Schedule.parse, (pick([*SCHEDULES, *JUNK]),), {}),
             (sparsify.Pattern, (CSR.format, *(pick([(3, 3), pick(JUNK)]) for _ in range(3))), {}),
             (sparsify.SparseTensor, (pick([CSR.pattern, *JUNK]), pick(ANYTHING)), {}),
-            (sparsify.apply, (pick(JUNK), pick(RECIPES)), {}),
+            (sparsify.apply, (pick([torch.nn.Linear(3, 3), *JUNK[:3]]), pick(RECIPES)), {}),
             (recipe.load, (pick([*RECIPES, *JUNK]),), {}),
             (recipe.loads, (pick([*RECIPES, *JUNK]),), {}),
             (sparsify.load, (pick(JUNK), None), {}),

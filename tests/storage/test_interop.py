@@ -262,7 +262,7 @@ def test_refused(make, message):
 
 def test_refused_formats():
     with pytest.raises(FormatError, match="2 modes"):
-        tensor(torch.zeros(2, 2, 2))
+        tensor(torch.zeros(2, 2, 2), "csr")
     with pytest.raises(FormatError, match="fill 1"):
         tensor(torch.zeros(2, 2), fill=1).to_torch()
     with pytest.raises(FormatError, match="fill 1"):
