@@ -129,14 +129,26 @@ def read(place: Path, parse: Callable[[str, str], T]) -> tuple[Manifest, dict[st
         DataError: a file is missing, damaged, or not the one that was saved.
     """
     for attempt in range(READS):
-        manifest = read_manifest(place)
+        before = _version(place)
         try:
+            manifest = read_manifest(place)
             return manifest, _tensors(place, manifest), _recipe(place, manifest, parse)
-        except (SparsifyError, OSError):
-            is_replaced = attempt < READS - 1 and read_manifest(place) != manifest
-            if attempt and not is_replaced:  # files may have moved during the first attempt
-                raise
+        except SparsifyError:
+            if attempt == READS - 1 or _version(place) == before:
+                raise  # no save has replaced or moved the files meanwhile
     raise AssertionError("the last attempt returns or raises")
+
+
+def _version(place: Path) -> list[tuple[int, int] | None]:
+    """Differs whenever a save has replaced the model of a folder or moved its files."""
+    found: list[tuple[int, int] | None] = []
+    for path in (place / MANIFEST, place / COMPLETE):
+        try:
+            status = path.stat()
+            found.append((status.st_ino, status.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def read_manifest(place: Path) -> Manifest:
