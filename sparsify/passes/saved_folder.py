@@ -129,18 +129,27 @@ def read(place: Path, parse: Callable[[str, str], T]) -> tuple[Manifest, dict[st
     Raises:
         DataError: a file is missing, damaged, or not the one that was saved.
     """
-    before = None
     for attempt in range(READS):
-        manifest = None
+        before = _version(place)
         try:
             manifest = read_manifest(place)
             return manifest, _tensors(place, manifest), _recipe(place, manifest, parse)
-        except (SparsifyError, OSError):
-            is_replaced = manifest != before  # files may also move during the first two attempts
-            if attempt == READS - 1 or (attempt > 1 and not is_replaced):
-                raise
-            before = manifest
+        except SparsifyError:
+            if attempt == READS - 1 or _version(place) == before:
+                raise  # no save has replaced or moved the files meanwhile
     raise AssertionError("the last attempt returns or raises")
+
+
+def _version(place: Path) -> list[tuple[int, int] | None]:
+    """Differs whenever a save has replaced the model of a folder or moved its files."""
+    found: list[tuple[int, int] | None] = []
+    for path in (place / MANIFEST, place / COMPLETE):
+        try:
+            status = path.stat()
+            found.append((status.st_ino, status.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def read_manifest(place: Path) -> Manifest:

@@ -183,7 +183,7 @@ def test_concurrent_saves_and_loads(folder):
 
     def saves(seed):
         try:
-            for _ in range(5):
+            for _ in range(20):
                 sparsify.save(modules[seed], folder)
         except BaseException as error:
             errors.append(error)

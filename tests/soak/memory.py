@@ -27,6 +27,8 @@ RULE: Final = {
 }
 RECIPE: Final = {"schema": 1, "name": "pruned", "sparsify": [RULE]}
 WARM_UP: Final = 0.2
+# Each half has so many calls at least, whatever they take.
+FEWEST_CALLS: Final = 10
 # What may be added after warm-up: memos that are full after 4,096 shapes, and fragments of the allocator.
 ALLOWED_BYTES: Final = 16 << 20
 # torch.export keeps a shape environment of each call for good.
@@ -83,10 +85,10 @@ def measure(name: str, count: int, seconds: float) -> dict[str, int]:
     done = before = warm = 0
     for done in range(1, count + 1):
         next(steps)
-        late = time.monotonic() - start > WARM_UP * seconds
-        if not warm and (done >= WARM_UP * count or late):
+        spent = time.monotonic() - start if done >= FEWEST_CALLS else 0.0
+        if not warm and (done >= WARM_UP * count or spent > WARM_UP * seconds):
             before, warm = resident_bytes(), done
-        if time.monotonic() - start > seconds:
+        if spent > seconds and done >= 2 * FEWEST_CALLS:
             break
     return {"calls": done, "warm": warm, "before": before, "grown": resident_bytes() - before}
 
