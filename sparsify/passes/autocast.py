@@ -42,16 +42,17 @@ class Autocast:
         """The results of a call without autocast, in the dtypes that it has with it."""
         key, dtypes, is_new = self.expected(sparse, args, kwargs)
         if dtypes is not None:
+            torch.set_autocast_enabled("cpu", False)  # the context manager takes longer than small kernels
             try:
-                with torch.autocast("cpu", enabled=False):
-                    result = sparse.forward(*args, **kwargs)
-                return converted(result, dtypes)
+                return converted(sparse.forward(*args, **kwargs), dtypes)
             except SparsifyError:
                 raise
             except Exception:  # of models whose own code needs autocast, such as products of two dtypes
                 if not is_new:
                     raise
                 self.known[key] = None
+            finally:
+                torch.set_autocast_enabled("cpu", True)
         sparse._notices.warn(NEEDED)
         return sparse.original(*args, **kwargs)
 
@@ -99,6 +100,8 @@ def dtypes_of(result: Any) -> Dtypes:
 
 def converted(result: Any, dtypes: Dtypes) -> Any:
     """A result whose floating tensors have these dtypes; as it is where its tensors are others."""
+    if isinstance(result, torch.Tensor):
+        return in_dtype(result, dtypes[0]) if len(dtypes) == 1 else result
     leaves, spec = pytree.tree_flatten(result)
     if len(leaves) != len(dtypes):
         return result

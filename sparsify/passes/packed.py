@@ -263,7 +263,7 @@ class Weights:
         """The packed weights by name."""
         if not self.held:
             return {}
-        present = dict(self.source.named_parameters(remove_duplicate=False))
+        present: dict[str, Any] = dict(self.source.named_parameters(remove_duplicate=False))
         found = ((name, present.get(name)) for name in self.held)
         return {name: weight for name, weight in found if isinstance(weight, SparseTensor)}
 
