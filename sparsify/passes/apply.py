@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-import torch
 from torch import nn
 
 from sparsify import recipe as recipes
@@ -16,9 +15,12 @@ from sparsify.errors import CaptureError
 from sparsify.passes import calls
 from sparsify.passes.base import Asked
 from sparsify.passes.capture import Dynamic
+from sparsify.passes.capturing import capture_call
 from sparsify.passes.mark import rule_error
 from sparsify.passes.packed import Weights
+from sparsify.passes.prepare import Kind, as_call
 from sparsify.passes.prune import prune
+from sparsify.passes.shell import modes
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
 from sparsify.sparsification.rounding import Moved
@@ -36,6 +38,7 @@ def apply(
     strict: bool = False,
     verify: bool = True,
     inplace: bool = False,
+    warmup: Sequence[Kind] = (),
 ) -> SparseModule:
     """The model with its sparse parts as kernels.
 
@@ -53,6 +56,7 @@ def apply(
         verify: compare the outputs for the example inputs with those of the dense model.
         inplace: `model` may change: it follows the modes of the result, and gives up its dense weights for those
             that are packed, once all of `apply` has succeeded.
+        warmup: further kinds of calls to capture ahead, as `SparseModule.prepare` takes them.
 
     Raises:
         RecipeError: the recipe is wrong, or one of its rules matches nothing.
@@ -74,13 +78,14 @@ def apply(
         source, inplace or is_pruned, model if inplace and is_pruned else None, roundings=roundings
     )
     module = SparseModule(source, Asked(loaded, dynamic, strict, verify, trainable, inplace), weights)
-    if example_inputs is None:
-        return module
-    args, kwargs = as_call(example_inputs)
-    call = calls.flatten(calls.signature(source), args, kwargs)
-    if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
-        raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")
-    module.prepare(call, call.tensors(module._matrices))
+    if example_inputs is not None:
+        args, kwargs = as_call(example_inputs)
+        call = calls.flatten(calls.signature(source), args, kwargs)
+        if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
+            raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")
+        capture_call(module, call, call.tensors(module._matrices), modes(module))
+    if warmup:
+        module.prepare(warmup)
     return module
 
 
@@ -94,12 +99,3 @@ def require_no_scales(recipe: Recipe) -> None:
                 "`dtype: int8` with inplace=True: the code of the model knows no scales; leave out inplace and drop "
                 "the model instead, the result has its own weights",
             )
-
-
-def as_call(example_inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Positional and keyword arguments of an example call."""
-    if isinstance(example_inputs, torch.Tensor):
-        return (example_inputs,), {}
-    if isinstance(example_inputs, Mapping):
-        return (), example_inputs
-    return tuple(example_inputs), {}

@@ -32,6 +32,7 @@ def drafted(
     notices: Notices,
     stored: Mapping[Key, Stored],
     known: Mapping[str, torch.Tensor],
+    is_mirror: bool = False,
 ) -> Draft:
     """The draft for calls like `call`; experts that no kernel computes run as the model has them.
 
@@ -40,6 +41,7 @@ def drafted(
         tensors: of the call.
         stored: how weights are packed already.
         known: constants of earlier captures.
+        is_mirror: whether `source` is a mirror of the model that other threads run.
 
     Raises:
         CaptureError: as `capture`; with experts that no kernel computes and no graph can hold, the reason is theirs.
@@ -47,7 +49,14 @@ def drafted(
 
     def made(asked: Asked, without: Collection[str] = ()) -> Draft:
         captured = capture(
-            source, call, dynamic, masks=asked.has_masks, gates=asked.has_gates, without=without, known=known
+            source,
+            call,
+            dynamic,
+            masks=asked.has_masks,
+            gates=asked.has_gates,
+            without=without,
+            known=known,
+            is_mirror=is_mirror,
         )
         report = Report(type(source).__name__, asked.recipe.name, specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))

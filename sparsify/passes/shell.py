@@ -6,8 +6,9 @@ In: `fill_shell(shell, model)`. Out: `shell.conv1.lin.weight is model.conv1.lin.
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Shell(nn.Module):
@@ -27,10 +28,10 @@ def modes(model: nn.Module) -> Modes:
 
 
 @contextmanager
-def in_modes(model: nn.Module, shell: nn.Module) -> Iterator[None]:
-    """Within this context every module of `model` is in the mode of its shell, afterwards in its own again."""
+def in_modes(model: nn.Module, wanted: Modes) -> Iterator[None]:
+    """Within this context the modules of `model` are in these modes, afterwards in their own again."""
     before = [(module, module.training) for module in model.modules()]
-    follow(model, shell)
+    set_modes(model, iter(wanted))
     try:
         yield
     finally:
@@ -38,13 +39,12 @@ def in_modes(model: nn.Module, shell: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def follow(model: nn.Module, shell: nn.Module) -> None:
-    """Sets every module of `model` into the mode of its shell."""
-    model.training = shell.training
-    for name, child in model._modules.items():
-        inner = shell._modules.get(name)
-        if child is not None and inner is not None:
-            follow(child, inner)
+def set_modes(model: nn.Module, wanted: Iterator[bool]) -> None:
+    """Sets every module of `model` into a mode, in the order of `modes`."""
+    model.training = next(wanted)
+    for child in model._modules.values():
+        if child is not None:
+            set_modes(child, wanted)
 
 
 def fill_shell(shell: nn.Module, model: nn.Module) -> None:
@@ -77,3 +77,24 @@ def share_again(shell: nn.Module, model: nn.Module) -> None:
 def shared_copy(model: nn.Module) -> nn.Module:
     """A copy of the modules of `model` that holds the same parameters and buffers."""
     return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+
+
+def places(model: nn.Module, parameter: Tensor) -> list[tuple[dict[str, Any], str]]:
+    """Where a parameter is kept: dictionaries of modules, and its name in each."""
+    return [(module._parameters, name) for module, name in owners(model, parameter)]
+
+
+def owners(model: nn.Module, parameter: Tensor) -> list[tuple[nn.Module, str]]:
+    """The modules that have a parameter, and its name in each."""
+    return [
+        (module, name)
+        for module in model.modules()
+        for name, found in module._parameters.items()
+        if found is parameter
+    ]
+
+
+def replace(model: nn.Module, old: Tensor, new: Tensor) -> None:
+    """Puts a parameter in the place of another, under each of its names."""
+    for store, name in places(model, old):
+        store[name] = new
