@@ -9,7 +9,6 @@ from functools import partial
 from os import PathLike
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils._pytree import tree_unflatten
 
@@ -18,10 +17,12 @@ from sparsify.errors import CaptureError, public
 from sparsify.passes import calls, own_caches
 from sparsify.passes.base import Asked
 from sparsify.passes.capture import Dynamic
+from sparsify.passes.capturing import capture_call
 from sparsify.passes.mark import rule_error
 from sparsify.passes.packed import Weights
+from sparsify.passes.prepare import Kind, as_call
 from sparsify.passes.prune import prune, require_values
-from sparsify.passes.shell import usual_copy
+from sparsify.passes.shell import modes, usual_copy
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
 from sparsify.sparsification.rounding import Moved
@@ -40,6 +41,7 @@ def apply(
     strict: bool = False,
     verify: bool = True,
     inplace: bool = False,
+    warmup: Sequence[Kind] = (),
 ) -> SparseModule:
     """The model with its sparse parts as kernels.
 
@@ -58,6 +60,7 @@ def apply(
             the gradients of parameters, and of inputs that require one, too.
         inplace: `model` may change: it follows the modes of the result, and gives up its dense weights for those
             that are packed, once all of `apply` has succeeded.
+        warmup: further kinds of calls to capture ahead, as `SparseModule.prepare` takes them.
 
     Raises:
         RecipeError: the recipe is wrong, or one of its rules matches nothing.
@@ -66,7 +69,10 @@ def apply(
         VerificationError: the results differ from the dense model's beyond the recipe's limits.
     """
     asked = Asked(recipes.load(recipe), dynamic, strict, verify, trainable, inplace)
-    return applied(model, asked, example_inputs)
+    module = applied(model, asked, example_inputs)
+    if warmup:
+        module.prepare(warmup)
+    return module
 
 
 def applied(model: nn.Module, asked: Asked, example_inputs: Any = None) -> SparseModule:
@@ -92,11 +98,10 @@ def applied(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Spars
         source, inplace or is_pruned, model if inplace and is_pruned else None, roundings=roundings
     )
     module = SparseModule(source, asked, weights)
-    if call is None:
-        return module
-    if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
-        raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")
-    module.prepare(call, call.tensors(module._matrices))
+    if call is not None:
+        if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
+            raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")
+        capture_call(module, call, call.tensors(module._matrices), modes(module))
     return module
 
 
@@ -117,15 +122,3 @@ def require_no_scales(recipe: Recipe) -> None:
                 "`dtype: int8` with inplace=True: the code of the model knows no scales; leave out inplace and drop "
                 "the model instead, the result has its own weights",
             )
-
-
-def as_call(example_inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Positional and keyword arguments of an example call."""
-    if isinstance(example_inputs, torch.Tensor):
-        return (example_inputs,), {}
-    if isinstance(example_inputs, Mapping):
-        return (), example_inputs
-    if not isinstance(example_inputs, list | tuple):
-        found = type(example_inputs).__name__
-        raise CaptureError(f"example inputs of type {found}", "a tensor, or a tuple or mapping of inputs")
-    return tuple(example_inputs), {}

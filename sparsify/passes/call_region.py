@@ -20,6 +20,7 @@ from sparsify.compiler.einsum import exact
 from sparsify.compiler.traced import Parts
 from sparsify.passes.first_gradient import Result
 from sparsify.passes.region_call import RegionCall, find
+from sparsify.passes.traced_calls import is_traced
 from sparsify.storage import dispatch
 from sparsify.storage.tensor import SparseTensor
 
@@ -30,7 +31,7 @@ Place = tuple[int, Parts, tuple[int, ...]]
 
 def call_region(handle: int, *arguments: Any) -> Result:
     """The result of the region `handle` for its arguments, tensors and sizes."""
-    if torch.compiler.is_compiling():
+    if is_traced():
         traced: torch.Tensor = torch.ops.sparsify.region(handle, *parted(arguments), "")
         return traced
     return find(handle)(*arguments)
@@ -38,7 +39,7 @@ def call_region(handle: int, *arguments: Any) -> Result:
 
 def call_results(handle: int, *arguments: Any) -> Result | list[torch.Tensor]:
     """The results of the region `handle`, which has several."""
-    if torch.compiler.is_compiling():
+    if is_traced():
         traced: list[torch.Tensor] = torch.ops.sparsify.region_results(handle, *parted(arguments), "")
         return traced
     return find(handle)(*arguments)

@@ -4,11 +4,8 @@ In: `GCN(...)`, `(x, edge_index)`. Out: placeholders `x`, `edge_index`; `get_att
 own parameter names; one ATen node per operator, in canonical form.
 """
 
-import io
-import logging
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -17,6 +14,7 @@ import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
@@ -32,19 +30,43 @@ from sparsify.passes import (
     sparse_inputs,
 )
 from sparsify.passes.canonicalize import canonicalize
+from sparsify.passes.confined_export import confined_export
 from sparsify.passes.functionalize import functionalize
 from sparsify.passes.granted import Holds, granted
 from sparsify.passes.inline import inline_blocks
+from sparsify.runtime import confined
 
 Dynamic = Mapping[str, Any] | Sequence[Any] | None
 PREFIX = "model."
-# What is logged there of extents is in the report: which are fixed.
+# The report says which extents are fixed, as these loggers do.
 LOGS = (
     "torch.fx.experimental.symbolic_shapes",
     "torch._subclasses.fake_tensor",
     "torch._export.non_strict_utils",
 )
 LAYOUTS = {str(layout): layout for layout in calls.SPARSE_LAYOUTS} | {"sparsify": torch.sparse_csr}
+
+
+class ReachedError(Exception):
+    """A mirror of a model that is captured computes with the original's tensors, which its code finds itself."""
+
+
+class Watch(TorchFunctionMode):
+    """Raises `ReachedError` where one of the known tensors is computed with.
+
+    Args:
+        known: tensors in whose place exports put fake ones.
+    """
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.known = {id(tensor) for tensor in known}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in pytree.tree_leaves((args, kwargs)):
+            if id(value) in self.known:
+                raise ReachedError
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass
@@ -86,15 +108,22 @@ class Captured:
 class Flat(nn.Module):
     """The model as a function of a flat list of tensors; tells `record` the tree of its output."""
 
-    def __init__(self, model: nn.Module, call: calls.Call, record: Callable[[pytree.TreeSpec], None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        call: calls.Call,
+        record: Callable[[pytree.TreeSpec], None],
+        watch: AbstractContextManager[Any],
+    ) -> None:
         super().__init__()
         self.model = model
         self.call = call
         self.record = record  # export undoes assignments to attributes
+        self.watch = watch
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         """The leaves of the model's output."""
-        with sparse_inputs.capturing():
+        with sparse_inputs.capturing(), self.watch:
             bound = self.call.rebuild(tensors, matrix_of)
             args, kwargs = calls.arguments_of(bound, calls.signature(self.model))
             leaves, output = pytree.tree_flatten(own_caches.shown(self.model(*args, **kwargs)))
@@ -121,6 +150,7 @@ def capture(
     without: Collection[str] = (),
     known: Mapping[str, torch.Tensor] | None = None,
     trains: bool | None = None,
+    is_mirror: bool = False,
 ) -> Captured:
     """The graph of `model` for calls like `call`.
 
@@ -135,14 +165,17 @@ def capture(
         known: constants of other captures that are in one module with this one; equal ones are shared, and no
             others have their names.
         trains: whether gradients are wanted; `None` as the mode of the model says.
+        is_mirror: whether `model` is a mirror of the one that other threads run.
 
     Raises:
+        ReachedError: the mirror computes with tensors of the original.
         CaptureError: export fails, a tensor is not in main memory, gradients are wanted that a graph does not have, or
             the model changes its buffers in a way that a graph cannot hold.
     """
     require_cpu(model, call)
     outputs: list[pytree.TreeSpec] = []
-    flat = Flat(model, call, outputs.append)
+    watch = Watch((*model.parameters(), *model.buffers())) if is_mirror else nullcontext()
+    flat = Flat(model, call, outputs.append, watch)
     tensors = tuple(example_tensors(call))
     names = call.shape.tensor_names()
     shown = own_patterns.shown(model) if masks else nullcontext()
@@ -240,31 +273,21 @@ def named_dimensions(spec: Any) -> dict[int, Any] | None:
 def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: bool) -> ExportedProgram:
     """The exported program; with `retry` once more with fixed shapes when dynamic ones fail."""
     try:
-        with quietly(), own_relations.unasked(), own_hints.unasked(), own_counts.chosen_by_data():
+        with (
+            confined.silenced(LOGS),
+            confined_export(),
+            own_relations.unasked(),
+            own_hints.unasked(),
+            own_counts.chosen_by_data(),
+        ):
             return torch.export.export(flat, tensors, dynamic_shapes=(tuple(spec),), strict=False)
-    except CaptureError:
+    except (CaptureError, ReachedError):
         raise
     except Exception as error:  # export raises many unrelated classes
         if retry:
             return export(flat, tensors, [None for _ in tensors], retry=False)
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CaptureError(f"torch.export cannot capture {type(flat.model).__name__}: {first}") from error
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Within this context export keeps its warnings and its listings of failed graphs to itself."""
-    logs = [logging.getLogger(name) for name in LOGS]
-    before = [log.disabled for log in logs]
-    for log in logs:
-        log.disabled = True
-    try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for log, was in zip(logs, before, strict=True):
-            log.disabled = was
 
 
 def first_names(model: nn.Module) -> dict[str, str]:

@@ -34,6 +34,7 @@ def drafted(
     notices: Notices,
     stored: Mapping[Key, Stored],
     known: Mapping[str, torch.Tensor],
+    is_mirror: bool = False,
 ) -> Draft:
     """The draft for calls like `call`; experts that no kernel computes run as the model has them.
 
@@ -42,6 +43,7 @@ def drafted(
         tensors: of the call.
         stored: how weights are packed already.
         known: constants of earlier captures.
+        is_mirror: whether `source` is a mirror of the model that other threads run.
 
     Raises:
         CaptureError: as `capture`; with experts that no kernel computes and no graph can hold, the reason is theirs.
@@ -57,18 +59,14 @@ def drafted(
             without=without,
             known=known,
             trains=asked.is_trainable(source.training),
+            is_mirror=is_mirror,
         )
-        report = asked.report(type(source).__name__)
-        report.specialised = captured.specialised
+        report = replace(asked.report(type(source).__name__), specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
         current = _options(asked)
         draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
         note_extents(captured.graph, examples, lambda name: captured.tensor(source, name))
-        with together(REGIONS * current.tune_seconds):
-            try:
-                return base.run(PASSES, draft)
-            finally:
-                clear_fake_results(draft.graph)
+        return _run_passes(draft)
 
     found = made(asked)
     left = own_experts.left_over(found.graph, source) if asked.has_gates else []
@@ -86,6 +84,15 @@ def drafted(
     for name, why in reasons.items():
         found.report.left_dense(name, "experts", name, f"{why}; the model's own experts run")
     return found
+
+
+def _run_passes(draft: Draft) -> Draft:
+    """The draft after all passes; results that stand for others in its graph are dropped."""
+    with together(REGIONS * draft.options.tune_seconds):
+        try:
+            return base.run(PASSES, draft)
+        finally:
+            clear_fake_results(draft.graph)
 
 
 def _options(asked: Asked) -> settings.Options:

@@ -31,9 +31,9 @@ from sparsify.passes.shell import (
     adopt,
     fill_shell,
     follow,
-    following,
     in_modes,
     is_dunder,
+    modes,
     share_again,
     shared_copy,
 )
@@ -104,7 +104,7 @@ class Facade(Decoder):
         parameters, modules or constants, this model is captured anew.
         """
         source = self._source
-        with in_modes(source, self), dense_to_write(self._weights):
+        with in_modes(source, modes(self)), dense_to_write(self._weights):
             before = parts_of(source)
             watch = Watch(source, self)
             part = source.get_submodule(path)
@@ -132,8 +132,8 @@ class Facade(Decoder):
 
     def run_part(self, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """What a module of the source model computes, densely."""
-        with following(self._source, self), self._weights.dense():
-            return part(*args, **kwargs)
+        with self._weights.running(self) as own:
+            return own(part)(*args, **kwargs)
 
     def run_inside(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a module of the source model, called by itself."""
@@ -190,10 +190,11 @@ class Facade(Decoder):
 
     def run_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The source model's result, with the hooks that modules of this model have."""
-        source = self._source
         named = {name: calls.as_torch(value) for name, value in kwargs.items()}
-        with following(source, self), self._weights.dense(), hooked(self, source, self._hooks.paths):
-            return source(*map(calls.as_torch, args), **named)
+        with self._weights.running(self) as own:
+            source = own(self._source)
+            with hooked(self, source, self._hooks.paths):
+                return source(*map(calls.as_torch, args), **named)
 
     def set_source_attribute(self, path: str, name: str, value: Any) -> bool:
         """Sets an attribute that a module of the source model has; whether it has it.

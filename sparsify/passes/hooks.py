@@ -4,6 +4,7 @@ In: `sparse.get_submodule("encoder").register_forward_hook(record)`. Out: calls 
 its `encoder`, and one warning.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
@@ -85,6 +86,12 @@ def _for(shell: nn.Module, hook: Any) -> Any:
         return hook(shell, *args, **kwargs)
 
     return run
+
+
+def drop_gradient_hooks(model: nn.Module) -> None:
+    """Takes the hooks for gradients off a copy of a model: calls in which they run are calls of the source model."""
+    for part in model.modules():
+        vars(part).update({kind: OrderedDict() for kind in BACKWARD})
 
 
 def report_recorders(source: nn.Module, notices: Notices) -> None:

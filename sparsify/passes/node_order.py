@@ -17,6 +17,7 @@ from sparsify.compiler import torch_operator
 from sparsify.errors import InvalidTensorError, SparsifyError
 from sparsify.passes.call_region import merged
 from sparsify.passes.structure import Structure, require_inside
+from sparsify.passes.traced_calls import is_traced
 from sparsify.report import ConversionEntry, OrderEntry
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def find(handle: int) -> NodeOrder:
 
 def node_order(handle: int, which: int, nodes: Any, *leaves: Any) -> torch.Tensor:
     """The order with this handle for its leaves, tensors and sizes: the node at each place, or the place of each."""
-    if torch.compiler.is_compiling():
+    if is_traced():
         places = [position for position, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         sizes = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]

@@ -12,11 +12,16 @@ from unittest.mock import patch
 
 import torch
 
+from sparsify.runtime.confined import Here
+
 MODULES: Final = (
     "torch_geometric.utils._scatter",
     "torch_geometric.utils.num_nodes",
     "torch_geometric.nn.aggr.base",
 )
+
+
+_here: Final = Here()
 
 
 class Kind(type):
@@ -27,17 +32,20 @@ class Kind(type):
 
 
 class Number(metaclass=Kind):
-    """`int` for modules under export."""
+    """`int` for modules under export, in the thread that exports."""
 
-    def __new__(cls, value: Any = 0) -> Any:
+    def __new__(cls, *args: Any) -> Any:
         """The entry of a tensor, which may be a symbol; other values as whole numbers."""
-        return value.item() if isinstance(value, torch.Tensor) else int(value)
+        if _here.inside and args and isinstance(args[0], torch.Tensor):
+            return args[0].item()
+        return int(*args)
 
 
 @contextmanager
 def chosen_by_data() -> Iterator[None]:
     """Within this context the numbers that these modules read from indices may be symbols."""
     with ExitStack() as changes:
+        changes.enter_context(_here.entered())
         for name in MODULES:
             if name in sys.modules:
                 changes.enter_context(patch.object(sys.modules[name], "int", Number, create=True))

@@ -8,9 +8,10 @@ their own each. The table and the modules stay as they were. Experts that no ker
 once more with an implementation of transformers, since all of them would take longer than the chosen ones.
 """
 
+import copy
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sparsify.passes.operators import operator_name, scope
+from sparsify.passes.own_patterns import replaced
 
 MODULE: Final = "transformers.integrations.moe"
 NAME: Final = "sparsify_all_experts"
@@ -37,28 +39,23 @@ def spelled_out(model: nn.Module, without: Collection[str] = ()) -> Iterator[Non
     stacked: list[Any] = [m for m in named.values() if is_stacked(m)] if table is not None else []
     layers: list[Any] = [m for name, m in named.items() if is_layers(m) and name not in without]
     routers: list[Any] = [m for m in named.values() if layers and is_router(m)]
-    configs = {id(module.config): module.config for module in stacked}
-    before = {key: config._experts_implementation for key, config in configs.items()}
+    implementations: dict[int, str] = {}
     apart = {id(named[name]) for name in without}
-    if configs:
-        table[NAME] = partial(_experts, table, before, apart)
-    try:
-        for config in configs.values():
+    with ExitStack() as changes:
+        if stacked:
+            table[NAME] = partial(_experts, table, implementations, apart)
+            changes.callback(table.pop, NAME)
+        for module in stacked:
+            config = copy.copy(module.config)  # other threads may read the model's own
+            implementations[id(config)] = config._experts_implementation
             config._experts_implementation = NAME
+            changes.enter_context(replaced(module, "config", config))
         for module in layers:
-            module.forward = partial(all_layers, module)
+            changes.enter_context(replaced(module, "forward", partial(all_layers, module)))
         for router in routers:
-            router.classifier.to = partial(_as_it_is, router.classifier)
+            unconverted = partial(_as_it_is, router.classifier)
+            changes.enter_context(replaced(router.classifier, "to", unconverted))
         yield
-    finally:
-        for key, config in configs.items():
-            config._experts_implementation = before[key]
-        for module in layers:
-            del module.forward
-        for router in routers:
-            del router.classifier.to
-        if configs:
-            del table[NAME]
 
 
 def left_over(graph: fx.Graph, model: nn.Module) -> list[str]:
@@ -129,12 +126,17 @@ def _as_it_is(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _experts(
-    table: Any, before: dict[int, str], apart: Collection[int], experts: Any, *given: Any, **named: Any
+    table: Any,
+    implementations: dict[int, str],
+    apart: Collection[int],
+    experts: Any,
+    *given: Any,
+    **named: Any,
 ) -> Tensor:
     """The results of experts: spelled out, or by an implementation of transformers."""
     if is_known(experts) and id(experts) not in apart:
         return all_experts(experts, *given, **named)
-    own = before[id(experts.config)]
+    own = implementations[id(experts.config)]
     found: Tensor = table[own if own in table else OWN](experts, *given, **named)
     return found
 

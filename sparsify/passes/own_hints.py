@@ -11,10 +11,11 @@ results, others what follows from them: no graph can do both, and a capture, lik
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
-from unittest.mock import patch
 
 from torch.backends import mha
 from torch.nn.modules import transformer
+
+from sparsify.runtime.confined import substituted
 
 DETECT: Final = "_detect_is_causal_mask"
 
@@ -25,19 +26,15 @@ def unasked() -> Iterator[None]:
     if not hasattr(transformer, DETECT):
         yield
         return
-    with patch.object(transformer, DETECT, told):
+    with substituted(transformer, DETECT, told):
         yield
 
 
 @contextmanager
 def unpacked_texts() -> Iterator[None]:
     """Within this context encoders compute all tokens, those of padding too, as they do where gradients are wanted."""
-    before = mha.get_fastpath_enabled()
-    mha.set_fastpath_enabled(False)
-    try:
+    with substituted(mha, "get_fastpath_enabled", lambda: False):
         yield
-    finally:
-        mha.set_fastpath_enabled(before)
 
 
 def told(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:

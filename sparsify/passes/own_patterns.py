@@ -7,6 +7,7 @@ The layer's own way cuts texts into blocks, pads them to whole ones, and has ano
 it is one program for all lengths.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -46,7 +47,9 @@ def shown(model: nn.Module) -> Iterator[None]:
             if _is(module, MODEL) and module.attention_type == "block_sparse":
                 changes.enter_context(replaced(module, "_pad_to_block_size", unpadded))
                 changes.enter_context(replaced(module, "create_masks_for_block_sparse_attn", masks))
-                changes.enter_context(replaced(module.config, "num_random_blocks", NONE_TOO_SHORT))
+                config: Any = copy.copy(module.config)  # other threads may read the model's own
+                config.num_random_blocks = NONE_TOO_SHORT
+                changes.enter_context(replaced(module, "config", config))
         yield
 
 

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,11 +19,13 @@ from sparsify.passes.base import Key, Stored
 from sparsify.passes.call_region import is_call
 from sparsify.passes.flat_images import FlatImages, Placed
 from sparsify.passes.lift.matrix import SCALES
+from sparsify.passes.mirror import Mirror
 from sparsify.passes.region_call import RegionCall
-from sparsify.passes.shell import share_again, shared_copy
+from sparsify.passes.shell import Modes, borrowed, modes, owners, places, replace, share_again, shared_copy
 from sparsify.passes.structure import MatrixOutput, Structure
 from sparsify.passes.variant import Variant
 from sparsify.report import Report, RoundingEntry, WeightEntry
+from sparsify.runtime.locks import WEIGHTS
 from sparsify.sparsification.rounding import Moved, scales, widened
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
@@ -137,7 +139,12 @@ class Weights:
         given: another model, the one that the user gave to be changed; it follows.
         held: by name the weights that `source` holds packed.
         roundings: by name how far weights were moved when they were rounded.
+
+    Attributes:
+        lock: held while several weights change, or are read that must fit each other.
     """
+
+    lock: Final = WEIGHTS
 
     def __init__(
         self,
@@ -155,6 +162,34 @@ class Weights:
     def of(self, source: nn.Module) -> "Weights":
         """The same of a source model that is this one or a copy."""
         return Weights(source, self.is_own, None, self.held, self.roundings)
+
+    def mirror(self, wanted: Modes, shell: nn.Module | None = None, *, is_isolated: bool = True) -> Mirror:
+        """A mirror of the source model with dense weights, in these modes, with the tensors that `shell` has now."""
+        with self.lock:
+            packed = [(weight, self.held[name], self.scale(name)) for name, weight in self.packed().items()]
+            found = Mirror(self.source, is_isolated=is_isolated)
+            found.borrow([] if shell is None else borrowed(self.source, shell))
+        found.replace({id(weight): how.unpack(weight, scale) for weight, how, scale in packed})
+        found.set_modes(wanted)
+        return found
+
+    @contextmanager
+    def running(self, shell: nn.Module) -> Iterator[Callable[[nn.Module], nn.Module]]:
+        """Within this context what to run in the place of modules of the source model, dense and as `shell` is.
+
+        It has the modes and the tensors of `shell`. Other threads may run the source model, whose modules therefore
+        keep theirs.
+        """
+        wanted = modes(shell)
+        is_as_wanted = modes(self.source) == wanted and next(borrowed(self.source, shell), None) is None
+        if not self.is_own and is_as_wanted:
+            yield lambda module: module
+            return
+        found = self.mirror(wanted, shell, is_isolated=False)
+        try:
+            yield found.of
+        finally:
+            found.write_back()
 
     @contextmanager
     def dense(self) -> Iterator[None]:
@@ -256,8 +291,11 @@ class Weights:
     def unpacked(self, name: str) -> nn.Parameter:
         """The dense parameter of a packed weight."""
         how = self.held[name]
-        scale = self.source.get_buffer(f"{name}{SCALES}") if how.spec.has_scales else None
-        return how.unpack(self.source.get_parameter(name), scale)
+        return how.unpack(self.source.get_parameter(name), self.scale(name))
+
+    def scale(self, name: str) -> Tensor | None:
+        """The scales of the rows of a packed weight that is held as whole numbers."""
+        return self.source.get_buffer(f"{name}{SCALES}") if self.held[name].spec.has_scales else None
 
     def packed(self) -> dict[str, SparseTensor]:
         """The packed weights by name."""
@@ -340,27 +378,6 @@ class Weights:
         for name, how in held.items():
             self.hold(name, dataclasses.replace(how, dtype=self.source.get_parameter(name).dtype))
         self.follow()
-
-
-def places(model: nn.Module, parameter: Tensor) -> list[tuple[dict[str, Any], str]]:
-    """Where a parameter is kept: dictionaries of modules, and its name in each."""
-    return [(module._parameters, name) for module, name in owners(model, parameter)]
-
-
-def owners(model: nn.Module, parameter: Tensor) -> list[tuple[nn.Module, str]]:
-    """The modules that have a parameter, and its name in each."""
-    return [
-        (module, name)
-        for module in model.modules()
-        for name, found in module._parameters.items()
-        if found is parameter
-    ]
-
-
-def replace(model: nn.Module, old: Tensor, new: Tensor) -> None:
-    """Puts a parameter in the place of another, under each of its names."""
-    for store, name in places(model, old):
-        store[name] = new
 
 
 def dense_state(state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:

@@ -168,12 +168,13 @@ class RegionCall:
 
     def computed(self, arguments: Sequence[Any], wanted: tuple[int, ...]) -> Result:
         """The result of the region, by the kernel if it can."""
+        times_us = self.times_us  # another thread may set it meanwhile
         if self.library is not None:
             if wanted or torch._C._are_functorch_transforms_active():
                 return self.dense_result(arguments)
-            if self.times_us is None:
+            if times_us is None:
                 return self.library(*arguments)
-            return timed(self.library, arguments, self.times_us)
+            return timed(self.library, arguments, times_us)
         if self.preferred is not None and not wanted:
             found = self.by_rival(self.preferred, arguments)
             if found is not None:
@@ -183,10 +184,10 @@ class RegionCall:
                 return self.convolved(self.layout, arguments)
             operands = self.made(arguments)
             try:
-                if operands is not None and self.times_us is None:
+                if operands is not None and times_us is None:
                     return self.kernel(*operands)  # type: ignore[no-any-return]
-                if operands is not None and self.times_us is not None:
-                    return timed(self.kernel, operands, self.times_us)
+                if operands is not None and times_us is not None:
+                    return timed(self.kernel, operands, times_us)
             except FAILURES as error:
                 self.failure = self.noted(error, DENSE_RESULTS)
         return self.dense_result(arguments)
@@ -196,9 +197,10 @@ class RegionCall:
         if torch._C._are_functorch_transforms_active() or not preferred.takes(arguments):
             return None
         try:
-            if self.times_us is None:
+            times_us = self.times_us
+            if times_us is None:
                 return preferred.rival.run(self, arguments)
-            return timed(preferred.rival.run, (self, arguments), self.times_us)
+            return timed(preferred.rival.run, (self, arguments), times_us)
         except RuntimeError as error:
             self.preferred = None
             self.notices.warn(f"{preferred.rival.name} failed, kernels run from now on: {error}")
@@ -212,9 +214,10 @@ class RegionCall:
         run = partial(layout.run, self.kernel, self.program, self.options)
         try:
             given = self.given(arguments)
-            if self.times_us is None:
+            times_us = self.times_us
+            if times_us is None:
                 return run(given)
-            return timed(run, (given,), self.times_us)
+            return timed(run, (given,), times_us)
         except FAILURES as error:
             if grid == layout.example:
                 self.failure = self.noted(error, DENSE_RESULTS)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparsify.errors import CaptureError
 
@@ -172,10 +172,10 @@ def modes(model: nn.Module) -> Modes:
 
 
 @contextmanager
-def in_modes(model: nn.Module, shell: nn.Module) -> Iterator[None]:
-    """Within this context every module of `model` is in the mode of its shell, afterwards in its own again."""
+def in_modes(model: nn.Module, wanted: Modes) -> Iterator[None]:
+    """Within this context the modules of `model` are in these modes, afterwards in their own again."""
     before = [(module, module.training) for module in model.modules()]
-    follow(model, shell)
+    set_modes(model, iter(wanted))
     try:
         yield
     finally:
@@ -183,31 +183,12 @@ def in_modes(model: nn.Module, shell: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-@contextmanager
-def following(model: nn.Module, shell: nn.Module) -> Iterator[None]:
-    """As `in_modes`, and `model` has the tensors that the shells have now, as in `torch.func.functional_call`."""
-    swapped: list[tuple[dict[str, Any], str, Any]] = []
-    with in_modes(model, shell):
-        _borrow(model, shell, swapped)
-        try:
-            yield
-        finally:
-            for store, name, tensor in reversed(swapped):
-                store[name] = tensor
-
-
-def _borrow(model: nn.Module, shell: nn.Module, swapped: list[tuple[dict[str, Any], str, Any]]) -> None:
-    """Puts the tensors of shells into a model, and lists those that were there."""
-    stores: Any = ((model._parameters, shell._parameters), (model._buffers, shell._buffers))
-    for store, given in stores:
-        for name, tensor in store.items():
-            if name in given and given[name] is not tensor:
-                swapped.append((store, name, tensor))
-                store[name] = given[name]
-    for name, child in model._modules.items():
-        inner = shell._modules.get(name)
-        if child is not None and inner is not None:
-            _borrow(child, inner, swapped)
+def set_modes(model: nn.Module, wanted: Iterator[bool]) -> None:
+    """Sets every module of `model` into a mode, in the order of `modes`."""
+    model.training = next(wanted)
+    for child in model._modules.values():
+        if child is not None:
+            set_modes(child, wanted)
 
 
 def follow(model: nn.Module, shell: nn.Module) -> None:
@@ -217,6 +198,22 @@ def follow(model: nn.Module, shell: nn.Module) -> None:
         inner = shell._modules.get(name)
         if child is not None and inner is not None:
             follow(child, inner)
+
+
+def borrowed(model: nn.Module, shell: nn.Module) -> Iterator[tuple[nn.Module, str, str, Any]]:
+    """The tensors of shells that are not those of the model, as within `torch.func.functional_call`.
+
+    Each with the module of the model, the name of its store, and its name there.
+    """
+    for kind in ("_parameters", "_buffers"):
+        given = vars(shell)[kind]
+        for name, tensor in vars(model)[kind].items():
+            if name in given and given[name] is not tensor:
+                yield model, kind, name, given[name]
+    for name, child in model._modules.items():
+        inner = shell._modules.get(name)
+        if child is not None and inner is not None:
+            yield from borrowed(child, inner)
 
 
 def fill_shell(shell: nn.Module, model: nn.Module) -> None:
@@ -288,3 +285,24 @@ def _usual(tensor: torch.Tensor) -> torch.Tensor:
     return (
         nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
     )
+
+
+def places(model: nn.Module, parameter: Tensor) -> list[tuple[dict[str, Any], str]]:
+    """Where a parameter is kept: dictionaries of modules, and its name in each."""
+    return [(module._parameters, name) for module, name in owners(model, parameter)]
+
+
+def owners(model: nn.Module, parameter: Tensor) -> list[tuple[nn.Module, str]]:
+    """The modules that have a parameter, and its name in each."""
+    return [
+        (module, name)
+        for module in model.modules()
+        for name, found in module._parameters.items()
+        if found is parameter
+    ]
+
+
+def replace(model: nn.Module, old: Tensor, new: Tensor) -> None:
+    """Puts a parameter in the place of another, under each of its names."""
+    for store, name in places(model, old):
+        store[name] = new

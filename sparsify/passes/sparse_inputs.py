@@ -8,13 +8,14 @@ torch's own sparse tensors cannot be exported with dynamic shapes or with gradie
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from sparsify.errors import CaptureError
+from sparsify.runtime.confined import substituted
 
 Table = dict[str, Callable[..., Any]]
 _EMPTY = torch.empty(0)
@@ -269,18 +270,13 @@ REGISTRY: dict[str, Callable[..., Any]] = {
 @contextmanager
 def capturing() -> Iterator[None]:
     """Within this context sparse tensors that the model builds are captured matrices."""
-    replaced: list[tuple[Any, str, Any]] = []
     home = sys.modules.get("torch_geometric.utils.sparse")
     modules = [module for name, module in sys.modules.items() if home and name.startswith("torch_geometric.")]
-    for name, stand_in in REGISTRY.items():
-        original = getattr(home, name, None)
-        for module in modules:
-            if original is not None and vars(module).get(name) is original:
-                replaced.append((module, name, original))
-                setattr(module, name, stand_in)
-    try:
+    with ExitStack() as changes:
+        for name, stand_in in REGISTRY.items():
+            original = getattr(home, name, None)
+            for module in modules:
+                if original is not None and vars(module).get(name) is original:
+                    changes.enter_context(substituted(module, name, stand_in))
         with Building():
             yield
-    finally:
-        for module, name, original in replaced:
-            setattr(module, name, original)

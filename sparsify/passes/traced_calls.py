@@ -38,6 +38,15 @@ NOT_NAMED: Final = (
 )
 
 
+def is_traced() -> bool:
+    """Whether what this thread runs is traced, and not only what another thread does meanwhile."""
+    if not torch.compiler.is_compiling():
+        return False
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._guards.TracingContext.try_get() is not None
+
+
 def twin(kind: type, function: Any) -> Any:
     """A function of `kind` alone that does the same: Dynamo compiles a function a few times, whoever calls it."""
     found = kind.__dict__.get(TWIN)
@@ -115,7 +124,7 @@ def run_outside(module: torch.nn.Module, args: Any, kwargs: Any, *, is_told: boo
         CaptureError: in `torch.export` there is no outside.
     """
     # Neither holds where Dynamo gave up: it traces a function a limited number of times, and then runs it.
-    if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
+    if is_traced() and not torch.compiler.is_dynamo_compiling():
         raise CaptureError(NO_GRAPH if is_told else NOT_TOLD)
     from sparsify.passes import not_captured  # loads Dynamo, which is there when it traces
 

@@ -43,7 +43,7 @@ class TracedModule(fx.GraphModule):
 
     def show(self, variant: Variant) -> None:
         """Makes a variant the one that `.graph` and `.report` are about."""
-        self._graph = variant.captured.graph
+        self._graph, self._code = variant.captured.graph, variant.code
         object.__setattr__(self, "report", variant.report)
 
     def traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -65,7 +65,7 @@ class TracedModule(fx.GraphModule):
     @property
     def graph(self) -> fx.Graph:
         """The graph of the variant that is shown; where `torch.export` runs it, one that finds the variant."""
-        if not torch.compiler.is_exporting():
+        if not (torch.compiler.is_exporting() and traced_calls.is_traced()):
             return self._graph
         graph = fx.Graph()
         names = traced_calls.exported_names(self)

@@ -29,6 +29,7 @@ class Variant:
         is_plain: whether the graph returns the model's output itself; else the leaves of its output class.
         run: the compiled graph, of the module and its inputs.
         eager: the same of the inputs, for tensors that have memory.
+        code: of `run`, as text.
         masked: the graph of the model with the patterns of rules in its attention, and the draws of kernels that drop
             weights of edges; None where there are none.
         written: the positions of inputs that the graph writes into, once it is compiled.
@@ -40,6 +41,7 @@ class Variant:
     is_plain: bool
     run: Callable[..., Any] | None = None
     eager: Callable[..., Any] | None = None
+    code: str = ""
     fitting: set[Any] = field(default_factory=set)
     masked: fx.Graph | None = None
     written: list[int] = field(default_factory=list)

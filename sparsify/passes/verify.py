@@ -6,14 +6,17 @@ all parameters, and of the inputs that require one.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.utils import _pytree as pytree
 
-from sparsify.passes import base, calls
+from sparsify.passes import calls
 from sparsify.passes.check import compare, compare_training
-from sparsify.passes.shell import following
+from sparsify.passes.contents import ReadOnce
+from sparsify.passes.hooks import drop_gradient_hooks
+from sparsify.passes.run_apart import run_call, runner
+from sparsify.passes.shell import Modes
 from sparsify.passes.variant import Variant, pruned_among
 from sparsify.runtime.peak import Peak
 
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
 TIMED_CALLS: Final = 3
 
 
-def verify(module: "SparseModule", variant: Variant, call: calls.Call, tensors: list[torch.Tensor]) -> None:
+def verify(
+    module: "SparseModule", variant: Variant, call: calls.Call, tensors: list[torch.Tensor], mode: Modes
+) -> None:
     """Times the regions of a variant, and compares it with the source model on the inputs of the call.
 
     Raises:
@@ -35,21 +40,21 @@ def verify(module: "SparseModule", variant: Variant, call: calls.Call, tensors: 
     def given() -> list[torch.Tensor]:
         return [tensor.clone() for tensor in tensors] if writes else tensors
 
-    def kept() -> AbstractContextManager[None]:
-        return base.kept_buffers(module._source, is_counted=False) if writes else nullcontext()
-
     def sparse() -> Any:
-        with kept():
-            return module.finish(variant, given())
+        with ReadOnce():
+            result = runner(module, variant)(*given())
+        return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
     def dense() -> Any:
-        with peak, kept():
+        apart = module._weights.mirror(mode, module)
+        apart.copy_buffers()
+        drop_gradient_hooks(apart.model)
+        with peak:
             if variant.masked is None:
-                return module.run_source(calls.copied(call) if writes else call)
-            with following(module._source, module), module._weights.dense():
-                return variant.masked_result(module._source, given())
+                return run_call(apart.model, module, calls.copied(call) if writes else call)
+            return variant.masked_result(apart.model, given())
 
-    with torch.no_grad(), base.kept_buffers(module._source), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # First, so that what is compared follows the plan of its memory.
         variant.timed(sparse, TIMED_CALLS)
         report.largest_error = compare(dense, sparse, module._asked.recipe.verify)
@@ -74,5 +79,5 @@ def gradient_error(
     def pruned() -> set[int]:
         return pruned_among(tensors, [variant], module._source)
 
-    with base.kept_buffers(module._source), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         return compare_training(dense, sparse, module._asked.recipe.verify, tensors, pruned)

@@ -11,7 +11,7 @@ from graph_models import HandWritten, Kipf, KipfMatmul, TwoLayers, adjacency, gr
 from torch import nn
 
 from sparsify import errors, options
-from sparsify.passes import PASSES, drafted, sparse_module
+from sparsify.passes import PASSES, capturing, drafted
 from sparsify.passes.apply import apply
 from sparsify.storage.interop import tensor
 
@@ -343,7 +343,7 @@ def test_what_is_no_model_or_no_recipe(model, recipe, wrong, words):
 
 
 def test_captures_are_bounded(monkeypatch):
-    monkeypatch.setattr(sparse_module, "MAX_CAPTURES", 2)
+    monkeypatch.setattr(capturing, "MAX_CAPTURES", 2)
     model, recipe, example = case("by hand")
     sparse = apply(model, recipe, example(), dynamic=())
     with warnings.catch_warnings(record=True) as caught:

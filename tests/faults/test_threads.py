@@ -1,0 +1,247 @@
+"""Calls of several threads: right results, no errors, and captures that change nothing for other threads."""
+
+import copy
+import os
+import random
+import sys
+import threading
+import time
+import warnings
+from contextvars import copy_context
+
+import pytest
+import torch
+from torch import nn
+
+import sparsify
+
+pytestmark = pytest.mark.usefixtures("compiled_fast")
+PRUNED = {
+    "schema": 1,
+    "name": "pruned",
+    "sparsify": [{"targets": ["param:*.weight"], "prune": {"method": "magnitude", "sparsity": 0.9}}],
+}
+PAUSE = lambda: None  # noqa: E731  # what a capture does in the middle of its export
+SECONDS = float(os.environ.get("SPARSIFY_STRESS_SECONDS", "3"))
+
+
+class Graph(nn.Module):
+    """Two layers of messages, with dropout and a normalisation that counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(16, 32), nn.Linear(32, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x, edges):
+        if torch.compiler.is_compiling():
+            PAUSE()
+        for layer in (self.first, self.second):
+            x = layer(x)
+            x = torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+        return self.norm(x)
+
+
+def perceptron():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 10)).eval()
+
+
+def together(*works):
+    """Runs functions in threads of their own, under the options of this one; the errors that they raise."""
+    errors = []
+    contexts = [copy_context() for _ in works]
+
+    def guarded(work):
+        try:
+            contexts.pop().run(work)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+        assert not thread.is_alive(), "a thread waits for ever"
+    return errors
+
+
+def assert_as_before():
+    assert torch.compiler.is_compiling() is False
+    assert torch.compiler.is_exporting() is False
+    assert max is __builtins__["max"]
+    assert not hasattr(max, "choice")
+    assert not hasattr(nn.Module.__call__, "choice")
+    assert torch.backends.mkldnn.enabled
+    assert not any("Inside" in str(type(f[1])) for f in warnings.filters)
+    assert "confined" not in type(sys.stderr).__module__
+
+
+def test_first_calls_of_other_sizes():
+    model = perceptron()
+    sparse = sparsify.apply(model, PRUNED, torch.randn(64, 128))
+    dense = sparse.state_dict()
+    wanted = copy.deepcopy(model)
+    wanted.load_state_dict(dense)
+    results = []
+
+    def call(rows):
+        with torch.no_grad():
+            x = torch.randn(rows, 128)
+            results.append((wanted(x), sparse(x)))
+
+    assert not together(*[lambda rows=rows: call(rows) for rows in (1, 8, 1, 8, 1, 8)])
+    for want, found in results:
+        torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+    assert len(results) == 6
+    assert len(sparse.variants) == 2, "those with one row have one graph, the others another"
+    assert_as_before()
+
+
+@pytest.fixture
+def in_capture(monkeypatch):
+    """A model with a known graph, while another thread is in the middle of capturing it for training."""
+    started, ended = threading.Event(), threading.Event()
+    torch.manual_seed(0)
+    model = Graph().eval()
+    x, edges = torch.randn(30, 16), torch.randint(0, 30, (2, 90))
+    with torch.no_grad():
+        sparse = sparsify.apply(model, "gcn", (x, edges))
+        sparse(x, edges)
+
+    def pause():
+        started.set()
+        assert ended.wait(60)
+
+    monkeypatch.setattr(sys.modules[__name__], "PAUSE", pause)
+    kinds = [{"training": True, "inputs": (x, edges)}]
+    other = threading.Thread(target=copy_context().run, args=(sparse.prepare, kinds))
+    other.start()
+    assert started.wait(60)
+    yield model, sparse, x, edges
+    ended.set()
+    other.join(60)
+    assert len(sparse.variants) == 2
+    assert_as_before()
+
+
+def test_known_calls_do_not_wait_for_captures(in_capture):
+    _model, sparse, x, edges = in_capture
+    durations = []
+    with torch.no_grad():
+        for _ in range(50):
+            begun = time.perf_counter()
+            sparse(x, edges)
+            durations.append(time.perf_counter() - begun)
+    assert sorted(durations)[25] < 0.02
+    assert len(sparse.variants) == 1
+
+
+def test_plain_modules_see_nothing_of_captures(in_capture, capsys):
+    model, _sparse, x, edges = in_capture
+    assert torch.compiler.is_compiling() == torch.compiler.is_exporting() == False  # noqa: E712
+    assert max(2, 1) == 2
+    with torch.no_grad():
+        wanted = copy.deepcopy(model)(x, edges)
+        assert torch.equal(model(x, edges), wanted), "the model itself, whose mirror is being captured"
+    assert not any(type(tensor).__name__ == "FakeTensor" for tensor in model.parameters())
+    assert not model.training
+    assert not model.norm.training
+    print("loud", file=sys.stderr)
+    assert "loud" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="loud"):
+        warnings.warn("loud", UserWarning, stacklevel=1)
+
+
+def test_states_are_saved_and_copied_during_captures(in_capture, tmp_path):
+    model, sparse, x, edges = in_capture
+    state, twin = sparse.state_dict(), copy.deepcopy(sparse)
+    sparsify.save(sparse, tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(state[name], tensor)
+    with torch.no_grad():
+        assert torch.equal(twin(x, edges), sparse(x, edges))
+
+
+def test_children_forked_during_captures_capture_themselves(in_capture):
+    _model, sparse, x, edges = in_capture
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            torch.set_num_threads(1)  # as workers of a DataLoader do: threads of OpenMP do not outlive a fork
+            with torch.no_grad():
+                known = sparse(x, edges)
+                fresh = perceptron()
+                made = sparsify.apply(fresh, PRUNED, torch.randn(4, 128), verify=False)
+                made(torch.randn(4, 128))
+            status = 0 if known.shape == (30, 4) and not torch.compiler.is_compiling() else 2
+        finally:
+            os._exit(status)
+    deadline = time.time() + 60
+    while time.time() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.05)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    pytest.fail("the child waits for a lock that nobody holds")
+
+
+def mixed(model, sparse, dense, seed, until, counts):
+    """Calls of one thread: a sparse model with its gradients, the source model, copies, states and products."""
+    draw = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    while time.perf_counter() < until:
+        nodes, count = draw.randint(1, 300), draw.randint(0, 900)
+        x = torch.randn(nodes, 16, generator=generator)
+        edges = torch.randint(0, nodes, (2, count), generator=generator)
+        what = draw.random()
+        if what < 0.5:
+            with torch.no_grad():
+                found, wanted = sparse(x, edges), model(x, edges)
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+        elif what < 0.7:
+            x.requires_grad_()
+            found, wanted = (torch.autograd.grad(m(x, edges).square().sum(), x)[0] for m in (sparse, model))
+            torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+        elif what < 0.8:
+            rows = torch.randn(draw.choice((1, 3, 64)), 128, generator=generator)
+            pruned, reference = dense
+            with torch.no_grad():
+                torch.testing.assert_close(pruned(rows), reference(rows), rtol=1e-3, atol=1e-4)
+        elif what < 0.85:
+            torch.set_num_threads(draw.choice((1, 2)))
+        elif what < 0.9:
+            twin = copy.deepcopy(sparse)
+            assert twin.state_dict().keys() == model.state_dict().keys()
+        else:
+            square = (nodes, nodes)
+            A = sparsify.tensor((edges, torch.rand(count), square), "csr", duplicates="sum")
+            found = sparsify.einsum("ij,jk->ik", A, x)
+            torch.testing.assert_close(found, A.to_dense() @ x, rtol=1e-3, atol=1e-3)
+        counts[seed] += 1
+
+
+def test_stress():
+    """`SPARSIFY_STRESS_SECONDS=300` lets it run for longer."""
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    model, plain = Graph().eval(), perceptron()
+    sparse, pruned = sparsify.apply(model, "gcn"), sparsify.apply(plain, PRUNED)
+    reference = copy.deepcopy(plain)
+    reference.load_state_dict(pruned.state_dict())
+    counts = [0] * 8
+    until = time.perf_counter() + SECONDS
+    work = [
+        lambda seed=seed: mixed(model, sparse, (pruned, reference), seed, until, counts) for seed in range(8)
+    ]
+    try:
+        errors = together(*work)
+    finally:
+        torch.set_num_threads(threads)
+    assert not errors, errors[0]
+    assert all(counts)
+    assert_as_before()
