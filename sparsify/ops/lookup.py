@@ -179,7 +179,7 @@ def sparse_mask(input: Tensor, mask: Tensor) -> Tensor:
         from sparsify.storage.tensor import values_at as dense_at
 
         return SparseTensor(pattern, dense_at(input, pattern))
-    coordinates, inside = pattern.coordinates(), pattern.inside()
+    coordinates, inside = pattern.kept_coordinates(False), pattern.kept_inside()
     columns = list(coordinates if inside is None else torch.where(inside, coordinates, 0))
     values = at_coordinates(input, columns)
     return SparseTensor(pattern, values if inside is None else torch.where(inside, values, 0))

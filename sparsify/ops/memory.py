@@ -40,7 +40,7 @@ def stored_bytes(operands: Iterable[Tensor]) -> int:
     total = 0
     for operand in operands:
         if isinstance(operand, SparseTensor):
-            arrays = (*operand.pattern.arrays(), operand._vals)
+            arrays = (*operand._pattern.arrays_in_place(), operand._vals)
             total += sum(array.numel() * array.element_size() for array in arrays)
         elif operand.layout == torch.strided:
             total += operand.numel() * operand.element_size()

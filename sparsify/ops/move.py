@@ -51,7 +51,7 @@ def entries_of(input: SparseTensor) -> Entries:
     if any(type(array) is not Tensor for array in pattern.arrays_in_place()):
         raise refuse("moving the entries of a tensor in a traced graph", "do it before, outside of the graph")
     whole = Entries(list(pattern.kept_coordinates()), None)
-    inside = pattern.inside()
+    inside = pattern.kept_inside()
     return whole if inside is None else whole.kept(inside)
 
 

@@ -23,7 +23,7 @@ from sparsify.passes.autocast import Autocast
 from sparsify.passes.decoder import Decoder, running
 from sparsify.passes.hooks import Hooks, hooked
 from sparsify.passes.mark import aliases
-from sparsify.passes.packed import Weights, replace
+from sparsify.passes.packed import Weights
 from sparsify.passes.product_weights import product_weights
 from sparsify.passes.prunable import passed_over
 from sparsify.passes.quick import Quick
@@ -34,6 +34,7 @@ from sparsify.passes.shell import (
     in_modes,
     is_dunder,
     modes,
+    replace,
     share_again,
     shared_copy,
 )

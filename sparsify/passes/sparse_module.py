@@ -17,7 +17,7 @@ from sparsify.passes.autocast import Autocast
 from sparsify.passes.base import Asked, Notices
 from sparsify.passes.capture import sparse_parts
 from sparsify.passes.captures import Captures
-from sparsify.passes.capturing import capture_call, compile_graph, run_call
+from sparsify.passes.capturing import capture_call, compile_graph
 from sparsify.passes.check import compare
 from sparsify.passes.contents import ReadOnce
 from sparsify.passes.facade import Facade, adopt_signature
@@ -26,6 +26,7 @@ from sparsify.passes.memory import Memory
 from sparsify.passes.no_graph import fail_without_graph
 from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.quick import Quick
+from sparsify.passes.run_apart import run_call
 from sparsify.passes.shell import adopt, fill_shell, modes, share_again
 from sparsify.passes.variant import Variant, pruned_among
 from sparsify.report import Report

@@ -62,7 +62,7 @@ def _on_pattern(pattern: Pattern, found: Entries, declared: Declaration, dtype: 
 def _in_index_dtypes(pattern: Pattern, declared: Declaration) -> Pattern:
     """A pattern with the dtypes of positions and coordinates that are declared; int64 where they do not fit."""
     pairs: list[tuple[Tensor | None, torch.dtype | None]] = []
-    levels = zip(pattern.format.levels, pattern.pos, pattern.crd, declared.index_dtypes, strict=True)
+    levels = zip(pattern.format.levels, pattern._pos, pattern._crd, declared.index_dtypes, strict=True)
     for stored, pos, crd, names in levels:
         for array, role, name in zip((pos, crd), ("pos", "crd"), names, strict=True):
             fixed = getattr(stored.level, role, None) or name

@@ -179,8 +179,8 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _sorted(pattern: Pattern) -> tuple[Tensor, Tensor | None, Keys]:
     """The coordinates of the entries inside the shape in the order of their keys, and which entries they are of."""
-    coordinates = pattern.coordinates(is_kept=False)
-    inside = pattern.inside()
+    coordinates = pattern.kept_coordinates(False)
+    inside = pattern.kept_inside()
     kept = None if inside is None else inside.nonzero().squeeze(1)
     if kept is not None:
         coordinates = coordinates.index_select(1, kept)
