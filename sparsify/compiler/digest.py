@@ -16,15 +16,15 @@ import torch
 
 from sparsify.compiler import digest_source, native
 
-Function = Callable[[int, int], int]
+Function = Callable[[torch.Tensor, int], int]
 CHUNK_BYTES: Final = 1 << 20
 
 
 def digest(tensor: torch.Tensor) -> int:
     """The digest of the entries of a strided tensor on the CPU, in the order in which they lie in memory."""
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+    if not tensor.is_contiguous() or tensor.is_neg() or (tensor.dtype.is_complex and tensor.is_conj()):
         tensor = _contiguous(tensor)
-    return _function()(tensor.data_ptr(), tensor.nbytes)
+    return _function()(tensor, tensor.numel() * tensor.element_size())
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
@@ -39,26 +39,24 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _function() -> Function:
-    """The digest of so many bytes at an address; in Python where nothing can be compiled."""
+    """The digest of so many bytes of a tensor; in Python where nothing can be compiled."""
     made = native.trampolines()
     if made is None:
         return interpreted
-    words = (ctypes.c_uint64 * digest_source.WORDS)(
-        *[secrets.randbits(64) | 1 for _ in range(digest_source.WORDS)]
-    )
-    signature = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
-    function = signature((digest_source.SYMBOL, made.handle))
-
-    def run(address: int, count: int) -> int:
-        """The digest; the secret lives as long as this function."""
-        found: int = function(address, count, words)
-        return found
-
-    return run
+    bind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)((digest_source.SYMBOL, made.handle))
+    function: Function = bind(ctypes.addressof(_secret()))
+    return function
 
 
-def interpreted(address: int, count: int) -> int:
+@cache
+def _secret() -> ctypes.Array[ctypes.c_uint64]:
+    """Random words that live as long as the process."""
+    words = [secrets.randbits(64) | 1 for _ in range(digest_source.WORDS)]
+    return (ctypes.c_uint64 * digest_source.WORDS)(*words)
+
+
+def interpreted(tensor: torch.Tensor, count: int) -> int:
     """The same by Python's hash of bytes, a tenth as fast; its secret is that of the process."""
-    starts = range(0, count, CHUNK_BYTES)
+    address, starts = tensor.data_ptr(), range(0, count, CHUNK_BYTES)
     chunks = [ctypes.string_at(address + at, min(CHUNK_BYTES, count - at)) for at in starts]
     return hash((count, *map(hash, chunks)))

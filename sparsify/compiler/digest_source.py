@@ -1,13 +1,13 @@
 """The C++ text of digests: 64 bits of a range of bytes.
 
-In: an address, a number of bytes and 80 secret words. Out: their digest.
+In: 80 secret words. Out: a callable `digest(tensor, bytes)` of Python.
 
 It continues the text of the trampoline and its shortcuts.
 """
 
 from typing import Final
 
-SYMBOL: Final = "sparsify_digest"
+SYMBOL: Final = "sparsify_bind_digest"
 WORDS: Final = 80
 
 SOURCE: Final = r"""
@@ -57,6 +57,38 @@ uint64_t sparsify_digest(const char *bytes, int64_t count, const uint64_t *secre
     }
   }
   return result;
+}
+
+PyObject *PyLong_FromUnsignedLongLong(unsigned long long);
+
+// digest(tensor, bytes: int) -> int; long ranges are read without the interpreter's lock.
+static PyObject *digest(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "a digest takes a tensor and its number of bytes");
+    return nullptr;
+  }
+  const char *bytes = (const char *)address_of(arguments[0]);
+  if (!bytes && PyErr_Occurred()) return nullptr;
+  const int64_t size = PyLong_AsLongLong(arguments[1]);
+  if (size == -1 && PyErr_Occurred()) return nullptr;
+  const uint64_t *secret = (const uint64_t *)PyLong_AsVoidPtr(self);
+  if (size < 65536) return PyLong_FromUnsignedLongLong(sparsify_digest(bytes, size, secret));
+  PyThreadState *thread = PyEval_SaveThread();
+  const uint64_t found = sparsify_digest(bytes, size, secret);
+  PyEval_RestoreThread(thread);
+  return PyLong_FromUnsignedLongLong(found);
+}
+
+static PyMethodDef digest_definition = {"digest", (void *)digest, 0x0080, "digest(tensor, bytes)"};
+
+// A callable for digests with these secret words, which have to stay where they are.
+PyObject *sparsify_bind_digest(void *secret) {
+  if (!data_ptr) data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject *self = data_ptr ? PyLong_FromVoidPtr(secret) : nullptr;
+  if (!self) return nullptr;
+  PyObject *function = PyCFunction_NewEx(&digest_definition, self, nullptr);
+  Py_DecRef(self);
+  return function;
 }
 }
 """

@@ -51,41 +51,50 @@ class Fingerprint(NamedTuple):
     strides: tuple[int, ...]
 
 
-def fingerprint(tensor: torch.Tensor) -> Fingerprint:
-    """The fingerprint of the entries that a tensor has now."""
+def fingerprint(tensor: torch.Tensor) -> "Fingerprint | Identity":
+    """The fingerprint of the entries that a tensor has now; a private tensor's is its identity."""
+    private = getattr(tensor, "_identity", None)
+    if private is not None:
+        return private  # type: ignore[no-any-return]
     return Fingerprint(digest(tensor), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def keep_private(tensor: torch.Tensor) -> torch.Tensor:
+    """Marks a tensor that only this package reaches and never writes to: identity tells it apart, it is not read."""
+    tensor._identity = Identity(tensor)  # type: ignore[attr-defined]
+    return tensor
 
 
 class _Read(threading.local):
     """The fingerprints of tensors in the call of a model that runs in this thread, `None` outside of calls."""
 
-    known: dict[int, tuple[torch.Tensor, int, Fingerprint]] | None = None
+    known: "dict[int, tuple[torch.Tensor, int, Fingerprint | Identity]] | None" = None
 
 
 _read: Final = _Read()
 
 
-class ReadOnce:
-    """A context in which each tensor is read once, unless torch counts a write in between: one call of a model."""
-
-    __slots__ = ("before",)
-
-    def __enter__(self) -> None:
-        self.before, _read.known = _read.known, {}
-
-    def __exit__(self, *error: object) -> None:
-        _read.known = self.before
+def reading_once(run: Callable[..., T], tensors: Sequence[torch.Tensor]) -> T:
+    """The result of `run` for tensors; each tensor is read once, unless torch counts a write in between."""
+    before, _read.known = _read.known, {}
+    try:
+        return run(*tensors)
+    finally:
+        _read.known = before
 
 
-def _fingerprint_once(tensor: torch.Tensor) -> Fingerprint:
+def _fingerprint_once(tensor: torch.Tensor) -> "Fingerprint | Identity":
     """`fingerprint`, known within a call from the first time."""
+    private = getattr(tensor, "_identity", None)
+    if private is not None:
+        return private  # type: ignore[no-any-return]
     known = _read.known
     if known is None or tensor.is_inference():  # inference tensors do not count their versions
         return fingerprint(tensor)
     version, found = tensor._version, known.get(id(tensor))
     if found is not None and found[0] is tensor and found[1] == version:
         return found[2]
-    made = fingerprint(tensor)
+    made = Fingerprint(digest(tensor), tensor.dtype, tensor.shape, tensor.stride())
     known[id(tensor)] = tensor, version, made
     return made
 
@@ -93,7 +102,7 @@ def _fingerprint_once(tensor: torch.Tensor) -> Fingerprint:
 def key_of(
     leaves: Sequence[Any],
     static: Collection[int] = (),
-    read: Callable[[torch.Tensor], Fingerprint] = _fingerprint_once,
+    read: "Callable[[torch.Tensor], Fingerprint | Identity]" = _fingerprint_once,
 ) -> Key:
     """The key of leaves: tensors by their entries, at `static` positions by identity; others as they are."""
     if not static:

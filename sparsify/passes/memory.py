@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sparsify.passes.contents import Memo
+from sparsify.passes.contents import Memo, keep_private
 from sparsify.storage.tensor import SparseTensor
 
 REMEMBERED = 8
@@ -36,7 +36,7 @@ class Memory:
     def made(self, matrix: torch.Tensor) -> Sequence[torch.Tensor]:
         """The parts of `matrix`, taken apart now."""
         with torch.inference_mode(False), torch.no_grad():  # what is kept may be asked for in any mode later
-            return self.parts(matrix)
+            return [keep_private(part.detach()) for part in self.parts(matrix)]
 
 
 def arrays_of(matrix: torch.Tensor) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from sparsify.passes.capture import sparse_parts
 from sparsify.passes.captures import Captures
 from sparsify.passes.capturing import capture_call, compile_graph
 from sparsify.passes.check import compare
-from sparsify.passes.contents import ReadOnce
+from sparsify.passes.contents import reading_once
 from sparsify.passes.facade import Facade, adopt_signature
 from sparsify.passes.hooks import Hooks
 from sparsify.passes.memory import Memory
@@ -139,14 +139,15 @@ class SparseModule(Facade):
             return traced_calls.run_outside(self, args, kwargs, is_told=False)
         if self._hooks.paths and self.runs_hooks():
             return self.run_hooked(args, kwargs)
+        is_cast = torch.is_autocast_enabled("cpu")
+        quick = None if is_cast else self._quick.read(args, kwargs)
+        if quick is not None and (known := self._quick.variants.get(quick[0])) is not None:
+            return self.finish(known, quick[1])
         caches = own_caches.given((*args, *kwargs.values()))
         if self.leaves_past(caches):
             return self.with_past(args, kwargs)
-        if torch.is_autocast_enabled("cpu"):
+        if is_cast:
             return self._autocast.run(self, args, kwargs)
-        quick = self._quick.read(args, kwargs)
-        if quick is not None and (known := self._quick.variants.get(quick[0])) is not None:
-            return self.finish(known, quick[1])
         call = calls.flatten(self._signature, args, kwargs)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
@@ -168,8 +169,7 @@ class SparseModule(Facade):
             result = variant.run(self, *tensors)
         else:
             assert variant.eager is not None, "captures compile graphs"
-            with ReadOnce():
-                result = variant.eager(*tensors)
+            result = reading_once(variant.eager, tensors)
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
     def variant_for(self, call: calls.Call, tensors: list[torch.Tensor]) -> Variant | None:

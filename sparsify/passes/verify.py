@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.passes import calls
 from sparsify.passes.check import compare, compare_training
-from sparsify.passes.contents import ReadOnce
+from sparsify.passes.contents import reading_once
 from sparsify.passes.hooks import drop_gradient_hooks
 from sparsify.passes.run_apart import run_call, runner
 from sparsify.passes.shell import Modes
@@ -41,8 +41,7 @@ def verify(
         return [tensor.clone() for tensor in tensors] if writes else tensors
 
     def sparse() -> Any:
-        with ReadOnce():
-            result = runner(module, variant)(*given())
+        result = reading_once(runner(module, variant), given())
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
     def dense() -> Any:

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from sparsify.passes.contents import Memo, ReadOnce, fingerprint
+from sparsify.passes.contents import Memo, fingerprint, reading_once
 
 
 class Counted:
@@ -67,12 +67,15 @@ def test_a_write_while_the_result_is_made_is_not_remembered():
 
 def test_within_a_call_tensors_are_read_once_unless_a_write_is_counted():
     memo, make, x = Memo(4), Counted(), torch.zeros(3)
-    with ReadOnce():
+
+    def call(x: torch.Tensor) -> None:
         assert [memo.get((x,), make) for _ in range(2)] == [1, 1]
         x.data[0] = 1
         assert memo.get((x,), make) == 1
         x[0] = 2
         assert memo.get((x,), make) == 2
+
+    reading_once(call, [x])
     x.data[0] = 3
     assert memo.get((x,), make) == 3
 
