@@ -27,6 +27,7 @@ from sparsify.passes.shell import Modes, fill_shell, in_modes, modes, share_agai
 from sparsify.passes.variant import Variant, return_plainly
 from sparsify.runtime.locks import CAPTURES
 from sparsify.runtime.peak import Peak
+from sparsify.runtime.trim import trim
 
 if TYPE_CHECKING:
     from sparsify.passes.sparse_module import SparseModule
@@ -74,11 +75,16 @@ def draft_of(module: "SparseModule", call: calls.Call, tensors: list[Tensor], mo
         asked, notices = module._asked, module._notices
         return drafted(source, asked, call, tensors, asked.dynamic, notices, stored, known, is_mirror)
 
+    mirror = module._weights.mirror(mode)
     try:
-        return of(module._weights.mirror(mode).model, True)
+        draft = of(mirror.model, True)
     except ReachedError:  # code of the model refers to its modules in a way of its own
         with in_modes(module._source, mode), module._weights.dense():
             return of(module._source, False)
+    finally:
+        mirror.clear()
+    draft.model = module._source
+    return draft
 
 
 def refuse(module: "SparseModule", call: calls.Call, mode: Modes, error: CaptureError) -> None:
@@ -107,7 +113,6 @@ def publish(
     regions = [node.meta["region"] for node in draft.graph.nodes if "region" in node.meta]
     variant = Variant(captured, report, regions, return_plainly(captured), masked=draft.masked)
     variants = [*module.variants, variant]
-    draft.model = module._source  # the mirror and its dense weights are not needed any more
     try:
         for name, constant in captured.constants.items():
             module.register_buffer(name, constant, persistent=False)
@@ -140,6 +145,8 @@ def hold_weights(module: "SparseModule", variants: list[Variant], *, packs: bool
         if packs:
             module._weights.pack(variants)
         share_again(module, module._source)
+    if packs:
+        trim()  # of dense weights and of what was compared
 
 
 def compile_graph(module: "SparseModule", variant: Variant) -> None:

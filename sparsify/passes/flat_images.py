@@ -30,6 +30,8 @@ V = TypeVar("V")
 # Sizes of images whose kernels are kept, and those for which the places of a weight's entries are.
 SIZES: Final = 8
 PLACED: Final = 2
+# Positions of the running mean and variance among a bias, scales or a weight, and what a normalisation has learned.
+STATISTICS: Final = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ class FlatImages:
         self.windows, self.places, self.eps, self.is_single = windows, places, eps, is_single
         self.example = Grid(windows, example)
         self.placed = Placed(PLACED if keeps_places else 0)
-        self.by_output = Structure(self.factors, (0, 1), ConversionEntry("s, b", "", "dense"))
+        entry = ConversionEntry("s, b", "", "dense")
+        self.by_output = Structure(self.factors, (0, 1), entry, uncounted=STATISTICS if places.norm else ())
         self.others: dict[int, Kernel] = {}
         self.refused: set[Grid] = set()
         self.grids: dict[tuple[int, ...], Grid] = {example: self.example}

@@ -23,6 +23,7 @@ from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.base import Draft
 from sparsify.passes.estimate import UNKNOWN_ROWS, example
+from sparsify.passes.flat_images import STATISTICS
 from sparsify.passes.lift.convolutions import FORM, Chain, Chosen, chain_of
 from sparsify.passes.operator_cost import extents
 from sparsify.passes.operators import argument, known_size, operator_name, overwritten, scope, tensor_value
@@ -90,7 +91,9 @@ class Folded:
         self.pool = None if pool is None else part([chain.last], [pool])
         self.plain = part(self.inputs, self.covered)
         self.is_recycled = is_recycled
-        self.structure = Structure(self.pack, (0, 1), entry or entry_of(chain, form), most=PACKED)
+        entry = entry or entry_of(chain, form)
+        uncounted = () if chain.norm is None else STATISTICS
+        self.structure = Structure(self.pack, (0, 1), entry, most=PACKED, uncounted=uncounted)
         self.__name__ = f"folded_{node.name}"
 
     def __call__(self, *arguments: Tensor) -> Tensor:

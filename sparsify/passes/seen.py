@@ -12,16 +12,25 @@ import torch
 
 @dataclass(frozen=True)
 class Seen:
-    """A tensor as it was: while it lives and its version is the same, so are its values."""
+    """A tensor as it was: while it lives and its version is the same, so are its values.
+
+    Attributes:
+        copy: its values, of one that is written to without a new version.
+    """
 
     reference: "weakref.ref[torch.Tensor]"
     version: int
     address: int
     shape: torch.Size
     strides: tuple[int, ...]
+    copy: torch.Tensor | None = None
 
     def is_same(self, leaf: Any) -> bool:
         """Whether `leaf` is that tensor, or another view of exactly its memory, unchanged."""
+        if self.copy is not None and not (
+            isinstance(leaf, torch.Tensor) and leaf.shape == self.shape and torch.equal(leaf, self.copy)
+        ):
+            return False
         known = self.reference()
         if known is None or known._version != self.version:
             return False
@@ -42,8 +51,14 @@ class Seen:
         return known is None or known._version != self.version
 
 
-def see(leaf: Any) -> Any:
-    """A tensor as it is now; a size is itself."""
+def see(leaf: Any, *, is_counted: bool = True) -> Any:
+    """A tensor as it is now; a size is itself.
+
+    Args:
+        leaf: the tensor.
+        is_counted: whether its version tells of all that is written to it.
+    """
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return Seen(weakref.ref(leaf), leaf._version, leaf.data_ptr(), leaf.shape, leaf.stride())
+    copy = None if is_counted else leaf.detach().clone()
+    return Seen(weakref.ref(leaf), leaf._version, leaf.data_ptr(), leaf.shape, leaf.stride(), copy)

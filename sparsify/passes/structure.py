@@ -147,6 +147,7 @@ class Structure:
         outputs: per result either the position of a tensor in that list, or how a matrix is made of it.
         entry: where conversions and their time are reported.
         most: for how many sets of leaves results are remembered.
+        uncounted: the positions of leaves that torch writes to without a new version, as statistics of normalisations.
     """
 
     def __init__(
@@ -155,8 +156,10 @@ class Structure:
         outputs: Sequence[Output],
         entry: ConversionEntry,
         most: int = REMEMBERED,
+        uncounted: Sequence[int] = (),
     ) -> None:
         self.module, self.outputs, self.entry, self.most = module, tuple(outputs), entry, most
+        self.uncounted = frozenset(uncounted)
         self.has_matrices = any(isinstance(spec, MatrixOutput | BagsOutput) for spec in self.outputs)
         self.weight = weight_of(self.outputs)
         self.memory: list[Remembered] = []
@@ -207,14 +210,18 @@ class Structure:
                 for spec in self.outputs
             ]
             results = [self.result(spec, raw, at) for spec, at in zip(self.outputs, aligned, strict=True)]
+        if self.weight is not None:  # it gets no gradient: its pattern is enough
+            aligned = [None] * len(results)
+            results = [plain(found) if isinstance(found, SparseTensor) else found for found in results]
         self.note_bytes(raw, results)
         self.entry.count += 1
         self.entry.total_us += (time.perf_counter() - started) * 1e6
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if any(leaf.is_inference() for leaf in tensors):  # inference tensors do not count their versions
             return Remembered((), aligned, results)
-        entry = Remembered(tuple(see(leaf) for leaf in leaves), aligned, results)
-        kept = [known for known in self.memory if not known.is_stale()]
+        known = [see(leaf, is_counted=at not in self.uncounted) for at, leaf in enumerate(leaves)]
+        entry = Remembered(tuple(known), aligned, results)
+        kept = [other for other in self.memory if not other.is_stale()]
         self.memory = [entry, *kept[: self.most - 1]]
         return entry
 

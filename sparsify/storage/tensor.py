@@ -117,7 +117,7 @@ class SparseTensor(torch.Tensor):
         pattern = self._pattern
         if pattern.format.is_dense and pattern.format.is_short:
             stored = values.view([pattern.shape[mode] for mode in pattern.format.ordering])
-            return stored.permute(_inverse(pattern.format.ordering)).clone(
+            return stored.permute(convert.inverse(pattern.format.ordering)).clone(
                 memory_format=torch.contiguous_format
             )
         coordinates, inside = pattern.coordinates(is_kept=values.requires_grad), pattern.inside()
@@ -159,7 +159,7 @@ class SparseTensor(torch.Tensor):
         wanted = tuple(_mode(mode, self.dim()) for mode in order)
         if sorted(wanted) != list(range(self.dim())):
             raise FormatError(f"permute{tuple(order)} of a tensor of {self.dim()} modes", "every mode once")
-        return SparseTensor(permuted_pattern(self._pattern, wanted), self.values(), self._fill)
+        return SparseTensor(convert.permuted_pattern(self._pattern, wanted), self.values(), self._fill)
 
     def transpose(self, first: int = 0, second: int = 1) -> "SparseTensor":
         """The tensor with two modes exchanged; the same arrays, no copy.
@@ -282,22 +282,6 @@ def rebuild(
     return _as_leaf(SparseTensor(pattern, values, fill), requires_grad, is_parameter)
 
 
-def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
-    """The pattern of the tensor whose mode `n` is mode `modes[n]` of this one; undoing gives the same object."""
-    if modes == tuple(range(pattern.rank)):
-        return pattern
-
-    def make() -> Pattern:
-        shape = [pattern.shape[mode] for mode in modes]
-        made = Pattern(pattern.format.permuted(modes), shape, pattern.pos, pattern.crd, pattern.nnz)
-        if pattern.validated().recall("valid"):
-            made.trusted()
-        made.cached(("permuted", _inverse(modes)), lambda: pattern)
-        return made
-
-    return pattern.cached(("permuted", modes), make)
-
-
 def _as_leaf(tensor: SparseTensor, requires_grad: bool, is_parameter: bool) -> SparseTensor:
     """`tensor` as a leaf, a parameter when it is to be one."""
     if not is_parameter:
@@ -332,11 +316,6 @@ def _mode(mode: int, count: int) -> int:
         found = f"Dimension out of range (expected to be in range of [{-count}, {count - 1}], but got {mode})"
         raise IndexError(found)
     return mode % count
-
-
-def _inverse(modes: Sequence[int]) -> tuple[int, ...]:
-    """The order that undoes `modes`."""
-    return tuple(sorted(range(len(modes)), key=lambda n: modes[n]))
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
