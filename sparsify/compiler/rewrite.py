@@ -39,17 +39,7 @@ def bottom_up(node: Node, *rules: Rule, at: tuple[type[Node], ...] = ()) -> Node
 
     What holds no node of the classes `at`, where the rules alone apply, is not visited; without them everything is.
     """
-    rule = first(*rules) if len(rules) > 1 else rules[0]
-    wanted = bits(at) if at else ANY
-
-    def visit(current: Node) -> Node:
-        if not classes(current) & wanted:
-            return current
-        rebuilt = map_children(current, visit)
-        result = rule(rebuilt)
-        return rebuilt if result is None else result
-
-    return visit(node)
+    return _Once(first(*rules) if len(rules) > 1 else rules[0], bits(at) if at else ANY)(node)
 
 
 def fixpoint(
@@ -64,20 +54,48 @@ def fixpoint(
     What a rule returns is rewritten in turn before its parent is; nodes that have settled are not visited again: they
     are in `settled` by identity (and held there, so that their identities stay theirs), also for later calls.
     """
-    rule = first(*rules) if len(rules) > 1 else rules[0]
-    wanted = bits(at) if at else ANY
-    settled = {} if settled is None else settled
+    return _Settling(rules, bits(at) if at else ANY, limit, {} if settled is None else settled)(node)
 
-    def visit(current: Node) -> Node:
-        for _ in range(limit):
+
+class _Once:
+    """`bottom_up` as a function of a node.
+
+    A function inside of another one that calls itself would be a cycle of references: what its rule holds, as patterns
+    of operands, would live until the next garbage collection.
+    """
+
+    __slots__ = ("rule", "wanted")
+
+    def __init__(self, rule: Rule, wanted: int) -> None:
+        self.rule, self.wanted = rule, wanted
+
+    def __call__(self, current: Node) -> Node:
+        if not classes(current) & self.wanted:
+            return current
+        rebuilt = map_children(current, self)
+        result = self.rule(rebuilt)
+        return rebuilt if result is None else result
+
+
+class _Settling:
+    """`fixpoint` as a function of a node."""
+
+    __slots__ = ("limit", "rule", "rules", "settled", "wanted")
+
+    def __init__(self, rules: tuple[Rule, ...], wanted: int, limit: int, settled: dict[int, Node]) -> None:
+        self.rules, self.rule = rules, first(*rules) if len(rules) > 1 else rules[0]
+        self.wanted, self.limit, self.settled = wanted, limit, settled
+
+    def __call__(self, current: Node) -> Node:
+        wanted, settled, rule = self.wanted, self.settled, self.rule
+        for _ in range(self.limit):
             if id(current) in settled or not classes(current) & wanted:
                 return current
-            rebuilt = map_children(current, visit)
+            rebuilt = map_children(current, self)
             result = rule(rebuilt)
             if result is None or result is rebuilt:
                 settled[id(rebuilt)] = rebuilt
                 return rebuilt
             current = result
-        raise AssertionError(f"rules {[rule.__name__ for rule in rules]} did not settle after {limit} rounds")
-
-    return visit(node)
+        names = [rule.__name__ for rule in self.rules]
+        raise AssertionError(f"rules {names} did not settle after {self.limit} rounds")

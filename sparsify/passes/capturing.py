@@ -29,6 +29,7 @@ from sparsify.passes.variant import Variant, return_plainly
 from sparsify.passes.verify import verify
 from sparsify.report_text import fold
 from sparsify.runtime.locks import CAPTURES
+from sparsify.runtime.trim import trim
 
 if TYPE_CHECKING:
     from sparsify.passes.sparse_module import SparseModule
@@ -77,13 +78,17 @@ def draft_of(module: "SparseModule", call: calls.Call, tensors: list[Tensor], mo
         asked, notices = module._asked, module._notices
         return drafted(source, asked, call, tensors, asked.dynamic, notices, stored, known, is_mirror)
 
+    mirror = module._weights.mirror(mode)
     try:
-        mirror = module._weights.mirror(mode).model
-        drop_gradient_hooks(mirror)
-        return of(mirror, True)
+        drop_gradient_hooks(mirror.model)
+        draft = of(mirror.model, True)
     except ReachedError:  # code of the model refers to its modules in a way of its own
         with in_modes(module._source, mode), module._weights.dense():
             return of(module._source, False)
+    finally:
+        mirror.clear()
+    draft.model = module._source
+    return draft
 
 
 def refuse(module: "SparseModule", call: calls.Call, mode: Modes, error: CaptureError) -> None:
@@ -112,7 +117,6 @@ def publish(
     regions = [node.meta["region"] for node in draft.graph.nodes if "region" in node.meta]
     variant = Variant(captured, report, regions, return_plainly(captured), masked=draft.masked)
     variants = [*module.variants, variant]
-    draft.model = module._source  # the mirror and its dense weights are not needed any more
     try:
         for name, constant in captured.constants.items():
             module.register_buffer(name, constant, persistent=False)
@@ -147,6 +151,8 @@ def hold_weights(module: "SparseModule", variants: list[Variant], *, packs: bool
         if packs:
             module._weights.pack(variants)
         share_again(module, module._source)
+    if packs:
+        trim()  # of dense weights and of what was compared
 
 
 def compile_graph(module: "SparseModule", variant: Variant) -> None:

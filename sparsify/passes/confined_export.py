@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
 import torch
+from torch import nn
+from torch._export import non_strict_utils as inputs
 from torch.export import _trace as trace
 from torch.fx import _symbolic_trace as tracer
 
@@ -27,10 +29,12 @@ Context = Callable[..., AbstractContextManager[Any]]
 @contextmanager
 def confined_export() -> Iterator[None]:
     """Within this context exports of this thread change nothing that other threads see."""
-    changes: list[tuple[Any, str, Callable[[Context], Context]]] = [
+    changes: list[tuple[Any, str, Callable[[Any], Callable[..., Any]]]] = [
         (trace, "_compiling_state_context", lambda _: state),
         (trace, "_override_builtin_ops", confined_builtins),
         (tracer, "_new_patcher", confined_patcher),
+        (trace, "_gather_constant_attrs", without_parameters),
+        (inputs, "_gather_constant_attrs", without_parameters),
     ]
     with ExitStack() as stack:
         for owner, name, confine in changes:
@@ -38,6 +42,42 @@ def confined_export() -> Iterator[None]:
                 context = confine(getattr(owner, name))
                 stack.enter_context(confined.substituted(owner, name, context))
         yield
+
+
+class Shown:
+    """A module as it is searched for constants: its attributes and children, without parameters and buffers.
+
+    Args:
+        module: to search.
+        known: identities of all parameters and buffers.
+    """
+
+    def __init__(self, module: nn.Module, known: set[int]) -> None:
+        children = [(name, Shown(child, known)) for name, child in module.named_children()]
+        self.__dict__.update({name: value for name, value in vars(module).items() if id(value) not in known})
+        object.__setattr__(self, "named_children", lambda: children)
+
+    def parameters(self) -> tuple[()]:
+        """None are shown."""
+        return ()
+
+    buffers = parameters
+
+
+def without_parameters(gather: Callable[[Any], Any]) -> Callable[[nn.Module], Any]:
+    """What finds the constants of a module, without references to its parameters.
+
+    torch's function refers to itself: the parameters that it knows would live until a garbage collection.
+    """
+
+    def gathered(module: nn.Module) -> Any:
+        known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        try:
+            return gather(Shown(module, known))
+        except AttributeError:  # another version of torch looks at more
+            return gather(module)
+
+    return gathered
 
 
 @contextmanager

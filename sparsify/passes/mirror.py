@@ -156,6 +156,12 @@ class Mirror:
                         made[id(buffer)] = buffer.detach().clone()
                     new._buffers[name] = made[id(buffer)]
 
+    def clear(self) -> None:
+        """Takes the tensors out of the copy, which may be in cycles of references; it cannot run any more."""
+        for _, new, _ in self.pairs:
+            new.__dict__.update({"_parameters": {}, "_buffers": {}})
+        self.pairs, self.copies = [], {}
+
     def write_back(self) -> None:
         """Sets the attributes that the copy has set since in the modules of the model."""
         originals = {id(new): module for module, new, _ in self.pairs}

@@ -199,6 +199,9 @@ class Structure:
                 for spec in self.outputs
             ]
             results = [self.result(spec, raw, at) for spec, at in zip(self.outputs, aligned, strict=True)]
+        if self.weight is not None:  # it gets no gradient: its pattern is enough
+            aligned = [None] * len(results)
+            results = [plain(found) if isinstance(found, SparseTensor) else found for found in results]
         self.note_bytes(raw, results)
         self.entry.count += 1
         self.entry.total_us += (time.perf_counter() - started) * 1e6

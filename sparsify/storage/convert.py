@@ -6,9 +6,11 @@ Entries are sorted by their coordinates in the order of the target's levels; the
 columns. Nothing is allocated in the size of the shape except what dense levels demand.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from sparsify.errors import FormatError
 from sparsify.storage.arrays import Arrays
 from sparsify.storage.entries import Entries
 from sparsify.storage.format import Format, StoredLevel
+from sparsify.storage.modes import inverse
 from sparsify.storage.pattern import Pattern, shared
 
 LARGEST_KEY = 2**63 - 1
@@ -37,14 +40,46 @@ class Conversion:
 
 
 def conversion(pattern: Pattern, format: Format) -> Conversion:
-    """The same entries in another format; cached on the pattern, and so is the way back."""
-    return pattern.cached(("conversion", format), lambda: _conversion(pattern, format))
+    """The same entries in another format; cached on the pattern, the way back as long as the pattern is used.
+
+    Nothing that is cached on a pattern refers to it: patterns are freed at once, without the garbage collector.
+    """
+    found = pattern.recall(("conversion", format))
+    if found is not None:
+        return cast(Conversion, found)
+    if format == pattern.format:
+        places = pattern.cached("places", lambda: torch.arange(pattern.nnz))
+        return Conversion(pattern, places, is_identity=True, is_padded=False)
+    return _way_back(pattern, format) or pattern.cached(
+        ("conversion", format), lambda: _conversion(pattern, format)
+    )
 
 
 def twin(pattern: Pattern, format: Format) -> tuple[Pattern, Tensor]:
     """See `Pattern.twin`."""
     found = conversion(pattern, format)
     return found.pattern, found.permutation
+
+
+def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
+    """The pattern of the tensor whose mode `n` is mode `modes[n]` of this one; undoing gives the same object."""
+    if modes == tuple(range(pattern.rank)):
+        return pattern
+
+    def make() -> Pattern:
+        shape = [pattern.shape[mode] for mode in modes]
+        arrays = pattern._pos, pattern._crd
+        made = Pattern(pattern.format.permuted(modes), shape, *arrays, pattern.nnz, is_private=True)
+        if pattern.validated().recall("valid"):
+            made.trusted()
+        origin = weakref.ref(pattern)  # what is cached on patterns does not refer to them
+        made.cached(("permuted from", inverse(modes)), lambda: origin)
+        return made
+
+    known: Pattern | None = pattern.recall(("permuted", modes))
+    if known is None and (reference := pattern.recall(("permuted from", modes))) is not None:
+        known = reference()
+    return known or pattern.cached(("permuted", modes), make)
 
 
 def permuted(values: Tensor, found: Conversion, fill: complex = 0) -> Tensor:
@@ -180,8 +215,6 @@ def index_dtype(format: Format, shape: Sequence[int], count: int) -> torch.dtype
 
 
 def _conversion(pattern: Pattern, format: Format) -> Conversion:
-    if format == pattern.format:
-        return Conversion(pattern, torch.arange(pattern.nnz), is_identity=True, is_padded=False)
     if format.rank != pattern.rank:
         raise FormatError(
             f"{format} stores {format.rank} modes, the tensor has {pattern.rank}", "another format"
@@ -191,7 +224,8 @@ def _conversion(pattern: Pattern, format: Format) -> Conversion:
     kept = None if inside is None else inside.nonzero().squeeze(1)
     result = placed(list(coordinates if kept is None else coordinates[:, kept]), kept, pattern.shape, format)
     if kept is None and pattern.nnz == result.pattern.nnz and not result.is_padded:
-        _remember_way_back(pattern, result)
+        origin = weakref.ref(pattern)
+        result.pattern.cached(("converted from", pattern.format), lambda: origin)
     return result
 
 
@@ -221,14 +255,23 @@ def placed(
     return Conversion(found, permutation, is_identity=False, is_padded=count < found.nnz)
 
 
-def _remember_way_back(pattern: Pattern, result: Conversion) -> None:
-    """The twin of the twin is the pattern itself."""
-    inverse = result.permutation
-    if not result.is_identity:
-        inverse = torch.empty_like(result.permutation)
-        inverse[result.permutation] = torch.arange(pattern.nnz)
-    back = Conversion(pattern, inverse, is_identity=result.is_identity, is_padded=False)
-    result.pattern.cached(("conversion", pattern.format), lambda: back)
+def _way_back(pattern: Pattern, format: Format) -> Conversion | None:
+    """The twin of a twin is the pattern itself, `None` where there is none any more."""
+    reference = pattern.recall(("converted from", format))
+    origin: Pattern | None = None if reference is None else reference()
+    there = None if origin is None else origin.recall(("conversion", pattern.format))
+    if origin is None or there is None:
+        return None
+
+    def undone() -> Tensor:
+        if there.is_identity:
+            return cast(Tensor, there.permutation)
+        found = torch.empty_like(there.permutation)
+        found[there.permutation] = torch.arange(pattern.nnz)
+        return found
+
+    permutation = pattern.cached(("permutation from", format), undone)
+    return Conversion(origin, permutation, is_identity=there.is_identity, is_padded=False)
 
 
 def narrowed(array: Tensor, stored: StoredLevel, role: str, default: torch.dtype) -> Tensor:

@@ -161,7 +161,7 @@ class SparseTensor(torch.Tensor):
         wanted = tuple(mode_of(mode, self.dim()) for mode in order)
         if sorted(wanted) != list(range(self.dim())):
             raise FormatError(f"permute{tuple(order)} of a tensor of {self.dim()} modes", "every mode once")
-        return SparseTensor(permuted_pattern(self._pattern, wanted), self.values(), self._fill)
+        return SparseTensor(convert.permuted_pattern(self._pattern, wanted), self.values(), self._fill)
 
     def transpose(self, first: int = 0, second: int = 1) -> "SparseTensor":
         """The tensor with two modes exchanged; the same arrays, no copy.
@@ -297,23 +297,6 @@ def rebuild(
     """The tensor that was pickled; tensors saved over one pattern share it again."""
     pattern = shared(Format(text), tuple(shape), pos, crd)
     return _as_leaf(SparseTensor(pattern, values, fill), requires_grad, is_parameter)
-
-
-def permuted_pattern(pattern: Pattern, modes: tuple[int, ...]) -> Pattern:
-    """The pattern of the tensor whose mode `n` is mode `modes[n]` of this one; undoing gives the same object."""
-    if modes == tuple(range(pattern.rank)):
-        return pattern
-
-    def make() -> Pattern:
-        shape = [pattern.shape[mode] for mode in modes]
-        arrays = pattern._pos, pattern._crd
-        made = Pattern(pattern.format.permuted(modes), shape, *arrays, pattern.nnz, is_private=True)
-        if pattern.validated().recall("valid"):
-            made.trusted()
-        made.cached(("permuted", inverse(modes)), lambda: pattern)
-        return made
-
-    return pattern.cached(("permuted", modes), make)
 
 
 def _as_leaf(tensor: SparseTensor, requires_grad: bool, is_parameter: bool) -> SparseTensor:

@@ -222,6 +222,18 @@ def test_new_parameters_and_statistics_are_folded(sparse):
         assert not torch.allclose(other(x), before)
 
 
+def test_statistics_that_torch_updates_without_a_version_are_folded(sparse):
+    x = torch.randn(IMAGES)
+    with torch.no_grad():
+        for norm in (m for m in sparse._source.modules() if isinstance(m, nn.BatchNorm2d)):
+            before, version = sparse(x), norm.running_mean._version
+            norm.train()(torch.randn(4, norm.num_features, 5, 5) + 3)
+            norm.eval()
+            assert norm.running_mean._version == version
+            assert not torch.allclose(sparse(x), before)
+            torch.testing.assert_close(sparse(x), sparse.original(x), rtol=1e-4, atol=1e-4)
+
+
 def test_without_a_faster_form_nodes_stay(monkeypatch, computed):
     sparse = made("", monkeypatch)
     with torch.no_grad():

@@ -246,6 +246,18 @@ def test_training_makes_weights_dense_again():
         torch.testing.assert_close(sparse(x), sparse.original(x), **CLOSE)
 
 
+def test_statistics_of_a_normalisation_that_the_model_goes_on_training():
+    model, x = layers(), images()
+    with torch.no_grad():
+        sparse = sparsify.apply(model, recipe(), x)
+        for _ in range(3):
+            before = sparse(x)
+            sparse._source.train()(x)  # torch changes the statistics, and not their versions
+            sparse._source.eval()
+            assert not torch.allclose(sparse(x), before, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(sparse(x), sparse.original(x), **CLOSE)
+
+
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_graphs(applied):
     x = images()
