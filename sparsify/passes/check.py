@@ -112,6 +112,8 @@ def compare_training(
     wider = limits.model_copy(update={"rtol": 10 * limits.rtol, "atol": 10 * limits.atol})
     try:
         return compare(dense, sparse, wider, tensors, pruned)
+    except VerificationError:
+        raise
     except RuntimeError as error:  # such as autograd raises
         try:
             gradients(dense(), tensors)

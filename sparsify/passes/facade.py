@@ -34,6 +34,7 @@ from sparsify.passes.shell import (
     in_modes,
     is_dunder,
     modes,
+    module_behind,
     replace,
     share_again,
     shared_copy,
@@ -204,9 +205,9 @@ class Facade(Decoder):
         """
         if "_weights" not in self.__dict__ or name in INTERNAL or is_dunder(name):
             return False
-        part = self.part(path)
+        part, value = self.part(path), module_behind(value)
         stores = (part._parameters, part._buffers, part._modules)
-        is_part = isinstance(value, nn.Module | nn.Parameter) or any(name in store for store in stores)
+        is_part = any(name in store for store in stores)
         if not is_part and name not in vars(part):
             return False
         old = getattr(part, name, self)
@@ -214,6 +215,7 @@ class Facade(Decoder):
             return True
         self.take_source()
         setattr(self.part(path), name, value)
+        self.get_submodule(path)._modules.pop(name, None)  # the old shell stands for the old module
         self.renew()
         return True
 
@@ -228,6 +230,7 @@ class Facade(Decoder):
             return
         try:
             weights.source, weights.is_own = shared_copy(weights.source), True
+            adopt(self)
         except Exception as error:  # whatever the modules of the model raise when they are copied
             raise CaptureError(
                 f"{type(weights.source).__name__} cannot be copied, and is to be changed: {error}",

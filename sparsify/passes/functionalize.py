@@ -10,9 +10,10 @@ graph. Which tensors share memory is known from the storages of the fake tensors
 Source: functionalization of PyTorch, Yang et al., functorch, 2022.
 """
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx
@@ -83,6 +84,7 @@ def functionalize(graph: fx.Graph) -> None:
     Raises:
         CaptureError: a write has no pure form.
     """
+    merge_results(graph)
     parents = views(graph)
     written = {
         root_of(target, parents)
@@ -94,6 +96,16 @@ def functionalize(graph: fx.Graph) -> None:
         return
     require_apart(graph, written)
     _Functionalize(graph, parents, written).run()
+
+
+def merge_results(graph: fx.Graph) -> None:
+    """`%a = getitem(%t, 0); %b = getitem(%t, 0)` -> `%a` for both."""
+    known: dict[Any, fx.Node] = {}
+    for node in graph.find_nodes(op="call_function", target=operator.getitem):
+        first = known.setdefault(node.args, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
 
 
 def views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -112,8 +124,8 @@ def views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 def memory_of(node: fx.Node) -> int | None:
     """The address of the fake storage of a tensor, or of all tensors of a list."""
     value = node.meta.get("val")
-    if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
-        value = value[0]
+    if operator_name(node) in LISTS and value and isinstance(value[0], Tensor):
+        value = value[0]  # parts of one tensor; results of other operators have memory of their own each
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
     return int(value.untyped_storage()._cdata)

@@ -55,6 +55,9 @@ class Shell(nn.Module):
             if is_dunder(name) or self not in _PLACES:
                 raise
         owner, path = _place_of(self)
+        part = owner.part(path)
+        if any(name in store for store in (part._parameters, part._buffers, part._modules)):
+            raise AttributeError(f"{type(part).__name__} of a sparse model has no {name}: it was deleted")
         return owner.source_attribute(path, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -118,8 +121,9 @@ HOOKS: Final = (
     "_is_full_backward_hook",
 )
 INTERNAL: Final = frozenset(vars(nn.Module()))
-# The sparse model of each shell, and the path of the shell in it: beside the shells, which are copied and pickled.
-_PLACES: "weakref.WeakKeyDictionary[Shell, tuple[weakref.ref[Any], str]]" = weakref.WeakKeyDictionary()
+# The sparse model of each shell, the path of the shell in it, and the module that the shell stands for: beside the
+# shells, which are copied and pickled.
+_PLACES: "weakref.WeakKeyDictionary[Shell, tuple[weakref.ref[Any], str, Any]]" = weakref.WeakKeyDictionary()
 
 
 def adopt(owner: Any) -> None:
@@ -130,14 +134,19 @@ def adopt(owner: Any) -> None:
     reference = weakref.ref(owner)
     for path, inner in owner.named_modules():
         if isinstance(inner, Shell):
-            _PLACES[inner] = reference, path
+            _PLACES[inner] = reference, path, owner.part(path)
+
+
+def module_behind(value: Any) -> Any:
+    """The module that a shell stands for; anything else as it is."""
+    return _PLACES[value][2] if isinstance(value, Shell) and value in _PLACES else value
 
 
 def _place_of(shell: Any) -> tuple[Owner, str]:
     """The sparse model of a shell, and its path there; of a sparse model itself the root."""
     if not isinstance(shell, Shell):
         return shell, ""
-    reference, path = _PLACES.get(shell, (None, ""))
+    reference, path, _ = _PLACES.get(shell, (None, "", None))
     owner = None if reference is None else reference()
     if owner is None:
         raise CaptureError(

@@ -133,7 +133,7 @@ class SparseModule(Facade):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result, by the variant that fits the call."""
-        if torch.compiler.is_compiling() and not self._hooks.paths and traced_calls.is_traced():
+        if torch.compiler.is_compiling() and not self._hooks.paths and not traced_calls.is_elsewhere():
             return self.traced(args, kwargs)
         if callable(traced_calls.watcher()):
             return traced_calls.run_outside(self, args, kwargs, is_told=False)
@@ -164,7 +164,7 @@ class SparseModule(Facade):
 
     def finish(self, variant: Variant, tensors: Sequence[torch.Tensor]) -> Any:
         """The model's output class around the results of a variant."""
-        if torch.compiler.is_compiling() and traced_calls.is_traced():
+        if torch.compiler.is_compiling() and not traced_calls.is_elsewhere():
             assert variant.run is not None, "captures compile graphs"
             result = variant.run(self, *tensors)
         else:

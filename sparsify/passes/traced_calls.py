@@ -38,13 +38,16 @@ NOT_NAMED: Final = (
 )
 
 
-def is_traced() -> bool:
-    """Whether what this thread runs is traced, and not only what another thread does meanwhile."""
-    if not torch.compiler.is_compiling():
-        return False
+def is_elsewhere() -> bool:
+    """Whether another thread is what compiles, and this one runs as usual."""
     if torch.compiler.is_dynamo_compiling():
-        return True
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._guards.TracingContext.try_get() is not None
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0 and torch._guards.TracingContext.try_get() is None
+
+
+def is_traced() -> bool:
+    """Whether what this thread runs is traced."""
+    return torch.compiler.is_compiling() and not is_elsewhere()
 
 
 def twin(kind: type, function: Any) -> Any:
@@ -124,7 +127,7 @@ def run_outside(module: torch.nn.Module, args: Any, kwargs: Any, *, is_told: boo
         CaptureError: in `torch.export` there is no outside.
     """
     # Neither holds where Dynamo gave up: it traces a function a limited number of times, and then runs it.
-    if is_traced() and not torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling() and not is_elsewhere():
         raise CaptureError(NO_GRAPH if is_told else NOT_TOLD)
     from sparsify.passes import not_captured  # loads Dynamo, which is there when it traces
 

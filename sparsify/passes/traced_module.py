@@ -65,7 +65,7 @@ class TracedModule(fx.GraphModule):
     @property
     def graph(self) -> fx.Graph:
         """The graph of the variant that is shown; where `torch.export` runs it, one that finds the variant."""
-        if not (torch.compiler.is_exporting() and traced_calls.is_traced()):
+        if not torch.compiler.is_exporting() or traced_calls.is_elsewhere():
             return self._graph
         graph = fx.Graph()
         names = traced_calls.exported_names(self)

@@ -37,7 +37,7 @@ def applied(model: nn.Module, x: torch.Tensor, library: str, monkeypatch: pytest
         return Timed(formats[0], "", 3.0, 2.0, tuple((name, 1.0 + (name != library)) for name in libraries))
 
     monkeypatch.setattr(tune, "timed", found)
-    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_: answer())
+    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_, **__: answer())
     with options.override(tune_seconds=1.0):
         return sparsify.apply(model, RECIPE, x)
 
@@ -131,7 +131,7 @@ def test_recipes_say_which_may_be_chosen(model, monkeypatch, asked, names):
         return Timed(formats[0], "", 1.0, 2.0)
 
     monkeypatch.setattr(tune, "timed", found)
-    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_: answer())
+    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_, **__: answer())
     with options.override(tune_seconds=1.0):
         recipe = {**RECIPE, "compile": {"backends": asked}}
         sparsify.apply(model, recipe, torch.randn(6, 48), verify=False)

@@ -49,7 +49,7 @@ def made(form, monkeypatch, model=None, x=None, memory="fast", **changes):
         model = Images().train()
         model(torch.randn(8, *IMAGES[1:]))  # statistics that are not 0 and 1
     found = folded.FastestForm(form, (2.0, 1.0, 1.0), is_agreed=True)
-    monkeypatch.setattr(folded, "recall", lambda *asked: found)
+    monkeypatch.setattr(folded, "recall", lambda *asked, **_: found)
     with options.override(tune_seconds=0.01, **changes):
         recipe = {**RECIPE, "compile": {"memory": memory}}
         return apply(model.eval(), recipe, torch.randn(IMAGES) if x is None else x)
@@ -268,7 +268,7 @@ def test_what_is_no_chain(change, monkeypatch):
 def test_what_is_timed(monkeypatch):
     chosen, own = [], folded.timed
     monkeypatch.setattr(folded, "timed", lambda *asked: chosen.append(own(*asked)) or chosen[-1])
-    monkeypatch.setattr(folded, "recall", lambda question, sizes, answer, *rest: answer())
+    monkeypatch.setattr(folded, "recall", lambda question, sizes, answer, *rest, **_: answer())
     with options.override(tune_seconds=0.02):
         sparse = apply(Images().eval(), RECIPE, torch.randn(IMAGES))
     assert [len(found.us) for found in chosen] == [1 + len(folded.FORMS)] * len(COVERED)

@@ -106,7 +106,7 @@ def test_halves_meet_experts_of_transformers(us, wins, is_training, monkeypatch)
         return found
 
     monkeypatch.setattr(contest, "race", race)
-    monkeypatch.setattr(contest, "recall", lambda question, sizes, measured, options, kept: measured())
+    monkeypatch.setattr(contest, "recall", lambda question, sizes, measured, options, kept, **_: measured())
     with override(compiler_flags=("-O1",), tune_seconds=1), torch.set_grad_enabled(is_training):
         sparse = sparsify.apply(model, RECIPE, ids)
         found = sparse(ids).last_hidden_state

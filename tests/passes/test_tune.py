@@ -72,7 +72,7 @@ def test_what_loses_stays_dense(model, monkeypatch, us, dense_us, is_packed):
         return Timed(formats[-1], "", us, dense_us)
 
     monkeypatch.setattr(tune, "timed", found)
-    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_: answer())
+    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_, **__: answer())
     with options.override(tune_seconds=1.0):
         report = sparsify.apply(model, RECIPE, torch.randn(128, 96), verify=False).report
     assert len(report.regions) == is_packed
@@ -198,7 +198,7 @@ def test_dense_products_alone_are_timed_for_weights_without_zeros(model, monkeyp
         return Timed("", "", inf, 5.0, (("onednn", 3.0),))
 
     monkeypatch.setattr(tune, "timed", found)
-    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_: answer())
+    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_, **__: answer())
     full = nn.Sequential(nn.Linear(96, 128), nn.ReLU()).eval().requires_grad_(False)
     x = torch.randn(128, 96)
     recipe = RECIPE if backends is None else {**RECIPE, "compile": {"backends": backends}}
@@ -228,7 +228,7 @@ def test_small_work_is_timed(model, monkeypatch):
         return Timed(formats[0], "", 2.0, 1.0)
 
     monkeypatch.setattr(tune, "timed", found)
-    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_: answer())
+    monkeypatch.setattr(tune, "recall", lambda question, sizes, answer, *_, **__: answer())
     with options.override(tune_seconds=1.0):
         sparsify.apply(model, RECIPE, torch.randn(2, 96), verify=False)
     assert told == [1]

@@ -261,7 +261,7 @@ def test_what_is_asked_before(monkeypatch):
     """Layers with the same program over as many results are asked about one by one."""
     asked = set()
 
-    def recall(question, sizes, *rest):
+    def recall(question, sizes, *rest, **_):
         asked.add((question, repr(sizes.without_operands())))
         return contest.Outcome(1.0, 2.0, is_agreed=True)
 
