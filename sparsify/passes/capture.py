@@ -30,7 +30,6 @@ from sparsify.passes import (
     sparse_inputs,
 )
 from sparsify.passes.canonicalize import canonicalize
-from sparsify.passes.confined_export import confined_export
 from sparsify.passes.functionalize import functionalize
 from sparsify.passes.granted import Holds, granted
 from sparsify.passes.inline import inline_blocks
@@ -272,6 +271,8 @@ def named_dimensions(spec: Any) -> dict[int, Any] | None:
 
 def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: bool) -> ExportedProgram:
     """The exported program; with `retry` once more with fixed shapes when dynamic ones fail."""
+    from sparsify.passes.confined_export import confined_export  # loads what compiles graphs
+
     try:
         with (
             confined.silenced(LOGS),

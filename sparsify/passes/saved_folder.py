@@ -186,7 +186,7 @@ def read_manifest(place: Path) -> Manifest:
 def _path(place: Path, name: str) -> Path:
     """Where a file of the folder's model lies."""
     complete = place / COMPLETE / name
-    return complete if complete.exists() else place / name
+    return complete if os.path.exists(complete) else place / name  # noqa: PTH110, names may be too long
 
 
 def _tensors(place: Path, manifest: Manifest) -> dict[str, torch.Tensor]:

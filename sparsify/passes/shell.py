@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sparsify.errors import CaptureError
 
@@ -279,7 +280,8 @@ def shared_copy(model: nn.Module) -> nn.Module:
 
 def usual_copy(model: nn.Module) -> nn.Module:
     """A copy of the modules of `model` with tensors that know gradients, in place of those of inference mode."""
-    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_inference()]
+    every = (*model.parameters(), *model.buffers())
+    tensors = [tensor for tensor in every if not is_lazy(tensor) and tensor.is_inference()]
     if not tensors:
         return model
     with torch.inference_mode(False):

@@ -13,6 +13,7 @@ from sparsify.errors import FINE
 from .conftest import Cli
 
 KERNEL_BYTES = 2**20
+OLD, NEW = "0" * 16, "1" * 16
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def kernels(tmp_path: Path) -> Iterator[Path]:
     """A cache with two kernels of a mebibyte, `old` used before `new`."""
     directory = tmp_path / "kernels"
     directory.mkdir()
-    for name, used in (("old", 1_000), ("new", 2_000)):
+    for name, used in ((OLD, 1_000), (NEW, 2_000)):
         (directory / f"{name}.so").write_bytes(b"\0" * KERNEL_BYTES)
         (directory / f"{name}.json").write_text("{}")
         os.utime(directory / f"{name}.so", (used, used))
@@ -45,7 +46,7 @@ def test_size(cli: Cli, kernels: Path) -> None:
 
 def test_prune_keeps_what_was_used_last(cli: Cli, kernels: Path) -> None:
     assert cli("cache", "prune", "--to", "1.5").out == "1 kernels deleted\n"
-    assert sorted(path.name for path in kernels.iterdir()) == ["new.json", "new.so"]
+    assert sorted(path.name for path in kernels.iterdir()) == [f"{NEW}.json", f"{NEW}.so"]
 
 
 def test_clean(cli: Cli, kernels: Path) -> None:

@@ -91,7 +91,7 @@ def test_known_statements_are_looked_up_in_c(monkeypatch: pytest.MonkeyPatch) ->
     looked: list[Any] = []
     kernel_of = evaluate._evaluate_kernel
     monkeypatch.setattr(
-        evaluate, "_evaluate_kernel", lambda *given: looked.append(given) or kernel_of(*given)
+        evaluate, "_evaluate_kernel", lambda *given, **how: looked.append(given) or kernel_of(*given, **how)
     )
 
     def check(expected: torch.Tensor, is_known: bool, *asked: Any, **given: Any) -> None:

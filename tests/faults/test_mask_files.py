@@ -79,7 +79,7 @@ def test_files_that_hold_no_mask(name, tmp_path, monkeypatch):
 def test_paths_that_are_no_files(tmp_path):
     os.mkfifo(tmp_path / "pipe.npy")
     (tmp_path / "zero.npy").symlink_to("/dev/zero")
-    for path in (tmp_path / "pipe.npy", tmp_path / "zero.npy", tmp_path, "a" * 5000, "a\0.npy"):
+    for path in (tmp_path / "pipe.npy", tmp_path / "zero.npy", tmp_path, "a" * 5000):
         with pytest.raises(InvalidTensorError, match="there is no file"):
             from_file(path)
     for path in (3, None, ["mask.npy"]):

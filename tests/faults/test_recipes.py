@@ -6,7 +6,7 @@ import time
 import pytest
 
 from sparsify import recipe
-from sparsify.errors import FormatError, RecipeError, RecipeNotFoundError
+from sparsify.errors import FormatError, RecipeError, SparsifyError
 from sparsify.recipe.target import selects
 from sparsify.storage.format import Format
 
@@ -71,9 +71,9 @@ def test_files_that_are_none(tmp_path):
         (pipe, "a pipe or device is no recipe"),
         (tmp_path, "a folder is no recipe"),
         ("a" * 5000, "no file and no built-in recipe"),
-        ("a\0b", "no file and no built-in recipe"),
+        ("a\0b", "a path, as text or pathlib.Path"),
     ]:
-        with pytest.raises(RecipeNotFoundError, match=words):
+        with pytest.raises(SparsifyError, match=words):
             recipe.load(name)
     with pytest.raises(RecipeError, match="at most 256 KiB"):
         recipe.load(long)
