@@ -158,7 +158,7 @@ def test_verified_against_the_same_draws():
     torch.manual_seed(0)
     sparse = sparsify.apply(TwoLayers().train(), MESSAGES, simple_graph(), trainable=True, strict=True)
     assert [entry.notes for entry in sparse.report.regions] == [[NOTE]] * 2
-    assert sparse.report.largest_error < 1e-5
+    assert sparse.report.largest_error < 1e-3  # of gradients, too
     assert sparse.verify_gradients(*simple_graph(31, 140)) < 1e-4
 
 
@@ -197,7 +197,7 @@ def test_messages_of_edges():
     assert [entry.notes for entry in sparse.report.regions] == [
         ["attention over edges with features, some of them dropped"]
     ]
-    assert sparse.report.largest_error < 1e-5
+    assert sparse.report.largest_error < 1e-3  # of gradients, too
     assert sparse.verify_gradients(x, edge_index, features) < 1e-4
 
 

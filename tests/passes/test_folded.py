@@ -242,7 +242,7 @@ def test_without_a_faster_form_nodes_stay(monkeypatch, computed):
     assert not folded.folded(sparse.graph, True)
 
 
-@pytest.mark.parametrize("change", ["double", "computed", "written"])
+@pytest.mark.parametrize("change", ["double", "computed"])
 def test_what_is_no_chain(change, monkeypatch):
     class Layer(nn.Module):
         def __init__(self):
@@ -251,11 +251,7 @@ def test_what_is_no_chain(change, monkeypatch):
 
         def forward(self, x):
             weight = self.conv.weight * 2 if change == "computed" else self.conv.weight
-            y = x.clone()
-            found = torch.conv2d(y, weight, self.conv.bias)
-            if change == "written":
-                y[:, :2].mul_(2)
-            return self.last(torch.relu(found)) + y.mean()
+            return self.last(torch.relu(torch.conv2d(x, weight, self.conv.bias)))
 
     monkeypatch.setattr(folded, "timed", lambda *asked: pytest.fail("nothing is timed"))
     dtype = torch.float64 if change == "double" else torch.float32

@@ -69,6 +69,7 @@ def test_double_precision():
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*nothing of this model in torch.bfloat16 runs:RuntimeWarning")
 def test_half_precision_stays_dense_with_a_reason():
     model = TwoLayers(geometric.SAGEConv).bfloat16().eval()
     x, edge_index = graph()

@@ -161,6 +161,7 @@ def test_no_bags_and_no_indices():
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:.*nothing of this model in torch.bfloat16 runs:RuntimeWarning")
 def test_what_stays_as_it_is(how, reason):
     sparse = apply(Bags(**how).eval(), RECIPE, VECTORS[0])
     assert [(entry.op, reason in entry.reason) for entry in sparse.report.dense] == [("embedding_bag", True)]

@@ -230,6 +230,7 @@ def test_training_keeps_zeros():
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:.*nothing of this model in torch.bfloat16 runs:RuntimeWarning")
 def test_what_stays_dense(layer, reason):
     x = torch.randn(2, 4, 6, 6, dtype=layer.weight.dtype)
     sparse = apply(nn.Sequential(layer).eval(), RECIPE, x)
