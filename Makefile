@@ -10,13 +10,17 @@ TYPING := build/typing/sparsify
 # Threads that wait must not spin: tests run in as many processes as there are cores.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test lint types bench wheel constraints clean
+.PHONY: demo test soak lint types bench wheel constraints clean
 
 demo: $(STAMP)
 	$(BIN)/sparsify run gcn
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not bench and not exhaustive"
+
+# Calls of several threads for minutes instead of seconds.
+soak: $(STAMP)
+	SPARSIFY_STRESS_SECONDS=300 $(BIN)/python -m pytest tests/faults/test_threads.py -k stress
 
 lint: $(STAMP) types
 	$(BIN)/ruff format --check
