@@ -39,9 +39,10 @@ NOT_NAMED: Final = (
 
 
 def is_traced() -> bool:
-    """Whether what this thread runs is traced, and not only what another thread does meanwhile."""
-    if not torch.compiler.is_compiling():
-        return False
+    """Whether this thread traces, where `torch.compiler.is_compiling()`, which is true while any thread does.
+
+    Dynamo takes a call of this function for a frame to compile: ask torch first, which is cheaper, too.
+    """
     if torch.compiler.is_dynamo_compiling():
         return True
     return torch._C._len_torch_dispatch_stack() > 0 or torch._guards.TracingContext.try_get() is not None
@@ -124,7 +125,8 @@ def run_outside(module: torch.nn.Module, args: Any, kwargs: Any, *, is_told: boo
         CaptureError: in `torch.export` there is no outside.
     """
     # Neither holds where Dynamo gave up: it traces a function a limited number of times, and then runs it.
-    if is_traced() and not torch.compiler.is_dynamo_compiling():
+    is_compiling = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    if is_compiling and is_traced():
         raise CaptureError(NO_GRAPH if is_told else NOT_TOLD)
     from sparsify.passes import not_captured  # loads Dynamo, which is there when it traces
 
