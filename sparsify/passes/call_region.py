@@ -31,7 +31,7 @@ Place = tuple[int, Parts, tuple[int, ...]]
 
 def call_region(handle: int, *arguments: Any) -> Result:
     """The result of the region `handle` for its arguments, tensors and sizes."""
-    if is_traced():
+    if torch.compiler.is_compiling() and is_traced():
         traced: torch.Tensor = torch.ops.sparsify.region(handle, *parted(arguments), "")
         return traced
     return find(handle)(*arguments)
@@ -39,7 +39,7 @@ def call_region(handle: int, *arguments: Any) -> Result:
 
 def call_results(handle: int, *arguments: Any) -> Result | list[torch.Tensor]:
     """The results of the region `handle`, which has several."""
-    if is_traced():
+    if torch.compiler.is_compiling() and is_traced():
         traced: list[torch.Tensor] = torch.ops.sparsify.region_results(handle, *parted(arguments), "")
         return traced
     return find(handle)(*arguments)

@@ -118,7 +118,10 @@ def confined_patcher(new_patcher: Context) -> Context:
             patch_method = patcher.patch_method
 
             def patch_here(cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True) -> None:
-                choice = confined.Choice(getattr(cls, name), new)
+                original = confined.living(getattr(cls, name))
+                if original is not getattr(cls, name):
+                    setattr(cls, name, original)  # fx puts back what it finds
+                choice = confined.Choice(original, new)
                 stack.enter_context(choice.here.entered())
                 patch_method(cls, name, choice.function, deduplicate)
 

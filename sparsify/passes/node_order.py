@@ -165,7 +165,7 @@ def find(handle: int) -> NodeOrder:
 
 def node_order(handle: int, which: int, nodes: Any, *leaves: Any) -> torch.Tensor:
     """The order with this handle for its leaves, tensors and sizes: the node at each place, or the place of each."""
-    if is_traced():
+    if torch.compiler.is_compiling() and is_traced():
         places = [position for position, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         sizes = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]

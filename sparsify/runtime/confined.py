@@ -70,7 +70,10 @@ class Choice:
 
 
 def living(value: Any) -> Any:
-    """The original behind substitutes whose contexts have ended."""
+    """The original behind substitutes whose contexts have ended.
+
+    Another thread may have saved one of ours and put it back after its context: it acts as the original.
+    """
     while (known := value if isinstance(value, Flag) else getattr(value, "choice", None)) is not None:
         if not isinstance(known, Flag | Choice) or not known.is_over:
             break
@@ -81,7 +84,7 @@ def living(value: Any) -> Any:
 @contextmanager
 def substituted(owner: Any, name: str, substitute: Callable[..., Any]) -> Iterator[None]:
     """Within this context a function of a module or class is another one, for this thread."""
-    choice = Choice(getattr(owner, name), substitute)
+    choice = Choice(living(getattr(owner, name)), substitute)
     with _placed(owner, name, choice, choice.function):
         yield
 
@@ -89,7 +92,7 @@ def substituted(owner: Any, name: str, substitute: Callable[..., Any]) -> Iterat
 @contextmanager
 def flagged(owner: Any, name: str, others: Any) -> Iterator[None]:
     """Within this context a truth value of a module is `True` for this thread, and `others` for all others."""
-    flag = Flag(others)
+    flag = Flag(living(others))
     with _placed(owner, name, flag, flag):
         yield
 

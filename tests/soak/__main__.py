@@ -92,7 +92,7 @@ PARTS: Final = {
 def run(name: str, seconds: float, seed: int) -> bool:
     """Runs a part and prints what came out; whether it passed."""
     part, start, runs, passed = PARTS[name], time.monotonic(), 0, True
-    environment = os.environ | {"SPARSIFY_SOAK_SECONDS": f"{seconds:.0f}", "OMP_WAIT_POLICY": "passive"}
+    environment = os.environ | {"SPARSIFY_STRESS_SECONDS": f"{seconds:.0f}", "OMP_WAIT_POLICY": "passive"}
     environment |= part.environment()
     while passed and (runs == 0 or (part.repeats and time.monotonic() - start < seconds)):
         arguments = list(part.command(seed + 1000 * runs, seconds))

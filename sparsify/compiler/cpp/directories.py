@@ -39,7 +39,7 @@ def cache_dir(options: Options | None = None) -> Path:
     """The directory of compiled kernels, as an absolute path; it need not exist yet."""
     chosen = (options or current()).cache_dir
     if chosen is not None:
-        return chosen.absolute() / "kernels"
+        return Path(chosen).absolute() / "kernels"
     usual = Path(platformdirs.user_cache_dir("sparsify", appauthor=False))
     if not usual.is_absolute():  # a user without a home directory
         usual = Path(tempfile.gettempdir()) / f"sparsify-{os.getuid()}"
