@@ -32,6 +32,12 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     options.from_environment.cache_clear()
 
 
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No width of a terminal, which workers of pytest-xdist have; tests about widths set one."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def compiled_fast() -> Iterator[None]:
     """Kernels without optimisation, in a third of the time: where what many of them compute matters, not how fast."""
