@@ -5,7 +5,9 @@ In: `Const(value=0.5)` and the classes that may occur. Out: the same node; nothi
 
 import ast
 from collections.abc import Mapping
+from contextlib import suppress
 from math import inf, nan
+from threading import Lock
 from typing import Any, Final
 
 from sparsify.compiler.einsum import nodes
@@ -14,6 +16,8 @@ from sparsify.errors import SparsifyError
 from sparsify.storage.format import Format
 
 NUMBERS: Final = {"inf": inf, "nan": nan}
+PARSING: Final = Lock()
+ATTEMPTS: Final = 8
 CLASSES: Final[Mapping[str, type]] = {
     **{n: k for n, k in vars(nodes).items() if isinstance(k, type) and issubclass(k, Node)},
     "Format": Format,
@@ -48,9 +52,22 @@ def read(text: str, classes: Mapping[str, type] = CLASSES) -> Any:
         raise _unknown(text)
 
     try:
-        return value(ast.parse(text, mode="eval").body)
+        return value(_syntax_tree(text).body)
     except (SyntaxError, TypeError):
         raise _unknown(text) from None
+
+
+def _syntax_tree(text: str) -> ast.Expression:
+    """The syntax tree of a text, whatever other threads parse at the same time.
+
+    Before Python 3.13 all threads share one count of the depth of syntax trees: a thread that is interrupted while
+    it makes a tree gets a SystemError although its text is right (python/cpython#106905).
+    """
+    with PARSING:
+        for _ in range(ATTEMPTS - 1):
+            with suppress(SystemError):
+                return ast.parse(text, mode="eval")
+        return ast.parse(text, mode="eval")
 
 
 def _unknown(text: str) -> SparsifyError:

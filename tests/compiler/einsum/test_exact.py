@@ -1,0 +1,56 @@
+"""Programs as texts: what is written reads back, also in several threads at once."""
+
+import gc
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sparsify.compiler.einsum import exact
+from sparsify.compiler.einsum.nodes import Call, Const, Index
+from sparsify.errors import SparsifyError
+
+PROGRAM = Call("add", tuple(Call("mul", (Index(f"i{k}"), Const(0.5 * k))) for k in range(40)))
+
+
+class Finalized:
+    """A cycle whose finalizer runs Python code: collections hand the interpreter to other threads."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+    def __del__(self) -> None:
+        sum(range(50))
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Collections at nearly every allocation, threads that switch as often as they can."""
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(10, 2, 1_000_000)
+    sys.setswitchinterval(1e-6)
+    yield
+    gc.set_threshold(*threshold)
+    sys.setswitchinterval(interval)
+
+
+def test_texts_read_back() -> None:
+    assert exact.read(repr(PROGRAM)) == PROGRAM
+
+
+def test_other_classes_are_refused() -> None:
+    with pytest.raises(SparsifyError, match="no program of this version"):
+        exact.read("Path('/')")
+
+
+@pytest.mark.usefixtures("busy")
+def test_several_threads_read_at_once() -> None:
+    text = repr(PROGRAM)
+
+    def deep(depth: int) -> object:
+        Finalized()
+        return deep(depth - 1) if depth else exact.read(text)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(found == PROGRAM for found in pool.map(deep, [turn % 7 for turn in range(400)]))
