@@ -92,11 +92,13 @@ def test_the_error_of_a_program_is_that_of_its_first_statement(tmp_path):
 
 
 INTERRUPTED = """
+import signal
 import sys
 from sparsify import options
 from sparsify.compiler.cpp import cache
 from sparsify.compiler.side_by_side import side_by_side
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs tests in the background
 sources = [f'extern "C" int sparsify_kernel() {{ return {n}; }}' for n in range(4)]
 with options.override(compiler=sys.argv[1], cache_dir=sys.argv[2]):
     side_by_side([lambda source=source: cache.library(source) for source in sources])

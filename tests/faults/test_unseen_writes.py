@@ -247,8 +247,12 @@ def test_weights_of_compiled_models():
 
 def test_packed_weights():
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(64, 96)).eval(), torch.randn(3, 64)
-    rule = {"targets": ["param:*weight"], "prune": {"method": "magnitude", "sparsity": 0.8}, "role": "weight"}
+    model, x = nn.Sequential(nn.Linear(256, 384)).eval(), torch.randn(3, 256)
+    rule = {
+        "targets": ["param:*weight"],
+        "prune": {"method": "magnitude", "sparsity": 0.95},
+        "role": "weight",
+    }
     sparse = sparsify.apply(model, {"schema": 1, "name": "pruned", "sparsify": [rule]}, (x,))
     weight = sparse.get_parameter("0.weight")
     assert isinstance(weight, sparsify.SparseTensor)

@@ -45,6 +45,36 @@ def test_gradients_are_compared():
         compare(lambda: w * 2, lambda: (w * 2).detach() + 3 * (w - w.detach()), LIMITS, [w])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_in_16_bits_are_compared(dtype):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(32, 16).to(dtype), torch.randn(24, 32, dtype=dtype)
+    columns, parameters = torch.randperm(32), list(layer.parameters())
+
+    def turned():
+        return F.linear(x[:, columns], layer.weight[:, columns], layer.bias)
+
+    assert compare(lambda: layer(x), turned, LIMITS, parameters) < 0.1
+    for wrong in (lambda: turned().detach() + 0 * turned(), lambda: 2 * turned() - turned().detach()):
+        with pytest.raises(VerificationError, match="gradient 0 differs"):
+            compare(lambda: layer(x), wrong, LIMITS, parameters)
+    with pytest.raises(VerificationError, match="gradient 1 exists only densely"):
+        compare(lambda: layer(x), lambda: F.linear(x, layer.weight, layer.bias.detach()), LIMITS, parameters)
+
+
+def test_gradients_through_a_norm_are_compared():
+    """The sum of squares of what a norm returns hardly depends on what it is given."""
+    torch.manual_seed(0)
+    w = torch.randn(5, 16, requires_grad=True)
+
+    def found(factor):
+        return F.layer_norm(w.detach() + factor * (w - w.detach()), (16,))
+
+    assert compare(lambda: F.layer_norm(w, (16,)), lambda: found(1), LIMITS, [w]) < 1e-6
+    with pytest.raises(VerificationError, match="gradient 0 differs"):
+        compare(lambda: F.layer_norm(w, (16,)), lambda: found(1.1), LIMITS, [w])
+
+
 def test_dropout_draws_the_same_in_every_memory_order():
     x = torch.ones(40, 30, requires_grad=True)
     turned = torch.ones(30, 40, requires_grad=True).t()
