@@ -22,9 +22,9 @@ CHUNK_BYTES: Final = 1 << 20
 
 def digest(tensor: torch.Tensor) -> int:
     """The digest of the entries of a strided tensor on the CPU, in the order in which they lie in memory."""
-    if not tensor.is_contiguous() or tensor.is_neg() or (tensor.dtype.is_complex and tensor.is_conj()):
+    if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
         tensor = _contiguous(tensor)
-    return _function()(tensor, tensor.numel() * tensor.element_size())
+    return _function()(tensor, tensor.nbytes)
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:

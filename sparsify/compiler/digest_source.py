@@ -1,6 +1,6 @@
 """The C++ text of digests: 64 bits of a range of bytes.
 
-In: 80 secret words. Out: a callable `digest(tensor, bytes)` of Python.
+In: 64 secret words. Out: a callable `digest(tensor, bytes)` of Python.
 
 It continues the text of the trampoline and its shortcuts.
 """
@@ -8,52 +8,71 @@ It continues the text of the trampoline and its shortcuts.
 from typing import Final
 
 SYMBOL: Final = "sparsify_bind_digest"
-WORDS: Final = 80
+WORDS: Final = 64
 
 SOURCE: Final = r"""
 typedef __UINT64_TYPE__ uint64_t;
-typedef uint64_t Lanes __attribute__((vector_size(64)));
+// Vectors are as wide as registers.
+#if defined(__AVX512F__)
+enum { LANES = 8, PARTS = 4 };
+#elif defined(__AVX2__)
+enum { LANES = 4, PARTS = 4 };
+#else
+enum { LANES = 2, PARTS = 4 };
+#endif
+typedef uint64_t Lanes __attribute__((vector_size(8 * LANES)));
+typedef int Halves __attribute__((vector_size(8 * LANES)));
 extern "C" {
 static uint64_t fold(uint64_t first, uint64_t second) {
   unsigned __int128 product = (unsigned __int128)first * second;
   return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-static inline __attribute__((always_inline)) Lanes every(uint64_t number) {
-  return (Lanes){number, number, number, number, number, number, number, number};
-}
-
 // The product of the halves of each word.
 static inline __attribute__((always_inline)) Lanes multiply_halves(Lanes words) {
-  return (words & every(0xffffffffu)) * (words >> every(32));
+#if defined(__AVX512F__)
+  return (words & 0xffffffffu) * (words >> 32);
+#elif defined(__AVX2__)
+  return (Lanes)__builtin_ia32_pmuludq256((Halves)words, (Halves)(words >> 32));
+#elif defined(__SSE2__)
+  return (Lanes)__builtin_ia32_pmuludq128((Halves)words, (Halves)(words >> 32));
+#else
+  return (words & 0xffffffffu) * (words >> 32);
+#endif
 }
 
-// Sums of words, and of products of their halves under two keys of their place, as NH of UMAC (RFC 4418) takes one. The
-// keys follow xorshift64 (Marsaglia, 2003): sums of keys that grew by steps would be equal for other words.
+// Two sums of products of the halves of each word, under two keys of its place, as NH of UMAC (RFC 4418) takes one; the
+// words themselves are added, too. The keys follow xorshift64 (Marsaglia, 2003): sums of keys that grew by steps would
+// be equal for other words.
 uint64_t sparsify_digest(const char *bytes, int64_t count, const uint64_t *secret) {
-  Lanes keys[4], sums[4] = {}, first[4] = {}, second[4] = {}, other;
-  memcpy(keys, secret, sizeof keys);
-  memcpy(&other, secret + 32, sizeof other);
-  for (int64_t left = count; left > 0; bytes += 256, left -= 256) {
-    char padded[256] = {};
-    const char *block = bytes;
-    if (left < 256) block = (const char *)memcpy(padded, bytes, (size_t)left);
-    for (int part = 0; part < 4; part++) {
-      Lanes words, &key = keys[part];
-      memcpy(&words, block + 64 * part, 64);
-      sums[part] += words;
-      first[part] += multiply_halves(words ^ key);
-      second[part] += multiply_halves((words << every(16) | words >> every(48)) ^ (key + other));
-      key ^= key << every(13);
-      key ^= key >> every(7);
-      key ^= key << every(17);
+  enum { BLOCK = sizeof(Lanes) * PARTS };
+  Lanes apart[PARTS], first[PARTS] = {}, second[PARTS] = {}, place, other;
+  memcpy(apart, secret, sizeof apart);
+  memcpy(&place, secret + 32, sizeof place);
+  memcpy(&other, secret + 40, sizeof other);
+  const auto add = [&](const char *block) __attribute__((always_inline)) {
+    for (int part = 0; part < PARTS; part++) {
+      Lanes words;
+      memcpy(&words, block + sizeof words * part, sizeof words);
+      const Lanes key = place ^ apart[part];
+      first[part] += words + multiply_halves(words ^ key);
+      second[part] += multiply_halves(words ^ (key + other));
     }
+    place ^= place << 13;
+    place ^= place >> 7;
+    place ^= place << 17;
+  };
+  const char *const end = bytes + count / BLOCK * BLOCK;
+  for (; bytes != end; bytes += BLOCK) add(bytes);
+  if (count % BLOCK) {
+    char padded[BLOCK] = {};
+    memcpy(padded, bytes, (size_t)(count % BLOCK));
+    add(padded);
   }
-  uint64_t result = fold((uint64_t)count ^ secret[40], secret[41]);
-  for (int part = 0; part < 4; part++) {
-    for (int lane = 0; lane < 8; lane++) {
-      result = fold(result ^ first[part][lane] ^ secret[42], sums[part][lane] ^ secret[43]) + result;
-      result = fold(result ^ second[part][lane] ^ secret[44], secret[45 + part]) + result;
+  uint64_t result = fold((uint64_t)count ^ secret[48], secret[49]);
+  for (int part = 0; part < PARTS; part++) {
+    for (int lane = 0; lane < LANES; lane++) {
+      result = fold(result ^ first[part][lane] ^ secret[50], second[part][lane] ^ secret[51 + part]) + result;
     }
   }
   return result;

@@ -180,10 +180,12 @@ class Kernel:
                 return transforms.call(self, operands)
             if have_tangents(operands):
                 return transforms.call_forward(self, operands)
-            if any(0 in operand.shape for operand in operands):
-                kernel = self._without_coordinates(operands)
-                if kernel is not self:
-                    return kernel._long_way(operands, None)
+            for operand in operands:
+                if operand.numel() == 0:
+                    kernel = self._without_coordinates(operands)
+                    if kernel is not self:
+                        return kernel._long_way(operands, None)
+                    break
             if torch.is_grad_enabled():
                 for operand in operands:
                     if operand.requires_grad:

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 
@@ -42,21 +42,18 @@ class Identity:
         return hash(self.state)
 
 
-class Fingerprint(NamedTuple):
-    """Equal for tensors of equal entries that lie alike."""
+class Fingerprint(tuple[Any, ...]):
+    """Digest, dtype, shape and strides: equal for tensors of equal entries that lie alike."""
 
-    digest: int
-    dtype: torch.dtype
-    shape: torch.Size
-    strides: tuple[int, ...]
+    __slots__ = ()
 
 
 def fingerprint(tensor: torch.Tensor) -> "Fingerprint | Identity":
     """The fingerprint of the entries that a tensor has now; a private tensor's is its identity."""
-    private = getattr(tensor, "_identity", None)
+    private: Identity | None = getattr(tensor, "_identity", None)
     if private is not None:
-        return private  # type: ignore[no-any-return]
-    return Fingerprint(digest(tensor), tensor.dtype, tensor.shape, tensor.stride())
+        return private
+    return Fingerprint((digest(tensor), tensor.dtype, tensor.shape, tensor.stride()))
 
 
 def keep_private(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,17 +82,14 @@ def reading_once(run: Callable[..., T], tensors: Sequence[torch.Tensor]) -> T:
 
 def _fingerprint_once(tensor: torch.Tensor) -> "Fingerprint | Identity":
     """`fingerprint`, known within a call from the first time."""
-    private = getattr(tensor, "_identity", None)
-    if private is not None:
-        return private  # type: ignore[no-any-return]
     known = _read.known
-    if known is None or tensor.is_inference():  # inference tensors do not count their versions
-        return fingerprint(tensor)
-    version, found = tensor._version, known.get(id(tensor))
-    if found is not None and found[0] is tensor and found[1] == version:
-        return found[2]
-    made = Fingerprint(digest(tensor), tensor.dtype, tensor.shape, tensor.stride())
-    known[id(tensor)] = tensor, version, made
+    if known is not None:
+        found = known.get(id(tensor))
+        if found is not None and found[0] is tensor and found[1] == tensor._version:
+            return found[2]
+    made = fingerprint(tensor)
+    if known is not None and not tensor.is_inference():  # inference tensors do not count their versions
+        known[id(tensor)] = tensor, tensor._version, made
     return made
 
 
@@ -105,14 +99,12 @@ def key_of(
     read: "Callable[[torch.Tensor], Fingerprint | Identity]" = _fingerprint_once,
 ) -> Key:
     """The key of leaves: tensors by their entries, at `static` positions by identity; others as they are."""
-    if not static:
-        return tuple([read(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
     return tuple(
         [
             leaf
-            if not isinstance(leaf, torch.Tensor)
+            if type(leaf) is int or not isinstance(leaf, torch.Tensor)
             else Identity(leaf)
-            if position in static
+            if static and position in static
             else read(leaf)
             for position, leaf in enumerate(leaves)
         ]
