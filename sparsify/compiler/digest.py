@@ -1,6 +1,7 @@
 """Digests of memory: 64 bits that differ when bytes differ, at the speed of memory.
 
-In: `digest(tensor)`. Out: an integer, equal for equal entries of one dtype and shape within this process.
+In: `digest(tensor)`. Out: an integer, equal for equal entries of one dtype and shape within this process; `sample`
+reads 16 KiB of them at most.
 
 Two tensors that differ have equal digests with a probability of about 2^-64. The secret is drawn at each start, so that
 nobody can prepare such tensors.
@@ -22,9 +23,21 @@ CHUNK_BYTES: Final = 1 << 20
 
 def digest(tensor: torch.Tensor) -> int:
     """The digest of the entries of a strided tensor on the CPU, in the order in which they lie in memory."""
-    if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
-        tensor = _contiguous(tensor)
+    tensor = _in_order(tensor)
     return _function()(tensor, tensor.nbytes)
+
+
+def sample(tensor: torch.Tensor) -> int:
+    """The digest of 256 lines of 64 bytes at equal distances: writes to a 256th of the entries in a row change it."""
+    tensor = _in_order(tensor)
+    return _sample()(tensor, tensor.nbytes)
+
+
+def _in_order(tensor: torch.Tensor) -> torch.Tensor:
+    """The entries one after the other, the tensor itself where they are."""
+    if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+        return tensor
+    return _contiguous(tensor)
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
@@ -40,11 +53,23 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
 @cache
 def _function() -> Function:
     """The digest of so many bytes of a tensor; in Python where nothing can be compiled."""
+    return _bound(is_sample=False) or interpreted
+
+
+@cache
+def _sample() -> Function:
+    """The same of a sample; of all bytes where nothing can be compiled."""
+    return _bound(is_sample=True) or interpreted
+
+
+def _bound(is_sample: bool) -> Function | None:
+    """A compiled function with the secret of this process."""
     made = native.trampolines()
     if made is None:
-        return interpreted
-    bind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)((digest_source.SYMBOL, made.handle))
-    function: Function = bind(ctypes.addressof(_secret()))
+        return None
+    signature = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+    bind = signature((digest_source.SYMBOL, made.handle))
+    function: Function = bind(ctypes.addressof(_secret()), is_sample)
     return function
 
 

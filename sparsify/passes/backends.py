@@ -34,7 +34,7 @@ class Product:
 
     def __init__(self, activation: str = "none", algorithm: str = "") -> None:
         self.activation, self.algorithm = activation, algorithm
-        self.memory: Memo[Any] = Memo(REMEMBERED)
+        self.memory: Memo[Any] = Memo(REMEMBERED, are_weights=True)
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None

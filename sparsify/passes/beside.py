@@ -20,7 +20,7 @@ class Beside:
     """Operands by the weights that they were made of; structures that want the same share one."""
 
     def __init__(self) -> None:
-        self.memory: Memo[SparseTensor] = Memo(REMEMBERED)
+        self.memory: Memo[SparseTensor] = Memo(REMEMBERED, are_weights=True)
 
     def __call__(self, weight: SparseTensor, operand: Callable[[torch.Tensor], SparseTensor]) -> SparseTensor:
         """The operand of a weight, `operand` of its dense entries where it is new."""

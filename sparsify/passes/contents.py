@@ -5,7 +5,9 @@ same entries, else of `make()` now.
 
 torch counts writes that it makes itself. Writes through numpy views, `.data`, DLPack or the memory of another process
 count nothing, so the entries themselves decide, by a digest at the speed of memory. Leaves that a recipe calls static
-are told apart by identity and version instead. Within one call of a model each tensor is read once.
+are told apart by identity and version instead; weights that get no gradients by place, version and a sample of their
+entries, as reading all of them takes longer than a product with few rows. Within one call of a model each tensor is
+read once.
 """
 
 import threading
@@ -16,7 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import torch
 
-from sparsify.compiler.digest import digest
+from sparsify.compiler.digest import digest, sample
 from sparsify.storage import transformed
 
 T = TypeVar("T")
@@ -43,7 +45,7 @@ class Identity:
 
 
 class Fingerprint(tuple[Any, ...]):
-    """Digest, dtype, shape and strides: equal for tensors of equal entries that lie alike."""
+    """Digest, dtype, shape, and strides that leave gaps: equal for tensors of equal entries that lie alike."""
 
     __slots__ = ()
 
@@ -53,7 +55,20 @@ def fingerprint(tensor: torch.Tensor) -> "Fingerprint | Identity":
     private: Identity | None = getattr(tensor, "_identity", None)
     if private is not None:
         return private
+    if tensor.is_contiguous():
+        return Fingerprint((digest(tensor), tensor.dtype, tensor.shape))
     return Fingerprint((digest(tensor), tensor.dtype, tensor.shape, tensor.stride()))
+
+
+def sampled(tensor: torch.Tensor) -> "Fingerprint | Identity":
+    """The fingerprint of a weight that gets no gradients: of a sample of its entries, its place and version."""
+    private: Identity | None = getattr(tensor, "_identity", None)
+    if private is not None:
+        return private
+    version = 0 if tensor.is_inference() else tensor._version
+    return Fingerprint(
+        (sample(tensor), version, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+    )
 
 
 def keep_private(tensor: torch.Tensor) -> torch.Tensor:
@@ -99,12 +114,14 @@ def key_of(
     read: "Callable[[torch.Tensor], Fingerprint | Identity]" = _fingerprint_once,
 ) -> Key:
     """The key of leaves: tensors by their entries, at `static` positions by identity; others as they are."""
+    if not static:
+        return tuple([read(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])
     return tuple(
         [
             leaf
-            if type(leaf) is int or not isinstance(leaf, torch.Tensor)
+            if not isinstance(leaf, torch.Tensor)
             else Identity(leaf)
-            if static and position in static
+            if position in static
             else read(leaf)
             for position, leaf in enumerate(leaves)
         ]
@@ -145,10 +162,12 @@ class Memo(Generic[T]):
     Args:
         most: how many are kept.
         static: positions of leaves that change only by writes that torch counts.
+        are_weights: whether tensors are weights that get no gradients, of which a sample is read.
     """
 
-    def __init__(self, most: int, static: Collection[int] = ()) -> None:
+    def __init__(self, most: int, static: Collection[int] = (), are_weights: bool = False) -> None:
         self.most, self.static = most, frozenset(static)
+        self.read, self.read_again = (sampled, sampled) if are_weights else (_fingerprint_once, fingerprint)
         self.entries: list[Entry[T]] = []
 
     def get(
@@ -168,13 +187,13 @@ class Memo(Generic[T]):
         """
         if transformed.are_active() and transformed.is_followed(leaves):
             return make()
-        key = key_of(leaves, self.static)
+        key = key_of(leaves, self.static, self.read)
         for entry in self.entries:
             if entry.key == key and (accepts is None or accepts(entry.made)):
                 return entry.made
         made = make()
         # Another thread or process may have written while `make` read.
-        if self.most and key_of(leaves, self.static, fingerprint) == key:
+        if self.most and key_of(leaves, self.static, self.read_again) == key:
             tensors = (
                 [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] if owner is None else [owner]
             )
@@ -185,7 +204,7 @@ class Memo(Generic[T]):
 
     def known(self, leaves: Sequence[Any]) -> T | None:
         """The result for leaves of these entries where it is kept."""
-        key = key_of(leaves, self.static)
+        key = key_of(leaves, self.static, self.read)
         return next((entry.made for entry in self.entries if entry.key == key), None)
 
     def clear(self) -> None:

@@ -20,7 +20,7 @@ from torch.fx import traceback
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError, SparsifyError
 from sparsify.passes.apply import apply
-from sparsify.passes.contents import key_of
+from sparsify.passes.contents import key_of, sampled
 from sparsify.passes.dynamo_members import Made, copied, is_same
 from sparsify.passes.dynamo_origin import ROOT, Origin, member_name, origin_of, source_of
 from sparsify.passes.dynamo_reports import is_whole, report_break, report_rules
@@ -149,7 +149,7 @@ class Compiled:
         self.captured.add(numbers)
         run, packed = self.made(values, trainable)
         places = [at for at, name in enumerate(self.members.values()) if name in packed]
-        found = Made(how, state, tuple(places), key_of([members[at] for at in places]), run)
+        found = Made(how, state, tuple(places), key_of([members[at] for at in places], read=sampled), run)
         self.known = [found, *self.known[: REMEMBERED - 1]]
         return run
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from sparsify.passes.contents import Key, key_of
+from sparsify.passes.contents import Key, key_of, sampled
 
 PLAIN: Final = (Tensor, nn.Parameter)
 
@@ -59,4 +59,4 @@ class Made:
 
     def is_packed_of(self, members: Sequence[Tensor]) -> bool:
         """Whether the packed parameters have the entries that they had, however they were written."""
-        return not self.places or key_of([members[at] for at in self.places]) == self.packed
+        return not self.places or key_of([members[at] for at in self.places], read=sampled) == self.packed

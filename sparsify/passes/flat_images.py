@@ -60,7 +60,7 @@ class Placed:
     """Weights at the places of their entries in images: of the latest weights and sizes of images, or of none."""
 
     def __init__(self, most: int = PLACED) -> None:
-        self.memory: Memo[SparseTensor] = Memo(most)
+        self.memory: Memo[SparseTensor] = Memo(most, are_weights=True)
 
     @property
     def most(self) -> int:

@@ -150,7 +150,7 @@ class Structure:
         self.module, self.outputs, self.entry = module, tuple(outputs), entry
         self.has_matrices = any(isinstance(spec, MatrixOutput | BagsOutput) for spec in self.outputs)
         self.weight = weight_of(self.outputs)
-        self.memory: Memo[Remembered] = Memo(most, static)
+        self.memory: Memo[Remembered] = Memo(most, static, self.weight is not None)
         self.beside = Beside()
 
     def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:

@@ -78,5 +78,9 @@ def gradient_error(
     def pruned() -> set[int]:
         return pruned_among(tensors, [variant], module._source)
 
-    with torch.random.fork_rng(devices=[]):
-        return compare_training(dense, sparse, module._asked.recipe.verify, tensors, pruned)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return compare_training(dense, sparse, module._asked.recipe.verify, tensors, pruned)
+    finally:
+        for region in variant.regions:
+            region.differentiable.clear()  # until the model's first backward, operands are remembered

@@ -39,3 +39,24 @@ def test_signs_count():
     data = torch.randn(1 << 10)
     assert digest.digest(data) != digest.digest(-data)
     assert digest.digest(torch.zeros(4)) != digest.digest(-torch.zeros(4))
+
+
+@pytest.mark.parametrize("count", [1, 16384, 16385, 100_000, 1 << 20])
+def test_samples_see_what_is_written_to_a_256th_in_a_row(count):
+    data = torch.zeros(count, dtype=torch.uint8)
+    length = max(1, -(-count // 255))
+    found = {digest.sample(data)}
+    for start in range(0, count, length):
+        data[start : start + length] = 1
+        found.add(digest.sample(data))
+        data[start : start + length] = 0
+    assert len(found) == 1 + len(range(0, count, length))
+    assert digest.sample(data) in found
+
+
+def test_samples_read_little():
+    data = torch.zeros(1 << 20, dtype=torch.uint8)
+    before = digest.sample(data)
+    data[100] = 1  # between the first line and the second one
+    assert digest.sample(data) == before
+    assert digest.digest(data) != digest.digest(torch.zeros_like(data))

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import sparsify
+from sparsify.compiler.digest import digest
+from sparsify.passes import contents
 
 NODES, EDGES = 40, 150
 X = torch.randn(NODES, 6, generator=torch.Generator().manual_seed(0))
@@ -267,3 +269,35 @@ def test_packed_weights():
             torch.testing.assert_close(sparse(x), expected, **CLOSE)
             many = x.repeat(500, 1)
             torch.testing.assert_close(sparse(many), expected.repeat(500, 1), **CLOSE)
+
+
+def test_frozen_weights_are_sampled(monkeypatch):
+    """A product with one row takes less time than reading all entries of the dense weight."""
+    torch.manual_seed(0)
+    read = []
+    monkeypatch.setattr(contents, "digest", lambda tensor: read.append(tensor.numel()) or digest(tensor))
+    model, x = nn.Sequential(nn.Linear(256, 384)).eval(), torch.randn(1, 256)
+    rule = {
+        "targets": ["param:*weight"],
+        "prune": {"method": "magnitude", "sparsity": 0.95},
+        "role": "weight",
+    }
+    sparse = sparsify.apply(model, {"schema": 1, "name": "pruned", "sparsify": [rule]}, (x,))
+    with torch.no_grad():
+        sparse(x)
+    assert not [count for count in read if count >= 256 * 384]
+
+
+def test_calls_without_backward_remember_what_they_read_of_weights():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 96)), torch.randn(4, 64)
+    rule = {"targets": ["param:*weight"], "prune": {"method": "magnitude", "sparsity": 0.9}, "role": "weight"}
+    sparse = sparsify.apply(model, {"schema": 1, "name": "pruned", "sparsify": [rule]}, (x,))
+    (conversion,) = sparse.report.conversions
+    sparse(x)
+    before = conversion.count
+    for _ in range(3):
+        assert "FirstGradient" in type(sparse(x).grad_fn).__name__
+    assert conversion.count == before
+    sparse(x).sum().backward()
+    assert sparse.get_parameter("0.weight").grad.count_nonzero() > 0
