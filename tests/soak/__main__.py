@@ -6,6 +6,7 @@ Every part is a command of its own, so a process that ends or hangs is a failure
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -53,19 +54,28 @@ def programs(seed: int, seconds: float) -> list[str]:
 
 def sanitizers(seed: int, seconds: float) -> list[str]:
     """Random programs whose kernels run under ASan and UBSan."""
-    count = "60" if seconds > 120 else "5"
+    count = "60" if seconds > 120 else "5" if seconds > 10 else "1"
     many = ["-m", "tests.compiler.many", "--first", str(seed), "--count", count, "--interpreted", "1000000"]
     return [*many, "--compilers", "g++", "--batch", "5", SANITIZED]
 
 
+def libraries() -> list[Path]:
+    """Those of the sanitizers, as g++ names them; only their names where it has none."""
+    names = ("libasan.so", "libubsan.so")
+    asked = [["g++", f"-print-file-name={name}"] for name in names]
+    return [
+        Path(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()) for ask in asked
+    ]
+
+
+def has_sanitizers() -> bool:
+    """Whether g++ is there, with its sanitizers."""
+    return shutil.which("g++") is not None and all(library.is_file() for library in libraries())
+
+
 def preloaded() -> dict[str, str]:
     """The libraries of the sanitizers, which come before all others; Python itself leaks on purpose."""
-    names = ("libasan.so", "libubsan.so")
-    found = [
-        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
-        for name in names
-    ]
-    return {"LD_PRELOAD": " ".join(done.stdout.strip() for done in found), "ASAN_OPTIONS": "detect_leaks=0"}
+    return {"LD_PRELOAD": " ".join(map(str, libraries())), "ASAN_OPTIONS": "detect_leaks=0"}
 
 
 def memory(name: str, count: int) -> Callable[[int, float], list[str]]:

@@ -18,6 +18,11 @@ def test_memory_is_flat(name, count):
     assert memory.is_flat(name, found), found
 
 
+@pytest.mark.skipif(not soak.has_sanitizers(), reason="g++ has no sanitizers")
+def test_sanitizers_find_nothing(capsys):
+    assert soak.run("sanitizers", 1, 7), capsys.readouterr().out
+
+
 def test_growth_is_noticed(monkeypatch):
     held = []
 

@@ -39,6 +39,8 @@ EXTENT = "extent"
 MAX_DEPTH = 100
 # Operands of one chain; trees of more are too deep to walk.
 MAX_TERMS = 200
+# The compiler takes seconds for so many; its time grows with their square.
+MAX_STATEMENTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ class _Reader:
     def statements(self) -> list[Assign]:
         while self.here.kind != "end":
             if not self.accept("newline"):
+                if len(self.read) == MAX_STATEMENTS:
+                    raise self.error(f"more than {MAX_STATEMENTS} statements; evaluate them in several calls")
                 self.read.append(self.statement())
         if not self.read:
             raise self.error("no statement; write one as in y[i] = A[i,j] * x[j]")

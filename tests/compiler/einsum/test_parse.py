@@ -165,6 +165,7 @@ def test_printed_expressions_read_back(seed):
         ("y = " + "(" * 200 + "a" + ")" * 200, 104, "levels of brackets"),
         ("y = a" + "+a" * 300, 404, "more than 200 terms in a row"),
         ("y = a" + "*a" * 300, 404, "more than 200 terms in a row"),
+        ("y = a\n" * 300, 1536, "more than 256 statements"),
     ],
 )
 def test_mistakes_show_their_place(text, position, message):
