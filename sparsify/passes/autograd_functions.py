@@ -6,6 +6,7 @@ Export traces the forward pass of a function alone, so that a captured graph wou
 checkpoint the function inside is captured; any other function makes the capture of a model in training fail.
 """
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +17,12 @@ from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
 from sparsify.errors import CaptureError
+from sparsify.runtime.locks import Lock
 
 _apply: Final = Function.__dict__["apply"]
 _state: Final = threading.local()
-_lock: Final = threading.Lock()
-_threads_within = 0
+_lock: Final = Lock()
+_entered = 0
 
 
 @contextmanager
@@ -41,12 +43,27 @@ def inlined(*, has_gradients: bool) -> Iterator[None]:
 
 
 def _enter(count: int) -> None:
-    """Counts the threads within the context; `Function.apply` is torch's own where there are none."""
-    global _threads_within
+    """Counts entries of all threads into the context; `Function.apply` is torch's own where there are none."""
+    global _entered
+    _state.entered = getattr(_state, "entered", 0) + count
     with _lock:
-        _threads_within += count
-        found = classmethod(apply) if _threads_within else _apply
-        Function.apply = found  # type: ignore[assignment, method-assign]
+        _entered += count
+        _substitute()
+
+
+def _substitute() -> None:
+    """Puts `apply` in place of torch's own while a thread is within the context."""
+    Function.apply = classmethod(apply) if _entered else _apply  # type: ignore[assignment, method-assign]
+
+
+def _forget_others() -> None:
+    """In a forked process there is this thread alone."""
+    global _entered
+    _entered = getattr(_state, "entered", 0)
+    _substitute()
+
+
+os.register_at_fork(after_in_child=_forget_others)
 
 
 def apply(kind: type[Function], *args: Any, **kwargs: Any) -> Any:

@@ -7,8 +7,8 @@ of these parameters; a product that has it among its operands reads them, and so
 Rows that an embedding looks up are no operands.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sparsify.passes.base import kept_buffers
+from sparsify.runtime.locks import CAPTURES
 
 # By name, without underscores in front, how many operands come before those of a product: what is added.
 PRODUCTS: Final[Mapping[str, int]] = {
@@ -98,16 +99,28 @@ def product_weights(model: nn.Module, run: Callable[[], Any]) -> frozenset[str] 
         run: calls it.
     """
     watch = Watch(model)
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # one operator for a layer, which shows no products
     try:
         with torch.inference_mode(False), torch.no_grad(), kept_buffers(model), ExitStack() as stack:
+            stack.enter_context(spelled_attention())
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(torch.autocast("cpu", enabled=False))
             stack.enter_context(watch)
             run()
     except Exception:  # whatever the model raises: it is captured and run again, which says why
         return None
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
     return frozenset(watch.read)
+
+
+@contextmanager
+def spelled_attention() -> Iterator[None]:
+    """Within this context torch's encoder layers run as several operators: the one for a whole layer shows no products.
+
+    The switch is that of the process, so one thread at a time is in here.
+    """
+    with CAPTURES:
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)

@@ -1,6 +1,7 @@
 """Compilers that hang, write without end or leave children behind: a clear error, in time."""
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -111,6 +112,19 @@ def test_only_the_beginning_of_long_output_is_kept() -> None:
     outcome = program.run(["sh", "-c", "echo first; head -c 20000000 /dev/zero; exit 3"], SOON, os.environ)
     assert (outcome.status, outcome.stopped, outcome.output[:6]) == (3, "", "first\n")
     assert len(outcome.output) == program.KEPT_BYTES
+
+
+def test_programs_run_beside_a_thousand_open_files() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        outcome = program.run(["sh", "-c", "echo first"], SOON, os.environ)
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (outcome.status, outcome.output) == (0, "first\n")
 
 
 def test_compiler_that_writes_a_library_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Models whose gradients a captured graph may lose: checkpoints, functions with a backward pass of their own, state."""
 
 import copy
+import os
+import threading
 
 import pytest
 import torch
@@ -134,6 +136,28 @@ def test_functions_of_other_calls_are_as_they_were():
     with autograd_functions.inlined(has_gradients=True), torch.no_grad():
         Round.apply(torch.randn(3))
     assert torch.autograd.Function.__dict__["apply"] is before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
+def test_children_forked_meanwhile_have_functions_as_they_were():
+    before = torch.autograd.Function.__dict__["apply"]
+    begun, over = threading.Event(), threading.Event()
+
+    def stay():
+        with autograd_functions.inlined(has_gradients=True):
+            begun.set()
+            over.wait()
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    begun.wait()
+    pid = os.fork()
+    if not pid:
+        os._exit(torch.autograd.Function.__dict__["apply"] is not before)
+    _, status = os.waitpid(pid, 0)
+    over.set()
+    thread.join()
+    assert status == 0
 
 
 @pytest.mark.parametrize("early", [True, False])

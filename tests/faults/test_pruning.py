@@ -1,6 +1,7 @@
 """Rules that prune take matrices that products read, name what they pass over, and keep their zeros in training."""
 
 import copy
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,28 @@ def test_what_products_read() -> None:
     names = {name for name, parameter in model.named_parameters() if parameter.dim() > 1}
     assert read == names - {"table.weight", "position", "norm.weight", "norm.bias", "unread.weight"}
     assert product_weights(model, lambda: model(None)) is None
+
+
+def test_calls_in_several_threads_leave_the_switches_of_torch() -> None:
+    """The second call begins within the first one and would end after it."""
+    model, first_is_over = nn.Linear(4, 4), threading.Event()
+
+    def second() -> Tensor:
+        first_is_over.wait(10)
+        return model(torch.ones(2, 4))
+
+    thread = threading.Thread(target=product_weights, args=(model, second))
+
+    def first() -> Tensor:
+        thread.start()
+        thread.join(0.5)
+        return model(torch.ones(2, 4))
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    product_weights(model, first)
+    first_is_over.set()
+    thread.join()
+    assert torch.backends.mha.get_fastpath_enabled() is before
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ class _Output:
         self.descriptor = pipe.fileno()
         self.kept = bytearray()
         self.total, self.is_open = 0, True
+        self.ready = select.poll()
+        self.ready.register(self.descriptor, select.POLLIN)
         os.set_blocking(self.descriptor, False)
 
     def read(self, seconds: float) -> None:
@@ -55,7 +57,7 @@ class _Output:
         if not self.is_open:
             time.sleep(min(seconds, 0.002))
             return
-        if not select.select([self.descriptor], [], [], seconds)[0]:
+        if not self.ready.poll(1000 * seconds):
             return
         with suppress(BlockingIOError):
             chunk = os.read(self.descriptor, CHUNK_BYTES)

@@ -7,12 +7,12 @@ import ast
 from collections.abc import Mapping
 from contextlib import suppress
 from math import inf, nan
-from threading import Lock
 from typing import Any, Final
 
 from sparsify.compiler.einsum import nodes
 from sparsify.compiler.node import Node
 from sparsify.errors import SparsifyError
+from sparsify.runtime.locks import Lock
 from sparsify.storage.format import Format
 
 NUMBERS: Final = {"inf": inf, "nan": nan}

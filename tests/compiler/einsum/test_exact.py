@@ -1,7 +1,10 @@
 """Programs as texts: what is written reads back, also in several threads at once."""
 
 import gc
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -54,3 +57,25 @@ def test_several_threads_read_at_once() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(found == PROGRAM for found in pool.map(deep, [turn % 7 for turn in range(400)]))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
+def test_children_forked_while_another_thread_reads() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with exact.PARSING:
+            begun.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    begun.wait()
+    pid = os.fork()
+    if not pid:
+        signal.alarm(10)
+        os._exit(exact.read("Index('i')") != Index("i"))
+    _, status = os.waitpid(pid, 0)
+    over.set()
+    thread.join()
+    assert status == 0
