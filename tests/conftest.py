@@ -1,5 +1,6 @@
 """What all tests share: golden files, a kernel cache of their own, the folder of real data."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,14 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         options.from_environment.cache_clear()
         yield directory
     options.from_environment.cache_clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_memory() -> Iterator[None]:
+    """What a module of tests leaves is looked at by no later collection, whose time would grow from test to test."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

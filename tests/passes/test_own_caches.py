@@ -121,7 +121,7 @@ def turns(run):
 
 @pytest.mark.filterwarnings("ignore:.*a cache holds keys of earlier calls")
 @pytest.mark.filterwarnings("ignore:.*attention stays dense. a pattern does not say where queries stand")
-@pytest.mark.parametrize("make", [gpt2, pytest.param(llama, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [gpt2, pytest.param(llama, marks=pytest.mark.exhaustive)])
 def test_compiled_calls_with_a_past_are_those_of_the_model(make):
     model = make()
     expected = turns(apply(model, NARROW, TEXT, verify=False))

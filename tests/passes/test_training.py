@@ -77,7 +77,7 @@ def assert_close(found, expected):
 MODELS = [gpt2, pytest.param(bert, marks=pytest.mark.slow), pytest.param(t5, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("rate", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
+@pytest.mark.parametrize("rate", [pytest.param(0.0, marks=pytest.mark.exhaustive), 0.3])
 @pytest.mark.parametrize("make", MODELS)
 def test_steps_of_training_are_those_of_the_masked_model(make, rate):
     model, inputs = made(make, rate)
@@ -95,7 +95,7 @@ def test_steps_of_training_are_those_of_the_masked_model(make, rate):
 
 
 @pytest.mark.parametrize("make", MODELS)
-@pytest.mark.parametrize("inner", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("inner", [pytest.param("eager", marks=pytest.mark.exhaustive), "aot_eager"])
 def test_steps_of_training_under_the_backend(make, inner):
     model, inputs = made(make, 0.3)
     twin = copy.deepcopy(model)
