@@ -22,7 +22,7 @@ from sparsify.errors import CaptureError
 from sparsify.passes import operators
 from sparsify.passes.new_node import call_before
 from sparsify.passes.operators import operator_name, raw_name, tensor_value
-from sparsify.passes.pure_writes import LISTS, is_view, pure_form, scatter, written_value
+from sparsify.passes.pure_writes import is_list, is_view, pure_form, scatter, written_value
 
 aten: Final = torch.ops.aten
 # Fake tensors of these share memory with an operand, results do not.
@@ -94,7 +94,7 @@ def functionalize(graph: fx.Graph) -> None:
     }
     if not written:
         return
-    require_apart(graph, written)
+    require_apart(graph, parents, written)
     _Functionalize(graph, parents, written).run()
 
 
@@ -112,23 +112,22 @@ def views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """For each node that shares memory with an operand, that operand."""
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        memory = memory_of(node)
-        if not node.op.startswith("call") or memory is None or raw_name(node) in COPYING:
+        if not node.op.startswith("call") or raw_name(node) in COPYING:
             continue
-        operand = next((one for one in node.all_input_nodes if memory_of(one) == memory), None)
-        if operand is not None:
-            found[node] = operand
+        for operand in node.all_input_nodes:
+            is_made = is_list(operand) and operand not in found  # its tensors have memory of their own each
+            if not is_made and memory_of(node) & memory_of(operand):
+                found[node] = operand
+                break
     return found
 
 
-def memory_of(node: fx.Node) -> int | None:
-    """The address of the fake storage of a tensor, or of all tensors of a list."""
+def memory_of(node: fx.Node) -> frozenset[int]:
+    """The addresses of the fake storages of a tensor, or of the tensors of a list."""
     value = node.meta.get("val")
-    if operator_name(node) in LISTS and value and isinstance(value[0], Tensor):
-        value = value[0]  # parts of one tensor; results of other operators have memory of their own each
-    if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        return None
-    return int(value.untyped_storage()._cdata)
+    tensors = value if is_list(node) else [value]
+    strided = (one for one in tensors if isinstance(one, Tensor) and one.layout is torch.strided)
+    return frozenset(int(one.untyped_storage()._cdata) for one in strided)
 
 
 def root_of(node: fx.Node, parents: dict[fx.Node, fx.Node]) -> fx.Node:
@@ -146,7 +145,7 @@ def is_writer(node: fx.Node) -> bool:
 def written_operands(node: fx.Node) -> list[fx.Node]:
     """The tensors that an operator writes into."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return [one for one in node.args[:1] if isinstance(one, fx.Node) and memory_of(one) is not None]
+        return [one for one in node.args[:1] if isinstance(one, fx.Node) and memory_of(one)]
     written: list[fx.Node] = []
     for place, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -154,17 +153,22 @@ def written_operands(node: fx.Node) -> list[fx.Node]:
     return written
 
 
-def require_apart(graph: fx.Graph, written: set[fx.Node]) -> None:
-    """Raises where a tensor that is written shares memory with another one from outside."""
-    known: dict[int | None, fx.Node] = {}
+def require_apart(graph: fx.Graph, parents: dict[fx.Node, fx.Node], written: set[fx.Node]) -> None:
+    """Raises where a tensor that is written shares memory with one that is no view of it, or of it alone."""
+    known: dict[int, fx.Node] = {}
     for node in graph.nodes:
-        if node.op not in ("placeholder", "get_attr") or memory_of(node) is None:
+        if node.op == "get_attr" and all(raw_name(user) in COPYING for user in node.users):
             continue
-        other = known.setdefault(memory_of(node), node)
-        if other is not node and {node, other} & written:
-            raise CaptureError(
-                f"the model writes into {other.target}, which shares memory with {node.target}"
-            )
+        root = root_of(node, parents)
+        others = {known.setdefault(address, root) for address in memory_of(node)} - {root}
+        if is_list(node) and node in parents:
+            sharing = [one for one in node.all_input_nodes if memory_of(one) & memory_of(node)]
+            others |= {root_of(one, parents) for one in sharing[1:]}
+        for other in others:
+            if {root, other} & written:
+                raise CaptureError(
+                    f"the model writes into memory that {other.target} and {node.target} share"
+                )
 
 
 class _Functionalize:
@@ -254,7 +258,7 @@ class _Functionalize:
         storage = target.storage
         version = storage.version + 1
         for alias in target.line():
-            if is_tracked and operator_name(alias.node) not in LISTS:
+            if is_tracked and not is_list(alias.node):
                 alias.current, alias.version = value, version
             if alias.parent is not None:
                 is_tracked = is_tracked and raw_name(alias.node) not in DETACHING

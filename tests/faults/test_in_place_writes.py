@@ -201,3 +201,68 @@ def test_graphs_write_only_into_what_is_outside():
     writers = [node for node in captured.graph.nodes if node.op == "call_function" and is_mutating(node)]
     outside = {"get_attr", "placeholder"}
     assert all(one.op in outside for node in writers for one in (node.args[0], *node.args[0].all_input_nodes))
+
+
+NOTHING = {"schema": 1, "name": "none", "sparsify": []}
+
+
+class Lines(nn.Module):
+    """A layer and statements over its result `h` and its input `x`."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+        self.drop = nn.Dropout(0.5)
+        self.drop_here = nn.Dropout(0.5, inplace=True)
+        self.register_buffer("buf", torch.arange(24.0).view(4, 6))
+        known = {"torch": torch, "F": nn.functional}
+        lines = "".join(f"    {line}\n" for line in text.split("\n"))
+        exec(f"def steps(self, x):\n    h = self.lin(x)\n{lines}", known)
+        self.steps = known["steps"]
+
+    def forward(self, x):
+        return self.steps(self, x)
+
+
+def agrees(text, x=None, later=None, *, training=False, sparse=None):
+    """The model that `apply` makes of statements, after it did what they do: results, and inputs written."""
+    torch.manual_seed(0)
+    model = Lines(text).train(training)
+    source = copy.deepcopy(model)
+    x = torch.randn(4, 6) if x is None else x
+    sparse = apply(model, NOTHING, x.clone(), verify=False)
+    for given in (x, *(x * 2 if later is None else later,)):
+        ours, theirs = given.clone(), given.clone()
+        torch.testing.assert_close(sparse(ours), source(theirs), msg=lambda m: f"{m}\n{text}")
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        torch.testing.assert_close(sparse.buf, source.buf)
+    return sparse
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        "h.hsplit(2)",
+        "h.vsplit(2)",
+        "torch.hsplit(h, [2, 3])",
+        "h[0].hsplit(2)",
+        "h.reshape(2, 2, 6).dsplit(3)",
+        "h.tensor_split(3, dim=1)",
+        "h.tensor_split(2)",
+    ],
+)
+def test_lists_of_views_are_written_and_read(cut):
+    with torch.no_grad():
+        assert agrees(f"a, b, *_ = {cut}\na.zero_()\nreturn h, a, b").variants
+        assert agrees(f"a, b, *_ = {cut}\nh.mul_(2)\nreturn a, b, h").variants
+        assert agrees(f"a, b, *_ = {cut}\nk = h.clone()\nk[0] = 5\nreturn a + b, k").variants
+
+
+@pytest.mark.parametrize(
+    "call", ["torch.broadcast_tensors(h, x)", "torch.meshgrid(h[0], h[1])", "torch.meshgrid(h[0], x[1])"]
+)
+@pytest.mark.parametrize("write", ["h.add_(1)", "x.add_(1)"])
+@pytest.mark.filterwarnings("ignore")
+def test_lists_of_views_of_several_tensors_see_writes(call, write):
+    with torch.no_grad():
+        agrees(f"a, b = {call}\n{write}\nreturn a, b, h")
