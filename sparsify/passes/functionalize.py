@@ -21,8 +21,8 @@ from torch import Tensor, fx
 from sparsify.errors import CaptureError
 from sparsify.passes import operators
 from sparsify.passes.new_node import call_before
-from sparsify.passes.operators import operator_name, raw_name, tensor_value
-from sparsify.passes.pure_writes import is_list, is_view, pure_form, scatter, written_value
+from sparsify.passes.operators import is_inactive_dropout, operator_name, raw_name, tensor_value
+from sparsify.passes.pure_writes import functional_form, is_list, is_view, pure_form, scatter, written_value
 
 aten: Final = torch.ops.aten
 # Fake tensors of these share memory with an operand, results do not.
@@ -85,6 +85,7 @@ def functionalize(graph: fx.Graph) -> None:
         CaptureError: a write has no pure form.
     """
     merge_results(graph)
+    drop_nothing(graph)
     parents = views(graph)
     written = {
         root_of(target, parents)
@@ -108,11 +109,21 @@ def merge_results(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def drop_nothing(graph: fx.Graph) -> None:
+    """`%d = dropout_(%x, 0.5, False)` -> `%d = dropout(%x, 0.5, False)`: what drops nothing writes nothing."""
+    for node in graph.nodes:
+        if is_inactive_dropout(node):
+            node.target = functional_form(node.target) or node.target
+
+
 def views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """For each node that shares memory with an operand, that operand."""
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if not node.op.startswith("call") or raw_name(node) in COPYING:
+            continue
+        if is_inactive_dropout(node):
+            found[node] = node.args[0]  # its result, of which the fake tensor is a copy
             continue
         for operand in node.all_input_nodes:
             is_made = is_list(operand) and operand not in found  # its tensors have memory of their own each

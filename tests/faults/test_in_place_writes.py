@@ -266,3 +266,28 @@ def test_lists_of_views_are_written_and_read(cut):
 def test_lists_of_views_of_several_tensors_see_writes(call, write):
     with torch.no_grad():
         agrees(f"a, b = {call}\n{write}\nreturn a, b, h")
+
+
+@pytest.mark.parametrize(
+    "dropout",
+    [
+        "self.drop(h)",
+        "self.drop_here(h)",
+        "F.dropout(h, 0.0, True)",
+        "F.dropout2d(h[None, None], 0.3, False)[0, 0]",
+        "F.alpha_dropout(h, 0.0, True)",
+        "F.feature_alpha_dropout(h, 0.3, False, inplace=True)",
+        "torch.dropout_(h, 0.0, True)",
+    ],
+)
+def test_dropouts_that_drop_nothing_return_their_operand(dropout):
+    with torch.no_grad():
+        assert agrees(f"o = {dropout}\no += 1\nreturn o * h, h").variants
+        assert agrees(f"o = {dropout}[1:].t()\nh.relu_()\nreturn o, h").variants
+
+
+def test_dropouts_that_drop_nothing_do_not_write_into_inputs():
+    sparse = agrees("return self.lin(self.drop_here(x))")
+    leaf = torch.randn(4, 6).requires_grad_()
+    sparse(leaf).sum().backward()
+    assert leaf.grad is not None
