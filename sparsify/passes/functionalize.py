@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from sparsify.errors import CaptureError
-from sparsify.passes import operators
+from sparsify.passes import layouts, operators
 from sparsify.passes.new_node import call_before
 from sparsify.passes.operators import is_inactive_dropout, operator_name, raw_name, tensor_value
 from sparsify.passes.pure_writes import functional_form, is_list, is_view, pure_form, scatter, written_value
@@ -87,16 +87,19 @@ def functionalize(graph: fx.Graph) -> None:
     merge_results(graph)
     drop_nothing(graph)
     parents = views(graph)
-    written = {
-        root_of(target, parents)
+    last = {
+        root_of(target, parents): node
         for node in graph.nodes
         if is_writer(node)
         for target in written_operands(node)
     }
-    if not written:
-        return
-    require_apart(graph, parents, written)
-    _Functionalize(graph, parents, written).run()
+    for node in filter(layouts.gives_operand, parents):
+        node.meta[layouts.MARK] = True
+    if last:
+        layouts.mark_inputs(graph, lambda node: root_of(node, parents), last)
+        require_apart(graph, parents, set(last))
+        _Functionalize(graph, parents, set(last)).run()
+    layouts.drop_contiguous(graph)
 
 
 def merge_results(graph: fx.Graph) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from sparsify.errors import CaptureError
+from sparsify.passes.layouts import gives_operand
 from sparsify.passes.operators import is_mutating
 
 GRAD = "wrap_with_set_grad_enabled"
@@ -80,7 +81,9 @@ def _put_results(call: fx.Node, results: list[fx.Node], lets_through: bool) -> N
 
 
 def written_operand(node: fx.Node) -> fx.Node:
-    """The tensor that `node` is, where it is the result of operators that write into it."""
-    while isinstance(node, fx.Node) and is_mutating(node) and isinstance(node.args[0], fx.Node):
+    """The tensor that `node` is, where it is the result of operators that write into it or return it."""
+    while isinstance(node, fx.Node) and (is_mutating(node) or gives_operand(node)):
+        if not isinstance(node.args[0], fx.Node):
+            break
         node = node.args[0]
     return node

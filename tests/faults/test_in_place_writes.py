@@ -224,14 +224,14 @@ class Lines(nn.Module):
         return self.steps(self, x)
 
 
-def agrees(text, x=None, later=None, *, training=False, sparse=None):
+def agrees(text, x=None, later=()):
     """The model that `apply` makes of statements, after it did what they do: results, and inputs written."""
     torch.manual_seed(0)
-    model = Lines(text).train(training)
+    model = Lines(text).eval()
     source = copy.deepcopy(model)
     x = torch.randn(4, 6) if x is None else x
     sparse = apply(model, NOTHING, x.clone(), verify=False)
-    for given in (x, *(x * 2 if later is None else later,)):
+    for given in (x, *(later or (x * 2,))):
         ours, theirs = given.clone(), given.clone()
         torch.testing.assert_close(sparse(ours), source(theirs), msg=lambda m: f"{m}\n{text}")
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -291,3 +291,48 @@ def test_dropouts_that_drop_nothing_do_not_write_into_inputs():
     leaf = torch.randn(4, 6).requires_grad_()
     sparse(leaf).sum().backward()
     assert leaf.grad is not None
+
+
+STRIDED = {
+    "reshape": "v = x.reshape(-1)\nv.add_(1)\nreturn self.lin(x), v",
+    "contiguous": "v = x.contiguous()\nv.add_(1)\nreturn self.lin(x), v",
+    "flatten": "v = x.flatten()\nx.add_(1)\nreturn v, x",
+    "computed": "k = x * 2\nv = k[1:].contiguous()\nk.relu_()\nreturn v, k",
+    "format": "v = x.to(memory_format=torch.contiguous_format)\nv.add_(1)\nreturn self.lin(x), v",
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_calls_in_other_strides_write_what_the_model_writes(name):
+    x = torch.randn(6, 6)
+    turned = x.clone().t()
+    with torch.no_grad():
+        sparse = agrees(STRIDED[name], x, (x + 1, turned, x - 1, torch.randn(5, 6), turned))
+    assert sparse.variants
+    assert torch.compile(sparse, backend="eager")(turned.clone())[0].shape == sparse(turned.clone())[0].shape
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_writes_into_copies_or_not_by_other_strides_leave_the_model_dense(name):
+    x = torch.randn(6, 6).t()
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="the strides of x decide"):
+        agrees(STRIDED[name], x, (x + 1, x.contiguous(), x))
+
+
+def test_strides_that_decide_nothing_are_not_asked():
+    text = "k = torch.relu_(self.lin(x).reshape(-1))\nv = x.contiguous().flatten()\nreturn k * 2, v * 2"
+    x = torch.randn(6, 6)
+    with torch.no_grad():
+        sparse = agrees(text, x, (x.t(), x))
+    (variant,) = sparse.variants
+    assert variant.takes_any
+    assert not any("contiguous" in str(node.target) for node in sparse.graph.nodes)
+
+
+@pytest.mark.parametrize("write", ["y.add_(1)", "pass"])
+def test_contiguous_tensors_keep_their_gradients_in_blocks_without(write):
+    sparse = agrees(f"with torch.no_grad():\n    y = h.contiguous()\n    {write}\nreturn h * 2, y * 3")
+    model, x = copy.deepcopy(sparse._source), torch.randn(4, 6)
+    want = torch.autograd.grad(sum(one.sum() for one in model(x)), model.lin.weight)
+    have = torch.autograd.grad(sum(one.sum() for one in sparse(x)), sparse.lin.weight)
+    torch.testing.assert_close(have, want)
