@@ -77,6 +77,11 @@ class Alias:
             yield alias
             alias = alias.parent
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the tensor of the storage itself, whose shape and gradients are changed in place."""
+        return all(alias.parent is None or alias.node.meta.get("is_itself", False) for alias in self.line())
+
 
 def functionalize(graph: fx.Graph) -> None:
     """Rewrites `graph` in place.
@@ -249,9 +254,10 @@ class _Functionalize:
             raise CaptureError(f"the model writes in place by {node.target}, which has no pure form")
         (target,) = targets
         if is_view(form):
-            if target.parent is None and target.storage.is_outside and raw_name(node) != "detach_":
-                raise CaptureError(f"the model changes the shape of {target.node.target} in place")
-            node.target = form
+            is_outside = target.storage.is_outside and target.is_whole
+            if is_outside and raw_name(node) != "detach_":
+                raise CaptureError(f"the model changes the shape of {target.storage.root.target} in place")
+            node.target, node.meta["is_itself"] = form, True
             self.add_view(node, target)
             return
         behind = node.next

@@ -214,7 +214,7 @@ class Lines(nn.Module):
         self.lin = nn.Linear(6, 6)
         self.drop = nn.Dropout(0.5)
         self.drop_here = nn.Dropout(0.5, inplace=True)
-        self.register_buffer("buf", torch.arange(24.0).view(4, 6))
+        self.register_buffer("buf", torch.arange(24.0).view(4, 6) + 0)
         known = {"torch": torch, "F": nn.functional}
         lines = "".join(f"    {line}\n" for line in text.split("\n"))
         exec(f"def steps(self, x):\n    h = self.lin(x)\n{lines}", known)
@@ -336,3 +336,21 @@ def test_contiguous_tensors_keep_their_gradients_in_blocks_without(write):
     want = torch.autograd.grad(sum(one.sum() for one in model(x)), model.lin.weight)
     have = torch.autograd.grad(sum(one.sum() for one in sparse(x)), sparse.lin.weight)
     torch.testing.assert_close(have, want)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "with torch.no_grad():\n    h.unsqueeze_(0)\nreturn h * 2",
+        "k = h[:, :4] * 1\nwith torch.no_grad():\n    k.t_()\nreturn k * 2",
+        "self.buf.detach_()\nself.buf.unsqueeze_(0)\nself.buf.squeeze_(0)\nreturn h * 2",
+    ],
+)
+def test_shapes_that_change_in_place_where_graphs_cannot_follow_leave_the_model_dense(text):
+    with pytest.warns(RuntimeWarning, match="changes the shape of .* in place"):
+        assert not agrees(text).variants
+
+
+def test_shapes_that_change_in_place_where_they_are_made_are_captured():
+    assert agrees("with torch.no_grad():\n    k = h * 2\n    k.t_()\nreturn k, h").variants
+    assert agrees("k = self.buf.detach()\nk.unsqueeze_(0)\nreturn k + h").variants
