@@ -144,7 +144,7 @@ def views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 def memory_of(node: fx.Node) -> frozenset[int]:
     """The addresses of the fake storages of a tensor, or of the tensors of a list."""
     value = node.meta.get("val")
-    tensors = value if is_list(node) else [value]
+    tensors = value if isinstance(value, (list, tuple)) else [value]
     strided = (one for one in tensors if isinstance(one, Tensor) and one.layout is torch.strided)
     return frozenset(int(one.untyped_storage()._cdata) for one in strided)
 
