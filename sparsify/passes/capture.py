@@ -21,6 +21,7 @@ from sparsify.errors import CaptureError
 from sparsify.passes import (
     autograd_functions,
     calls,
+    layouts,
     own_caches,
     own_counts,
     own_experts,
@@ -122,7 +123,7 @@ class Flat(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         """The leaves of the model's output."""
-        with sparse_inputs.capturing(), self.watch:
+        with sparse_inputs.capturing(), layouts.Contiguous(), self.watch:
             bound = self.call.rebuild(tensors, matrix_of)
             args, kwargs = calls.arguments_of(bound, calls.signature(self.model))
             leaves, output = pytree.tree_flatten(own_caches.shown(self.model(*args, **kwargs)))

@@ -21,6 +21,7 @@ from sparsify.passes.check import naming_values, report_half
 from sparsify.passes.drafted import drafted
 from sparsify.passes.eager import eager
 from sparsify.passes.hooks import drop_gradient_hooks, report_recorders
+from sparsify.passes.layouts import contiguous_inputs
 from sparsify.passes.no_graph import fail_after
 from sparsify.passes.optimizers import keep_zeros_of
 from sparsify.passes.run_apart import run_call
@@ -164,7 +165,7 @@ def compile_graph(module: "SparseModule", variant: Variant) -> None:
     scratch._graph = graph
     scratch.recompile()
     variant.run, variant.code = type(scratch).forward, scratch._code
-    variant.written = variant.written_inputs()
+    variant.written, variant.contiguous = variant.written_inputs(), contiguous_inputs(graph)
     variant.eager = eager(graph, module, variant.run, recycled=settings.current().recycle)
     weights = (module.get_parameter(name) for name in variant.pruned())
     keep_zeros_of(weight for weight in weights if weight.requires_grad)

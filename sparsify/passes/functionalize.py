@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, fx
 
 from sparsify.errors import CaptureError
-from sparsify.passes import operators
+from sparsify.passes import layouts, operators
 from sparsify.passes.new_node import call_before
-from sparsify.passes.operators import operator_name, raw_name, tensor_value
-from sparsify.passes.pure_writes import LISTS, is_view, pure_form, scatter, written_value
+from sparsify.passes.operators import is_inactive_dropout, operator_name, raw_name, tensor_value
+from sparsify.passes.pure_writes import functional_form, is_list, is_view, pure_form, scatter, written_value
 
 aten: Final = torch.ops.aten
 # Fake tensors of these share memory with an operand, results do not.
@@ -77,6 +77,11 @@ class Alias:
             yield alias
             alias = alias.parent
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the tensor of the storage itself, whose shape and gradients are changed in place."""
+        return all(alias.parent is None or alias.node.meta.get("is_itself", False) for alias in self.line())
+
 
 def functionalize(graph: fx.Graph) -> None:
     """Rewrites `graph` in place.
@@ -85,17 +90,21 @@ def functionalize(graph: fx.Graph) -> None:
         CaptureError: a write has no pure form.
     """
     merge_results(graph)
+    drop_nothing(graph)
     parents = views(graph)
-    written = {
-        root_of(target, parents)
+    last = {
+        root_of(target, parents): node
         for node in graph.nodes
         if is_writer(node)
         for target in written_operands(node)
     }
-    if not written:
-        return
-    require_apart(graph, written)
-    _Functionalize(graph, parents, written).run()
+    for node in filter(layouts.gives_operand, parents):
+        node.meta[layouts.MARK] = True
+    if last:
+        layouts.mark_inputs(graph, lambda node: root_of(node, parents), last)
+        require_apart(graph, parents, set(last))
+        _Functionalize(graph, parents, set(last)).run()
+    layouts.drop_contiguous(graph)
 
 
 def merge_results(graph: fx.Graph) -> None:
@@ -108,27 +117,36 @@ def merge_results(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def drop_nothing(graph: fx.Graph) -> None:
+    """`%d = dropout_(%x, 0.5, False)` -> `%d = dropout(%x, 0.5, False)`: what drops nothing writes nothing."""
+    for node in graph.nodes:
+        if is_inactive_dropout(node):
+            node.target = functional_form(node.target) or node.target
+
+
 def views(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """For each node that shares memory with an operand, that operand."""
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
-        memory = memory_of(node)
-        if not node.op.startswith("call") or memory is None or raw_name(node) in COPYING:
+        if not node.op.startswith("call") or raw_name(node) in COPYING:
             continue
-        operand = next((one for one in node.all_input_nodes if memory_of(one) == memory), None)
-        if operand is not None:
-            found[node] = operand
+        if is_inactive_dropout(node):
+            found[node] = node.args[0]  # its result, of which the fake tensor is a copy
+            continue
+        for operand in node.all_input_nodes:
+            is_made = is_list(operand) and operand not in found  # its tensors have memory of their own each
+            if not is_made and memory_of(node) & memory_of(operand):
+                found[node] = operand
+                break
     return found
 
 
-def memory_of(node: fx.Node) -> int | None:
-    """The address of the fake storage of a tensor, or of all tensors of a list."""
+def memory_of(node: fx.Node) -> frozenset[int]:
+    """The addresses of the fake storages of a tensor, or of the tensors of a list."""
     value = node.meta.get("val")
-    if operator_name(node) in LISTS and value and isinstance(value[0], Tensor):
-        value = value[0]  # parts of one tensor; results of other operators have memory of their own each
-    if not isinstance(value, Tensor) or value.layout is not torch.strided:
-        return None
-    return int(value.untyped_storage()._cdata)
+    tensors = value if isinstance(value, (list, tuple)) else [value]
+    strided = (one for one in tensors if isinstance(one, Tensor) and one.layout is torch.strided)
+    return frozenset(int(one.untyped_storage()._cdata) for one in strided)
 
 
 def root_of(node: fx.Node, parents: dict[fx.Node, fx.Node]) -> fx.Node:
@@ -146,7 +164,7 @@ def is_writer(node: fx.Node) -> bool:
 def written_operands(node: fx.Node) -> list[fx.Node]:
     """The tensors that an operator writes into."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return [one for one in node.args[:1] if isinstance(one, fx.Node) and memory_of(one) is not None]
+        return [one for one in node.args[:1] if isinstance(one, fx.Node) and memory_of(one)]
     written: list[fx.Node] = []
     for place, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -154,17 +172,22 @@ def written_operands(node: fx.Node) -> list[fx.Node]:
     return written
 
 
-def require_apart(graph: fx.Graph, written: set[fx.Node]) -> None:
-    """Raises where a tensor that is written shares memory with another one from outside."""
-    known: dict[int | None, fx.Node] = {}
+def require_apart(graph: fx.Graph, parents: dict[fx.Node, fx.Node], written: set[fx.Node]) -> None:
+    """Raises where a tensor that is written shares memory with one that is no view of it, or of it alone."""
+    known: dict[int, fx.Node] = {}
     for node in graph.nodes:
-        if node.op not in ("placeholder", "get_attr") or memory_of(node) is None:
+        if node.op == "get_attr" and all(raw_name(user) in COPYING for user in node.users):
             continue
-        other = known.setdefault(memory_of(node), node)
-        if other is not node and {node, other} & written:
-            raise CaptureError(
-                f"the model writes into {other.target}, which shares memory with {node.target}"
-            )
+        root = root_of(node, parents)
+        others = {known.setdefault(address, root) for address in memory_of(node)} - {root}
+        if is_list(node) and node in parents:
+            sharing = [one for one in node.all_input_nodes if memory_of(one) & memory_of(node)]
+            others |= {root_of(one, parents) for one in sharing[1:]}
+        for other in others:
+            if {root, other} & written:
+                raise CaptureError(
+                    f"the model writes into memory that {other.target} and {node.target} share"
+                )
 
 
 class _Functionalize:
@@ -231,9 +254,10 @@ class _Functionalize:
             raise CaptureError(f"the model writes in place by {node.target}, which has no pure form")
         (target,) = targets
         if is_view(form):
-            if target.parent is None and target.storage.is_outside and raw_name(node) != "detach_":
-                raise CaptureError(f"the model changes the shape of {target.node.target} in place")
-            node.target = form
+            is_outside = target.storage.is_outside and target.is_whole
+            if is_outside and raw_name(node) != "detach_":
+                raise CaptureError(f"the model changes the shape of {target.storage.root.target} in place")
+            node.target, node.meta["is_itself"] = form, True
             self.add_view(node, target)
             return
         behind = node.next
@@ -254,7 +278,7 @@ class _Functionalize:
         storage = target.storage
         version = storage.version + 1
         for alias in target.line():
-            if is_tracked and operator_name(alias.node) not in LISTS:
+            if is_tracked and not is_list(alias.node):
                 alias.current, alias.version = value, version
             if alias.parent is not None:
                 is_tracked = is_tracked and raw_name(alias.node) not in DETACHING

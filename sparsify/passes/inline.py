@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from sparsify.errors import CaptureError
-from sparsify.passes.operators import is_mutating
+from sparsify.passes.layouts import gives_operand
+from sparsify.passes.operators import is_mutating, tensor_value
 
 GRAD = "wrap_with_set_grad_enabled"
 AUTOCAST = "wrap_with_autocast"
@@ -24,7 +25,8 @@ def inline_blocks(graph: fx.Graph, root: torch.nn.Module) -> None:
         root: has the submodules.
 
     Raises:
-        CaptureError: a block turns autocast on, which changes the dtypes of what is inside.
+        CaptureError: a block turns autocast on, which changes the dtypes of what is inside, or changes the shape of
+            a tensor that was there before.
     """
     for node in list(graph.nodes):
         name = getattr(node.target, "__name__", "")
@@ -68,6 +70,10 @@ def _put_results(call: fx.Node, results: list[fx.Node], lets_through: bool) -> N
             continue
         value = written_operand(result)
         is_outside = value in call.all_input_nodes
+        if is_outside and placed(value) != placed(result):
+            raise CaptureError(
+                f"the model changes the shape of {value} in place where gradients are disabled"
+            )
         value = value if is_outside else result
         if not (lets_through or is_outside):
             with call.graph.inserting_before(call):
@@ -79,8 +85,16 @@ def _put_results(call: fx.Node, results: list[fx.Node], lets_through: bool) -> N
     call.graph.erase_node(call)
 
 
+def placed(node: fx.Node) -> str:
+    """How the entries of a tensor lie in memory."""
+    value = tensor_value(node)
+    return "" if value is None else f"{value.shape} {value.stride()}"
+
+
 def written_operand(node: fx.Node) -> fx.Node:
-    """The tensor that `node` is, where it is the result of operators that write into it."""
-    while isinstance(node, fx.Node) and is_mutating(node) and isinstance(node.args[0], fx.Node):
+    """The tensor that `node` is, where it is the result of operators that write into it or return it."""
+    while isinstance(node, fx.Node) and (is_mutating(node) or gives_operand(node)):
+        if not isinstance(node.args[0], fx.Node):
+            break
         node = node.args[0]
     return node

@@ -116,6 +116,7 @@ RANDOM = frozenset(
         "native_dropout",
     ]
 )
+DROPOUTS = frozenset(["dropout", "alpha_dropout", "feature_alpha_dropout"])
 # By the environment of a capture.
 _data_extents: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
 
@@ -199,7 +200,7 @@ def draws_nothing(node: fx.Node) -> bool:
 
 def is_inactive_dropout(node: fx.Node) -> bool:
     """Whether `node` is a dropout that drops nothing: out of training, or with probability 0."""
-    if operator_name(node) != "dropout":
+    if operator_name(node) not in DROPOUTS:
         return False
     probability = argument(node, 1, "p", 0.5)
     return argument(node, 2, "train", True) is False or probability == 0

@@ -90,6 +90,11 @@ def written_value(node: fx.Node, target: fx.Node, form: Any) -> fx.Node:
     return fitted(node, target, user)
 
 
+def is_list(node: fx.Node) -> bool:
+    """Whether `node` computes several tensors."""
+    return isinstance(node.meta.get("val"), (list, tuple))
+
+
 def values(arguments: Any) -> Any:
     """Arguments with the fake values of nodes."""
     return fx.map_arg(arguments, lambda one: one.meta["val"])
@@ -136,9 +141,9 @@ def scatter(view: fx.Node, base: fx.Node, value: fx.Node, user: fx.Node) -> fx.N
     Raises:
         CaptureError: the view has no inverse.
     """
-    name = operator_name(view)
-    if name in LISTS:
+    if is_list(view):
         return value
+    name = operator_name(view)
     have, want = tensor_value(value), tensor_value(base)
     is_alike = have is not None and want is not None and have.dtype == want.dtype
     if is_alike and name in WHOLE | RESHAPES and is_shaped_like(have, want):
@@ -151,7 +156,7 @@ def scatter(view: fx.Node, base: fx.Node, value: fx.Node, user: fx.Node) -> fx.N
         target, *arguments = SCATTERS[name](view)
         operands = (base, value) if "scatter" in str(target) else (value,)
         return call_before(user, target, *operands, *arguments)
-    if name == "getitem" and operator_name(base) in LISTS:
+    if name == "getitem" and operator_name(base) in PARTS:
         return joined(view, base, value, user)
     if is_alike and name in RESHAPES:
         return call_before(user, aten.reshape.default, value, sizes_of(base, user))
@@ -167,9 +172,23 @@ def joined(view: fx.Node, parts: fx.Node, value: fx.Node, user: fx.Node) -> fx.N
     """The tensor that a list of parts was cut from, one of them with another value."""
     place, count = view.args[1], len(parts.meta["val"])
     others = [value if at == place else call_before(user, operator.getitem, parts, at) for at in range(count)]
-    if operator_name(parts) == "unbind":
-        return call_before(user, aten.stack.default, others, argument(parts, 1, "dim", 0))
-    return call_before(user, aten.cat.default, others, argument(parts, 2, "dim", 0))
+    form, dim = PARTS[operator_name(parts)](parts)
+    return call_before(user, form, others, dim)
+
+
+def stacked(parts: fx.Node) -> tuple[Any, Any]:
+    """How a tensor is made of its slices."""
+    return aten.stack.default, argument(parts, 1, "dim", 0)
+
+
+def concatenated(parts: fx.Node) -> tuple[Any, Any]:
+    """How a tensor is made of its parts along a mode."""
+    return aten.cat.default, argument(parts, 2, "dim", 0)
+
+
+def concatenated_along(mode: int) -> Callable[[fx.Node], tuple[Any, Any]]:
+    """How a tensor is made of its parts along this mode; a tensor of one mode has parts along that."""
+    return lambda parts: (aten.cat.default, min(mode, parts.meta["val"][0].dim() - 1))
 
 
 def sliced(view: fx.Node) -> tuple[Any, ...]:
@@ -216,7 +235,14 @@ def moved(view: fx.Node) -> tuple[Any, ...]:
     return view.target, view.args[2], view.args[1]
 
 
-LISTS: Final = frozenset({"unbind", "split", "split_with_sizes", "chunk", "tensor_split"})
+# Operators that cut one tensor into a list.
+PARTS: Final[dict[str, Callable[[fx.Node], tuple[Any, Any]]]] = {
+    "unbind": stacked,
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split"), concatenated),
+    "vsplit": concatenated_along(0),
+    "hsplit": concatenated_along(1),
+    "dsplit": concatenated_along(2),
+}
 # Views that have the same entries in the same order.
 RESHAPES: Final = frozenset({"view", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as", "reshape_as"})
 # Operators that give their operand itself where its shape and dtype are right.

@@ -153,9 +153,9 @@ class SparseModule(Facade):
         variant = self.variant_for(call, tensors)
         if variant is None:
             return self.original(*args, **kwargs)
-        if variant.written and variant.mixes(tensors):
+        if not variant.takes(tensors):
             return self.original(*args, **kwargs)
-        if quick is not None and not variant.written:
+        if quick is not None and variant.takes_any:
             self._quick.remember(quick[0], args, kwargs, call, variant)
         result = self.finish(variant, tensors)
         for cache in caches:

@@ -56,7 +56,7 @@ class TracedModule(fx.GraphModule):
             return traced_calls.run_outside(self, args, kwargs, is_told=False)
         mode, tensors = modes(self), traced_calls.tensors_of(bound)
         variant = self._captures.traced(mode, told, tuple([tensor.shape for tensor in tensors]))
-        if variant is not None:
+        if variant is not None and variant.is_laid_out(tensors):
             return self.finish(variant, tensors)
         if self._captures.are_refused(mode, told) and not self._asked.has_masks:
             return self.original(*args, **kwargs)

@@ -33,6 +33,7 @@ class Variant:
         masked: the graph of the model with the patterns of rules in its attention, and the draws of kernels that drop
             weights of edges; None where there are none.
         written: the positions of inputs that the graph writes into, once it is compiled.
+        contiguous: the positions of inputs that have to be contiguous, likewise.
     """
 
     captured: Captured
@@ -45,6 +46,7 @@ class Variant:
     fitting: set[Any] = field(default_factory=set)
     masked: fx.Graph | None = None
     written: list[int] = field(default_factory=list)
+    contiguous: list[int] = field(default_factory=list)
 
     def copied(self) -> "Variant":
         """The same for another module: a graph of its own, not compiled yet."""
@@ -94,6 +96,19 @@ class Variant:
         places = self.captured.graph.find_nodes(op="placeholder")
         written = overwritten(self.captured.graph)
         return [position for position, node in enumerate(places) if node in written]
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether tensors whose shapes fit may have any strides and share memory."""
+        return not self.written and not self.contiguous
+
+    def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether tensors whose shapes fit lie in memory as the graph takes for granted."""
+        return self.takes_any or (self.is_laid_out(tensors) and not self.mixes(tensors))
+
+    def is_laid_out(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the strides of the tensors of a call are as those whose writes were captured."""
+        return all(tensors[position].is_contiguous() for position in self.contiguous)
 
     def mixes(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether an input of a call that the graph writes into is in memory of another one."""

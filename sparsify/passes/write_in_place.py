@@ -15,13 +15,19 @@ import torch
 from torch import fx
 
 from sparsify.passes.base import Draft
-from sparsify.passes.operators import COPIES, VIEWS, operator_name, raw_name
+from sparsify.passes.operators import operator_name, raw_name
 from sparsify.passes.pure_writes import argument_types
 
 aten: Final = torch.ops.aten
 SCATTERS: Final = {"select_scatter": aten.select.int, "slice_scatter": aten.slice.Tensor}
 # Operators without views as results in their schemas, which may return their operand.
-RETURNING: Final = frozenset({"dropout", "einsum", "type_as", "lift_fresh_copy", "expand_as"})
+RETURNING: Final = frozenset(
+    {
+        *("dropout", "alpha_dropout", "feature_alpha_dropout", "einsum", "type_as", "lift_fresh_copy"),
+        *("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "sum_to_size"),
+        *("broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"),
+    }
+)
 
 
 def write_in_place(draft: Draft) -> Draft:
@@ -105,7 +111,13 @@ def is_last_reader(node: fx.Node, copy: fx.Node | None = None) -> bool:
 
 def may_share(node: fx.Node) -> bool:
     """Whether the result of an operator may be in the memory of its operand."""
-    return operator_name(node) in VIEWS | COPIES | RETURNING | {"flatten", "unflatten", "movedim", "chunk"}
+    returns = node.target._schema.returns  # type: ignore[union-attr]
+    return any(one.alias_info is not None for one in returns) or returns_operand(node)
+
+
+def returns_operand(node: fx.Node) -> bool:
+    """Whether an operator may return its operand, or a view of it, although its schema has fresh results."""
+    return bool({raw_name(node), operator_name(node)} & RETURNING)
 
 
 def is_made_here(node: Any) -> bool:
@@ -113,7 +125,7 @@ def is_made_here(node: Any) -> bool:
     if not isinstance(node, fx.Node) or not isinstance(node.target, torch._ops.OpOverload):
         return False
     returns = node.target._schema.returns
-    return len(returns) == 1 and returns[0].alias_info is None and raw_name(node) not in RETURNING
+    return len(returns) == 1 and returns[0].alias_info is None and not returns_operand(node)
 
 
 def scatter_into(node: fx.Node) -> None:

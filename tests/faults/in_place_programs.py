@@ -34,6 +34,12 @@ VIEWS = (
     "t[:, :4].diagonal()",
     "t.reshape(t.shape)[:, ::3]",
     "t.data[2:, 1]",
+    "t.hsplit(3)[1]",
+    "t[:6].vsplit(2)[1]",
+    "t[:6].view(3, 2, 6).dsplit(2)[0]",
+    "torch.dropout(t, 0.5, False)[1:]",
+    "t.contiguous()[2:]",
+    "t.reshape(-1)",
 )
 # Statements that write into the view `v`; `s` is a tensor of one mode with the nodes of the graph.
 WRITES = (
