@@ -305,6 +305,27 @@ class Weights:
         found = ((name, present.get(name)) for name in self.held)
         return {name: weight for name, weight in found if isinstance(weight, SparseTensor)}
 
+    def rewrite(self, name: str, dense: Tensor) -> None:
+        """Gives a weight the entries of a dense one, packed where it is packed now."""
+        weight = self.source.get_parameter(name)
+        if isinstance(weight, SparseTensor):
+            replace(self.source, weight, dense)
+            self.hold(name, self.held[name])
+        else:
+            weight.detach().copy_(dense.detach())
+
+    def rename(self, before: Mapping[str, SparseTensor]) -> None:
+        """Forgets how weights were held that the source model has no more; others may have other names by now."""
+        present = dict(self.source.named_parameters(remove_duplicate=False))
+        for name, weight in before.items():
+            if present.get(name) is not weight:
+                how = self.held.pop(name)
+                if name in self.placed:
+                    self.placed.pop(name).memory.clear()
+                other = next((other for other, found in present.items() if found is weight), None)
+                if other is not None:
+                    self.held[other] = how
+
     def unpack(self, names: Iterable[str] | None = None) -> dict[str, Held]:
         """Makes weights dense, all of them without `names`; how they were held."""
         released = {}

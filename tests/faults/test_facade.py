@@ -47,6 +47,9 @@ class Scaled(nn.Module):
     def predict(self, x: Tensor) -> Tensor:
         return self(x).argmax(-1)
 
+    def doubled(self, x: Tensor) -> Tensor:
+        return self(x, flag=True) * 2
+
     def encode(self, x: Tensor) -> Tensor:
         return self.first(x)
 
@@ -63,6 +66,9 @@ class Scaled(nn.Module):
 
     def freeze(self) -> None:
         self.first.eval()
+
+    def wrap(self) -> None:
+        self.last = nn.Sequential(self.last, nn.Tanh())
 
     def head(self) -> nn.Module:
         return self.last
@@ -137,6 +143,18 @@ def test_constants_that_change_are_captured_anew(made: Any, sparse: Any, how: st
     torch.testing.assert_close(sparse(X), before * 3, rtol=1e-4, atol=1e-5)
 
 
+def test_constants_that_change_between_a_capture_and_its_call(made: Any, sparse: Any) -> None:
+    def change(*args: Any) -> Any:
+        found = type(sparse).variant_for(sparse, *args)
+        sparse.scale = 3.0
+        return found
+
+    sparse.__dict__["variant_for"] = change
+    before = sparse(X)
+    del sparse.__dict__["variant_for"]
+    torch.testing.assert_close(sparse(X), before * 3, rtol=1e-4, atol=1e-5)
+
+
 def test_methods_that_write_into_packed_weights(sparse: sparsify.SparseModule) -> None:
     assert not isinstance(sparse.state_dict()["first.weight"], sparsify.SparseTensor)
     sparse.reset()
@@ -149,6 +167,31 @@ def test_methods_that_replace_modules(sparse: sparsify.SparseModule) -> None:
     sparse.widen()
     assert sparse.last is before
     assert sparse.state_dict()["last.weight"].count_nonzero() == 32 * 16
+    matches_source(sparse)
+
+
+def test_methods_that_put_modules_into_new_ones(sparse: sparsify.SparseModule) -> None:
+    before = sparse.state_dict()["last.weight"]
+    sparse.wrap()
+    assert torch.equal(sparse.state_dict()["last.0.weight"], before)
+    assert all(isinstance(part, nn.Module) for part in sparse._source.modules())
+    matches_source(sparse)
+
+
+def test_packed_weights_under_other_names(sparse: sparsify.SparseModule) -> None:
+    before = sparse.state_dict()["again.weight"]
+    sparse.first = nn.Linear(32, 32)
+    assert "again.weight" in sparse._weights.packed()
+    assert type(sparse.state_dict()["again.weight"]) is Tensor
+    matches_source(sparse)
+    torch.testing.assert_close(sparse.state_dict()["again.weight"], before)
+
+
+def test_captures_within_methods(sparse: sparsify.SparseModule) -> None:
+    """The source model has its packed weights while a method runs, in which calls of other kinds are captured."""
+    found = sparse.doubled(X)
+    torch.testing.assert_close(found, sparse.original(X, True) * 2, rtol=1e-4, atol=1e-5)
+    assert len(sparse.variants) == 2
     matches_source(sparse)
 
 

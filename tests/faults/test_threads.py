@@ -229,6 +229,69 @@ def test_modes_that_another_thread_sets():
     assert len(sparse.variants) == 2
 
 
+class Encoder(nn.Module):
+    """A model with a method that runs its modules, and a constant."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.scale = nn.Linear(64, 64), nn.Linear(64, 64), 1.0
+
+    def forward(self, x):
+        scale = self.scale
+        if torch.compiler.is_compiling():
+            PAUSE()
+        return self.second(torch.relu(self.first(x))) * scale
+
+    def encode(self, x):
+        return torch.relu(self.first(x))
+
+
+def test_methods_of_several_threads():
+    """Weights stay packed, and no graph is forgotten, while threads run methods for which weights are dense."""
+    x, before = torch.randn(4, 64), sys.getswitchinterval()
+    sparse = sparsify.apply(Encoder().eval(), PRUNED, x, trainable=False)
+    packed, variants = sparse._weights.packed(), list(sparse.variants)
+    assert packed
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="encode runs modules"):
+        encoded, wanted = sparse.encode(x), sparse(x)
+
+    def work():
+        with torch.no_grad():
+            for _ in range(40):
+                torch.testing.assert_close(sparse.encode(x), encoded)
+                assert torch.equal(sparse(x), wanted)
+
+    sys.setswitchinterval(1e-5)
+    try:
+        assert not together(work, work, work)
+    finally:
+        sys.setswitchinterval(before)
+    found = sparse._weights.packed()
+    assert found.keys() == packed.keys()
+    assert all(found[name] is weight for name, weight in packed.items())
+    assert list(sparse.variants) == variants
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_attributes_that_are_set_during_captures(verify, monkeypatch):
+    x, started = torch.randn(4, 64), threading.Event()
+    sparse = sparsify.apply(Encoder().eval(), PRUNED, verify=verify)
+
+    def pause():
+        started.set()
+        time.sleep(0.3)
+
+    def change():
+        assert started.wait(60)
+        sparse.scale = 5.0
+
+    monkeypatch.setattr(sys.modules[__name__], "PAUSE", pause)
+    with torch.no_grad():
+        assert not together(lambda: sparse(x), change)
+        torch.testing.assert_close(sparse(x), sparse.original(x), rtol=1e-4, atol=1e-4)
+
+
 def test_compiled_models():
     model = perceptron()
     sparse = sparsify.apply(model, PRUNED, torch.randn(64, 128))
