@@ -254,6 +254,7 @@ class Facade(Decoder):
         fill_shell(self, self._source)
         adopt(self)
         self._captures.forget()
+        object.__setattr__(self, "_autocast", Autocast())
         object.__setattr__(self, "_quick", Quick(tuple(self.modules()), self._quick.matrices))
 
 

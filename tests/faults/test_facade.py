@@ -342,6 +342,22 @@ def test_autocast_runs_kernels(training: bool, dtype: torch.dtype) -> None:
         torch.testing.assert_close(grad, dense.first.weight.grad * kept, rtol=1e-2, atol=1e-3)
 
 
+def test_autocast_after_changes() -> None:
+    class Widened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.is_wide = nn.Linear(32, 16), True
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(x).float() if self.is_wide else self.last(x)
+
+    sparse = sparsify.apply(Widened().eval(), RECIPE, X)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert sparse(X).dtype == torch.float32
+        sparse.is_wide = False
+        assert [sparse(X).dtype, sparse(X).dtype] == [torch.bfloat16, torch.bfloat16]
+
+
 def test_autocast_that_a_model_needs() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
