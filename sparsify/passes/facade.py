@@ -198,7 +198,7 @@ class Facade(Decoder):
     def run_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The source model's result, with the hooks that modules of this model have."""
         named = {name: calls.as_torch(value) for name, value in kwargs.items()}
-        with self._weights.running(self) as own:
+        with self._weights.mirrored(self) as own:
             source = own(self._source)
             with hooked(self, source, self._hooks.paths):
                 return source(*map(calls.as_torch, args), **named)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import sparsify
+from sparsify.passes.save import distinct
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
 PRUNED = {
@@ -290,6 +291,61 @@ def test_attributes_that_are_set_during_captures(verify, monkeypatch):
     with torch.no_grad():
         assert not together(lambda: sparse(x), change)
         torch.testing.assert_close(sparse(x), sparse.original(x), rtol=1e-4, atol=1e-4)
+
+
+def test_hooks_in_calls_of_several_threads():
+    """The first of two calls that overlap ends first; its hooks are on no module afterwards."""
+    inside, ended = [threading.Event(), threading.Event()], threading.Event()
+    model, x, edges = Graph().eval(), torch.randn(30, 16), torch.randint(0, 30, (2, 90))
+    sparse = sparsify.apply(model, "gcn", (x, edges))
+    sparse.second.register_forward_hook(lambda *_: None)
+    with pytest.warns(RuntimeWarning, match="second have hooks"):
+        sparse(x, edges)
+
+    def first():
+        sparse(x, edges)
+        ended.set()
+
+    def second():
+        assert inside[0].wait(60)
+        sparse(x, edges)
+
+    names = {}
+
+    def hook(*_):
+        at = names.setdefault(threading.get_ident(), len(names))
+        inside[at].set()
+        assert (ended if at else inside[1]).wait(60)
+
+    handle = sparse.second.register_forward_hook(hook)
+    assert not together(first, second)
+    handle.remove()
+    assert not model.second._forward_hooks
+    assert not sparse._source.second._forward_hooks
+
+
+def test_states_are_saved_while_weights_are_loaded(tmp_path, monkeypatch):
+    sparse, x = (
+        sparsify.apply(perceptron(), PRUNED, torch.randn(4, 128), trainable=False),
+        torch.randn(4, 128),
+    )
+    state, wanted, started = sparse.state_dict(), sparse(x), threading.Event()
+    assert sparse._weights.packed()
+
+    def paused(values):
+        started.set()
+        time.sleep(0.3)
+        return distinct(values)
+
+    def load():
+        assert started.wait(60)
+        sparse.load_state_dict(state)
+
+    monkeypatch.setattr(sys.modules["sparsify.passes.save"], "distinct", paused)
+    assert not together(lambda: sparsify.save(sparse, tmp_path), load)
+    torch.testing.assert_close(sparse(x), wanted)
+    loaded = sparsify.load(tmp_path, perceptron()).state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in state.items())
 
 
 def test_compiled_models():
