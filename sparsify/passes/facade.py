@@ -253,6 +253,7 @@ class Facade(Decoder):
         self._weights.rename(packed)
         fill_shell(self, self._source)
         adopt(self)
+        self._hooks.follow(self, self._source)
         self._captures.forget()
         object.__setattr__(self, "_autocast", Autocast())
         object.__setattr__(self, "_quick", Quick(tuple(self.modules()), self._quick.matrices))

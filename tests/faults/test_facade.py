@@ -234,6 +234,29 @@ def test_hooks_of_modules_run(made: Any, sparse: sparsify.SparseModule) -> None:
     assert len(ran) == 1
 
 
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_hooks_of_modules_that_are_replaced(sparse: sparsify.SparseModule, is_removed: bool) -> None:
+    sparse.last = nn.Sequential(nn.Linear(32, 16), nn.Tanh())
+    handle = sparse.last[1].register_forward_hook(lambda *_: None)
+    if is_removed:
+        handle.remove()
+    sparse.last = nn.Linear(32, 16)
+    assert not sparse._hooks.paths
+    matches_source(sparse)
+
+
+def test_hooks_that_were_removed_cost_nothing(sparse: sparsify.SparseModule) -> None:
+    sparse.last.register_forward_hook(lambda *_: None).remove()
+    assert sparse._hooks.paths == ["last"]
+    kept = sparse.first.register_full_backward_hook(lambda *_: None)
+    with torch.no_grad():
+        sparse(X)
+    assert sparse._hooks.paths == ["first"]
+    kept.remove()
+    sparse(X)
+    assert not sparse._hooks.paths
+
+
 def test_hooks_for_gradients_run() -> None:
     sparse = sparsify.apply(Scaled(), RECIPE, X)
     ran: list[int] = []
