@@ -328,7 +328,7 @@ class Weights:
 
     def rename(self, before: Mapping[str, SparseTensor]) -> None:
         """Forgets how weights were held that the source model has no more; others may have other names by now."""
-        present = dict(self.source.named_parameters(remove_duplicate=False))
+        present: dict[str, Any] = dict(self.source.named_parameters(remove_duplicate=False))
         for name, weight in before.items():
             if present.get(name) is not weight:
                 how = self.held.pop(name)
