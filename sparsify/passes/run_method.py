@@ -21,6 +21,8 @@ from sparsify.storage.tensor import SparseTensor
 # Types of attributes that a graph may hold as constants.
 CONSTANTS: Final = (bool, int, float, str, type(None))
 STORES: Final = ("_parameters", "_buffers", "_modules")
+# Attributes that are followed in another way.
+KEPT: Final = (*STORES, "training")
 MISSING: Final = object()
 
 
@@ -136,13 +138,15 @@ class Borrowed:
         """What the method changed in modules."""
         found = []
         for module, new, attributes, stores in self.before:
-            plain = {name: value for name, value in attributes.items() if name not in (*STORES, "training")}
-            now = {name: value for name, value in vars(new).items() if name not in (*STORES, "training")}
-            pairs = [("", plain, now), *((kind, known, vars(new)[kind]) for kind, known in stores.items())]
-            for kind, old, present in pairs:
-                for name in {**old, **present}:
-                    change = Change(module, kind, name, old.get(name, MISSING), present.get(name, MISSING))
-                    found += [] if change.old is change.new else [change]
+            pairs = [
+                ("", attributes, vars(new)),
+                *((kind, known, vars(new)[kind]) for kind, known in stores.items()),
+            ]
+            for kind, old, now in pairs:
+                names = [name for name, value in old.items() if now.get(name, MISSING) is not value]
+                names += [name for name in now if name not in old]
+                values = ((name, old.get(name, MISSING), now.get(name, MISSING)) for name in names)
+                found += [Change(module, kind, *value) for value in values if kind or value[0] not in KEPT]
         return found
 
     def written(self) -> dict[str, Tensor]:
@@ -156,7 +160,7 @@ class Borrowed:
 
     def originals(self) -> Originals:
         """The way back into the source model that there is now."""
-        moved = self.moved()
+        moved = {} if self.weights.source is self.source else self.moved()
         return Originals({id(new): moved.get(id(old), old) for old, new, _ in self.mirror.pairs})
 
     def moved(self) -> dict[int, nn.Module]:
