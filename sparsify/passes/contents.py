@@ -20,6 +20,7 @@ import torch
 
 from sparsify.compiler.digest import digest, sample
 from sparsify.storage import transformed
+from sparsify.storage.tensor import SparseTensor
 
 T = TypeVar("T")
 Key = tuple[Any, ...]
@@ -55,6 +56,8 @@ def fingerprint(tensor: torch.Tensor) -> "Fingerprint | Identity":
     private: Identity | None = getattr(tensor, "_identity", None)
     if private is not None:
         return private
+    if type(tensor) is SparseTensor:
+        return _of_parts(tensor, fingerprint)
     if tensor.is_contiguous():
         return Fingerprint((digest(tensor), tensor.dtype, tensor.shape))
     return Fingerprint((digest(tensor), tensor.dtype, tensor.shape, tensor.stride()))
@@ -65,10 +68,18 @@ def sampled(tensor: torch.Tensor) -> "Fingerprint | Identity":
     private: Identity | None = getattr(tensor, "_identity", None)
     if private is not None:
         return private
+    if type(tensor) is SparseTensor:
+        return _of_parts(tensor, sampled)
     version = 0 if tensor.is_inference() else tensor._version
     return Fingerprint(
         (sample(tensor), version, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
     )
+
+
+def _of_parts(tensor: SparseTensor, read: "Callable[[torch.Tensor], Fingerprint | Identity]") -> Fingerprint:
+    """The fingerprint of a sparse tensor, which has no memory of its own: of its values and its pattern."""
+    parts = (tensor._vals, *tensor._pattern.arrays_in_place())
+    return Fingerprint((*map(read, parts), tensor.shape, str(tensor.format)))
 
 
 def keep_private(tensor: torch.Tensor) -> torch.Tensor:

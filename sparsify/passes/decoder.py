@@ -110,11 +110,16 @@ def generate(sparse: Decoder, *args: Any, **kwargs: Any) -> Any:
 
 def running(module: nn.Module, run: Callable[..., Any]) -> Any:
     """A module with the parts and the signature of another one, which transformers reads, and other calls."""
+    shown = copy.copy(module)
+    run_by(shown, run)
+    return shown
+
+
+def run_by(module: Any, run: Callable[..., Any]) -> None:
+    """Makes calls of a module those of a function; its signature stays."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return run(*args, **kwargs)
 
     forward.__signature__ = calls.signature(module)  # type: ignore[attr-defined]
-    shown: Any = copy.copy(module)
-    shown.forward = forward
-    return shown
+    module.forward = forward

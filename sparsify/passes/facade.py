@@ -5,45 +5,39 @@ method of the source model with dense weights, its calls of the model those of t
 attribute, and no graph that knows the old one.
 """
 
-import threading
-from collections.abc import Callable, ItemsView, Iterator, ValuesView
-from contextlib import contextmanager
+from collections.abc import ItemsView, Mapping, ValuesView
 from functools import wraps
 from inspect import Parameter, Signature
 from types import MethodType
-from typing import Any, Final, get_type_hints
+from typing import Any, get_type_hints
 
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sparsify import options as settings
 from sparsify.errors import CaptureError
 from sparsify.passes import calls
 from sparsify.passes.autocast import Autocast
-from sparsify.passes.decoder import Decoder, running
+from sparsify.passes.decoder import Decoder, run_by
 from sparsify.passes.hooks import Hooks, hooked
 from sparsify.passes.mark import aliases
 from sparsify.passes.packed import Weights
 from sparsify.passes.product_weights import product_weights
 from sparsify.passes.prunable import passed_over
 from sparsify.passes.quick import Quick
+from sparsify.passes.run_method import Borrowed, Watch, are_equal_constants, is_same, parts_of
 from sparsify.passes.shell import (
+    INTERNAL,
     adopt,
     fill_shell,
     follow,
-    in_modes,
     is_dunder,
     modes,
     module_behind,
-    replace,
     share_again,
     shared_copy,
 )
+from sparsify.runtime.locks import CAPTURES
 from sparsify.storage.tensor import SparseTensor
-
-# Types of attributes that a graph may hold as constants.
-CONSTANTS: Final = (bool, int, float, str, type(None))
-INTERNAL: Final = frozenset(vars(nn.Module()))
 
 
 class Facade(Decoder):
@@ -100,37 +94,48 @@ class Facade(Decoder):
         return value if path is None else self.get_submodule(path)
 
     def run_method(self, path: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a method of a module of the source model, whose weights are dense meanwhile.
+        """The result of a method of a module of the source model, which runs on a mirror with dense weights.
 
         Calls of the whole model within it are calls of this one. What it writes into weights stays; where it changes
         parameters, modules or constants, this model is captured anew.
         """
-        source = self._source
-        with in_modes(source, modes(self)), dense_to_write(self._weights):
-            before = parts_of(source)
-            watch = Watch(source, self)
-            part = source.get_submodule(path)
-            receiver = part if path else running(source, watch.run)
-            receiver.training = part.training
-            known = dict(vars(receiver))
-            try:
-                with watch:
-                    result = getattr(receiver, name)(*args, **kwargs)
-            finally:
-                if receiver is not part:
-                    write_back(receiver, known, source)
-                follow(self, source)
-                is_changed = not is_same(before, parts_of(source))
-        share_again(self, source)  # what was written to is packed anew
-        self._weights.follow()
-        if is_changed:
-            self.renew()
+        with self._weights.lock:  # the modes are those of these modules
+            wanted = modes(self)
+            borrowed = Borrowed(self._weights, wanted)
+        model = borrowed.mirror.model
+        watch = Watch(model, self)
+        run_by(model, watch.run)
+        receiver = model.get_submodule(path)
+        try:
+            with watch:
+                result = borrowed.call(lambda: getattr(receiver, name)(*args, **kwargs))
+        finally:
+            if modes(model) != wanted:
+                follow(self, model)
+            self.hand_on(borrowed)
         if watch.ran:
             masks = ", and without the masks of the recipe" if self._asked.has_masks else ""
             self._notices.warn(
                 f"{name} runs modules of the source model densely{masks}; calls of the whole model are sparse"
             )
-        return self if result is receiver else self.shown(result)
+        if isinstance(result, ValuesView | ItemsView):
+            return [self.shown(item) for item in borrowed.originals().value(list(result))]
+        return self.shown(borrowed.originals().value(result))
+
+    def hand_on(self, borrowed: Borrowed) -> None:
+        """Gives the source model what a method changed in a mirror of it."""
+        changes, written = borrowed.changes(), borrowed.written()
+        if not changes and not written and is_same(borrowed.parts, parts_of(borrowed.source)):
+            return
+        with CAPTURES, self._weights.lock:
+            for name, dense in written.items():
+                self._weights.rewrite(name, dense)
+            packed = self._weights.packed()
+            is_other = borrowed.hand_on(changes)
+            share_again(self, self._source)  # what was written to is packed anew
+            self._weights.follow()
+            if is_other:
+                self.renew(packed)
 
     def run_part(self, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """What a module of the source model computes, densely."""
@@ -193,7 +198,7 @@ class Facade(Decoder):
     def run_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The source model's result, with the hooks that modules of this model have."""
         named = {name: calls.as_torch(value) for name, value in kwargs.items()}
-        with self._weights.running(self) as own:
+        with self._weights.mirrored(self) as own:
             source = own(self._source)
             with hooked(self, source, self._hooks.paths):
                 return source(*map(calls.as_torch, args), **named)
@@ -211,12 +216,14 @@ class Facade(Decoder):
         if not is_part and name not in vars(part):
             return False
         old = getattr(part, name, self)
-        if old is value or (type(old) in CONSTANTS and type(old) is type(value) and old == value):
+        if old is value or are_equal_constants(old, value):
             return True
-        self.take_source()
-        setattr(self.part(path), name, value)
-        self.get_submodule(path)._modules.pop(name, None)  # the old shell stands for the old module
-        self.renew()
+        with CAPTURES, self._weights.lock:
+            packed = self._weights.packed()
+            self.take_source()
+            setattr(self.part(path), name, value)
+            self.get_submodule(path)._modules.pop(name, None)  # the old shell stands for the old module
+            self.renew(packed)
         return True
 
     def take_source(self) -> None:
@@ -237,102 +244,19 @@ class Facade(Decoder):
                 "change the model itself, and apply the recipe to it once more",
             ) from error
 
-    def renew(self) -> None:
-        """Follows a source model that has other parameters, modules or constants: it is captured anew."""
-        weights = self._weights
-        present = dict(self._source.named_parameters(remove_duplicate=False))
-        for name in [n for n in weights.held if not isinstance(present.get(n), SparseTensor)]:
-            del weights.held[name]
+    def renew(self, packed: Mapping[str, SparseTensor]) -> None:
+        """Follows a source model that has other parameters, modules or constants: it is captured anew.
+
+        Args:
+            packed: the weights that it held packed before.
+        """
+        self._weights.rename(packed)
         fill_shell(self, self._source)
         adopt(self)
+        self._hooks.follow(self, self._source)
         self._captures.forget()
+        object.__setattr__(self, "_autocast", Autocast())
         object.__setattr__(self, "_quick", Quick(tuple(self.modules()), self._quick.matrices))
-
-
-class Watch:
-    """Within this context `ran` tells whether modules of a model run by themselves.
-
-    Args:
-        model: whose modules are watched.
-        sparse: what runs in place of calls of the whole model.
-    """
-
-    def __init__(self, model: nn.Module, sparse: Callable[..., Any]) -> None:
-        self.parts = {part for part in model.modules() if part is not model}
-        self.sparse = sparse
-        self.thread = threading.get_ident()
-        self.ran = False
-        self.depth = 0
-
-    def __enter__(self) -> None:
-        self.handle = register_module_forward_pre_hook(self.look)
-
-    def __exit__(self, *_: object) -> None:
-        self.handle.remove()
-
-    def look(self, module: nn.Module, args: Any) -> None:
-        """Called by torch before a module runs."""
-        if not self.depth and module in self.parts and threading.get_ident() == self.thread:
-            self.ran = True
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """A call of the whole model, in which modules may run."""
-        self.depth += 1
-        try:
-            return self.sparse(*args, **kwargs)
-        finally:
-            self.depth -= 1
-
-
-@contextmanager
-def dense_to_write(weights: Weights) -> Iterator[None]:
-    """Within this context weights are dense; afterwards packed as before, anew where they were written to."""
-    packed = weights.packed()
-    dense = {name: weights.unpacked(name) for name in packed}
-    for name, weight in packed.items():
-        replace(weights.source, weight, dense[name])
-    versions = {name: weight._version for name, weight in dense.items()}
-    try:
-        yield
-    finally:
-        present = dict(weights.source.named_parameters(remove_duplicate=False))
-        for name, weight in packed.items():
-            if present.get(name) is dense[name]:
-                if dense[name]._version == versions[name]:
-                    replace(weights.source, dense[name], weight)
-                else:
-                    weights.hold(name, weights.held[name])
-
-
-def write_back(changed: nn.Module, known: dict[str, Any], source: nn.Module) -> None:
-    """Gives `source` the attributes that a copy of it got, and takes those that the copy lost."""
-    now = vars(changed)
-    for name in known.keys() - now.keys():
-        source.__dict__.pop(name, None)
-    for name, value in now.items():
-        if name not in known or known[name] is not value:
-            source.__dict__[name] = value
-
-
-def parts_of(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """The parameters, buffers, modules and constants of a model by path and name."""
-    found: dict[tuple[str, str], Any] = {}
-    for path, module in model.named_modules():
-        for store in (module._parameters, module._buffers, module._modules):
-            found |= {(path, name): value for name, value in store.items()}
-        for name, value in vars(module).items():
-            if type(value) in CONSTANTS and name not in INTERNAL:
-                found[path, name] = value
-    return found
-
-
-def is_same(before: dict[tuple[str, str], Any], now: dict[tuple[str, str], Any]) -> bool:
-    """Whether a model has the parts that it had."""
-
-    def unchanged(old: Any, new: Any) -> bool:
-        return old is new or (type(old) in CONSTANTS and type(old) is type(new) and old == new)
-
-    return before.keys() == now.keys() and all(unchanged(old, now[name]) for name, old in before.items())
 
 
 def adopt_signature(module: nn.Module, model: nn.Module, signature: Signature) -> None:

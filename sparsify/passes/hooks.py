@@ -14,6 +14,7 @@ from torch import nn
 
 from sparsify.passes.base import Notices
 from sparsify.passes.shell import HOOKS
+from sparsify.runtime.locks import Lock
 
 FORWARD: Final = ("_forward_pre_hooks", "_forward_hooks")
 BACKWARD: Final = ("_backward_pre_hooks", "_backward_hooks")
@@ -23,10 +24,12 @@ class Hooks:
     """The modules of a sparse model that have hooks.
 
     Attributes:
-        paths: of shells that got hooks, and of modules of the source model that have some for gradients.
+        paths: of shells that got hooks, and of modules of the source model that have some for gradients; never changed
+            in place. Those that have none any more are there until the next call.
     """
 
     def __init__(self, source: nn.Module) -> None:
+        self.lock = Lock()
         self.paths = [path for path, part in source.named_modules() if has_hooks(part, BACKWARD)]
 
     def __bool__(self) -> bool:
@@ -35,16 +38,35 @@ class Hooks:
 
     def add(self, path: str) -> None:
         """A shell got hooks."""
-        if path not in self.paths:
-            self.paths.append(path)
+        with self.lock:
+            self.paths = list(dict.fromkeys((*self.paths, path)))
+
+    def follow(self, sparse: nn.Module, source: nn.Module) -> None:
+        """The modules are other ones now."""
+        with self.lock:
+            self.paths = [path for path, _ in source.named_modules() if _may_run(sparse, source, path)]
 
     def active(self, sparse: nn.Module, source: nn.Module) -> list[str]:
         """The paths of modules whose hooks would run in a call now."""
-        kinds = (*FORWARD, *BACKWARD) if torch.is_grad_enabled() else FORWARD
-        shells = [path for path in self.paths if path and has_hooks(sparse.get_submodule(path), kinds)]
+        with self.lock:
+            self.paths = [path for path in self.paths if _may_run(sparse, source, path)]
         wanted = BACKWARD if torch.is_grad_enabled() else ()
-        parts = [path for path in self.paths if has_hooks(source.get_submodule(path), wanted)]
+        shells = [path for path in self.paths if path and _has(sparse, path, (*FORWARD, *wanted))]
+        parts = [path for path in self.paths if _has(source, path, wanted)]
         return list(dict.fromkeys((*shells, *parts)))
+
+
+def _may_run(sparse: nn.Module, source: nn.Module, path: str) -> bool:
+    """Whether the shell at a path has hooks, or the module of the source model some for gradients."""
+    return (bool(path) and _has(sparse, path, (*FORWARD, *BACKWARD))) or _has(source, path, BACKWARD)
+
+
+def _has(model: nn.Module, path: str, kinds: tuple[str, ...]) -> bool:
+    """Whether there is a module at a path, and hooks of these kinds on it."""
+    try:
+        return has_hooks(model.get_submodule(path), kinds)
+    except AttributeError:  # another thread is about to put another one there
+        return False
 
 
 def has_hooks(module: nn.Module, kinds: tuple[str, ...]) -> bool:

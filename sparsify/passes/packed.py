@@ -6,7 +6,7 @@ format, in every module that had the dense parameter.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -180,29 +180,41 @@ class Weights:
         It has the modes and the tensors of `shell`. Other threads may run the source model, whose modules therefore
         keep theirs.
         """
-        wanted = modes(shell)
-        is_as_wanted = modes(self.source) == wanted and next(borrowed(self.source, shell), None) is None
+        with self.lock:
+            is_same_mode = modes(self.source) == modes(shell)
+            is_as_wanted = is_same_mode and next(borrowed(self.source, shell), None) is None
         if not self.is_own and is_as_wanted:
             yield lambda module: module
             return
-        found = self.mirror(wanted, shell, is_isolated=False)
+        with self.mirrored(shell) as of:
+            yield of
+
+    @contextmanager
+    def mirrored(self, shell: nn.Module) -> Iterator[Callable[[nn.Module], nn.Module]]:
+        """Within this context the same, of a mirror in any case: no other call meets hooks that it gets."""
+        with self.lock:  # the modes of the shell are those of the modules that are mirrored
+            found = self.mirror(modes(shell), shell, is_isolated=False)
         try:
-            yield found.of
+            yield lambda module: found.model if module is self.source else found.of(module)
         finally:
             found.write_back()
 
     @contextmanager
     def dense(self) -> Iterator[None]:
-        """Within this context the weights of the source model are dense; afterwards they are those from before."""
-        packed = self.packed()
-        dense = {name: self.unpacked(name) for name in packed}
-        for name, weight in packed.items():
-            replace(self.source, weight, dense[name])
-        try:
-            yield
-        finally:
+        """Within this context the weights of the source model are dense; afterwards they are those from before.
+
+        Where some are packed nobody else reads or changes weights meanwhile; callers hold the lock of captures.
+        """
+        with self.lock if self.held else nullcontext():
+            packed = self.packed()
+            dense = {name: self.unpacked(name) for name in packed}
             for name, weight in packed.items():
-                replace(self.source, dense[name], weight)
+                replace(self.source, weight, dense[name])
+            try:
+                yield
+            finally:
+                for name, weight in packed.items():
+                    replace(self.source, dense[name], weight)
 
     def release(self, variants: Sequence[Variant]) -> None:
         """Unpacks the weights that one of these variants needs dense."""
@@ -304,6 +316,27 @@ class Weights:
         present: dict[str, Any] = dict(self.source.named_parameters(remove_duplicate=False))
         found = ((name, present.get(name)) for name in self.held)
         return {name: weight for name, weight in found if isinstance(weight, SparseTensor)}
+
+    def rewrite(self, name: str, dense: Tensor) -> None:
+        """Gives a weight the entries of a dense one, packed where it is packed now."""
+        weight = self.source.get_parameter(name)
+        if isinstance(weight, SparseTensor):
+            replace(self.source, weight, dense)
+            self.hold(name, self.held[name])
+        else:
+            weight.detach().copy_(dense.detach())
+
+    def rename(self, before: Mapping[str, SparseTensor]) -> None:
+        """Forgets how weights were held that the source model has no more; others may have other names by now."""
+        present: dict[str, Any] = dict(self.source.named_parameters(remove_duplicate=False))
+        for name, weight in before.items():
+            if present.get(name) is not weight:
+                how = self.held.pop(name)
+                if name in self.placed:
+                    self.placed.pop(name).memory.clear()
+                other = next((other for other, found in present.items() if found is weight), None)
+                if other is not None:
+                    self.held[other] = how
 
     def unpack(self, names: Iterable[str] | None = None) -> dict[str, Held]:
         """Makes weights dense, all of them without `names`; how they were held."""

@@ -4,11 +4,12 @@ In: `save(sparse, "model/")`, later `load("model/", model)`. Out: a folder as `s
 `SparseModule` with these weights.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
 from os import PathLike
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -21,7 +22,10 @@ from sparsify.errors import DataError, path_of, public
 from sparsify.passes import saved_folder
 from sparsify.passes.apply import applied
 from sparsify.passes.base import Asked
+from sparsify.passes.capture import Dynamic
+from sparsify.passes.prepare import Kind
 from sparsify.passes.pruning import Pruning
+from sparsify.passes.shell import modes
 from sparsify.passes.sparse_module import SparseModule
 from sparsify.recipe import Recipe
 from sparsify.sparsification.mask_spec import FILE
@@ -46,8 +50,10 @@ def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
             f"{type(module).__name__} is no sparse model", "save what sparsify.apply(model, recipe) returns"
         )
     place = path_of(folder, "the folder").expanduser()
-    with module._weights.dense():
-        tensors, tied = distinct(module._source.state_dict())
+    with module._weights.lock:
+        dense = module._weights.mirror(modes(module._source))
+        tensors, tied = distinct(dense.model.state_dict())
+        dense.clear()
     asked = module._asked
     facts = {
         "model": type(module._source).__name__,
@@ -66,7 +72,16 @@ def save(module: SparseModule, folder: str | PathLike[str]) -> Path:
 
 @public
 def load(
-    folder: str | PathLike[str], model: nn.Module, example_inputs: Any = None, **changes: Any
+    folder: str | PathLike[str],
+    model: nn.Module,
+    example_inputs: Any = None,
+    *,
+    trainable: bool | EllipsisType | None = ...,
+    dynamic: Dynamic = None,
+    strict: bool | EllipsisType = ...,
+    verify: bool | EllipsisType = ...,
+    inplace: bool = False,
+    warmup: Sequence[Kind] = (),
 ) -> SparseModule:
     """The sparse model in a folder that `save` wrote.
 
@@ -75,22 +90,34 @@ def load(
         model: of the class that was saved; its weights are overwritten by those of the folder. Where anything
             fails it keeps its weights and modes.
         example_inputs: as for `apply`; without them the capture happens at the first call.
-        changes: arguments of `apply` that differ from those at saving.
+        trainable, strict, verify: as for `apply`; left out, `...`, as at saving.
+        dynamic, inplace, warmup: as for `apply`.
 
     Raises:
         DataError: a file is missing, damaged or of a newer layout, or the weights do not fit the model.
         RecipeError: the recipe is wrong.
+        CaptureError, CompilerError, VerificationError: as `apply`.
     """
     place = path_of(folder, "the folder").expanduser()
     manifest, tensors, recipe = saved_folder.read(place, recipes.loads)
     require_class(place, manifest.model, model)
-    kept = {"strict": manifest.strict, "verify": manifest.verify, "trainable": manifest.trainable}
     pruning = Pruning(passed=manifest.passed or {}, is_known=manifest.passed is not None)
     with unchanged_on_failure(model):
         load_state(place, manifest.model, model, tensors)
         model.train(manifest.training)
-        asked = Asked(recipe, pruning=pruning, **{**kept, **changes})
-        return applied(model, asked, example_inputs)
+        asked = Asked(
+            recipe,
+            dynamic,
+            manifest.strict if strict is ... else strict,
+            manifest.verify if verify is ... else verify,
+            manifest.trainable if trainable is ... else trainable,
+            inplace,
+            pruning,
+        )
+        module = applied(model, asked, example_inputs)
+        if warmup:
+            module.prepare(warmup)
+        return module
 
 
 def require_class(place: Path, saved: str, model: nn.Module) -> None:

@@ -140,8 +140,9 @@ class SparseModule(Facade):
         if self._hooks.paths and self.runs_hooks():
             return self.run_hooked(args, kwargs)
         is_cast = torch.is_autocast_enabled("cpu")
-        quick = None if is_cast else self._quick.read(args, kwargs)
-        if quick is not None and (known := self._quick.variants.get(quick[0])) is not None:
+        earlier = self._quick  # another thread that changes the model replaces it
+        quick = None if is_cast else earlier.read(args, kwargs)
+        if quick is not None and (known := earlier.variants.get(quick[0])) is not None:
             return self.finish(known, quick[1])
         caches = own_caches.given((*args, *kwargs.values()))
         if self.leaves_past(caches):
@@ -156,7 +157,7 @@ class SparseModule(Facade):
         if not variant.takes(tensors):
             return self.original(*args, **kwargs)
         if quick is not None and variant.takes_any:
-            self._quick.remember(quick[0], args, kwargs, call, variant)
+            earlier.remember(quick[0], args, kwargs, call, variant)
         result = self.finish(variant, tensors)
         for cache in caches:
             result = own_caches.filled(cache, result)

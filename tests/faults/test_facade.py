@@ -47,6 +47,9 @@ class Scaled(nn.Module):
     def predict(self, x: Tensor) -> Tensor:
         return self(x).argmax(-1)
 
+    def doubled(self, x: Tensor) -> Tensor:
+        return self(x, flag=True) * 2
+
     def encode(self, x: Tensor) -> Tensor:
         return self.first(x)
 
@@ -63,6 +66,9 @@ class Scaled(nn.Module):
 
     def freeze(self) -> None:
         self.first.eval()
+
+    def wrap(self) -> None:
+        self.last = nn.Sequential(self.last, nn.Tanh())
 
     def head(self) -> nn.Module:
         return self.last
@@ -137,6 +143,18 @@ def test_constants_that_change_are_captured_anew(made: Any, sparse: Any, how: st
     torch.testing.assert_close(sparse(X), before * 3, rtol=1e-4, atol=1e-5)
 
 
+def test_constants_that_change_between_a_capture_and_its_call(made: Any, sparse: Any) -> None:
+    def change(*args: Any) -> Any:
+        found = type(sparse).variant_for(sparse, *args)
+        sparse.scale = 3.0
+        return found
+
+    sparse.__dict__["variant_for"] = change
+    before = sparse(X)
+    del sparse.__dict__["variant_for"]
+    torch.testing.assert_close(sparse(X), before * 3, rtol=1e-4, atol=1e-5)
+
+
 def test_methods_that_write_into_packed_weights(sparse: sparsify.SparseModule) -> None:
     assert not isinstance(sparse.state_dict()["first.weight"], sparsify.SparseTensor)
     sparse.reset()
@@ -149,6 +167,31 @@ def test_methods_that_replace_modules(sparse: sparsify.SparseModule) -> None:
     sparse.widen()
     assert sparse.last is before
     assert sparse.state_dict()["last.weight"].count_nonzero() == 32 * 16
+    matches_source(sparse)
+
+
+def test_methods_that_put_modules_into_new_ones(sparse: sparsify.SparseModule) -> None:
+    before = sparse.state_dict()["last.weight"]
+    sparse.wrap()
+    assert torch.equal(sparse.state_dict()["last.0.weight"], before)
+    assert all(isinstance(part, nn.Module) for part in sparse._source.modules())
+    matches_source(sparse)
+
+
+def test_packed_weights_under_other_names(sparse: sparsify.SparseModule) -> None:
+    before = sparse.state_dict()["again.weight"]
+    sparse.first = nn.Linear(32, 32)
+    assert "again.weight" in sparse._weights.packed()
+    assert type(sparse.state_dict()["again.weight"]) is Tensor
+    matches_source(sparse)
+    torch.testing.assert_close(sparse.state_dict()["again.weight"], before)
+
+
+def test_captures_within_methods(sparse: sparsify.SparseModule) -> None:
+    """The source model has its packed weights while a method runs, in which calls of other kinds are captured."""
+    found = sparse.doubled(X)
+    torch.testing.assert_close(found, sparse.original(X, True) * 2, rtol=1e-4, atol=1e-5)
+    assert len(sparse.variants) == 2
     matches_source(sparse)
 
 
@@ -189,6 +232,29 @@ def test_hooks_of_modules_run(made: Any, sparse: sparsify.SparseModule) -> None:
     with warnings.catch_warnings(action="error"):
         torch.testing.assert_close(sparse(X), made[1](X))
     assert len(ran) == 1
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_hooks_of_modules_that_are_replaced(sparse: sparsify.SparseModule, is_removed: bool) -> None:
+    sparse.last = nn.Sequential(nn.Linear(32, 16), nn.Tanh())
+    handle = sparse.last[1].register_forward_hook(lambda *_: None)
+    if is_removed:
+        handle.remove()
+    sparse.last = nn.Linear(32, 16)
+    assert not sparse._hooks.paths
+    matches_source(sparse)
+
+
+def test_hooks_that_were_removed_cost_nothing(sparse: sparsify.SparseModule) -> None:
+    sparse.last.register_forward_hook(lambda *_: None).remove()
+    assert sparse._hooks.paths == ["last"]
+    kept = sparse.first.register_full_backward_hook(lambda *_: None)
+    with torch.no_grad():
+        sparse(X)
+    assert sparse._hooks.paths == ["first"]
+    kept.remove()
+    sparse(X)
+    assert not sparse._hooks.paths
 
 
 def test_hooks_for_gradients_run() -> None:
@@ -297,6 +363,22 @@ def test_autocast_runs_kernels(training: bool, dtype: torch.dtype) -> None:
         kept = sparse.state_dict()["first.weight"] != 0
         grad = sparse.get_parameter("first.weight").grad
         torch.testing.assert_close(grad, dense.first.weight.grad * kept, rtol=1e-2, atol=1e-3)
+
+
+def test_autocast_after_changes() -> None:
+    class Widened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.is_wide = nn.Linear(32, 16), True
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(x).float() if self.is_wide else self.last(x)
+
+    sparse = sparsify.apply(Widened().eval(), RECIPE, X)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert sparse(X).dtype == torch.float32
+        sparse.is_wide = False
+        assert [sparse(X).dtype, sparse(X).dtype] == [torch.bfloat16, torch.bfloat16]
 
 
 def test_autocast_that_a_model_needs() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import sparsify
+from sparsify.passes.save import distinct
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
 PRUNED = {
@@ -227,6 +228,124 @@ def test_modes_that_another_thread_sets():
 
     assert not together(toggle, call, call)
     assert len(sparse.variants) == 2
+
+
+class Encoder(nn.Module):
+    """A model with a method that runs its modules, and a constant."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.scale = nn.Linear(64, 64), nn.Linear(64, 64), 1.0
+
+    def forward(self, x):
+        scale = self.scale
+        if torch.compiler.is_compiling():
+            PAUSE()
+        return self.second(torch.relu(self.first(x))) * scale
+
+    def encode(self, x):
+        return torch.relu(self.first(x))
+
+
+def test_methods_of_several_threads():
+    """Weights stay packed, and no graph is forgotten, while threads run methods for which weights are dense."""
+    x, before = torch.randn(4, 64), sys.getswitchinterval()
+    sparse = sparsify.apply(Encoder().eval(), PRUNED, x, trainable=False)
+    packed, variants = sparse._weights.packed(), list(sparse.variants)
+    assert packed
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="encode runs modules"):
+        encoded, wanted = sparse.encode(x), sparse(x)
+
+    def work():
+        with torch.no_grad():
+            for _ in range(40):
+                torch.testing.assert_close(sparse.encode(x), encoded)
+                assert torch.equal(sparse(x), wanted)
+
+    sys.setswitchinterval(1e-5)
+    try:
+        assert not together(work, work, work)
+    finally:
+        sys.setswitchinterval(before)
+    found = sparse._weights.packed()
+    assert found.keys() == packed.keys()
+    assert all(found[name] is weight for name, weight in packed.items())
+    assert list(sparse.variants) == variants
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_attributes_that_are_set_during_captures(verify, monkeypatch):
+    x, started = torch.randn(4, 64), threading.Event()
+    sparse = sparsify.apply(Encoder().eval(), PRUNED, verify=verify)
+
+    def pause():
+        started.set()
+        time.sleep(0.3)
+
+    def change():
+        assert started.wait(60)
+        sparse.scale = 5.0
+
+    monkeypatch.setattr(sys.modules[__name__], "PAUSE", pause)
+    with torch.no_grad():
+        assert not together(lambda: sparse(x), change)
+        torch.testing.assert_close(sparse(x), sparse.original(x), rtol=1e-4, atol=1e-4)
+
+
+def test_hooks_in_calls_of_several_threads():
+    """The first of two calls that overlap ends first; its hooks are on no module afterwards."""
+    inside, ended = [threading.Event(), threading.Event()], threading.Event()
+    model, x, edges = Graph().eval(), torch.randn(30, 16), torch.randint(0, 30, (2, 90))
+    sparse = sparsify.apply(model, "gcn", (x, edges))
+    sparse.second.register_forward_hook(lambda *_: None)
+    with pytest.warns(RuntimeWarning, match="second have hooks"):
+        sparse(x, edges)
+
+    def first():
+        sparse(x, edges)
+        ended.set()
+
+    def second():
+        assert inside[0].wait(60)
+        sparse(x, edges)
+
+    names = {}
+
+    def hook(*_):
+        at = names.setdefault(threading.get_ident(), len(names))
+        inside[at].set()
+        assert (ended if at else inside[1]).wait(60)
+
+    handle = sparse.second.register_forward_hook(hook)
+    assert not together(first, second)
+    handle.remove()
+    assert not model.second._forward_hooks
+    assert not sparse._source.second._forward_hooks
+
+
+def test_states_are_saved_while_weights_are_loaded(tmp_path, monkeypatch):
+    sparse, x = (
+        sparsify.apply(perceptron(), PRUNED, torch.randn(4, 128), trainable=False),
+        torch.randn(4, 128),
+    )
+    state, wanted, started = sparse.state_dict(), sparse(x), threading.Event()
+    assert sparse._weights.packed()
+
+    def paused(values):
+        started.set()
+        time.sleep(0.3)
+        return distinct(values)
+
+    def load():
+        assert started.wait(60)
+        sparse.load_state_dict(state)
+
+    monkeypatch.setattr(sys.modules["sparsify.passes.save"], "distinct", paused)
+    assert not together(lambda: sparsify.save(sparse, tmp_path), load)
+    torch.testing.assert_close(sparse(x), wanted)
+    loaded = sparsify.load(tmp_path, perceptron()).state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in state.items())
 
 
 def test_compiled_models():

@@ -5,7 +5,8 @@ import gc
 import pytest
 import torch
 
-from sparsify.passes.contents import Memo, fingerprint, reading_once
+import sparsify
+from sparsify.passes.contents import Memo, fingerprint, reading_once, sampled
 
 
 class Counted:
@@ -103,3 +104,13 @@ def test_any_tensor_has_a_fingerprint(make):
             assert fingerprint(other) == fingerprint(x)
         other[(0,) * other.dim()] = 3 if other.dtype != torch.bool else False
         assert fingerprint(other) != fingerprint(x)
+
+
+@pytest.mark.parametrize("read", [fingerprint, sampled])
+def test_sparse_tensors_are_read_by_their_parts(read):
+    sparse = sparsify.tensor(torch.eye(4), format="csr")
+    before = read(sparse)
+    assert read(sparse) == before
+    assert read(sparsify.tensor(torch.eye(4).flip(0), format="csr")) != before
+    sparse._vals.data[1] = 7
+    assert read(sparse) != before

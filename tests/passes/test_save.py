@@ -43,6 +43,19 @@ def test_arguments_of_apply_can_change(saved):
     assert sparsify.load(folder, TwoLayers(HandWritten), strict=True)._asked.strict is True
 
 
+def test_kinds_of_calls_are_captured_when_a_model_is_loaded(saved):
+    _, folder = saved
+    loaded = sparsify.load(folder, TwoLayers(HandWritten), warmup=[{"inputs": graph()}])
+    assert len(loaded.variants) == 1
+
+
+@pytest.mark.parametrize("name", ["recipe", "pruning", "strickt"])
+def test_arguments_that_load_has_not(saved, name):
+    _, folder = saved
+    with pytest.raises(TypeError, match=rf"load\(\) got an unexpected keyword argument '{name}'"):
+        sparsify.load(folder, TwoLayers(HandWritten), **{name: None})
+
+
 def test_tied_weights_are_stored_once():
     layer = nn.Linear(3, 3)
     model = nn.Sequential(layer, nn.ReLU(), layer)
