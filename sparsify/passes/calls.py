@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
 from sparsify.passes import own_caches
+from sparsify.storage.own_memory import has_memory
 from sparsify.storage.tensor import SparseTensor
 
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -207,7 +208,9 @@ def leaf_of(path: str, value: Any) -> Leaf:
         return Leaf(name, "constant", (type(value).__name__, repr(value)))
     kind = "sparse" if is_sparse(value) else "tensor"
     layout = "sparsify" if isinstance(value, SparseTensor) else str(value.layout)
-    return Leaf(name, kind, (layout, value.dtype, value.dim(), value.device.type))
+    device = value.device.type
+    is_read = isinstance(value, SparseTensor) or device != "cpu" or has_memory(value)
+    return Leaf(name, kind, (layout, value.dtype, value.dim(), device if is_read else type(value)))
 
 
 def arguments_of(

@@ -34,6 +34,7 @@ from sparsify.passes.functionalize import functionalize
 from sparsify.passes.granted import Holds, granted
 from sparsify.passes.inline import inline_blocks
 from sparsify.runtime import confined
+from sparsify.storage.own_memory import has_memory, without_memory
 
 Dynamic = Mapping[str, Any] | Sequence[Any] | None
 PREFIX = "model."
@@ -171,7 +172,7 @@ def capture(
         CaptureError: export fails, a tensor is not in main memory, gradients are wanted that a graph does not have, or
             the model changes its buffers in a way that a graph cannot hold.
     """
-    require_cpu(model, call)
+    require_memory(model, call)
     outputs: list[pytree.TreeSpec] = []
     watch = Watch((*model.parameters(), *model.buffers())) if is_mirror else nullcontext()
     flat = Flat(model, call, outputs.append, watch)
@@ -201,14 +202,13 @@ def capture(
     )
 
 
-def require_cpu(model: nn.Module, call: calls.Call) -> None:
-    """Raises where a tensor of a model or a call is not in main memory."""
+def require_memory(model: nn.Module, call: calls.Call) -> None:
+    """Raises where a tensor of a model or a call is not in main memory, or has no memory of its own."""
     given = ((leaf.name, value) for leaf, value in zip(call.shape.leaves, call.values, strict=True))
     for name, tensor in (*model.named_parameters(), *model.named_buffers(), *given):
-        if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
-            raise CaptureError(
-                f"{name} is on the device {tensor.device}, kernels are for tensors in main memory"
-            )
+        if not isinstance(tensor, torch.Tensor) or calls.is_ours(tensor) or has_memory(tensor):
+            continue
+        raise CaptureError(f"{name} {without_memory(tensor)}")
 
 
 def is_lifted(model: nn.Module, call: calls.Call, *, masks: bool, gates: bool) -> bool:
