@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
 from sparsify.passes import own_caches
+from sparsify.passes.constants import contents
 from sparsify.storage.own_memory import has_memory
 from sparsify.storage.tensor import SparseTensor
 
@@ -31,6 +32,11 @@ class Leaf:
     name: str
     kind: str
     detail: tuple[Any, ...]
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the value is a tensor, or its contents are known."""
+        return self.kind != "constant" or self.detail[1] is not None
 
 
 @dataclass(frozen=True)
@@ -205,7 +211,7 @@ def leaf_of(path: str, value: Any) -> Leaf:
     """The leaf that `value` at `path` is."""
     name = path.replace("['", ".").replace("']", "").replace("[", ".").replace("]", "").strip(".")
     if not isinstance(value, torch.Tensor):
-        return Leaf(name, "constant", (type(value).__name__, repr(value)))
+        return Leaf(name, "constant", contents(value))
     kind = "sparse" if is_sparse(value) else "tensor"
     layout = "sparsify" if isinstance(value, SparseTensor) else str(value.layout)
     device = value.device.type

@@ -172,7 +172,7 @@ def capture(
         CaptureError: export fails, a tensor is not in main memory, gradients are wanted that a graph does not have, or
             the model changes its buffers in a way that a graph cannot hold.
     """
-    require_memory(model, call)
+    require_readable(model, call)
     outputs: list[pytree.TreeSpec] = []
     watch = Watch((*model.parameters(), *model.buffers())) if is_mirror else nullcontext()
     flat = Flat(model, call, outputs.append, watch)
@@ -202,13 +202,22 @@ def capture(
     )
 
 
-def require_memory(model: nn.Module, call: calls.Call) -> None:
-    """Raises where a tensor of a model or a call is not in main memory, or has no memory of its own."""
+def require_readable(model: nn.Module, call: calls.Call) -> None:
+    """Raises where a tensor of a model or a call has no main memory of its own, or an argument is not known.
+
+    A graph would take contents of its example for those of all calls.
+    """
     given = ((leaf.name, value) for leaf, value in zip(call.shape.leaves, call.values, strict=True))
     for name, tensor in (*model.named_parameters(), *model.named_buffers(), *given):
         if not isinstance(tensor, torch.Tensor) or calls.is_ours(tensor) or has_memory(tensor):
             continue
         raise CaptureError(f"{name} {without_memory(tensor)}")
+    for leaf in call.shape.leaves:
+        if not leaf.is_told:
+            raise CaptureError(
+                f"{leaf.name} is of class {leaf.detail[0].__name__}, which pickle cannot read, so calls with other "
+                "contents are not told apart; give tensors, numbers or objects that can be pickled"
+            )
 
 
 def is_lifted(model: nn.Module, call: calls.Call, *, masks: bool, gates: bool) -> bool:
