@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
+from operator import index
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from sparsify.errors import CaptureError
+from sparsify.errors import CaptureError, ShapeError
 from sparsify.passes import (
     autograd_functions,
     calls,
@@ -268,14 +269,36 @@ def dimensions(
     unknown = [name for name in dynamic if name not in names]
     if unknown:
         raise CaptureError(f"dynamic names {unknown[0]!r}; the inputs are {', '.join(names)}")
-    return [named_dimensions(dynamic.get(name)) for name in names]
+    return [
+        named_dimensions(name, dynamic.get(name), tensor.dim())
+        for name, tensor in zip(names, tensors, strict=True)
+    ]
 
 
-def named_dimensions(spec: Any) -> dict[int, Any] | None:
-    """Dimensions given as `(0, 1)` or as `{0: Dim(...)}`."""
+def named_dimensions(name: str, spec: Any, rank: int) -> dict[int, Any] | None:
+    """Dimensions of an input with so many modes, given as `(0, 1)` or as `{0: Dim(...)}`.
+
+    Raises:
+        ShapeError: they are given in another way, or the input does not have them.
+    """
     if spec is None:
         return None
-    return dict(spec) if isinstance(spec, Mapping) else {int(mode): Dim.AUTO for mode in spec}
+    try:
+        found = {index(mode): wanted for mode, wanted in mapped(spec).items()}
+    except TypeError:
+        raise ShapeError(
+            f"dynamic has {spec!r} for {name}; give the modes that vary as (0, 1) or as {{0: Dim(...)}}"
+        ) from None
+    beyond = [mode for mode in found if not -rank <= mode < rank]
+    if beyond:
+        has = f"modes 0 to {rank - 1}" if rank else "none"
+        raise ShapeError(f"dynamic has mode {beyond[0]} for {name}; that input has {has}")
+    return {mode % rank: wanted for mode, wanted in found.items()}
+
+
+def mapped(spec: Any) -> Mapping[Any, Any]:
+    """What is wanted of each dimension."""
+    return spec if isinstance(spec, Mapping) else dict.fromkeys(spec, Dim.AUTO)
 
 
 def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: bool) -> ExportedProgram:
