@@ -12,6 +12,7 @@ from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.errors import DtypeError, FormatError, ShapeError
 from sparsify.storage.convert import Conversion, conversion, permuted
 from sparsify.storage.format import Format
+from sparsify.storage.own_memory import PLAIN, has_memory, without_memory
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
@@ -229,12 +230,15 @@ class SparseInput:
 
 
 def require_entries(name: str, operand: torch.Tensor) -> None:
-    """Raises where the storage of an operand was made smaller than the operand, as `resize_` of a storage does.
+    """Raises where an operand has no memory, or its storage was made smaller than it, as `resize_` of a storage does.
 
     Raises:
+        FormatError: naming the class of an operand that has no memory of its own.
         ShapeError: naming the operand and its bytes.
     """
-    if type(operand) not in (torch.Tensor, torch.nn.Parameter):
+    if type(operand) not in PLAIN:
+        if not has_memory(operand):
+            raise FormatError(f"{name} {without_memory(operand)}")
         return
     sizes = zip(operand.shape, operand.stride(), strict=True)
     last = operand.storage_offset() + sum((size - 1) * stride for size, stride in sizes)

@@ -23,21 +23,16 @@ CHUNK_BYTES: Final = 1 << 20
 
 def digest(tensor: torch.Tensor) -> int:
     """The digest of the entries of a strided tensor on the CPU, in the order in which they lie in memory."""
-    tensor = _in_order(tensor)
+    if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+        tensor = _contiguous(tensor)
     return _function()(tensor, tensor.nbytes)
 
 
 def sample(tensor: torch.Tensor) -> int:
     """The digest of 256 lines of 64 bytes at equal distances: writes to a 256th of the entries in a row change it."""
-    tensor = _in_order(tensor)
+    if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+        tensor = _contiguous(tensor)
     return _sample()(tensor, tensor.nbytes)
-
-
-def _in_order(tensor: torch.Tensor) -> torch.Tensor:
-    """The entries one after the other, the tensor itself where they are."""
-    if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
-        return tensor
-    return _contiguous(tensor)
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
@@ -83,5 +78,7 @@ def _secret() -> ctypes.Array[ctypes.c_uint64]:
 def interpreted(tensor: torch.Tensor, count: int) -> int:
     """The same by Python's hash of bytes, a tenth as fast; its secret is that of the process."""
     address, starts = tensor.data_ptr(), range(0, count, CHUNK_BYTES)
+    if not address and count:
+        raise ValueError("a digest reads memory, and the tensor has none of its own")
     chunks = [ctypes.string_at(address + at, min(CHUNK_BYTES, count - at)) for at in starts]
     return hash((count, *map(hash, chunks)))

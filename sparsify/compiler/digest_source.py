@@ -96,7 +96,10 @@ static bool range_of(PyObject *const *arguments, Py_ssize_t count, const char **
   *bytes = (const char *)address_of(arguments[0]);
   if (!*bytes && PyErr_Occurred()) return false;
   *size = PyLong_AsLongLong(arguments[1]);
-  return *size != -1 || !PyErr_Occurred();
+  if (*size == -1 && PyErr_Occurred()) return false;
+  if (*bytes || *size <= 0) return true;
+  PyErr_SetString(PyExc_ValueError, "a digest reads memory, and the tensor has none of its own");
+  return false;
 }
 
 // digest(tensor, bytes: int) -> int; long ranges are read without the interpreter's lock.

@@ -99,6 +99,18 @@ _KERNEL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, cty
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
+def address_of(buffer: torch.Tensor) -> int:
+    """The address of the first entry of a buffer.
+
+    Raises:
+        ValueError: there are entries, and no memory.
+    """
+    address = buffer.data_ptr()
+    if not address and buffer.numel():
+        raise ValueError("a kernel reads memory, and a buffer with entries has none of its own")
+    return address
+
+
 def _bind_ctypes(address: int) -> Call:
     """The same function without the trampoline."""
     function = _KERNEL(address)
@@ -120,7 +132,7 @@ def _bind_ctypes(address: int) -> Call:
                 return None
 
         callback = _ALLOCATE(allocate)
-        pointers = [None if buffer is None else buffer.data_ptr() for buffer in buffers]
+        pointers = [None if buffer is None else address_of(buffer) for buffer in buffers]
         context = _Context(threads, None, ctypes.cast(callback, ctypes.c_void_p))
         status = function(
             (ctypes.c_int64 * len(sizes))(*sizes),

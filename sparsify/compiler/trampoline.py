@@ -34,6 +34,7 @@ PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
 Py_ssize_t PyTuple_Size(PyObject *);
 PyObject *PyTuple_Pack(Py_ssize_t, ...);
 long long PyLong_AsLongLong(PyObject *);
+int PyObject_IsTrue(PyObject *);
 void *PyLong_AsVoidPtr(PyObject *);
 PyObject *PyLong_FromVoidPtr(void *);
 void Py_IncRef(PyObject *);
@@ -52,7 +53,7 @@ struct State {
   bool failed;
 };
 
-static PyObject *data_ptr;
+static PyObject *data_ptr, *numel;
 
 // The address of a tensor's first element; null for None. An exception is set when this fails.
 static void *address_of(PyObject *tensor) {
@@ -62,6 +63,20 @@ static void *address_of(PyObject *tensor) {
   void *address = PyLong_AsVoidPtr(number);
   Py_DecRef(number);
   return address;
+}
+
+// Whether a buffer without an address may be given to a kernel: None, and tensors without entries. An exception is set
+// where it may not.
+static bool may_be_null(PyObject *tensor) {
+  if (PyErr_Occurred()) return false;
+  if (tensor == &_Py_NoneStruct) return true;
+  PyObject *number = PyObject_VectorcallMethod(numel, &tensor, 1, nullptr);
+  if (!number) return false;
+  int has_entries = PyObject_IsTrue(number);
+  Py_DecRef(number);
+  if (has_entries == 1)
+    PyErr_SetString(PyExc_ValueError, "a kernel reads memory, and a buffer with entries has none of its own");
+  return !has_entries;
 }
 
 // Called by the kernel, outside parallel regions, while this thread does not hold the interpreter's lock.
@@ -105,7 +120,7 @@ static PyObject *call(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
   }
   for (Py_ssize_t i = 0; i < buffers_count; i++) {
     buffers[i] = address_of(PyTuple_GetItem(arguments[1], i));
-    if (!buffers[i] && PyErr_Occurred()) return nullptr;
+    if (!buffers[i] && !may_be_null(PyTuple_GetItem(arguments[1], i))) return nullptr;
   }
   State state = {arguments[3], nullptr, false};
   Context context = {PyLong_AsLongLong(arguments[2]), &state, allocate};
@@ -128,8 +143,9 @@ static PyMethodDef definition = {"call", (void *)call, 0x0080, "call(sizes, buff
 // A callable for the kernel at this address; `fail(status)` raises the exception for a status.
 PyObject *sparsify_bind(void *kernel, PyObject *fail) {
   if (!data_ptr) data_ptr = PyUnicode_InternFromString("data_ptr");
+  if (!numel) numel = PyUnicode_InternFromString("numel");
   PyObject *address = PyLong_FromVoidPtr(kernel);
-  if (!data_ptr || !address) return nullptr;
+  if (!data_ptr || !numel || !address) return nullptr;
   PyObject *self = PyTuple_Pack(2, address, fail);
   Py_DecRef(address);
   if (!self) return nullptr;

@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
 from sparsify.passes import own_caches
+from sparsify.passes.constants import contents
+from sparsify.storage.own_memory import has_memory
 from sparsify.storage.tensor import SparseTensor
 
 SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
@@ -30,6 +32,11 @@ class Leaf:
     name: str
     kind: str
     detail: tuple[Any, ...]
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the value is a tensor, or its contents are known."""
+        return self.kind != "constant" or self.detail[1] is not None
 
 
 @dataclass(frozen=True)
@@ -204,10 +211,12 @@ def leaf_of(path: str, value: Any) -> Leaf:
     """The leaf that `value` at `path` is."""
     name = path.replace("['", ".").replace("']", "").replace("[", ".").replace("]", "").strip(".")
     if not isinstance(value, torch.Tensor):
-        return Leaf(name, "constant", (type(value).__name__, repr(value)))
+        return Leaf(name, "constant", contents(value))
     kind = "sparse" if is_sparse(value) else "tensor"
     layout = "sparsify" if isinstance(value, SparseTensor) else str(value.layout)
-    return Leaf(name, kind, (layout, value.dtype, value.dim(), value.device.type))
+    device = value.device.type
+    is_read = isinstance(value, SparseTensor) or device != "cpu" or has_memory(value)
+    return Leaf(name, kind, (layout, value.dtype, value.dim(), device if is_read else type(value)))
 
 
 def arguments_of(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
+from operator import index
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from sparsify.errors import CaptureError
+from sparsify.errors import CaptureError, ShapeError
 from sparsify.passes import (
     autograd_functions,
     calls,
@@ -35,6 +36,7 @@ from sparsify.passes.functionalize import functionalize
 from sparsify.passes.granted import Holds, granted
 from sparsify.passes.inline import inline_blocks
 from sparsify.runtime import confined
+from sparsify.storage.own_memory import has_memory, without_memory
 
 Dynamic = Mapping[str, Any] | Sequence[Any] | None
 PREFIX = "model."
@@ -172,7 +174,7 @@ def capture(
         CaptureError: export fails, a tensor is not in main memory, gradients are wanted that a graph does not have, or
             the model changes its buffers in a way that a graph cannot hold.
     """
-    require_cpu(model, call)
+    require_readable(model, call)
     outputs: list[pytree.TreeSpec] = []
     watch = Watch((*model.parameters(), *model.buffers())) if is_mirror else nullcontext()
     flat = Flat(model, call, outputs.append, watch)
@@ -202,13 +204,21 @@ def capture(
     )
 
 
-def require_cpu(model: nn.Module, call: calls.Call) -> None:
-    """Raises where a tensor of a model or a call is not in main memory."""
+def require_readable(model: nn.Module, call: calls.Call) -> None:
+    """Raises where a tensor of a model or a call has no main memory of its own, or an argument is not known.
+
+    A graph would take contents of its example for those of all calls.
+    """
     given = ((leaf.name, value) for leaf, value in zip(call.shape.leaves, call.values, strict=True))
     for name, tensor in (*model.named_parameters(), *model.named_buffers(), *given):
-        if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
+        if not isinstance(tensor, torch.Tensor) or calls.is_ours(tensor) or has_memory(tensor):
+            continue
+        raise CaptureError(f"{name} {without_memory(tensor)}")
+    for leaf in call.shape.leaves:
+        if not leaf.is_told:
             raise CaptureError(
-                f"{name} is on the device {tensor.device}, kernels are for tensors in main memory"
+                f"{leaf.name} is of class {leaf.detail[0].__name__}, which pickle cannot read, so calls with other "
+                "contents are not told apart; give tensors, numbers or objects that can be pickled"
             )
 
 
@@ -260,14 +270,36 @@ def dimensions(
     unknown = [name for name in dynamic if name not in names]
     if unknown:
         raise CaptureError(f"dynamic names {unknown[0]!r}; the inputs are {', '.join(names)}")
-    return [named_dimensions(dynamic.get(name)) for name in names]
+    return [
+        named_dimensions(name, dynamic.get(name), tensor.dim())
+        for name, tensor in zip(names, tensors, strict=True)
+    ]
 
 
-def named_dimensions(spec: Any) -> dict[int, Any] | None:
-    """Dimensions given as `(0, 1)` or as `{0: Dim(...)}`."""
+def named_dimensions(name: str, spec: Any, rank: int) -> dict[int, Any] | None:
+    """Dimensions of an input with so many modes, given as `(0, 1)` or as `{0: Dim(...)}`.
+
+    Raises:
+        ShapeError: they are given in another way, or the input does not have them.
+    """
     if spec is None:
         return None
-    return dict(spec) if isinstance(spec, Mapping) else {int(mode): Dim.AUTO for mode in spec}
+    try:
+        found = {index(mode): wanted for mode, wanted in mapped(spec).items()}
+    except TypeError:
+        raise ShapeError(
+            f"dynamic has {spec!r} for {name}; give the modes that vary as (0, 1) or as {{0: Dim(...)}}"
+        ) from None
+    beyond = [mode for mode in found if not -rank <= mode < rank]
+    if beyond:
+        has = f"modes 0 to {rank - 1}" if rank else "none"
+        raise ShapeError(f"dynamic has mode {beyond[0]} for {name}; that input has {has}")
+    return {mode % rank: wanted for mode, wanted in found.items()}
+
+
+def mapped(spec: Any) -> Mapping[Any, Any]:
+    """What is wanted of each dimension."""
+    return spec if isinstance(spec, Mapping) else dict.fromkeys(spec, Dim.AUTO)
 
 
 def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: bool) -> ExportedProgram:

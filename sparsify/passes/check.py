@@ -215,12 +215,12 @@ def require_close(name: str, want: torch.Tensor, have: torch.Tensor, limits: Ver
         )
     if want.numel() == 0:
         return 0.0
-    if want.dtype == torch.bool:
-        want, have = want.float(), have.float()
-    difference = (want.detach() - have.detach()).abs().double()
+    is_short = want.dtype.is_floating_point and want.dtype.itemsize < 4
+    rtol = max(limits.rtol, ROUNDINGS * torch.finfo(want.dtype).eps) if is_short else limits.rtol
+    want, have = numbers_of(want.detach()), numbers_of(have.detach())
+    difference = (want - have).abs().double()
     largest, scale = float(torch.nan_to_num(difference, nan=0.0).max()), largest_of(want)
     same_nan = bool((want.isnan() == have.isnan()).all()) if want.is_floating_point() else True
-    rtol = max(limits.rtol, ROUNDINGS * torch.finfo(want.dtype).eps) if want.dtype in HALVES else limits.rtol
     if not same_nan:
         places = (want.isnan() != have.isnan()).nonzero()
         raise VerificationError(
@@ -233,6 +233,21 @@ def require_close(name: str, want: torch.Tensor, have: torch.Tensor, limits: Ver
             f"rtol {rtol:g} and atol {limits.atol:g} allow {limits.atol + rtol * scale:.3g}",
         )
     return largest
+
+
+def numbers_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The entries of a tensor, dense unless it is one of this package, in a dtype that torch computes with."""
+    if isinstance(tensor, SparseTensor):
+        return tensor.float() if tensor.dtype is torch.bool else tensor
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    elif tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        return tensor
+    if not tensor.is_floating_point():
+        return tensor.double()
+    return tensor if tensor.dtype.itemsize > 1 else tensor.float()
 
 
 def largest_of(tensor: torch.Tensor) -> float:
@@ -285,7 +300,8 @@ def gradients(outputs: Any, parameters: Sequence[torch.Tensor]) -> tuple[torch.T
     for number, leaf in enumerate(leaves):
         if leaf.requires_grad:
             generator = torch.Generator().manual_seed(SEED + number)
-            terms.append((leaf * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype)).sum())
+            values = numbers_of(leaf)
+            terms.append((values * torch.randn(leaf.shape, generator=generator, dtype=values.dtype)).sum())
     if not terms:
         return (None,) * len(parameters)
     return torch.autograd.grad(terms, list(parameters), allow_unused=True)

@@ -20,6 +20,7 @@ import torch
 
 from sparsify.compiler.digest import digest, sample
 from sparsify.storage import transformed
+from sparsify.storage.own_memory import PLAIN, has_memory
 from sparsify.storage.tensor import SparseTensor
 
 T = TypeVar("T")
@@ -51,32 +52,47 @@ class Fingerprint(tuple[Any, ...]):
     __slots__ = ()
 
 
-def fingerprint(tensor: torch.Tensor) -> "Fingerprint | Identity":
+class Unread:
+    """A tensor whose entries cannot be read: it equals nothing else, so nothing is found again for it."""
+
+    __slots__ = ()
+
+
+Told = Fingerprint | Identity | Unread
+
+
+def fingerprint(tensor: torch.Tensor) -> Told:
     """The fingerprint of the entries that a tensor has now; a private tensor's is its identity."""
     private: Identity | None = getattr(tensor, "_identity", None)
     if private is not None:
         return private
-    if type(tensor) is SparseTensor:
-        return _of_parts(tensor, fingerprint)
+    if type(tensor) not in PLAIN or not tensor.is_cpu:
+        if type(tensor) is SparseTensor:
+            return _of_parts(tensor, fingerprint)
+        if not has_memory(tensor):
+            return Unread()
     if tensor.is_contiguous():
         return Fingerprint((digest(tensor), tensor.dtype, tensor.shape))
     return Fingerprint((digest(tensor), tensor.dtype, tensor.shape, tensor.stride()))
 
 
-def sampled(tensor: torch.Tensor) -> "Fingerprint | Identity":
+def sampled(tensor: torch.Tensor) -> Told:
     """The fingerprint of a weight that gets no gradients: of a sample of its entries, its place and version."""
     private: Identity | None = getattr(tensor, "_identity", None)
     if private is not None:
         return private
-    if type(tensor) is SparseTensor:
-        return _of_parts(tensor, sampled)
+    if type(tensor) not in PLAIN or not tensor.is_cpu:
+        if type(tensor) is SparseTensor:
+            return _of_parts(tensor, sampled)
+        if not has_memory(tensor):
+            return Unread()
     version = 0 if tensor.is_inference() else tensor._version
     return Fingerprint(
         (sample(tensor), version, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
     )
 
 
-def _of_parts(tensor: SparseTensor, read: "Callable[[torch.Tensor], Fingerprint | Identity]") -> Fingerprint:
+def _of_parts(tensor: SparseTensor, read: Callable[[torch.Tensor], Told]) -> Fingerprint:
     """The fingerprint of a sparse tensor, which has no memory of its own: of its values and its pattern."""
     parts = (tensor._vals, *tensor._pattern.arrays_in_place())
     return Fingerprint((*map(read, parts), tensor.shape, str(tensor.format)))
@@ -91,7 +107,7 @@ def keep_private(tensor: torch.Tensor) -> torch.Tensor:
 class _Read(threading.local):
     """The fingerprints of tensors in the call of a model that runs in this thread, `None` outside of calls."""
 
-    known: "dict[int, tuple[torch.Tensor, int, Fingerprint | Identity]] | None" = None
+    known: dict[int, tuple[torch.Tensor, int, Told]] | None = None
 
 
 _read: Final = _Read()
@@ -106,7 +122,7 @@ def reading_once(run: Callable[..., T], tensors: Sequence[torch.Tensor]) -> T:
         _read.known = before
 
 
-def _fingerprint_once(tensor: torch.Tensor) -> "Fingerprint | Identity":
+def _fingerprint_once(tensor: torch.Tensor) -> Told:
     """`fingerprint`, known within a call from the first time."""
     known = _read.known
     if known is not None:
@@ -122,7 +138,7 @@ def _fingerprint_once(tensor: torch.Tensor) -> "Fingerprint | Identity":
 def key_of(
     leaves: Sequence[Any],
     static: Collection[int] = (),
-    read: "Callable[[torch.Tensor], Fingerprint | Identity]" = _fingerprint_once,
+    read: Callable[[torch.Tensor], Told] = _fingerprint_once,
 ) -> Key:
     """The key of leaves: tensors by their entries, at `static` positions by identity; others as they are."""
     if not static:
@@ -141,7 +157,7 @@ def key_of(
 
 def is_of_tensor(part: Any) -> bool:
     """Whether a part of a key stands for a tensor."""
-    return isinstance(part, Fingerprint | Identity)
+    return isinstance(part, Told)
 
 
 @dataclass(frozen=True, slots=True)

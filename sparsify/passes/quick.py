@@ -3,8 +3,8 @@
 In: the arguments `(x, A)` of a call, A a sparse matrix. Out: a key that calls for the same variant share, and the
 tensors of its graph: `x` and the parts of `A`.
 
-Arguments are tensors, sparse matrices, and constants that equal each other only where they are the same; every other
-call is taken apart each time.
+Arguments are tensors in main memory, sparse matrices, and constants that equal each other only where they are the same;
+every other call is taken apart each time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from torch import nn
 from sparsify.passes.calls import SPARSE_LAYOUTS, Call
 from sparsify.passes.memory import Memory
 from sparsify.passes.variant import Variant
+from sparsify.storage.own_memory import PLAIN
 from sparsify.storage.tensor import SparseTensor
 
 MOST: Final = 64
-PLAIN: Final = frozenset({torch.Tensor, nn.Parameter})
 CONSTANTS: Final = frozenset({bool, int, str, type(None)})
 Key = tuple[Any, ...]
 
@@ -49,7 +49,7 @@ class Quick:
                 parts = self.matrices(arg)
                 key += kind, parts[2].dtype, parts[2].shape, parts[3].shape
                 tensors += parts
-            elif kind in PLAIN:
+            elif kind in PLAIN and arg.is_cpu:
                 key += arg.dtype, arg.layout, arg.shape
                 if arg.layout in SPARSE_LAYOUTS:
                     parts = self.matrices(arg)

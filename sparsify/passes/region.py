@@ -7,6 +7,7 @@ matrices.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain, count
 
 from torch import fx
 
@@ -254,7 +255,7 @@ def index_order(region: Region) -> dict[str, str]:
     names: dict[str, str] = {}
     for index, short in zip(outputs, ("i", "k") if len(outputs) == 2 else ("i", "k", "l", "m"), strict=False):
         names[groups[index]] = short
-    rest = iter(name for name in SUM_NAMES)
+    rest = chain(SUM_NAMES, (f"s{number}" for number in count()))
     for _, indices, value in reversed(region.statements):
         found = [*indices, *(n for part in find(value, Reduce) for n in part.indices)]
         for index in found:

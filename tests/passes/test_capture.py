@@ -7,7 +7,8 @@ import torch
 from graph_models import HandWritten, Kipf, KipfMatmul, TwoLayers, adjacency, graph
 from torch import fx, nn
 
-from sparsify.errors import CaptureError
+import sparsify
+from sparsify.errors import CaptureError, ShapeError
 from sparsify.passes import calls, operators
 from sparsify.passes.capture import capture, example_tensors
 
@@ -127,6 +128,23 @@ def test_declared_dimensions():
     assert isinstance(only[1][1], str)
     with pytest.raises(CaptureError, match="dynamic names 'y'; the inputs are x, edge_index"):
         capture(model, call, dynamic={"y": (0,)})
+    assert capture(model, call, dynamic={"edge_index": (-1,)}).extents[1][0] == 2
+
+
+@pytest.mark.parametrize(
+    ("modes", "message"),
+    [
+        ((5,), "dynamic has mode 5 for x; that input has modes 0 to 1"),
+        ({-3: None}, "dynamic has mode -3 for x; that input has modes 0 to 1"),
+        ("a", "dynamic has 'a' for x; give the modes that vary as"),
+        (7, r"dynamic has 7 for x; give the modes that vary as \(0, 1\) or as \{0: Dim\(...\)\}"),
+        ((0.5,), r"dynamic has \(0.5,\) for x"),
+    ],
+)
+def test_dimensions_that_an_input_does_not_have(modes, message):
+    model = TwoLayers(HandWritten).eval()
+    with pytest.raises(ShapeError, match=message):
+        sparsify.apply(model, "gcn", graph(), dynamic={"x": modes})
 
 
 def test_fixed_extents_are_noted_and_not_logged(monkeypatch):

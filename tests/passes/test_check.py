@@ -1,10 +1,13 @@
 """Comparing: differences beyond the limits raise, those within are measured."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import sparsify
 from sparsify.errors import VerificationError
 from sparsify.passes.check import compare, naming_values
 from sparsify.recipe import Verify
@@ -36,6 +39,77 @@ def test_truth_values():
     assert compare(lambda: kept, lambda: kept.clone(), LIMITS) == 0.0
     with pytest.raises(VerificationError, match="differs"):
         compare(lambda: kept, lambda: ~kept, LIMITS)
+
+
+NUMBERS = torch.tensor([[1.0, 0.0, 3.0], [0.0, 2.0, 0.0]])
+FORMS = {
+    **{
+        name: partial(torch.Tensor.to, dtype=getattr(torch, name))
+        for name in ("uint8", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "complex64")
+    },
+    "coo": torch.Tensor.to_sparse,
+    "coo of integers": lambda x: x.long().to_sparse(),
+    "csr": torch.Tensor.to_sparse_csr,
+    "csc": torch.Tensor.to_sparse_csc,
+    "bsr": lambda x: x.to_sparse_bsr((1, 1)),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_outputs_of_all_kinds_are_compared(form):
+    want = form(NUMBERS)
+    assert compare(lambda: want, lambda: form(NUMBERS), LIMITS) == 0.0
+    with pytest.raises(VerificationError, match=r"differs from the dense model's by [789]"):
+        compare(lambda: want, lambda: form(NUMBERS + 8 * (NUMBERS == 3)), LIMITS)
+
+
+def test_rounded_outputs_may_differ_by_roundings():
+    x = torch.linspace(1, 2, 50)
+    assert (
+        0
+        < compare(lambda: x.to(torch.float8_e4m3fn), lambda: (x * 1.05).to(torch.float8_e4m3fn), LIMITS)
+        < 0.2
+    )
+    gaps = x.clone()
+    gaps[7] = float("nan")
+    with pytest.raises(VerificationError, match="NaN"):
+        compare(lambda: x.to(torch.float8_e5m2), lambda: gaps.to(torch.float8_e5m2), LIMITS)
+
+
+@pytest.mark.parametrize("name", ["coo", "float8_e4m3fn"])
+def test_gradients_of_outputs_of_all_kinds_are_compared(name):
+    w, form = NUMBERS.clone().requires_grad_(), FORMS[name]
+    assert compare(lambda: form(w * 2), lambda: form(w + w), LIMITS, [w]) == 0.0
+    with pytest.raises(VerificationError, match="gradient 0"):
+        compare(lambda: form(w * 2), lambda: form((w * 2).detach() + 9 * (w - w.detach())), LIMITS, [w])
+
+
+def test_models_with_outputs_of_all_kinds_are_applied():
+    class Several(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(3, 4)
+
+        def forward(self, x):
+            found = self.lin(x)
+            return found, found.to(torch.float8_e4m3fn), (x * 0).to(torch.uint16), x.to_sparse()
+
+    recipe = {
+        "schema": 1,
+        "name": "half",
+        "sparsify": [
+            {
+                "targets": ["param:lin.weight"],
+                "role": "weight",
+                "prune": {"method": "magnitude", "sparsity": 0.5},
+            }
+        ],
+    }
+    for training in (False, True):
+        sparse = sparsify.apply(Several().train(training), recipe, NUMBERS)
+        assert [found.dtype for found in sparse(NUMBERS)[1:3]] == [torch.float8_e4m3fn, torch.uint16]
 
 
 def test_gradients_are_compared():

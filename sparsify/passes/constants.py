@@ -1,0 +1,85 @@
+"""What tells apart the arguments of calls that are no tensors: numbers, arrays of numpy, objects of the user.
+
+In: a value. Out: its class, and a text or digest that differs when its contents differ, as `pickle` reads them; `None`
+where it cannot read them. Functions are told apart by their code, defaults and closures, classes and modules by
+identity.
+"""
+
+import enum
+import hashlib
+import pickle
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any, Final
+
+import torch
+
+from sparsify.compiler.digest import digest
+from sparsify.storage.own_memory import has_memory
+
+Contents = tuple[type, str | bytes | None]
+# Classes whose texts say all.
+WRITTEN: Final = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+
+
+def contents(value: Any) -> Contents:
+    """What two values have in common that stand for the same in a graph."""
+    kind = type(value)
+    if kind in WRITTEN:
+        return kind, repr(value)  # -0.0 == 0.0
+    hashed = _Hashed()
+    try:
+        _Reader(hashed, pickle.HIGHEST_PROTOCOL).dump(value)
+    except Exception:  # whatever classes raise that cannot be pickled
+        return kind, None
+    return kind, hashed.found.digest()
+
+
+class _Hashed:
+    """A file of which the digest is kept."""
+
+    def __init__(self) -> None:
+        self.found = hashlib.sha256()
+
+    def write(self, part: Any) -> int:
+        """The number of bytes that were taken."""
+        self.found.update(part)
+        return len(part)
+
+
+class _Reader(pickle.Pickler):
+    """Pickles, also functions and classes of no module, that are read by nobody."""
+
+    def persistent_id(self, value: Any) -> Any:
+        """The identity of classes and modules."""
+        return (value.__name__, id(value)) if isinstance(value, type | ModuleType) else None
+
+    def reducer_override(self, value: Any) -> Any:
+        """The parts of tensors, functions and enumerated values; all else is pickled as it says itself."""
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and has_memory(value):
+            form = value.dtype, value.shape, value.stride(), value.requires_grad
+            return tuple, ((type(value), form, digest(value)),)
+        if isinstance(value, FunctionType):
+            parts = (
+                value.__code__,
+                value.__defaults__,
+                value.__kwdefaults__,
+                value.__closure__,
+                value.__dict__,
+            )
+            return tuple, (parts,)
+        if isinstance(value, CodeType):
+            names = value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars
+            return tuple, ((value.co_name, value.co_flags, value.co_code, value.co_consts, names),)
+        if isinstance(value, CellType):
+            return tuple, (_held(value),)
+        if isinstance(value, enum.Enum):
+            return tuple, ((type(value), value.name, value.value),)
+        return NotImplemented
+
+
+def _held(cell: CellType) -> tuple[Any, ...]:
+    """What a cell of a closure holds, nothing where it is empty."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()

@@ -1,0 +1,30 @@
+"""Tensors whose entries lie where their addresses say.
+
+In: a tensor. Out: whether kernels and digests can read it. Tensors of other devices, meta and fake ones cannot be read
+so, nor can classes that compute by `__torch_dispatch__`, as `torch_geometric.EdgeIndex` does: they hold other tensors,
+or none.
+"""
+
+from typing import Final
+
+import torch
+
+PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+_dispatch: Final = torch.Tensor.__torch_dispatch__
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether the entries of a strided tensor lie at its address, in main memory."""
+    if not tensor.is_cpu:
+        return False
+    kind = type(tensor)
+    return kind in PLAIN or kind.__torch_dispatch__ is _dispatch
+
+
+def without_memory(tensor: torch.Tensor) -> str:
+    """What a tensor is of which `has_memory` does not hold, and what to give in its place."""
+    if not tensor.is_cpu:
+        return f"is on the device {tensor.device}, kernels are for tensors in main memory"
+    kind = type(tensor).__name__
+    remedy = "its as_tensor()" if hasattr(tensor, "as_tensor") else "a plain tensor"
+    return f"is of class {kind}, without memory of its own for kernels to read; give {remedy}"
