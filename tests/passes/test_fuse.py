@@ -9,6 +9,7 @@ from torch import nn
 
 from sparsify import options, recipe
 from sparsify.passes import base, calls
+from sparsify.passes.apply import apply
 from sparsify.passes.capture import capture
 from sparsify.passes.fuse import fuse
 from sparsify.passes.lift import lift
@@ -176,3 +177,16 @@ def test_extents_of_weights_are_known():
         (("f", 9), ("k", 16)),
         (("f", 16), ("k", 3)),
     ]
+
+
+def test_chains_have_as_many_index_variables_as_they_need():
+    torch.manual_seed(0)
+    layers = [nn.Linear(width, width + 1) for width in range(40, 54)]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(8, 40)
+    rule = {"targets": ["param:*.weight"], "role": "weight", "source": "given", "format": "csr"}
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.mul_(5 * (torch.rand_like(layer.weight) < 0.2))
+        sparse = apply(model, {"schema": 1, "name": "chain", "sparsify": [rule]}, (x,))
+        assert "W13[" in sparse.report.regions[-1].einsum
+        torch.testing.assert_close(sparse(x), model(x), rtol=1e-3, atol=1e-4)
