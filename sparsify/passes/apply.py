@@ -81,6 +81,10 @@ def applied(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Spars
         raise CaptureError(
             f"{type(model).__name__} is no torch.nn.Module", "the model itself, not a function"
         )
+    if isinstance(model, SparseModule):
+        raise CaptureError(
+            "the model is sparse already", "the model that it was made of, with one recipe that has all rules"
+        )
     require_values(model)
     call = None
     if example_inputs is not None:

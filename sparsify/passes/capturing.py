@@ -57,7 +57,8 @@ def capture_call(
             if module._asked.has_masks:
                 fail_after(MAX_CAPTURES)
             module._notices.warn(
-                f"more than {MAX_CAPTURES} captures; the source model runs for calls that fit none of them"
+                f"more than {MAX_CAPTURES} captures; the source model runs for calls that fit none of them: "
+                "`prepare` captures the kinds of calls that matter before others come"
             )
             return None
         module.check_pruning(call)

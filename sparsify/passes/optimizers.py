@@ -1,10 +1,11 @@
 """Zeros of trained weights under optimizers that mix entries, as Muon does: they are put back after each step.
 
 In: a pruned weight that gets gradients where it is not 0. Out: after `torch.optim.Muon([...]).step()` its zeros are
-those from before. Optimizers that compute each entry from its own gradients keep zeros by themselves.
+those from before. Optimizers that compute each entry from its own gradients keep zeros by themselves. Optimizers that
+hold packed weights, which `train()` has made dense since, say so in their first step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sparsify.warn import warn
+
 # An entry whose gradients are all 0 stays 0; of LBFGS too, which adds up gradients with factors for all entries.
 ENTRYWISE: Final = frozenset(
     (
@@ -24,6 +27,7 @@ ENTRYWISE: Final = frozenset(
     )
 )
 _watched: Any = WeakTensorKeyDictionary()
+_replaced: Any = WeakTensorKeyDictionary()
 _hooks: list[Any] = []
 _masks: "WeakKeyDictionary[optim.Optimizer, list[tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
 
@@ -32,15 +36,34 @@ def keep_zeros_of(weights: Iterable[Tensor]) -> None:
     """From now on steps of optimizers leave the zeros of these weights."""
     for weight in weights:
         _watched[weight] = True
-    if len(_watched) and not _hooks:
+    if len(_watched):
+        _watch_steps()
+
+
+def tell_of_replaced(weights: Mapping[str, Tensor]) -> None:
+    """From now on steps of optimizers that hold these weights, which their model has no more, warn."""
+    for name, weight in weights.items():
+        _replaced[weight] = name
+    if weights:
+        _watch_steps()
+
+
+def _watch_steps() -> None:
+    """Registers what looks at all optimizers before and after their steps."""
+    if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_before))
         _hooks.append(register_optimizer_step_post_hook(_after))
 
 
 def _before(optimizer: optim.Optimizer, *_: Any) -> None:
-    """Remembers the zeros of weights that a step may change otherwise than entry by entry."""
+    """Warns of weights that are trained no more; remembers zeros that a step may change not entry by entry."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if names := [_replaced.pop(weight) for weight in parameters if weight in _replaced]:
+        warn(
+            f"{type(optimizer).__name__} holds the packed weights {', '.join(names)}, which `train()` has made dense "
+            "parameters since: it does not train them; make the optimizer after `train()`"
+        )
     if type(optimizer) not in ENTRYWISE:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         _masks[optimizer] = [(weight, weight.detach() == 0) for weight in parameters if weight in _watched]
 
 

@@ -24,6 +24,7 @@ from sparsify.passes.facade import Facade, adopt_signature
 from sparsify.passes.hooks import Hooks
 from sparsify.passes.memory import Memory
 from sparsify.passes.no_graph import fail_without_graph
+from sparsify.passes.optimizers import tell_of_replaced
 from sparsify.passes.packed import Held, Weights, dense_state
 from sparsify.passes.quick import Quick
 from sparsify.passes.run_apart import run_call
@@ -102,7 +103,9 @@ class SparseModule(Facade):
             (self._weights.given or self._source).train(mode)
         if mode and self._asked.trainable is None and self._weights.held:
             with CAPTURES, self._weights.lock:
+                packed = self._weights.packed()
                 self._weights.unpack()  # optimizers are made before the first call
+                tell_of_replaced(packed)
                 share_again(self, self._source)
         known = self._captures.shown(wanted)
         if known is None and not self._captures.has_refused(wanted) and self._example is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import sparsify
-from sparsify.errors import RecipeError, UnsupportedOperatorError
+from sparsify.errors import CaptureError, RecipeError, UnsupportedOperatorError
 from sparsify.passes.product_weights import product_weights
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
@@ -243,6 +243,30 @@ def test_optimizers_keep_zeros(kind: Any, how: Any, copied: bool) -> None:
         optimizer.step(loss)
     assert not torch.equal(weight, before)
     assert torch.equal(weight == 0, before == 0)
+
+
+def test_optimizers_of_weights_that_were_packed_say_so() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 256)
+    rule = recipe(role="weight", prune={"method": "magnitude", "sparsity": 0.95})
+    sparse = sparsify.apply(nn.Sequential(nn.Linear(256, 384)).eval(), rule, x)
+    assert isinstance(sparse.get_parameter("0.weight"), sparsify.SparseTensor)
+    early = torch.optim.AdamW(sparse.parameters())
+    sparse.train()
+    late = torch.optim.AdamW(sparse.parameters())
+    sparse(x).sum().backward()
+    with pytest.warns(
+        RuntimeWarning, match=r"holds the packed weights 0.weight, .* make the optimizer after"
+    ):
+        early.step()
+    early.step()
+    late.step()
+
+
+def test_sparse_models_are_not_applied_again() -> None:
+    sparse = sparsify.apply(nn.Sequential(nn.Linear(32, 16)), recipe(), torch.randn(4, 32))
+    with pytest.raises(CaptureError, match="sparse already"):
+        sparsify.apply(sparse, recipe(), torch.randn(4, 32))
 
 
 def test_muon_changes_other_weights_as_before() -> None:
