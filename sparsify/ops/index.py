@@ -164,7 +164,7 @@ def _number(input: SparseTensor, entries: Entries) -> Tensor:
     source = entries.source
     if source is None or not source.shape[0]:
         return torch.full((), cast(float, input.fill), dtype=input.dtype)
-    return input.values().index_select(0, source).sum()
+    return input.values().index_select(0, source).sum(dtype=input.dtype)
 
 
 @operator(torch.index_select, Tensor.index_select)

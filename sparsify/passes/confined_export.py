@@ -8,9 +8,11 @@ These are private parts of torch: where a version does not have one, its effects
 """
 
 import builtins
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -33,6 +35,7 @@ def confined_export() -> Iterator[None]:
         (trace, "_compiling_state_context", lambda _: state),
         (trace, "_override_builtin_ops", confined_builtins),
         (tracer, "_new_patcher", confined_patcher),
+        (tracer.Tracer, "trace", confined_trace),
         (trace, "_gather_constant_attrs", without_parameters),
         (inputs, "_gather_constant_attrs", without_parameters),
     ]
@@ -106,14 +109,33 @@ def confined_builtins(override: Context) -> Context:
     return overridden
 
 
+def confined_trace(trace: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that traces as `trace` does, but says so to its own thread alone.
+
+    Its flag is written into a copy of fx's globals: what Dynamo compiled refuses to run in threads that see it.
+    """
+
+    own = inspect.unwrap(trace)  # Dynamo wraps it, so as not to compile it
+
+    def tracing(*args: Any, **kwargs: Any) -> Any:
+        apart = FunctionType(
+            own.__code__, dict(vars(tracer)), own.__name__, own.__defaults__, own.__closure__
+        )
+        apart.__kwdefaults__ = own.__kwdefaults__
+        if own is not trace:
+            apart = torch.compiler.disable(apart)
+        with confined.flagged(tracer, "_is_fx_tracing_flag", tracer._is_fx_tracing_flag):
+            return apart(*args, **kwargs)
+
+    return tracing
+
+
 def confined_patcher(new_patcher: Context) -> Context:
     """A context in which fx changes methods of classes for one thread, of one that changes them for all."""
-    was_tracing = tracer._is_fx_tracing_flag
 
     @contextmanager
     def patching() -> Iterator[Any]:
         with ExitStack() as stack:
-            stack.enter_context(confined.flagged(tracer, "_is_fx_tracing_flag", was_tracing))
             patcher = stack.enter_context(new_patcher())
             patch_method = patcher.patch_method
 

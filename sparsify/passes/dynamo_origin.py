@@ -13,6 +13,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 
 # `L['self']._modules['conv1']._parameters['weight']`, and the names in it.
 MEMBER: Final = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\.(\w+)")
+STORE: Final = re.compile(r"\.__dict__\['(_modules|_parameters|_buffers)'\]")
 ROOT: Final = re.compile(r"^L\['(\w+)'\]")
 # Types of attributes that stand for sizes and the like.
 PLAIN: Final = (bool, int, float, str, tuple)
@@ -83,8 +84,10 @@ def member_name(source: str) -> str:
 
     >>> member_name("L['self']._modules['lin']._parameters['weight']")
     'lin.weight'
+    >>> member_name("L['self'].__dict__['_modules']['lin']._parameters['weight']")  # of a model that was written to
+    'lin.weight'
     """
-    rest = ROOT.sub("", source)
-    if rest == source or not ("_parameters[" in rest or "_buffers[" in rest):
+    rest = STORE.sub(r".\1", ROOT.sub("", source))
+    if not ROOT.match(source) or not ("_parameters[" in rest or "_buffers[" in rest):
         return ""
     return ".".join(found[1] or found[2] for found in MEMBER.finditer(rest))

@@ -178,6 +178,8 @@ def require_apart(graph: fx.Graph, parents: dict[fx.Node, fx.Node], written: set
     for node in graph.nodes:
         if node.op == "get_attr" and all(raw_name(user) in COPYING for user in node.users):
             continue
+        if is_list(node) and node not in parents:
+            continue  # its tensors have memory of their own each
         root = root_of(node, parents)
         others = {known.setdefault(address, root) for address in memory_of(node)} - {root}
         if is_list(node) and node in parents:

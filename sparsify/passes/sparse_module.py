@@ -309,7 +309,8 @@ class SparseModule(Facade):
         return self
 
     def __reduce__(self) -> Any:
-        return SparseModule, (self._source, self._asked, self._weights.of(self._weights.source))
+        modes = [module.training for module in self.modules()]
+        return restored, (self._source, self._asked, self._weights.of(self._weights.source), modes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SparseModule":
         with self._weights.lock:
@@ -329,3 +330,11 @@ class SparseModule(Facade):
                 new.show(twin)
         memo[id(self)] = new
         return new
+
+
+def restored(source: nn.Module, asked: Asked, weights: Weights, training: Sequence[bool]) -> SparseModule:
+    """A sparse model without graphs, its modules in their order in training or not."""
+    module = SparseModule(source, asked, weights)
+    for part, mode in zip(module.modules(), training, strict=True):
+        part.training = mode
+    return module

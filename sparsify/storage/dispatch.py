@@ -313,6 +313,14 @@ def _same_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
     return bool(args[0].shape == args[1].shape)
 
 
+def _empty_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SparseTensor:
+    """What autograd copies a gradient into that others hold, too: a tensor of the same pattern."""
+    tensor, size = args[:2]
+    if not isinstance(tensor, SparseTensor) or tuple(size) != tuple(tensor.shape):
+        raise unsupported(func)
+    return wrap(tensor._pattern, torch.empty_like(tensor._vals, dtype=kwargs.get("dtype")), 0)
+
+
 HANDLERS: dict[Any, Callable[..., Any]] = {
     aten.detach: _same_entries,
     aten.alias: _same_entries,
@@ -321,4 +329,5 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     aten._foreach_norm: _foreach_norm,
     aten.equal: _equal,
     aten.is_same_size: _same_size,
+    aten.new_empty_strided: _empty_strided,
 }

@@ -366,3 +366,24 @@ def test_shapes_that_change_in_place_where_graphs_cannot_follow_leave_the_model_
 def test_shapes_that_change_in_place_where_they_are_made_are_captured():
     assert agrees("with torch.no_grad():\n    k = h * 2\n    k.t_()\nreturn k, h").variants
     assert agrees("k = self.buf.detach()\nk.unsqueeze_(0)\nreturn k + h").variants
+
+
+def test_one_of_several_results_is_written():
+    class Top(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(16, 16)
+
+        def forward(self, x):
+            values, places = torch.topk(self.lin(x).softmax(-1), 2)
+            values /= values.sum(-1, keepdim=True)
+            return values, places
+
+    torch.manual_seed(0)
+    model, x = Top().eval(), torch.randn(8, 16)
+    rule = {"targets": ["param:*.weight"], "role": "weight", "source": "given", "format": "csr"}
+    with torch.no_grad():
+        model.lin.weight.mul_(torch.rand(16, 16) < 0.1)
+        sparse = sparsify.apply(model, {"schema": 1, "name": "top", "sparsify": [rule]}, x)
+        torch.testing.assert_close(sparse(x), model(x))
+    assert sparse.report.regions

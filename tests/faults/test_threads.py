@@ -12,6 +12,7 @@ from contextvars import copy_context
 import pytest
 import torch
 from torch import nn
+from torch.fx import _symbolic_trace as tracing
 
 import sparsify
 from sparsify.passes.save import distinct
@@ -152,6 +153,26 @@ def test_plain_modules_see_nothing_of_captures(in_capture, capsys):
     assert "loud" in capsys.readouterr().err
     with pytest.warns(UserWarning, match="loud"):
         warnings.warn("loud", UserWarning, stacklevel=1)
+
+
+def test_compiled_models_of_torch_run_during_captures():
+    """Also while fx begins to trace, and ends."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(3, 8)
+    compiled = torch.compile(model, backend="eager")
+    want, found, stop = compiled(x), [], threading.Event()
+
+    def run():
+        while not stop.is_set() and all(found):
+            found.append(not tracing.is_fx_tracing() and torch.equal(compiled(x), want))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    for _ in range(4):
+        edges = torch.randint(0, 30, (2, 90))
+        sparsify.apply(Graph().eval(), "gcn", (torch.randn(30, 16), edges), verify=False)
+    stop.set()
+    thread.join()
+    assert found and all(found)
 
 
 def test_states_are_saved_and_copied_during_captures(in_capture, tmp_path):

@@ -97,3 +97,12 @@ def test_arrays_of_layouts():
 def test_mistakes(wrong, error, match):
     with pytest.raises(error, match=match):
         wrong(sparse(7, 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int32, torch.float32])
+def test_single_entries_have_the_dtype_of_the_tensor(dtype):
+    dense = torch.tensor([[1, 0], [0, 100]]).to(dtype)
+    sparse = sparsify.tensor(dense, "csr")
+    for place in [(0, 0), (0, 1), (1, 1)]:
+        assert torch.equal(sparse[place], dense[place])
+        assert sparse[place].dtype == dtype

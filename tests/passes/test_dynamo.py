@@ -267,3 +267,28 @@ def test_rules_that_match_nothing_are_reported():
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="rule 1 of the recipe lost matched nothing"):
         found(x, edge_index)
     found(x, edge_index)  # said once
+
+
+def test_models_that_count_their_calls():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.calls = nn.Linear(8, 8), 0
+            self.register_buffer("shift", torch.ones(8))
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            self.calls += 1
+            h = self.lin(x) * self.calls + self.shift
+            return torch.zeros_like(h).index_add_(0, edges[1], h[edges[0]])
+
+    torch._dynamo.reset()
+    model, x, edges = Counting().eval(), torch.randn(20, 8), torch.randint(0, 20, (2, 60))
+    run = compiled(model, "gcn")
+    with torch.no_grad():
+        for calls in (1, 2, 3):
+            found = run(x, edges)
+            assert model.calls == calls
+            h = model.lin(x) * calls + model.shift
+            torch.testing.assert_close(
+                found, torch.zeros_like(h).index_add_(0, edges[1], h[edges[0]]), **CLOSE
+            )

@@ -265,3 +265,14 @@ def test_pickles():
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in state.items())
     again = pickle.loads(pickle.dumps(sparse))
     torch.testing.assert_close(again(*graph()), model(*graph()), rtol=1e-4, atol=1e-5)
+
+
+def test_pickled_models_keep_their_modes():
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).train(), torch.randn(4, 64)
+    rule = {"targets": ["param:*.weight"], "prune": {"method": "magnitude", "sparsity": 0.8}}
+    sparse = apply(model, {"schema": 1, "name": "pruned", "sparsify": [rule]}, x, trainable=True).eval()
+    again = pickle.loads(pickle.dumps(sparse))
+    assert not again.training and not again.get_submodule("1").training
+    torch.testing.assert_close(again(x), sparse(x))
+    again.get_submodule("1").train()
+    assert pickle.loads(pickle.dumps(again)).get_submodule("1").training

@@ -388,3 +388,13 @@ def test_exports():
 
     model, x = Scaled(), torch.rand(3)
     assert torch.allclose(torch.export.export(model, (x,)).module()(x), model(x))
+
+
+def test_gradients_that_others_hold_are_copied():
+    dense = torch.eye(4) + torch.diag(torch.ones(3), 1)
+    leaf, kept = tensor(dense, "csr").requires_grad_(True), []
+    leaf.register_hook(kept.append)
+    (leaf @ torch.ones(4, 3)).sum().backward()
+    assert torch.equal(leaf.grad.to_dense(), 3 * dense)
+    assert torch.equal(kept[0].to_dense(), 3 * dense)
+    assert leaf.grad is not kept[0]
