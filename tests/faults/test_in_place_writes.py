@@ -384,6 +384,6 @@ def test_one_of_several_results_is_written():
     rule = {"targets": ["param:*.weight"], "role": "weight", "source": "given", "format": "csr"}
     with torch.no_grad():
         model.lin.weight.mul_(torch.rand(16, 16) < 0.1)
-        sparse = sparsify.apply(model, {"schema": 1, "name": "top", "sparsify": [rule]}, x)
+        sparse = apply(model, {"schema": 1, "name": "top", "sparsify": [rule]}, x)
         torch.testing.assert_close(sparse(x), model(x))
     assert sparse.report.regions
