@@ -298,7 +298,7 @@ def named_dimensions(name: str, spec: Any, rank: int) -> dict[int, Any] | None:
 
 
 def mapped(spec: Any) -> Mapping[Any, Any]:
-    """What is wanted of each dimension."""
+    """The dimensions of `(0, 1)`, each `Dim.AUTO`; those of a mapping as they are."""
     return spec if isinstance(spec, Mapping) else dict.fromkeys(spec, Dim.AUTO)
 
 

@@ -114,7 +114,6 @@ def confined_trace(trace: Callable[..., Any]) -> Callable[..., Any]:
 
     Its flag is written into a copy of fx's globals: what Dynamo compiled refuses to run in threads that see it.
     """
-
     own = inspect.unwrap(trace)  # Dynamo wraps it, so as not to compile it
 
     def tracing(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What tells apart the arguments of calls that are no tensors: numbers, arrays of numpy, objects of the user.
+"""Keys of the arguments of a call that are no tensors: numbers, arrays of numpy, objects of the user.
 
 In: a value. Out: its class, and a text or digest that differs when its contents differ, as `pickle` reads them; `None`
 where it cannot read them. Functions are told apart by their code, defaults and closures, classes and modules by
@@ -22,7 +22,7 @@ WRITTEN: Final = frozenset({bool, int, float, complex, str, bytes, type(None), t
 
 
 def contents(value: Any) -> Contents:
-    """What two values have in common that stand for the same in a graph."""
+    """The class of a value, and its text or the digest of its pickle: equal for values that share a graph."""
     kind = type(value)
     if kind in WRITTEN:
         return kind, repr(value)  # -0.0 == 0.0

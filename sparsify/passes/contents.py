@@ -63,14 +63,9 @@ Told = Fingerprint | Identity | Unread
 
 def fingerprint(tensor: torch.Tensor) -> Told:
     """The fingerprint of the entries that a tensor has now; a private tensor's is its identity."""
-    private: Identity | None = getattr(tensor, "_identity", None)
-    if private is not None:
-        return private
-    if type(tensor) not in PLAIN or not tensor.is_cpu:
-        if type(tensor) is SparseTensor:
-            return _of_parts(tensor, fingerprint)
-        if not has_memory(tensor):
-            return Unread()
+    told = _told_unread(tensor, fingerprint)
+    if told is not None:
+        return told
     if tensor.is_contiguous():
         return Fingerprint((digest(tensor), tensor.dtype, tensor.shape))
     return Fingerprint((digest(tensor), tensor.dtype, tensor.shape, tensor.stride()))
@@ -78,18 +73,25 @@ def fingerprint(tensor: torch.Tensor) -> Told:
 
 def sampled(tensor: torch.Tensor) -> Told:
     """The fingerprint of a weight that gets no gradients: of a sample of its entries, its place and version."""
-    private: Identity | None = getattr(tensor, "_identity", None)
-    if private is not None:
-        return private
-    if type(tensor) not in PLAIN or not tensor.is_cpu:
-        if type(tensor) is SparseTensor:
-            return _of_parts(tensor, sampled)
-        if not has_memory(tensor):
-            return Unread()
+    told = _told_unread(tensor, sampled)
+    if told is not None:
+        return told
     version = 0 if tensor.is_inference() else tensor._version
     return Fingerprint(
         (sample(tensor), version, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
     )
+
+
+def _told_unread(tensor: torch.Tensor, read: Callable[[torch.Tensor], Told]) -> Told | None:
+    """The fingerprint of a tensor that is private, sparse or without memory; `None` where its entries decide."""
+    private: Identity | None = getattr(tensor, "_identity", None)
+    if private is not None:
+        return private
+    if type(tensor) in PLAIN and tensor.is_cpu:
+        return None
+    if type(tensor) is SparseTensor:
+        return _of_parts(tensor, read)
+    return None if has_memory(tensor) else Unread()
 
 
 def _of_parts(tensor: SparseTensor, read: Callable[[torch.Tensor], Told]) -> Fingerprint:

@@ -56,14 +56,17 @@ def _watch_steps() -> None:
 
 
 def _before(optimizer: optim.Optimizer, *_: Any) -> None:
-    """Warns of weights that are trained no more; remembers zeros that a step may change not entry by entry."""
+    """Warns of packed weights that the optimizer does not train; remembers zeros that its step may overwrite."""
+    is_entrywise = type(optimizer) in ENTRYWISE
+    if is_entrywise and not len(_replaced):
+        return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if names := [_replaced.pop(weight) for weight in parameters if weight in _replaced]:
         warn(
             f"{type(optimizer).__name__} holds the packed weights {', '.join(names)}, which `train()` has made dense "
             "parameters since: it does not train them; make the optimizer after `train()`"
         )
-    if type(optimizer) not in ENTRYWISE:
+    if not is_entrywise:
         _masks[optimizer] = [(weight, weight.detach() == 0) for weight in parameters if weight in _watched]
 
 
