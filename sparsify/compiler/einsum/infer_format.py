@@ -83,7 +83,7 @@ def infer_format(program: Program) -> Program:
         if name not in known:
             group = [statement for statement in statements if statement.target.tensor == name]
             modes = tuple(names.get(extent, extent) for extent in extents[name])
-            known[name] = _declare(group, modes, known, empty)
+            known[name] = declare_result(group, modes, known, empty)
     return replace(program, declarations=tuple(known.values()))
 
 
@@ -207,13 +207,19 @@ def hangs_on_extents(program: Program) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for indices in names for name in indices))
 
 
-def _declare(
+def declare_result(
     group: list[Assign],
     modes: tuple[str, ...],
     known: Mapping[str, Declaration],
-    empty: Collection[str],
+    empty: Collection[str] = (),
 ) -> Declaration:
-    """The declaration of a result that the statements of `group` assign."""
+    """The declaration of a result that the statements of `group` assign.
+
+    Args:
+        modes: the index variables whose extents its modes have.
+        known: the declarations of the tensors that are read.
+        empty: the index variables that are known to have the extent 0.
+    """
     target = group[0].target
     parts = []
     for statement in group:

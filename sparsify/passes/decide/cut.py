@@ -1,0 +1,164 @@
+"""Which statements of a model program become regions, and where each region ends.
+
+In: a program, and how its tensors are stored. Out: cuts, in an order in which they can be computed: statements that touch
+something sparse, with dense ones behind them that compute each entry from the same entry of a result.
+
+Cuts are convex: nothing that a cut reads follows from what it computes.
+"""
+
+from dataclasses import dataclass, field
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Reduce
+from sparsify.compiler.node import find
+from sparsify.passes.program.infer import Storage
+from sparsify.passes.program.model import ModelProgram
+
+
+@dataclass
+class Cut:
+    """Statements that one region computes.
+
+    Attributes:
+        statements: in order.
+        outputs: the names of the tensors that are read outside.
+    """
+
+    statements: list[Assign]
+    outputs: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors that it computes."""
+        return [statement.target.tensor for statement in self.statements]
+
+    @property
+    def operands(self) -> list[str]:
+        """The tensors that it reads and does not compute."""
+        own = set(self.names)
+        read = dict.fromkeys(a.tensor for s in self.statements for a in find(s.value, Access))
+        return [name for name in read if name not in own]
+
+
+def kept(program: ModelProgram) -> set[str]:
+    """The tensors that opaque operators or the caller read."""
+    waiting = [node.name for node in program.graph.output_node().all_input_nodes]
+    found, seen = set(waiting), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        read = program.inputs_of(name)
+        if name not in program.statements:
+            found.update(read)
+        waiting += read
+    return found
+
+
+def cut(program: ModelProgram, storage: Storage) -> list[Cut]:
+    """The regions of a program; none where nothing touches a sparse tensor."""
+    cuts: list[Cut] = []
+    place: dict[str, Cut] = {}  # by name the cut that computes a tensor
+    edges: dict[int, set[int]] = {}  # by cut those that it reads from
+    behind: dict[str, set[int]] = {}  # by name those that a tensor outside of cuts follows from
+
+    def reached(numbers: set[int]) -> set[int]:
+        found, waiting = set(numbers), list(numbers)
+        while waiting:
+            new = edges[waiting.pop()] - found
+            found |= new
+            waiting += new
+        return found
+
+    def outside(read: list[str], own: Cut | None) -> set[int]:
+        others = (name for name in read if own is None or place.get(name) is not own)
+        return set[int]().union(*({id(place[n])} if n in place else behind[n] for n in others))
+
+    for name in in_order(program):
+        statement, read = program.statements.get(name), dependencies(program, name)
+        behind[name] = outside(read, None)
+        if statement is None:
+            continue
+        known = [found for found in cuts if any(place.get(tensor) is found for tensor in read)]
+        fitting = [found for found in known if id(found) not in reached(outside(read, found))]
+        touches = touches_sparse(program, storage, name)
+        wanted = (
+            fitting if touches else [found for found in fitting if is_epilogue(statement, found, storage)]
+        )
+        if not wanted and not touches:
+            continue
+        joined = wanted[-1] if wanted else Cut([])
+        if not wanted:
+            cuts.append(joined)
+        joined.statements.append(statement)
+        edges.setdefault(id(joined), set()).update(outside(read, joined))
+        place[name] = joined
+    note_outputs(program, cuts, place)
+    return [found for found in cuts if found.outputs]
+
+
+def touches_sparse(program: ModelProgram, storage: Storage, name: str) -> bool:
+    """Whether a statement reads or makes a tensor that leaves out its fill."""
+    return storage.is_sparse(name) or any(map(storage.is_sparse, program.reads(name)))
+
+
+def is_epilogue(statement: Assign, found: Cut, storage: Storage) -> bool:
+    """Whether a dense statement computes each entry from the same entry of a cut's dense results."""
+    own = set(found.names)
+    read = [access for access in find(statement.value, Access) if access.tensor in own]
+    return not find(statement.value, Reduce) and all(
+        access.indices == statement.target.indices and not storage.is_sparse(access.tensor) for access in read
+    )
+
+
+def dependencies(program: ModelProgram, name: str) -> list[str]:
+    """All that a tensor follows from, whether its statement or its node computes it."""
+    nodes = program.nodes
+    found = [node.name for node in nodes[name].all_input_nodes] if name in nodes else []
+    return list(dict.fromkeys([*(program.reads(name) if name in program.statements else []), *found]))
+
+
+def in_order(program: ModelProgram) -> list[str]:
+    """The names of statements and nodes, each after all that it follows from."""
+    done: dict[str, None] = {}
+
+    def put(name: str) -> None:
+        if name in done:
+            return
+        for read in dependencies(program, name):
+            put(read)
+        done[name] = None
+
+    for name in (*(node.name for node in program.graph.nodes), *program.statements):
+        put(name)
+    return list(done)
+
+
+def note_outputs(program: ModelProgram, cuts: list[Cut], place: dict[str, Cut]) -> None:
+    """Writes into cuts which of their tensors are read outside, and leaves out what nothing needs then."""
+    outputs: dict[str, None] = {}
+    seen: set[str] = set()
+    waiting = [node.name for node in program.graph.output_node().all_input_nodes]
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name not in place:
+            waiting += [node.name for node in program.nodes[name].all_input_nodes]
+            continue
+        outputs[name] = None
+        waiting += needed(place[name], [name]).operands
+    for found in cuts:
+        found.outputs = [name for name in found.names if name in outputs]
+        found.statements = needed(found, found.outputs).statements
+
+
+def needed(found: Cut, outputs: list[str]) -> Cut:
+    """The statements of a cut that some of its tensors follow from."""
+    wanted, kept_ = set(outputs), []
+    for statement in reversed(found.statements):
+        if statement.target.tensor in wanted:
+            kept_.insert(0, statement)
+            wanted |= {access.tensor for access in find(statement.value, Access)}
+    return Cut(kept_, outputs)

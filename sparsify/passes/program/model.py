@@ -1,0 +1,137 @@
+"""A model as one einsum program over its parameters, its inputs and the results of opaque operators.
+
+In: nodes `%h = mm(%x, %w); %y = relu(%h); %s = sort(%y)`. Out: `h[i,k] = sum(j, x[i,j] * w[j,k]); y[i,k] = relu(h[i,k])`
+and `opaque = {"s": "sort: ..."}`.
+
+Tensors of programs have no modes of extent 1: `unsqueeze`, `squeeze`, `expand` and `keepdim` are renamings.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Reduce
+from sparsify.compiler.node import find
+
+# The number of coordinates of a mode: a number, or the expression of symbols that export writes.
+Size = Any
+
+
+def size_of(extent: Any) -> Size:
+    """An extent of a fake tensor as a number or as a symbolic expression; no shape guard is added."""
+    if isinstance(extent, int):
+        return extent
+    expression = extent.node.expr
+    return int(expression) if expression.is_Integer else expression
+
+
+def sizes_of(value: torch.Tensor) -> tuple[Size, ...]:
+    """The extents of all modes of a fake tensor."""
+    return tuple(map(size_of, value.shape))
+
+
+@dataclass
+class ModelProgram:
+    """Statements over named tensors, with the graph that they come from.
+
+    Attributes:
+        graph: the captured graph.
+        statements: by the name of the tensor that each one assigns, in an order in which it can be computed.
+        source: by name the node that a tensor is; statements that a row writes before its value have that of the row.
+        opaque: by name of a node the reason why torch's operator computes it.
+        extents: by index variable the number of coordinates.
+        sizes: by tensor the extents of its modes, those of extent 1 left out.
+        dtypes: by tensor the dtype of its entries.
+        nodes: of the graph, by name.
+    """
+
+    graph: fx.Graph
+    statements: dict[str, Assign] = field(default_factory=dict)
+    source: dict[str, fx.Node] = field(default_factory=dict)
+    opaque: dict[str, str] = field(default_factory=dict)
+    extents: dict[str, Size] = field(default_factory=dict)
+    sizes: dict[str, tuple[Size, ...]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, fx.Node] = field(init=False)
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.nodes = {node.name: node for node in self.graph.nodes}
+
+    def index(self, extent: Size) -> str:
+        """A new index variable of this extent."""
+        name = f"i{next(self._numbers)}"
+        self.extents[name] = extent
+        return name
+
+    def leaf(self, node: fx.Node) -> str:
+        """The name of a node among the tensors of the program."""
+        if node.name not in self.source:
+            self.source[node.name] = node
+            self.sizes[node.name] = tuple(size for size in sizes_of(node.meta["val"]) if size != 1)
+        return node.name
+
+    def assign(self, name: str, indices: tuple[str, ...], value: Expr, source: fx.Node) -> None:
+        """Adds `name[indices] = value`, a tensor of the node `source`."""
+        self.statements[name] = Assign(Access(name, tuple(map(Index, indices))), None, value)
+        self.source[name] = source
+        self.sizes[name] = tuple(self.extents[index] for index in indices)
+
+    def reads(self, name: str) -> list[str]:
+        """The tensors that a statement reads, each once."""
+        return list(dict.fromkeys(access.tensor for access in find(self.statements[name].value, Access)))
+
+    def inputs_of(self, name: str) -> list[str]:
+        """What a tensor is computed from: the reads of its statement, else the inputs of its node."""
+        if name in self.statements:
+            return self.reads(name)
+        return [node.name for node in self.nodes[name].all_input_nodes] if name in self.nodes else []
+
+    def readers(self, name: str) -> list[str]:
+        """The statements that read a tensor."""
+        return [reader for reader in self.statements if name in self.reads(reader)]
+
+    def order(self) -> None:
+        """Puts statements after those that they read."""
+        done: dict[str, Assign] = {}
+
+        def put(name: str) -> None:
+            if name in done or name not in self.statements:
+                return
+            for read in self.reads(name):
+                put(read)
+            done[name] = self.statements[name]
+
+        for name in list(self.statements):
+            put(name)
+        self.statements = done
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.statements.values()))
+
+
+def index_names(statement: Assign) -> list[str]:
+    """All index variables of a statement, each once: of its target, its accesses and its reductions."""
+    bound = [name for reduction in find(statement.value, Reduce) for name in reduction.indices]
+    return list(dict.fromkeys([*(index.name for index in find(statement, Index)), *bound]))
+
+
+def require_extents(program: ModelProgram) -> None:
+    """Checks that each plain index variable has the extent of every mode that it reads.
+
+    A plain index *means* the extent of what it reads: `x[i]` with fewer coordinates than `x` has is written `x[i + 0]`.
+    """
+    for name, statement in program.statements.items():
+        for access in find(statement, Access):
+            sizes = program.sizes[access.tensor]
+            assert len(sizes) == len(access.indices), (
+                f"{name}: {access} has {len(access.indices)} indices, {access.tensor} {len(sizes)} modes"
+            )
+            for index, size in zip(access.indices, sizes, strict=True):
+                assert not isinstance(index, Index) or program.extents[index.name] == size, (
+                    f"{name}: {index} of {access} runs to {program.extents[str(index)]}, the mode has {size}"
+                )

@@ -1,0 +1,155 @@
+"""A node of a graph as rows of the operator table see it: arguments by name, accesses by index variables.
+
+In: `%y = linear(%x, %w, %b)`, x [4, 3], w [5, 3]. Out: `view.out == ("i0", "i1")`, `view.at(view["bias"], ["i1"])` is
+`"b[i1]"`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsify.compiler.einsum.nodes import Expr
+from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.passes.operators import operator_name
+from sparsify.passes.program.model import ModelProgram, Size, size_of, sizes_of
+
+
+class Refusal(Exception):
+    """Why a row has no meaning for the arguments of a node."""
+
+
+class OperatorView:
+    """A node whose operator a row translates.
+
+    Args:
+        program: to which statements are added.
+        node: that calls the operator.
+        value: of the result, where `node` has several.
+        at: the node that the result is, where `node` has several.
+
+    Attributes:
+        out: an index variable for each mode of the result.
+    """
+
+    def __init__(
+        self,
+        program: ModelProgram,
+        node: fx.Node,
+        value: torch.Tensor | None = None,
+        at: fx.Node | None = None,
+    ) -> None:
+        self.program, self.node, self.result = program, node, at or node
+        self.value: torch.Tensor = node.meta["val"] if value is None else value
+        self.sizes = sizes_of(self.value)
+        self.out = tuple(program.index(size) for size in self.sizes)
+        self.name = operator_name(node)
+        self.arguments = arguments_of(node)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def __contains__(self, name: str) -> bool:
+        return self.arguments.get(name) is not None
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The first of some arguments that is given, else the default."""
+        return next((self.arguments[name] for name in names if name in self), default)
+
+    def number(self, name: str, default: Any = None) -> Any:
+        """An argument that must be a number of the graph itself.
+
+        Raises:
+            Refusal: a node computes it.
+        """
+        found = self.get(name, default=default)
+        if isinstance(found, fx.Node | torch.SymInt | torch.SymFloat):
+            raise Refusal(f"{name} is computed")
+        return found
+
+    @staticmethod
+    def shape(tensor: fx.Node) -> tuple[Size, ...]:
+        """The extents of a tensor."""
+        return sizes_of(tensor.meta["val"])
+
+    def rank(self, tensor: fx.Node) -> int:
+        """The number of modes of a tensor."""
+        return len(self.shape(tensor))
+
+    def mode(self, tensor: fx.Node, name: str = "dim", default: int = -1) -> int:
+        """A mode of a tensor that an argument names, counted from the front."""
+        return int(self.number(name, default)) % max(1, self.rank(tensor))
+
+    def index(self, extent: Any) -> str:
+        """A new index variable."""
+        return self.program.index(extent if not isinstance(extent, torch.SymInt) else size_of(extent))
+
+    def at(self, tensor: Any, names: Sequence[str] | None = None) -> str:
+        """A tensor at these indices, its modes of extent 1 left out; a number as it is.
+
+        Args:
+            names: an index variable or expression for each mode, broadcast from the last one; those of the result
+                where none are given.
+
+        Raises:
+            Refusal: it is neither a tensor nor a number that the graph has.
+        """
+        if isinstance(tensor, bool | int | float):
+            return literal(tensor)
+        if not isinstance(tensor, fx.Node) or not isinstance(tensor.meta.get("val"), torch.Tensor):
+            raise Refusal(f"{tensor} is no tensor")
+        name, shape = self.program.leaf(tensor), self.shape(tensor)
+        given = list(self.out if names is None else names)[-len(shape) or len(self.out) :]
+        kept = [index for index, size in zip(given, shape, strict=True) if size != 1]
+        return f"{name}[{', '.join(kept)}]" if kept else name
+
+    def let(self, suffix: str, names: Sequence[str], text: str) -> str:
+        """A statement before the result; the access to it."""
+        kept = tuple([name for name in names if self.program.extents[name] != 1])
+        name = f"{self.result.name}_{suffix}"
+        while name in self.program.source:
+            name += "_"
+        self.program.assign(name, kept, parse_expression(text, indices=self.program.extents), self.result)
+        return f"{name}[{', '.join(kept)}]" if kept else name
+
+    def reduce(self, monoid: str, names: Sequence[str], text: str) -> str:
+        """`monoid(names, text)` over those that have more than one coordinate."""
+        kept = [name for name in names if self.program.extents[name] != 1]
+        return f"{monoid}({', '.join(kept)}, {text})" if kept else text
+
+    def count(self, names: Sequence[str]) -> str:
+        """The number of coordinates of some index variables together, `extent(i) * extent(j)`.
+
+        Raises:
+            Refusal: there are none: a mean of nothing is NaN, a sum of nothing the fill.
+        """
+        kept = [name for name in names if self.program.extents[name] != 1]
+        if any(self.program.extents[name] == 0 for name in kept):
+            raise Refusal("a mean of no entries")
+        return " * ".join(f"extent({name})" for name in kept) or "1"
+
+    def expression(self, text: str) -> Expr:
+        """A text as a node."""
+        return parse_expression(text, indices=self.program.extents)
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a node by the names of its operator's schema, defaults included."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return dict(enumerate(node.args)) | dict(node.kwargs)  # type: ignore[return-value]
+    schema = target._schema.arguments
+    found = {item.name: item.default_value for item in schema if item.has_default_value()}
+    found |= {item.name: value for item, value in zip(schema, node.args, strict=False)}
+    return found | dict(node.kwargs)
+
+
+def literal(value: float | bool) -> str:
+    """A number as index notation writes it."""
+    if isinstance(value, bool):
+        return str(value)
+    text = "inf" if value in (float("inf"), float("-inf")) else repr(abs(value))
+    if value != value:
+        return "nan"
+    return f"(-{text})" if value < 0 or text.startswith("-") else text

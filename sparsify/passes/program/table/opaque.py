@@ -1,0 +1,64 @@
+"""Operators that stay torch's, as nodes between regions, and why."""
+
+from sparsify.passes.program.table.row import opaque
+
+opaque(
+    "an order of entries is no function of an entry",
+    "sort",
+    "topk",
+    "argsort",
+    "kthvalue",
+    "median",
+    "unique",
+)
+opaque(
+    "places of extrema need pairs of a value and a place", "argmax", "argmin", "max_pool2d_with_indices",
+    "max_pool3d_with_indices", "max_pool2d_with_indices_backward", "max_pool1d", "max_pool2d", "max_pool3d",
+    "adaptive_max_pool2d",
+)  # fmt: skip
+opaque(
+    "each entry depends on all before it: a product with a triangle costs n squared",
+    "cumsum",
+    "cumprod",
+    "logcumsumexp",
+)
+opaque(
+    "draws random numbers", "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli",
+    "multinomial", "native_dropout", "normal",
+)  # fmt: skip
+opaque("the data decides the shape", "nonzero", "masked_select", "repeat_interleave", "bincount")
+opaque(
+    "it is a number, not a tensor",
+    "_local_scalar_dense",
+    "item",
+    "sym_size",
+    "sym_numel",
+    "sym_stride",
+    "sym_storage_offset",
+)
+opaque("its entries have no values yet", "empty", "empty_strided", "empty_like", "new_empty")
+opaque("strides of memory are no index variables", "as_strided")
+opaque("a transform in n log n steps", "_fft_c2r", "_fft_r2c", "_fft_c2c")
+opaque(
+    "reads at rounded or interpolated coordinates", "grid_sampler_2d", "upsample_bilinear2d", "upsample_nearest2d",
+    "_adaptive_avg_pool2d", "adaptive_avg_pool1d", "_adaptive_avg_pool3d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
+)  # fmt: skip
+opaque(
+    "padding by mirrored or repeated entries", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+    "replication_pad1d", "replication_pad2d", "replication_pad3d",
+)  # fmt: skip
+opaque("it fills places one after the other", "masked_scatter")
+opaque("there is no function that rounds half to even", "round")
+opaque("groups of channels join modes", "native_group_norm", "group_norm")
+opaque("statistics of a batch change buffers", "_native_batch_norm_legit")
+opaque("pairs of rows are counted by one number", "_pdist_forward")
+opaque(
+    "the adjoint of its program is the gradient", "convolution_backward", "native_layer_norm_backward",
+    "native_group_norm_backward", "avg_pool2d_backward", "embedding_dense_backward",
+)  # fmt: skip
+opaque("overlapping windows are added up: the adjoint of `unfold`", "col2im")
+opaque(
+    "reads or writes at places that a tensor holds: a relation, not an index variable", "index", "index_select",
+    "gather", "embedding", "_embedding_bag", "embedding_bag", "index_put", "index_add", "scatter", "scatter_add",
+    "scatter_reduce", "one_hot",
+)  # fmt: skip

@@ -1,0 +1,130 @@
+"""Rows of the operator table: what an operator means in index notation.
+
+A pointwise row is its notation alone, over the arguments of the operator's schema:
+
+    pointwise("leaky_relu", "where(self > 0, self, negative_slope * self)", "leaky_relu(x[m,n], 0.1)")
+
+Other rows are functions from an `OperatorView` to the value of the result at `view.out`; the first line of the
+docstring is the notation that `sparsify explain --ops` prints:
+
+    @row("mv(a[m,n], x[n])")
+    def mv(view): "`y[i] = sum(j, self[i,j] * vec[j])`"
+
+Examples are calls of operators with the shapes of tensors in brackets, letters for extents; `x[m]:bool` holds truth
+values, `x[m]:n` integers from 0 to n - 1, `x[m]:set(n)` such that are all different.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from math import isinf
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr
+from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.node import Node, map_children
+from sparsify.passes.program.operator_view import OperatorView, Refusal
+
+Translate = Callable[[OperatorView], str | Expr]
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator in index notation.
+
+    Attributes:
+        operator: the canonical name, `leaky_relu`.
+        notation: the meaning as text, for people.
+        translate: the value of the result; raises `Refusal` for arguments that have no meaning.
+        examples: calls that have one.
+        section: of the table.
+    """
+
+    operator: str
+    notation: str
+    translate: Translate
+    examples: tuple[str, ...]
+    section: str
+
+
+ROWS: dict[str, Row] = {}
+# Operators between regions, and why index notation does not have them.
+OPAQUE: dict[str, str] = {}
+
+
+def opaque(reason: str, *names: str) -> None:
+    """Adds operators that stay torch's."""
+    OPAQUE.update(dict.fromkeys(names, reason))
+
+
+def pointwise(name: str, notation: str, *examples: str) -> None:
+    """Adds a row for an operator on entries; tensors broadcast."""
+    arguments = ", ".join(f"{letter}[m,n]" for letter in ("x", "y")[: 1 + ("other" in notation)])
+    known = examples or (f"{name}({arguments})",)
+    ROWS[name] = Row(name, notation, lambda view: substituted(view, notation), known, "pointwise")
+
+
+def row(*examples: str, names: tuple[str, ...] = ()) -> Callable[[Translate], Translate]:
+    """Adds rows for a function: under its own name, less a trailing underscore, and further ones."""
+
+    def put(function: Translate) -> Translate:
+        notation = (function.__doc__ or "").partition("\n")[0].strip().rstrip(".").replace("`", "")
+        section = function.__module__.rpartition(".")[2]
+        for name in (function.__name__.removesuffix("_"), *names):
+            ROWS[name] = Row(name, notation, function, examples, section)
+        return function
+
+    return put
+
+
+def substituted(view: OperatorView, notation: str) -> Expr:
+    """A pointwise notation with the accesses and numbers of a node in place of argument names."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Access) and not node.indices and node.tensor in view.arguments:
+            return view.expression(view.at(view[node.tensor]))
+        return simplify_number(map_children(node, visit))
+
+    found = visit(template(notation))
+    assert isinstance(found, Expr)
+    return found
+
+
+@cache
+def template(notation: str) -> Expr:
+    """A pointwise notation as an expression, parsed once."""
+    return parse_expression(notation)
+
+
+def simplify_number(node: Node) -> Node:
+    """`1 * x -> x`."""
+    match node:
+        case Call("mul", (Const(one), other)) if is_one(one):
+            return other
+    return node
+
+
+def is_one(value: Any) -> bool:
+    """Whether a number is the integer 1, which changes no dtype, or 1.0 in its place."""
+    return not isinstance(value, bool) and not isinf(value) and value == 1
+
+
+def require(condition: bool, reason: str) -> None:
+    """Raises a refusal where a row does not hold.
+
+    Raises:
+        Refusal: with the reason.
+    """
+    if not condition:
+        raise Refusal(reason)
+
+
+def is_boolean(tensor: Any) -> bool:
+    """Whether an argument is a tensor of truth values, or one."""
+    if isinstance(tensor, fx.Node):
+        value = tensor.meta.get("val")
+        return isinstance(value, torch.Tensor) and value.dtype is torch.bool
+    return isinstance(tensor, bool)

@@ -1,0 +1,89 @@
+"""Windows: convolutions and pooling, where indices are sums of index variables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparsify.passes.program.operator_view import OperatorView
+from sparsify.passes.program.table.row import require, row
+
+
+def each(value: Any, count: int) -> list[int]:
+    """A setting for each of `count` modes."""
+    found = [value] * count if isinstance(value, int) else list(value)
+    return found * count if len(found) == 1 else found
+
+
+def windows(
+    out: Sequence[str],
+    inside: Sequence[str],
+    view: OperatorView,
+    stride: Any,
+    padding: Any,
+    dilation: Any = 1,
+) -> list[str]:
+    """`stride * y + dilation * r - padding` for each mode of an image."""
+    require(0 not in view.sizes, "images or filters without entries")
+    found, count = [], len(out)
+    settings = (each(value, count) for value in (stride, padding, dilation))
+    for y, r, s, before, wide in zip(out, inside, *settings, strict=True):
+        parts = [] if view.program.extents[y] == 1 else [y if s == 1 else f"{s} * {y}"]
+        parts += [] if view.program.extents[r] == 1 else [r if wide == 1 else f"{wide} * {r}"]
+        # Padded or not, an image is larger than what one variable runs over.
+        found.append(
+            f"{' + '.join(parts) or '0'} - {before}" if before else f"{' + '.join(parts) or '0'} + 0"
+        )
+    return found
+
+
+@row(
+    "convolution(x[2,n,7], w[k,n,3], b[k], [1], [1], [1], False, [0], 1)",
+    "conv1d(x[2,n,9], w[k,n,3], None, [2], [1])",
+    "conv2d(x[2,n,6,5], w[k,n,3,2], b[k], [1, 2], [1, 0], [1, 1])",
+    names=("conv1d", "conv2d", "conv3d"),
+)
+def convolution(view: OperatorView) -> str:
+    """`sum(c, r, weight[k,c,r] * input[n, c, stride*y + dilation*r - padding]) + bias[k]`, 0 outside of images."""
+    x, w = view["input"], view["weight"]
+    require(not view.number("transposed", False), "transposed convolutions have no row yet")
+    require(view.number("groups", 1) == 1, "groups of channels have no row yet")
+    require(not isinstance(view["padding"], str), "padding by name")
+    require(
+        all(size != 1 for size in view.shape(x)[2:]) and view.rank(x) == view.rank(w), "an image of extent 1"
+    )
+    c, inside = view.index(view.shape(w)[1]), [view.index(size) for size in view.shape(w)[2:]]
+    at = windows(view.out[2:], inside, view, view["stride"], view["padding"], view["dilation"])
+    weight = view.at(w, [view.out[1], c, *inside])
+    text = view.reduce("sum", [c, *inside], f"{weight} * {view.at(x, [view.out[0], c, *at])}")
+    return f"{text} + {view.at(view['bias'], view.out[1:2])}" if "bias" in view else text
+
+
+@row(
+    "avg_pool2d(x[2,n,6,6], [2, 3], [2, 1], [0, 1])",
+    "avg_pool1d(x[2,n,6], [2])",
+    names=("avg_pool1d", "avg_pool3d"),
+)
+def avg_pool2d(view: OperatorView) -> str:
+    """`sum(r, self[n, c, stride*y + r - padding]) / extent(r)`, 0 outside of images."""
+    x, kernel = view["self"], view["kernel_size"]
+    rank = int(view.name[-2])
+    sizes = each(kernel, rank)
+    padded = any(each(view.number("padding", 0), rank))
+    require(
+        not view.number("ceil_mode", False) and view.get("divisor_override") is None, "windows of other sizes"
+    )
+    require(bool(view.number("count_include_pad", True)) or not padded, "padding is not counted")
+    require(all(size != 1 for size in view.shape(x)[-rank:]), "an image of extent 1")
+    inside = [view.index(size) for size in sizes]
+    at = windows(view.out[-rank:], inside, view, view.get("stride") or kernel, view.number("padding", 0))
+    total = view.reduce("sum", inside, view.at(x, [*view.out[:-rank], *at]))
+    return f"{total} / ({view.count(inside)})"
+
+
+@row("unfold(x[m,7], 1, 3, 2)")
+def unfold(view: OperatorView) -> str:
+    """`self[step*i + r]`: windows as a mode of their own."""
+    x, mode = view["self"], view.mode(view["self"], "dimension")
+    require(1 not in (view.sizes[mode], view.sizes[-1]), "a mode of extent 1")
+    step = view.number("step")
+    at = f"{view.out[mode]} + {view.out[-1]}" if step == 1 else f"{step} * {view.out[mode]} + {view.out[-1]}"
+    return view.at(x, [*view.out[:mode], at, *view.out[mode + 1 : -1]])

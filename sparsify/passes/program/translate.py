@@ -1,0 +1,107 @@
+"""Graph nodes to statements, by the operator table.
+
+In: `%y = softmax(%x, -1); %s = sort(%y)`. Out: a `ModelProgram` with `y_max[i] = max(j, x[i,j]); ..; y[i,j] = ..`, and
+the reason why `sort` is opaque. Nodes that are neither stay the program's leaves.
+"""
+
+from collections.abc import Collection
+
+import torch
+from torch import fx
+
+from sparsify.compiler.dtypes import name_of
+from sparsify.compiler.einsum.declare import Operand
+from sparsify.compiler.einsum.infer_dtype import infer_dtype
+from sparsify.compiler.einsum.infer_format import dense_format
+from sparsify.compiler.einsum.nodes import Assign, Cast, Declaration
+from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.errors import EinsumError
+from sparsify.passes.operators import operator_name, tensor_value
+from sparsify.passes.program.model import ModelProgram, require_extents
+from sparsify.passes.program.operator_view import OperatorView, Refusal
+from sparsify.passes.program.table import OPAQUE, ROWS
+
+# Of statements; others are computed by torch, and read where it is written.
+DTYPES = (torch.float32, torch.float64, torch.bool, torch.int32, torch.int64)
+
+
+def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
+    """The program of a graph.
+
+    Args:
+        apart: nodes that stay opaque.
+    """
+    program = ModelProgram(graph)
+    declarations: dict[str, Declaration] = {}
+    for node in graph.nodes:
+        if node.op not in ("call_function", "call_method") or tensor_value(node) is None:
+            continue
+        before = dict(program.statements)
+        reason = (
+            "computed by another region" if node in apart else reason_against(program, node, declarations)
+        )
+        if reason:
+            program.statements = before
+            program.opaque[node.name] = reason
+    require_extents(program)
+    program.dtypes = {name: declared.dtype for name, declared in declarations.items()}
+    return program
+
+
+def reason_against(program: ModelProgram, node: fx.Node, declarations: dict[str, Declaration]) -> str:
+    """Adds the statements of a node; the reason why it has none."""
+    call = node.args[0] if operator_name(node) == "getitem" else node
+    assert isinstance(call, fx.Node), "parts are of nodes"
+    name = operator_name(call)
+    row = ROWS.get(name)
+    if row is None:
+        return f"{name}: {OPAQUE.get(name, 'the table has no row for it')}"
+    value = node.meta["val"]
+    if value.dtype not in DTYPES:
+        return f"{name}: statements of {value.dtype} are not supported yet"
+    view = OperatorView(program, call, value, node)
+    known = len(program.statements)
+    try:
+        found = row.translate(view)
+    except Refusal as refusal:
+        return f"{name}: {refusal}"
+    expr = parse_expression(found, indices=program.extents) if isinstance(found, str) else found
+    kept = tuple([index for index, size in zip(view.out, view.sizes, strict=True) if size != 1])
+    program.assign(node.name, kept, expr, node)
+    try:
+        for statement in list(program.statements.values())[known:]:
+            note_dtype(program, statement, declarations)
+    except EinsumError as error:
+        return f"{name}: {error}"
+    wanted = name_of(value.dtype)
+    if declarations[node.name].dtype != wanted:
+        program.assign(node.name, kept, Cast(wanted, expr), node)
+        declarations[node.name] = declaration(node.name, kept, wanted)
+    return ""
+
+
+def note_dtype(program: ModelProgram, statement: Assign, declarations: dict[str, Declaration]) -> None:
+    """Adds the dtype of a statement to those of tensors, with those of the leaves that it reads."""
+    for name in program.reads(statement.target.tensor):
+        if name not in declarations:
+            declarations[name] = leaf_declaration(program, name)
+    found = infer_dtype([statement], declarations)
+    indices = tuple(str(index) for index in statement.target.indices)
+    declarations[statement.target.tensor] = declaration(statement.target.tensor, indices, found)
+
+
+def leaf_declaration(program: ModelProgram, name: str) -> Declaration:
+    """A tensor that no statement computes, as a dense operand."""
+    value = program.source[name].meta["val"]
+    extents = tuple(f"{name}_{mode}" for mode in range(len(program.sizes[name])))
+    return declaration(name, extents, name_of(value.dtype))
+
+
+def declaration(name: str, extents: tuple[str, ...], dtype: str) -> Declaration:
+    """A dense tensor."""
+    return Declaration(name, extents, dense_format(len(extents)), dtype)
+
+
+def dense_operand(program: ModelProgram, name: str) -> Operand:
+    """A leaf as a dense operand of a program."""
+    return Operand(dense_format(len(program.sizes[name])), name_of(program.source[name].meta["val"].dtype))

@@ -1,0 +1,149 @@
+"""Statements put into those that read them, where that moves less memory and computes nothing twice.
+
+In: `t[j,k] = x[k,j]; m[i,j] = sum(k, x[i,k] * t[k,j]); y[i,j] = a[i,j] * m[i,j]` with a sparse a that m follows.
+Out: `y[i,j] = a[i,j] * sum(k, x[i,k] * x[j,k])`.
+
+Views and numbers are always inlined, products of sums into each other (`contract` finds their order), entrywise
+statements where the reader runs over the same coordinates. A statement that opaque operators read stays as well.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Const, Expr, Index, Reduce
+from sparsify.compiler.einsum.rename import rename_indices
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.program.infer import Storage
+from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.rewrite.simplify import (
+    enclosing,
+    factors,
+    functions_of,
+    is_multilinear,
+    join_sums,
+    simplify,
+    substitute,
+)
+
+# Functions that cost less than to read their result again.
+CHEAP: Final = frozenset(
+    (
+        *(
+            "mul",
+            "neg",
+            "add",
+            "sub",
+            "where",
+            "relu",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "max",
+            "min",
+            "div",
+        ),
+        *("logical_not", "logical_and", "logical_or", "square", "abs"),
+    )
+)
+# Calls of a statement that is computed by each of several readers.
+FEW: Final = 2
+
+
+def inline(program: ModelProgram, storage: Storage, kept: Collection[str]) -> None:
+    """Inlines statements of a program, in place, until no rule holds.
+
+    Args:
+        storage: how tensors are stored.
+        kept: tensors that opaque operators or the caller read.
+    """
+    waiting = list(program.statements)
+    while waiting:
+        name = waiting.pop()
+        readers = program.readers(name) if name in program.statements else []
+        if not readers:
+            continue
+        statement = program.statements[name]
+        count = sum(
+            access.tensor == name for r in readers for access in find(program.statements[r].value, Access)
+        )
+        fitting = [r for r in readers if may_inline(program, storage, name, r, count, name in kept)]
+        if len(fitting) < len(readers) and not is_view(statement):
+            continue
+        for reader in fitting:
+            consumer = program.statements[reader]
+            value = simplify(placed(program, consumer.value, statement))
+            program.statements[reader] = replace(consumer, value=value)
+        if len(fitting) == len(readers) and name not in kept:
+            del program.statements[name]
+        waiting += [read for r in fitting for read in program.reads(r) if read in program.statements]
+
+
+def is_view(statement: Assign) -> bool:
+    """Whether a statement only renames or selects entries of another tensor, or has a number in each."""
+    return isinstance(statement.value, Access | Const | Index)
+
+
+def may_inline(
+    program: ModelProgram, storage: Storage, name: str, reader: str, count: int, is_kept: bool
+) -> bool:
+    """Whether a reader computes a statement itself.
+
+    Args:
+        count: how often all readers read it.
+        is_kept: whether it is computed anyway.
+    """
+    producer, consumer = program.statements[name], program.statements[reader]
+    match producer.value:
+        case Const() | Index():
+            return True
+        case Access(tensor, indices):
+            # Slices of a dense tensor cost nothing as views of torch, and a lot inside of loops.
+            return all(isinstance(index, Index) for index in indices) or storage.is_sparse(tensor)
+    functions = functions_of(producer.value)
+    reduces, consumes = bool(find(producer.value, Reduce)), bool(find(consumer.value, Reduce))
+    is_cheap = storage.is_sparse(name) and not reduces and functions <= CHEAP
+    is_cheap = is_cheap and sum(1 for _ in find(producer.value, Access)) <= FEW
+    if is_kept or (count > 1 and not is_cheap):
+        return False
+    access = next(a for a in find(consumer.value, Access) if a.tensor == name)
+    if not all(isinstance(index, Index) for index in access.indices) or len(set(access.indices)) < len(
+        access.indices
+    ):
+        return False
+    loops = {str(index) for index in consumer.target.indices} | enclosing(consumer.value, name)
+    is_equal = loops == {str(index) for index in access.indices}
+    if (
+        is_multilinear(producer.value)
+        and isinstance(consumer.value, Reduce)
+        and is_multilinear(consumer.value)
+    ):
+        reads_sparse = [
+            any(storage.is_sparse(a.tensor) for a in find(value, Access))
+            for value in (producer.value, consumer.value)
+        ]
+        return access in factors(consumer.value.body) and not all(reads_sparse) and not storage.is_found(name)
+    if reduces:
+        return is_equal and (storage.is_sparse(reader) or not consumes)
+    return is_equal or functions <= CHEAP
+
+
+def placed(program: ModelProgram, value: Expr, producer: Assign) -> Expr:
+    """`value` with what a statement computes in place of each access to it."""
+    own = [str(index) for index in producer.target.indices]
+    bound = {name for reduction in find(producer.value, Reduce) for name in reduction.indices}
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Access) and node.tensor == producer.target.tensor:
+            fresh = {name: program.index(program.extents[name]) for name in bound}
+            renamed = rename_indices(producer.value, fresh)
+            assert isinstance(renamed, Expr)
+            return substitute(renamed, dict(zip(own, node.indices, strict=True)))
+        return map_children(node, visit)
+
+    found = visit(value)
+    assert isinstance(found, Expr)
+    return join_sums(found)

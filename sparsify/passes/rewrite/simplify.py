@@ -1,0 +1,120 @@
+"""Laws of arithmetic that translation and inlining make use of.
+
+In: `0 + x[i]`, `sum(e, g[e] * sum(h, v[e,h] * w[h]))`. Out: `x[i]`, `sum(e, h, g[e] * v[e,h] * w[h])`.
+"""
+
+from collections.abc import Iterator
+
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce, Stored
+from sparsify.compiler.node import Node, find, map_children
+
+
+def simplify(expr: Expr) -> Expr:
+    """An expression without `0 + x`, `1 * x`, `where` of numbers and `where` inside of one with the same pattern."""
+    found = _simplified(expr, frozenset())
+    assert isinstance(found, Expr)
+    return found
+
+
+def _simplified(node: Node, known: frozenset[Node]) -> Node:
+    match node:
+        case Access():
+            return node
+        case Call("where", (Const(value), yes, no)):
+            return _simplified(yes if value else no, known)
+        case Call("where", (Stored() as pattern, yes, _)) if pattern in known:
+            return _simplified(yes, known)
+        case Call("where", (Stored() as pattern, yes, no)):
+            return Call("where", (pattern, _expr(yes, known | {pattern}), _expr(no, known)))
+    node = map_children(node, lambda child: _simplified(child, known))
+    match node:
+        case Call("add", (Const(value), other)) | Call("add", (other, Const(value))) if is_number(value, 0):
+            return other
+        case Call("mul", (Const(value), other)) | Call("mul", (other, Const(value))) if is_number(value, 1):
+            return other
+    return node
+
+
+def _expr(node: Node, known: frozenset[Node]) -> Expr:
+    found = _simplified(node, known)
+    assert isinstance(found, Expr)
+    return found
+
+
+def is_number(value: object, wanted: int) -> bool:
+    """Whether a constant is this integer, which promotes no dtype."""
+    return type(value) is int and value == wanted
+
+
+def factors(expr: Expr) -> Iterator[Expr]:
+    """The factors of a product."""
+    match expr:
+        case Call("mul", (left, right)):
+            yield from factors(left)
+            yield from factors(right)
+        case _:
+            yield expr
+
+
+def is_multilinear(expr: Expr) -> bool:
+    """Whether an expression is a sum of products of tensors."""
+    match expr:
+        case Reduce("sum", _, body):
+            return all(isinstance(factor, Access | Const) for factor in factors(body))
+    return False
+
+
+def join_sums(expr: Expr) -> Expr:
+    """`sum(e, G * sum(h, H * V)) -> sum(e, h, G * H * V)`."""
+    match expr:
+        case Reduce("sum", indices, body):
+            names, parts = list(indices), []
+            for factor in factors(body):
+                if isinstance(factor, Reduce) and is_multilinear(factor):
+                    names += factor.indices
+                    parts += factors(factor.body)
+                else:
+                    parts.append(factor)
+            product = parts[0]
+            for part in parts[1:]:
+                product = Call("mul", (product, part))
+            return Reduce("sum", tuple(names), product)
+    return expr
+
+
+def substitute(expr: Expr, indices: dict[str, Expr]) -> Expr:
+    """An expression with other index expressions in place of index variables."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Index) and node.name in indices:
+            return indices[node.name]
+        return map_children(node, visit)
+
+    found = visit(expr)
+    assert isinstance(found, Expr)
+    return found
+
+
+def enclosing(expr: Expr, tensor: str) -> frozenset[str]:
+    """The variables of the reductions around the first access to a tensor."""
+
+    def visit(node: Node, around: frozenset[str]) -> frozenset[str] | None:
+        if isinstance(node, Access):
+            return around if node.tensor == tensor else None
+        inside = around | frozenset(node.indices) if isinstance(node, Reduce) else around
+        parts: tuple[Node, ...] = ()
+        match node:
+            case Reduce(_, _, body):
+                parts = (body,)
+            case Call(_, args):
+                parts = args
+            case Stored(access):
+                parts = (access,)
+        return next((found for part in parts if (found := visit(part, inside)) is not None), None)
+
+    return visit(expr, frozenset()) or frozenset()
+
+
+def functions_of(expr: Expr) -> set[str]:
+    """The names of the functions that an expression calls."""
+    return {call.function for call in find(expr, Call)}
