@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sparsify.compiler.schedule.directives import Schedule
     from sparsify.errors import SparsifyError
     from sparsify.options import strict
-    from sparsify.passes.sparse_module import SparseModule
+    from sparsify.passes.module.sparse_module import SparseModule
     from sparsify.recipe import Recipe
     from sparsify.report import Report
     from sparsify.sparsification import patterns
@@ -67,7 +67,7 @@ _MODULES = {
     "Schedule": "sparsify.compiler.schedule.directives",
     "Recipe": "sparsify.recipe",
     "Report": "sparsify.report",
-    "SparseModule": "sparsify.passes.sparse_module",
+    "SparseModule": "sparsify.passes.module.sparse_module",
     "SparsifyError": "sparsify.errors",
     "register_function": "sparsify.compiler.einsum.register",
     "register_monoid": "sparsify.compiler.einsum.register",

@@ -15,8 +15,8 @@ from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.errors import SparsifyError, public
 from sparsify.passes.apply import apply
 from sparsify.passes.explain import explain_model
+from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.passes.save import load, save
-from sparsify.passes.sparse_module import SparseModule
 from sparsify.storage.interop import tensor
 
 __all__ = ["apply", "einsum", "evaluate", "explain", "load", "save", "tensor"]

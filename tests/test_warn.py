@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sparsify
-from sparsify.passes.base import Notices
+from sparsify.passes.capture.draft import Notices
 from sparsify.warn import warn
 
 CODE = """

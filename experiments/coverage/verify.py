@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 import sparsify
 from experiments.coverage.reference import masked_attention, own_attention
 from experiments.coverage.subjects import GIVEN, Inputs, Subject
-from sparsify.passes.lift.attention import UNDER
-from sparsify.passes.lift.experts import MIXTURE
-from sparsify.passes.sparse_module import SparseModule
+from sparsify.passes.lift.attention.program import UNDER
+from sparsify.passes.lift.experts.mixture import MIXTURE
+from sparsify.passes.module.sparse_module import SparseModule
 
 SPARSITY: Final = 0.5
 # Modules whose weights with two modes are those of linear layers; Conv1D is GPT-2's.

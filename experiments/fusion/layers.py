@@ -18,7 +18,7 @@ from sparsify.bench.peers import Call
 from sparsify.bench.place import Place
 from sparsify.bench.products import row, scaled
 from sparsify.models.autoencoder import Autoencoder
-from sparsify.passes.prune import prune
+from sparsify.passes.rules.prune import prune
 
 # Rows of a batch as in Scorch; the share of what is not 0, as in images of digits; the share of zeros of weights.
 BATCH: Final = 64

@@ -14,7 +14,7 @@ import sparsify
 from sparsify.bench.harness import Case, Contender, Target
 from sparsify.bench.place import Place
 from sparsify.models.registry import find
-from sparsify.passes.prune import prune
+from sparsify.passes.rules.prune import prune
 from sparsify.recipe import load
 from sparsify.runtime.buffers import POOL
 

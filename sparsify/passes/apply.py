@@ -14,16 +14,17 @@ from torch.utils._pytree import tree_unflatten
 
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError, public
-from sparsify.passes import calls, own_caches
-from sparsify.passes.base import Asked
-from sparsify.passes.capture import Dynamic
-from sparsify.passes.capturing import capture_call
-from sparsify.passes.mark import rule_error
-from sparsify.passes.packed import Weights
-from sparsify.passes.prepare import Kind, as_call
-from sparsify.passes.prune import prune, require_values
-from sparsify.passes.shell import modes, usual_copy
-from sparsify.passes.sparse_module import SparseModule
+from sparsify.passes.capture import calls
+from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.export import Dynamic
+from sparsify.passes.capture.libraries import transformers_cache
+from sparsify.passes.capture.shell import modes, usual_copy
+from sparsify.passes.module.capture_call import capture_call
+from sparsify.passes.module.packed_weights import Weights
+from sparsify.passes.module.prepare import Kind, as_call
+from sparsify.passes.module.sparse_module import SparseModule
+from sparsify.passes.rules.mark import rule_error
+from sparsify.passes.rules.prune import prune, require_values
 from sparsify.recipe import Recipe
 from sparsify.sparsification.rounding import Moved
 
@@ -111,7 +112,7 @@ def applied(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Spars
 
 def run_copy(model: nn.Module, call: calls.Call) -> Any:
     """What a model computes for copies of the tensors of a call."""
-    values = [own_caches.fresh(calls.as_torch(value)) for value in calls.copied(call).values]
+    values = [transformers_cache.fresh(calls.as_torch(value)) for value in calls.copied(call).values]
     args, kwargs = calls.arguments_of(tree_unflatten(values, call.spec), calls.signature(model))
     return model(*args, **kwargs)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparsify.compiler.explain import SECTIONS, Section, explain_kernel
-from sparsify.passes.printer import aligned
-from sparsify.passes.region_call import RegionCall
-from sparsify.passes.sparse_module import SparseModule
+from sparsify.passes.call.region_call import RegionCall
+from sparsify.passes.module.sparse_module import SparseModule
+from sparsify.passes.region.printer import aligned
 from sparsify.report import RegionEntry, folded_names
 from sparsify.report_text import UNLIMITED, fold_rows, paragraphs, terminal_width, wrapped
 

@@ -21,12 +21,12 @@ from sparsify import recipe as recipes
 from sparsify.errors import DataError, path_of, public
 from sparsify.passes import saved_folder
 from sparsify.passes.apply import applied
-from sparsify.passes.base import Asked
-from sparsify.passes.capture import Dynamic
-from sparsify.passes.prepare import Kind
-from sparsify.passes.pruning import Pruning
-from sparsify.passes.shell import modes
-from sparsify.passes.sparse_module import SparseModule
+from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.export import Dynamic
+from sparsify.passes.capture.pruning import Pruning
+from sparsify.passes.capture.shell import modes
+from sparsify.passes.module.prepare import Kind
+from sparsify.passes.module.sparse_module import SparseModule
 from sparsify.recipe import Recipe
 from sparsify.sparsification.mask_spec import FILE
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 from sparsify.errors import SparsifyError
-from sparsify.passes.masked import GIVEN
+from sparsify.passes.lift.attention.mask import GIVEN
 from sparsify.recipe import Recipe, Rule
 from sparsify.recipe.schema import MaskKind
 from sparsify.recipe.source import nearest

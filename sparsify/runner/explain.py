@@ -27,8 +27,8 @@ from sparsify.errors import CaptureError, EinsumError, FormatError, ParseError, 
 from sparsify.options import check_stage, current
 from sparsify.passes.apply import apply
 from sparsify.passes.explain import STAGES, Explanation, explain_model
-from sparsify.passes.mark import named
-from sparsify.passes.operators import scope
+from sparsify.passes.graph.operators import scope
+from sparsify.passes.rules.mark import named
 from sparsify.recipe.source import nearest
 from sparsify.runner.preview import captured
 from sparsify.runner.request import Request

@@ -6,8 +6,8 @@ In: the request of `bert --sparse-attn bigbird --seq-len 1024`. Out: a text for 
 from typing import Final
 
 from sparsify.errors import SparsifyError
-from sparsify.passes.mark import mask_spec
-from sparsify.passes.masked import GIVEN
+from sparsify.passes.lift.attention.mask import GIVEN
+from sparsify.passes.rules.mark import mask_spec
 from sparsify.runner.request import Request
 from sparsify.sparsification.picture import picture
 

@@ -14,12 +14,14 @@ from torch import Tensor, fx, nn
 
 from sparsify import options
 from sparsify.models.data import Graph
-from sparsify.passes import PASSES, base, calls
-from sparsify.passes.base import Draft, Mark
-from sparsify.passes.capture import capture, example_tensors
-from sparsify.passes.lift.matrix import Bags, Matrix
-from sparsify.passes.prune import prune
-from sparsify.passes.pruning import Pruning
+from sparsify.passes import PASSES, pipeline
+from sparsify.passes.capture import calls
+from sparsify.passes.capture import draft as base
+from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.capture.export import capture, example_tensors
+from sparsify.passes.capture.pruning import Pruning
+from sparsify.passes.region.sparse_operand import Bags, Matrix
+from sparsify.passes.rules.prune import prune
 from sparsify.report import Report
 from sparsify.runner.request import Request
 from sparsify.runner.subject import subject
@@ -91,7 +93,7 @@ def preview(request: Request) -> Preview:
 
 def drafted(model: nn.Module, example: tuple[Tensor, ...], request: Request) -> Draft:
     """The model's graph after all passes before `emit`."""
-    return base.run(
+    return pipeline.run(
         list(takewhile(lambda step: step.name != "emitted", PASSES)), captured(model, example, request)
     )
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from sparsify.passes.check import pairs
-from sparsify.passes.lift.attention import UNDER
-from sparsify.passes.prune import prune
+from sparsify.passes.lift.attention.program import UNDER
+from sparsify.passes.module.compare import pairs
+from sparsify.passes.rules.prune import prune
 from sparsify.report import Report
 from sparsify.runner import measure
 from sparsify.runner.machine import machine

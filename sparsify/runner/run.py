@@ -18,7 +18,7 @@ from sparsify.models import data, inputs, train
 from sparsify.models.data import Graph
 from sparsify.models.trained import Trained, trained
 from sparsify.options import current, override
-from sparsify.passes.prune import prune
+from sparsify.passes.rules.prune import prune
 from sparsify.recipe import Recipe
 from sparsify.runner import measure
 from sparsify.runner.machine import machine

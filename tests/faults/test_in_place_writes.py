@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from sparsify import options
-from sparsify.passes import calls
 from sparsify.passes.apply import apply
-from sparsify.passes.capture import capture
-from sparsify.passes.operators import is_mutating
+from sparsify.passes.capture import calls
+from sparsify.passes.capture.export import capture
+from sparsify.passes.graph.operators import is_mutating
 
 from .in_place_programs import WIDTH, Program
 

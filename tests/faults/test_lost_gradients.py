@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from sparsify import options
 from sparsify.errors import VerificationError
-from sparsify.passes import autograd_functions
 from sparsify.passes.apply import apply
-from sparsify.passes.check import compare_training
+from sparsify.passes.capture import autograd_functions
+from sparsify.passes.module.compare import compare_training
 from sparsify.recipe import Verify
 
 NOTHING = {"schema": 1, "name": "nothing", "sparsify": []}

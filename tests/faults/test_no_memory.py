@@ -12,7 +12,7 @@ from sparsify.compiler.cpp.cache import library
 from sparsify.compiler.digest import digest, interpreted, sample
 from sparsify.errors import FormatError
 from sparsify.options import current
-from sparsify.passes.contents import Memo, fingerprint
+from sparsify.passes.operands.content_memo import Memo, fingerprint
 
 NODES, EDGES = 20, 60
 X = torch.randn(NODES, 8, generator=torch.Generator().manual_seed(0))

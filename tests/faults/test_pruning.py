@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.errors import CaptureError, RecipeError, UnsupportedOperatorError
-from sparsify.passes.product_weights import product_weights
+from sparsify.passes.rules.product_weights import product_weights
 
 pytestmark = pytest.mark.usefixtures("compiled_fast")
 

@@ -89,14 +89,14 @@ def test_reports_of_models(monkeypatch):
 
 
 def test_many_warnings_are_one_line(monkeypatch):
-    from sparsify.passes import capturing, drafted
+    from sparsify.passes.module import build, capture_call
 
     def warning(*args, **kwargs):
-        draft = drafted.drafted(*args, **kwargs)
+        draft = build.drafted(*args, **kwargs)
         draft.report.warnings.extend(f"{name} stays dense" for name in WEIGHTS)
         return draft
 
-    monkeypatch.setattr(capturing, "drafted", warning)
+    monkeypatch.setattr(capture_call, "drafted", warning)
     with pytest.warns(
         RuntimeWarning, match=r"layer.{0-11}.attention.self.query.weight stays dense \(12\)"
     ) as found:

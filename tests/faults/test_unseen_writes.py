@@ -9,7 +9,7 @@ from torch import nn
 
 import sparsify
 from sparsify.compiler.digest import digest
-from sparsify.passes import contents
+from sparsify.passes.operands import content_memo
 
 NODES, EDGES = 40, 150
 X = torch.randn(NODES, 6, generator=torch.Generator().manual_seed(0))
@@ -275,7 +275,7 @@ def test_frozen_weights_are_sampled(monkeypatch):
     """A product with one row takes less time than reading all entries of the dense weight."""
     torch.manual_seed(0)
     read = []
-    monkeypatch.setattr(contents, "digest", lambda tensor: read.append(tensor.numel()) or digest(tensor))
+    monkeypatch.setattr(content_memo, "digest", lambda tensor: read.append(tensor.numel()) or digest(tensor))
     model, x = nn.Sequential(nn.Linear(256, 384)).eval(), torch.randn(1, 256)
     rule = {
         "targets": ["param:*weight"],

@@ -9,7 +9,7 @@ import sparsify
 from sparsify import options, recipe
 from sparsify.models.autoencoder import Autoencoder
 from sparsify.passes.apply import apply
-from sparsify.passes.prune import prune
+from sparsify.passes.rules.prune import prune
 
 FEATURES, HIDDEN = 96, 160
 FIRST = "Y[i,k] = relu(sum(j, X[i,j] * W[j,k]) + b[k])"

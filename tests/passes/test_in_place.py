@@ -6,7 +6,7 @@ from graph_models import MESSAGES, graph
 from torch import nn
 
 from sparsify.passes.apply import apply
-from sparsify.passes.region_call import RegionCall
+from sparsify.passes.call.region_call import RegionCall
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import sparsify
 from sparsify.errors import CaptureError, RecipeError, ShapeError
-from sparsify.passes import capturing
+from sparsify.passes.module import capture_call
 
 HEADS, WIDTH = 2, 16
 # Weighted means of normal numbers in float32.
@@ -128,7 +128,7 @@ def test_patterns_for_other_numbers_of_heads():
 
 
 def test_too_many_captures_do_not_run_unmasked(monkeypatch):
-    monkeypatch.setattr(capturing, "MAX_CAPTURES", 1)
+    monkeypatch.setattr(capture_call, "MAX_CAPTURES", 1)
     x = torch.randn(2, 20, WIDTH)
     sparse = sparsify.apply(Heads(), rule(kind="causal", block=4), x)
     with pytest.raises(

@@ -10,8 +10,8 @@ from torch import nn
 
 import sparsify
 from sparsify import options
-from sparsify.passes.flat_images import PLACED
-from sparsify.passes.windows import Grid, packed_bytes, packed_format
+from sparsify.passes.operands.convolution_operands import PLACED
+from sparsify.passes.operands.sliding_window import Grid, packed_bytes, packed_format
 from sparsify.storage.tensor import SparseTensor
 
 RULE: dict[str, Any] = {

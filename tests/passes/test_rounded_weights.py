@@ -13,7 +13,7 @@ import sparsify
 from sparsify import options
 from sparsify import recipe as recipes
 from sparsify.errors import CompilerError, DtypeError, RecipeError
-from sparsify.passes.prune import prune
+from sparsify.passes.rules.prune import prune
 from sparsify.storage.tensor import SparseTensor
 
 DTYPES = ("bfloat16", "float16", "int8")

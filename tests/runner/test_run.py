@@ -12,7 +12,7 @@ from sparsify.errors import SparsifyError
 from sparsify.models import data, inputs
 from sparsify.models.data.synthetic import synthetic
 from sparsify.passes.apply import apply
-from sparsify.passes.operators import operator_name
+from sparsify.passes.graph.operators import operator_name
 from sparsify.runner.request import resolve
 from sparsify.runner.run import dense_model, run
 

@@ -1,0 +1,94 @@
+"""What computes a region in place of its kernel, for calls like the one that it was timed for.
+
+In: `Rival("torch's CSR", run, 380.0)`, the arguments of the example. Out: a `Preferred`; `preferred.takes(arguments)`
+says of a call whether its tensors have the dtypes and about the sizes of the example's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from sparsify.compiler.schedule.sizes import EXACT
+from sparsify.passes.call.first_backward import Result
+
+PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+# Shapes of calls that one answer is remembered for.
+MOST: Final = 64
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Something else that computes a region.
+
+    Attributes:
+        name: in words.
+        run: the region's result, of its call and the arguments of that.
+        us: what a call is expected to take.
+        is_exact: whether it is made for the sizes of the example alone.
+        seconds: what making it takes.
+    """
+
+    name: str
+    run: Callable[[Any, Sequence[Any]], Result]
+    us: float
+    is_exact: bool = False
+    seconds: float = 0.0
+
+
+class Preferred:
+    """A rival that is faster than the kernel, and for which calls.
+
+    Args:
+        rival: what was faster.
+        example: the arguments that it was timed with.
+    """
+
+    def __init__(self, rival: Rival, example: Sequence[Any]) -> None:
+        self.rival = rival
+        self._like = self._class(described(example))
+        self._known: dict[Key, bool] = {}
+
+    def takes(self, arguments: Sequence[Any]) -> bool:
+        """Whether a call with these arguments is like the example's; none are where tensors are not plain."""
+        key = described(arguments)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= MOST:
+                self._known.clear()
+            known = self._known[key] = None not in key and self._class(key) == self._like
+        return known
+
+    def _class(self, key: Key) -> Key:
+        """What calls share that are alike: dtypes and sizes, large ones in powers of two."""
+        return key if self.rival.is_exact else rounded(key)
+
+
+def described(arguments: Sequence[Any]) -> Key:
+    """Sizes as they are, dtypes and shapes of tensors, `None` for anything else."""
+    return tuple(
+        [
+            (arg.dtype, arg.shape) if type(arg) in PLAIN else arg if type(arg) is int else None
+            for arg in arguments
+        ]
+    )
+
+
+def rounded(key: Key) -> Key:
+    """The same with numbers above `EXACT` in powers of two.
+
+    >>> rounded((1000, 3000, (torch.float32, torch.Size((5000, 7)))))
+    (1000, 4096, (torch.float32, (8192, 7)))
+    """
+    return tuple(
+        [
+            (part[0], rounded(tuple(part[1])))
+            if isinstance(part, tuple)
+            else part
+            if part is None or part <= EXACT
+            else 1 << part.bit_length()
+            for part in key
+        ]
+    )

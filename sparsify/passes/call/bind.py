@@ -1,0 +1,296 @@
+"""Where the operands of regions come from: arguments, or a structure that is computed once.
+
+In: a region over an adjacency, its normalisation and the graph around it. Out: a `Binding` for each operand, and for
+each set of inputs from which operands follow a `Plan`, whose part of the graph is cut out into a `Structure`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsify.passes.capture.draft import Draft
+from sparsify.passes.graph import canonicalize, operators
+from sparsify.passes.graph.operators import operator_name, tensor_value
+from sparsify.passes.operands.bag_operand import BagsOutput
+from sparsify.passes.operands.cached_operands import MatrixOutput, Output, PatternOutput, Structure
+from sparsify.passes.region.region import Region
+from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, row_scales
+from sparsify.report import ConversionEntry
+
+
+@dataclass
+class Plan:
+    """The structure that is cut out for one set of leaves; `is_static` where a rule says that they do not change."""
+
+    leaves: list[fx.Node]
+    outputs: list[fx.Node | int] = field(default_factory=list)
+    results: list[Output] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    structure: Structure | None = None
+    is_static: bool = False
+
+    @property
+    def static(self) -> list[int]:
+        """The positions of leaves that do not change between calls, as rules say."""
+        marks = [leaf.meta.get("sparse") for leaf in self.leaves]
+        return [at for at, mark in enumerate(marks) if self.is_static or getattr(mark, "static", False)]
+
+    def output(self, node: Any) -> int:
+        """The position of a node or number among the outputs of the module."""
+        if node not in self.outputs:
+            self.outputs.append(node)
+        return self.outputs.index(node)
+
+    def result(self, spec: Output, name: str) -> int:
+        """The position of a result, which equal operands share."""
+        if spec not in self.results:
+            self.results.append(spec)
+            self.names.append(name)
+        return self.results.index(spec)
+
+
+@dataclass
+class Binding:
+    """Where one operand of a region comes from: an argument, or a result of a structure."""
+
+    name: str
+    node: fx.Node | None = None
+    plan: Plan | None = None
+    result: int = 0
+    is_full: bool = False
+
+
+def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) -> list[Binding]:
+    """Where the operands of a region come from, in the order of its program, or of what its nodes read."""
+    if region.backend:
+        return [Binding(node.name, node=node) for node in region.read]
+    bindings = []
+    for name, operand in region.operands.items():
+        short = region.names[name]
+        if isinstance(operand, Matrix):
+            bindings.append(bind_matrix(draft, operand, short, plans))
+            continue
+        if isinstance(operand, PatternOperand):
+            bindings.append(bind_pattern(operand, short, plans))
+            continue
+        if isinstance(operand, Bags):
+            bindings.append(bind_bags(operand, short, plans))
+            continue
+        is_scales = operand.target is row_scales
+        leaves = list(operand.all_input_nodes) if is_scales else None
+        if not is_scales and region.layout is None:
+            leaves = once_leaves(operand, plans)
+        if leaves is None:
+            bindings.append(Binding(short, node=operand))
+        else:
+            plan = plans.setdefault(frozenset(leaves), Plan(leaves))
+            bindings.append(Binding(short, plan=plan, result=plan.result(plan.output(operand), short)))
+    return bindings
+
+
+def is_as_it_is(matrix: Matrix) -> bool:
+    """Whether a matrix is read as the model has it: a dense one that a rule leaves dense."""
+    return (
+        matrix.dense is not None
+        and matrix.format.is_dense
+        and matrix.format.is_short
+        and matrix.format.ordering == (0, 1)
+        and not matrix.transposed
+        and matrix.mark.dtype == "same"
+    )
+
+
+def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[fx.Node], Plan]) -> Binding:
+    """The binding of a sparse operand.
+
+    Its values are an argument when they follow from more than structure.
+    """
+    form = matrix.format
+    if is_as_it_is(matrix):
+        return Binding(name, node=matrix.dense)
+    if matrix.dense is not None:
+        plan = plans.setdefault(frozenset(matrix.leaves), Plan(matrix.leaves))
+        plan.is_static |= matrix.mark.static
+        is_weight = operators.parameter_behind(matrix.dense) is not None
+        is_full = not is_weight and matrix.places is None
+        spec = MatrixOutput(
+            form,
+            matrix.dtype,
+            dense=plan.output(matrix.dense),
+            places=None if matrix.places is None else plan.output(matrix.places),
+            transposed=matrix.transposed,
+            is_frozen=is_weight and not draft.is_trainable,
+            rounds=None if matrix.mark.dtype == "same" else dtype_of(matrix.dense),
+        )
+        return Binding(name, plan=plan, result=plan.result(spec, name), is_full=is_full)
+    assert matrix.rows is not None
+    assert matrix.columns is not None
+    assert matrix.extents is not None
+    needed = [matrix.rows, matrix.columns, *(e for e in matrix.extents if isinstance(e, fx.Node))]
+    leaves = leaves_of(needed)
+    with_values = leaves_of([*needed, matrix.values]) if matrix.values is not None else leaves
+    is_once = all(leaf in leaves or is_edge_vector(leaf) for leaf in with_values)
+    chosen = with_values if is_once else leaves
+    plan = plans.setdefault(frozenset(chosen), Plan(chosen))
+    plan.is_static |= matrix.mark.static
+    values = None if matrix.values is None else plan.output(matrix.values) if is_once else -1
+    spec = MatrixOutput(
+        form,
+        matrix.dtype,
+        rows=plan.output(matrix.rows),
+        columns=plan.output(matrix.columns),
+        values=values,
+        extents=(plan.output(matrix.extents[0]), plan.output(matrix.extents[1])),
+        joins=matrix.joins,
+    )
+    node = None if is_once else matrix.values
+    return Binding(name, node=node, plan=plan, result=plan.result(spec, name))
+
+
+def dtype_of(node: fx.Node) -> torch.dtype:
+    """The dtype of a tensor."""
+    value = tensor_value(node)
+    assert value is not None, f"{node} is a tensor"
+    return value.dtype
+
+
+def bind_pattern(pattern: PatternOperand, name: str, plans: dict[frozenset[fx.Node], Plan]) -> Binding:
+    """The binding of a mask: it follows from the lengths."""
+    leaves = list(dict.fromkeys(pattern.size_nodes))
+    plan = plans.setdefault(frozenset(leaves), Plan(leaves))
+    rows, columns = (plan.output(extent) for extent in pattern.extents)
+    return Binding(name, plan=plan, result=plan.result(PatternOutput(pattern.spec, rows, columns), name))
+
+
+def bind_bags(bags: Bags, name: str, plans: dict[frozenset[fx.Node], Plan]) -> Binding:
+    """The binding of bags: they follow from whole numbers alone, else from their indices and offsets as they are."""
+    needed = [bags.indices, bags.offsets]
+    leaves = leaves_of(needed)
+    if any(is_floating(leaf) for leaf in leaves):
+        leaves = needed
+    plan = plans.setdefault(frozenset(leaves), Plan(leaves))
+    spec = BagsOutput(
+        indices=plan.output(bags.indices),
+        offsets=plan.output(bags.offsets),
+        rows=bags.extents[2],
+        has_last=bags.has_last,
+        padding=bags.padding,
+        dtype=bags.dtype,
+        is_weighted=bags.weights is not None,
+    )
+    return Binding(name, node=bags.weights, plan=plan, result=plan.result(spec, name))
+
+
+def is_floating(node: fx.Node) -> bool:
+    """Whether a node computes numbers that are not whole."""
+    value = tensor_value(node)
+    return value is not None and value.is_floating_point()
+
+
+def leaves_of(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """Inputs, attributes and sizes from which `nodes` are computed, in graph order."""
+    found = set(leaves_behind(nodes))
+    return [node for node in next(iter(found)).graph.nodes if node in found] if found else []
+
+
+def leaves_behind(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    """The same in any order, found one by one; a size is a leaf by itself."""
+    seen: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if is_leaf(node):
+            yield node
+        else:
+            waiting.extend(node.all_input_nodes)
+
+
+def is_leaf(node: fx.Node) -> bool:
+    """Whether a structure takes `node` as an input; random and writing nodes are never computed once."""
+    if node.op in ("placeholder", "get_attr"):
+        return True
+    is_input_size = (
+        operator_name(node) in ("sym_size", "size") and node.all_input_nodes[0].op == "placeholder"
+    )
+    return is_input_size or canonicalize.has_effect(node)
+
+
+def is_edge_vector(node: fx.Node) -> bool:
+    """Whether a leaf is one number per edge that comes from outside, as edge weights do."""
+    value = tensor_value(node)
+    return node.op == "placeholder" and value is not None and value.dim() == 1
+
+
+def once_leaves(node: fx.Node, plans: dict[frozenset[fx.Node], Plan]) -> list[fx.Node] | None:
+    """The leaves of an operand that follows from structure or is a turned weight, None for others."""
+    if is_leaf(node):
+        return None
+    if operators.parameter_behind(node) is not None or is_stack(node):
+        return leaves_of([node])
+    structures = [{leaf for leaf in known if leaf.op == "placeholder"} for known in plans]
+    structural = set[fx.Node]().union(*structures)
+    # What depends on anything else shows soon; all that a deep graph computes it from is not looked through.
+    if any(not is_size_or(leaf, structural) for leaf in leaves_behind([node])):
+        return None
+    leaves = leaves_of([node])
+    has_tensor = any(tensor_value(leaf) is not None for leaf in leaves)
+    is_known = any(all(is_size_or(leaf, known) for leaf in leaves) for known in structures)
+    return leaves if has_tensor and is_known else None
+
+
+def is_stack(node: fx.Node) -> bool:
+    """Whether an operand is made of parameters side by side."""
+    return operator_name(node) == "stack" and all(part.op == "get_attr" for part in node.all_input_nodes)
+
+
+def is_size_or(node: fx.Node, known: set[fx.Node]) -> bool:
+    """Whether a leaf is a size or one of `known`."""
+    return node in known or operator_name(node) in ("sym_size", "size")
+
+
+def cut_out(draft: Draft, plan: Plan) -> None:
+    """Builds the structure of a plan from the part of the graph between its leaves and its outputs."""
+    module = extract(draft, plan.leaves, plan.outputs)
+    matrices = [spec for spec in plan.results if isinstance(spec, MatrixOutput)]
+    masks = [str(spec.spec) for spec in plan.results if isinstance(spec, PatternOutput)]
+    has_bags = any(isinstance(spec, BagsOutput) for spec in plan.results)
+    target = str(matrices[0].format) if matrices else "bags" if has_bags else ", ".join(masks) or "row-major"
+    static = plan.static
+    source = ", ".join(f"{leaf.name}{' (static)' * (at in static)}" for at, leaf in enumerate(plan.leaves))
+    entry = ConversionEntry(", ".join(plan.names), source, target)
+    draft.report.conversions.append(entry)
+    plan.structure = Structure(module, plan.results, entry, static=static)
+
+
+def extract(draft: Draft, inputs: list[fx.Node], outputs: list[fx.Node | int]) -> fx.GraphModule:
+    """The part of the graph from `inputs` to `outputs` as a module of its own."""
+    needed: set[fx.Node] = set()
+    waiting = [node for node in outputs if isinstance(node, fx.Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed and node not in inputs:
+            needed.add(node)
+            waiting.extend(node.all_input_nodes)
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(node.name) for node in inputs}
+    for node, copy in copies.items():
+        copy.meta.update({key: node.meta[key] for key in ("val",) if key in node.meta})
+    for node in draft.graph.nodes:
+        if node in needed:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output([copies[node] if isinstance(node, fx.Node) else node for node in outputs])
+    canonicalize.merge_repetitions(graph)
+    as_methods(graph)
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def as_methods(graph: fx.Graph) -> None:
+    """`sym_size(x, 0) -> x.size(0)`: the operator is meant for tracing and ten times slower."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
+        node.op, node.target = "call_method", "size"

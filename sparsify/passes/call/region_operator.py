@@ -1,0 +1,232 @@
+"""The call of a region in a graph, one operator where the graph is traced.
+
+In: `call_region(handle, x, edge_index, 2708, w, b)`. Out: the region's result, differentiable.
+
+Eager calls go straight to the kernel. While tracing, compiling or exporting the same call is the operator
+`torch.ops.sparsify.region(handle, tensors, sizes, places, packed)`, whose shapes are ordinary: conversions stay inside
+of it. `call_results` and the operator `region_results`, which gives a list, are for regions of several results. Where
+sparse tensors are taken apart, the tensors are the parts of packed weights too, and `packed` says which.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsify.compiler import torch_operator
+from sparsify.compiler.einsum import exact
+from sparsify.compiler.traced import Parts
+from sparsify.passes.call.first_backward import Result
+from sparsify.passes.call.region_call import RegionCall, find
+from sparsify.passes.call.tracing import is_traced
+from sparsify.storage import dispatch
+from sparsify.storage.tensor import SparseTensor
+
+_exported: dict[int, RegionCall] = {}
+# Where the parts of a packed weight begin among the tensors, how it is put together, and its shape.
+Place = tuple[int, Parts, tuple[int, ...]]
+
+
+def call_region(handle: int, *arguments: Any) -> Result:
+    """The result of the region `handle` for its arguments, tensors and sizes."""
+    if torch.compiler.is_compiling() and is_traced():
+        traced: torch.Tensor = torch.ops.sparsify.region(handle, *parted(arguments), "")
+        return traced
+    return find(handle)(*arguments)
+
+
+def call_results(handle: int, *arguments: Any) -> Result | list[torch.Tensor]:
+    """The results of the region `handle`, which has several."""
+    if torch.compiler.is_compiling() and is_traced():
+        traced: list[torch.Tensor] = torch.ops.sparsify.region_results(handle, *parted(arguments), "")
+        return traced
+    return find(handle)(*arguments)
+
+
+def is_call(node: fx.Node) -> bool:
+    """Whether a node calls a region."""
+    return node.target is call_region or node.target is call_results
+
+
+def parted(arguments: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any], list[int]]:
+    """The tensors among arguments, the sizes, and the places of these."""
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    sizes = [argument for argument in arguments if not isinstance(argument, torch.Tensor)]
+    places = [
+        position for position, argument in enumerate(arguments) if not isinstance(argument, torch.Tensor)
+    ]
+    return tensors, sizes, places
+
+
+@cache
+def places_in(packed: str) -> tuple[Place, ...]:
+    """What the text of a traced call says of its packed weights."""
+    return tuple(exact.read(packed, {**exact.CLASSES, "Parts": Parts})) if packed else ()
+
+
+def together(tensors: Sequence[torch.Tensor], packed: str) -> dict[int, torch.Tensor]:
+    """The tensors by their places, packed weights put together at those of their values."""
+    found = dict(enumerate(tensors))
+    for first, parts, shape in places_in(packed):
+        found[first] = parts.together(iter(tensors[first:]), shape)
+        for at in range(first + 1, first + parts.count):
+            del found[at]
+    return found
+
+
+def apart(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int], str]:
+    """The tensors with the parts of sparse ones in their place, the place of each, and the text that says so."""
+    flat: list[torch.Tensor] = []
+    firsts: list[int] = []
+    packed: list[Place] = []
+    for tensor in tensors:
+        firsts.append(len(flat))
+        if isinstance(tensor, SparseTensor):
+            packed.append((len(flat), Parts.of(tensor), tensor._pattern.shape))
+            flat += [tensor._vals, *tensor._pattern.arrays_in_place()]
+        else:
+            flat.append(tensor)
+    return flat, firsts, repr(tuple(packed))
+
+
+def merged(
+    tensors: Sequence[torch.Tensor], sizes: Sequence[Any], places: Sequence[int], packed: str
+) -> list[Any]:
+    """The arguments in their order: tensors, with the sizes put back at their places."""
+    arguments: list[Any] = list(together(tensors, packed).values()) if packed else list(tensors)
+    for place, size in zip(places, sizes, strict=True):
+        arguments.insert(place, size)
+    return arguments
+
+
+def argument_of(tensors: Sequence[torch.Tensor], places: Sequence[int], packed: str) -> dict[int, int]:
+    """The positions among the arguments of the tensors, by theirs."""
+    whole = together(tensors, packed)
+    positions = (position for position in range(len(whole) + len(places)) if position not in places)
+    return dict(zip(whole, positions, strict=True))
+
+
+def run(
+    handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
+) -> torch.Tensor:
+    """The computation of `region`."""
+    found = find(handle)(*merged(tensors, sizes, places, packed))
+    assert isinstance(found, torch.Tensor), "regions of several results have an operator of their own"
+    return found
+
+
+def run_results(
+    handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
+) -> list[torch.Tensor]:
+    """The computation of `region_results`."""
+    return list(find(handle)(*merged(tensors, sizes, places, packed)))
+
+
+def shape_only(
+    handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
+) -> torch.Tensor:
+    """`region` on fake tensors."""
+    return shapes_only(handle, tensors, sizes, places, packed)[0]
+
+
+def shapes_only(
+    handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
+) -> list[torch.Tensor]:
+    """`region_results` on fake tensors."""
+    call = find(handle)
+    if torch.compiler.is_exporting():
+        _exported[handle] = call  # lives as long as exported programs may
+    arguments = merged(tensors, sizes, places, packed)
+    shapes = call.result_shapes(arguments)
+    return [tensors[0].new_empty(s, dtype=dtype) for s, dtype in zip(shapes, call.dtypes, strict=True)]
+
+
+def run_backward(
+    handle: int, gradients: list[torch.Tensor | None], results: list[torch.Tensor | None],
+    tensors: list[torch.Tensor], sizes: list[int], places: list[int], needed: list[int], packed: str,
+) -> list[torch.Tensor]:  # fmt: skip
+    """The gradients of the tensors at the positions `needed`, from those of the results; `None` stands for zeros.
+
+    Of the results those are there that gradients read.
+    """
+    arguments = merged(tensors, sizes, places, packed)
+    position_of = argument_of(tensors, places, packed)
+    found = find(handle).gradients(arguments, [position_of[at] for at in needed], results, gradients)
+    given = [tensor for tensor in (*gradients, *results, *tensors) if tensor is not None]
+    taken = {tensor.untyped_storage().data_ptr() for tensor in given}
+    pulled = []
+    for at, value in zip(needed, found, strict=True):
+        own = torch.zeros_like(tensors[at]) if value is None else value.contiguous()
+        if own.untyped_storage().data_ptr() in taken:
+            own = own.clone()  # an operator's results share no memory with its operands or each other
+        taken.add(own.untyped_storage().data_ptr())
+        pulled.append(own)
+    return pulled
+
+
+def backward_shapes(
+    handle: int, gradients: list[torch.Tensor | None], results: list[torch.Tensor | None],
+    tensors: list[torch.Tensor], sizes: list[int], places: list[int], needed: list[int], packed: str,
+) -> list[torch.Tensor]:  # fmt: skip
+    """The gradients on fake tensors."""
+    return [torch.empty_like(tensors[position], memory_format=torch.contiguous_format) for position in needed]
+
+
+def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor | list[torch.Tensor]) -> None:
+    """Keeps what backward needs."""
+    results = [output] if isinstance(output, torch.Tensor) else output
+    ctx.count = len(results)
+    ctx.set_materialize_grads(len(results) == 1)
+    ctx.handle, tensors, ctx.sizes, ctx.places, ctx.packed = inputs
+    ctx.needed = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
+    position_of = argument_of(tensors, ctx.places, ctx.packed)
+    wanted = tuple([position_of[at] for at in ctx.needed if at in position_of])
+    ctx.save_for_backward(*find(ctx.handle).read_of(results, wanted), *tensors)
+
+
+def backward(
+    ctx: Any, given: torch.Tensor | list[torch.Tensor | None]
+) -> tuple[None, list[torch.Tensor | None], Any, Any, None]:
+    """The gradients of all arguments."""
+    of_results = [given] if isinstance(given, torch.Tensor) else list(given)
+    saved = ctx.saved_tensors
+    results, tensors = list(saved[: ctx.count]), list(saved[ctx.count :])
+    found = torch.ops.sparsify.region_backward(
+        ctx.handle, of_results, results, tensors, ctx.sizes, ctx.places, ctx.needed, ctx.packed
+    )
+    gradients: list[torch.Tensor | None] = [None] * len(tensors)
+    for position, value in zip(ctx.needed, found, strict=True):
+        gradients[position] = value
+    nothing: list[Any] | None = [] if not ctx.places else None  # the empty list is a structure without leaves
+    return None, gradients, nothing, nothing, None
+
+
+def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The operators on packed weights, below autograd: the same operators on their parts."""
+    is_backward = func.overloadpacket is torch.ops.sparsify.region_backward
+    given = list(args[: 7 if is_backward else 4])
+    at = 3 if is_backward else 1
+    given[at], firsts, packed = apart(given[at])
+    if is_backward:
+        given[6] = [firsts[place] for place in given[6]]
+    return func(*given, packed)
+
+
+REGION = "region(int handle, Tensor[] tensors, SymInt[] sizes, int[] places, str packed) -> Tensor"
+REGION_RESULTS = (
+    "region_results(int handle, Tensor[] tensors, SymInt[] sizes, int[] places, str packed) -> Tensor[]"
+)
+REGION_BACKWARD = (
+    "region_backward(int handle, Tensor?[] gradients, Tensor?[] results, Tensor[] tensors, SymInt[] sizes, "
+    "int[] places, int[] needed, str packed) -> Tensor[]"
+)
+_library = torch_operator.register(
+    torch_operator.Operator(REGION, run, shape_only, remember, backward),
+    torch_operator.Operator(REGION_RESULTS, run_results, shapes_only, remember, backward),
+    torch_operator.Operator(REGION_BACKWARD, run_backward, backward_shapes),
+)
+dispatch.HANDLERS[torch.ops.sparsify.region] = take_apart
+dispatch.HANDLERS[torch.ops.sparsify.region_results] = take_apart
+dispatch.HANDLERS[torch.ops.sparsify.region_backward] = take_apart

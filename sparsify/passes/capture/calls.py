@@ -1,0 +1,227 @@
+"""How a call of a model is taken apart into tensors and put together again.
+
+In: `model(x, adj=A)` with A a sparse tensor. Out: leaves `x`, `adj.rows`, `adj.columns`, `adj.values`,
+`adj.extent`, a hashable structure that says which calls fit the same graph, and the order of the leaves.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from sparsify.errors import CaptureError
+from sparsify.passes.capture.constant_keys import contents
+from sparsify.passes.capture.libraries import transformers_cache
+from sparsify.storage.own_memory import has_memory
+from sparsify.storage.tensor import SparseTensor
+
+SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+PARTS = ("rows", "columns", "values", "extent")
+# Types of constants that compare in a trace.
+CONSTANTS: Final = (bool, int, float, str, type(None), torch.dtype)
+LISTS: Final = (list, tuple)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value of a call: its name and what makes two of them interchangeable."""
+
+    name: str
+    kind: str
+    detail: tuple[Any, ...]
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the value is a tensor, or its contents are known."""
+        return self.kind != "constant" or self.detail[1] is not None
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """The structure of a call: equal structures can share a graph when the extents fit too.
+
+    Attributes:
+        told: the same as plain values, as `told` has it.
+    """
+
+    names: tuple[str, ...]
+    tree: str
+    leaves: tuple[Leaf, ...]
+    told: Any = field(default=None, compare=False)
+
+    @property
+    def has_past(self) -> bool:
+        """Whether such calls bring keys of earlier ones."""
+        return f"TreeSpec({transformers_cache.Kept.__name__}," in self.tree
+
+    def tensor_names(self) -> list[str]:
+        """The names of the tensors that the graph takes, in order."""
+        names: list[str] = []
+        for leaf in self.leaves:
+            if leaf.kind == "tensor":
+                names.append(leaf.name)
+            elif leaf.kind == "sparse":
+                names += [f"{leaf.name}.{part}" for part in PARTS]
+        return names
+
+
+@dataclass
+class Call:
+    """A call taken apart: its structure, the tree to rebuild it and its leaves."""
+
+    shape: CallShape
+    spec: pytree.TreeSpec
+    values: list[Any]
+
+    def tensors(self, parts: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """The tensors that the graph takes; `parts` gives those of a sparse tensor."""
+        found: list[torch.Tensor] = []
+        for leaf, value in zip(self.shape.leaves, self.values, strict=True):
+            if leaf.kind == "tensor":
+                found.append(value)
+            elif leaf.kind == "sparse":
+                found.extend(parts(value))
+        return found
+
+    def rebuild(self, tensors: Sequence[torch.Tensor], sparse: Callable[..., Any]) -> dict[str, Any]:
+        """The named arguments with `tensors` in place of the leaves; `sparse(leaf, ...)` joins four parts."""
+        rest = iter(tensors)
+        leaves: list[Any] = []
+        for leaf, value in zip(self.shape.leaves, self.values, strict=True):
+            if leaf.kind == "tensor":
+                leaves.append(next(rest))
+            elif leaf.kind == "sparse":
+                leaves.append(sparse(leaf, *(next(rest) for _ in PARTS)))
+            else:
+                leaves.append(transformers_cache.fresh(value))
+        arguments: dict[str, Any] = pytree.tree_unflatten(leaves, self.spec)
+        return arguments
+
+
+def signature(model: torch.nn.Module) -> inspect.Signature:
+    """The signature of the model's own forward."""
+    return inspect.signature(model.forward)
+
+
+def flatten(
+    model_signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], *, opens: bool = True
+) -> Call:
+    """The call `model(*args, **kwargs)` taken apart; omitted arguments stay omitted.
+
+    Args:
+        model_signature: of the model's forward.
+        args, kwargs: of the call.
+        opens: whether keys of earlier calls in caches are tensors of the call.
+    """
+    try:
+        bound = model_signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise CaptureError(
+            f"the example inputs do not fit the model's forward{model_signature}: {error}"
+        ) from None
+    arguments = {name: transformers_cache.opened(v) if opens else v for name, v in bound.arguments.items()}
+    paths, spec = pytree.tree_flatten_with_path(arguments, is_leaf=is_tensor)
+    leaves = tuple(leaf_of(pytree.keystr(path), value) for path, value in paths)
+    values = [value for _, value in paths]
+    return Call(CallShape(tuple(arguments), str(spec), leaves, told(arguments)), spec, values)
+
+
+def told(value: Any) -> Any:
+    """What `value` has in common with those that share its graph; None where a trace cannot tell.
+
+    Made of types, numbers and names alone: plain values compare where Dynamo traces, structures do not.
+
+    >>> told([torch.ones(2), 3])
+    (<class 'list'>, (('tensor', torch.strided, torch.float32, 1, 'cpu'), (<class 'int'>, 3)))
+    >>> told(object())
+    """
+    if isinstance(value, torch.Tensor):
+        if is_sparse(value):
+            return None
+        return "tensor", value.layout, value.dtype, value.dim(), value.device.type
+    kind = type(value)
+    if kind in CONSTANTS:
+        return kind, repr(value) if kind is float else value  # -0.0 == 0.0
+    if kind is not dict and kind not in LISTS:
+        return None
+    parts = tuple([told(part) for part in (value.values() if kind is dict else value)])
+    if None in parts:
+        return None
+    return (kind, tuple(value), parts) if kind is dict else (kind, parts)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether `value` is a tensor, sparse ones included, which are leaves although they have parts."""
+    return isinstance(value, torch.Tensor)
+
+
+def with_tensors(call: Call, tensors: Sequence[Any]) -> Call:
+    """The call with other values in place of its tensors, in order, and copies of caches that it would fill."""
+    rest = iter(tensors)
+    return replace(
+        call,
+        values=[
+            transformers_cache.fresh(value) if leaf.kind == "constant" else next(rest)
+            for value, leaf in zip(call.values, call.shape.leaves, strict=True)
+        ],
+    )
+
+
+def copied(call: Call) -> Call:
+    """The call with copies of its tensors, which a model may write into."""
+    return with_tensors(call, [value.clone() for value in call.values if isinstance(value, torch.Tensor)])
+
+
+def anew(model: Callable[..., Any], args: Any, kwargs: Any, may_write: bool) -> Callable[[], Any]:
+    """A call with copies of caches, and of tensors that it may write into: it begins alike each time."""
+
+    def own(value: Any) -> Any:
+        if may_write and isinstance(value, torch.Tensor) and not is_sparse(value):
+            return value.clone()
+        return transformers_cache.copied(value)
+
+    def call() -> Any:
+        given, named = pytree.tree_map(own, (args, kwargs), is_leaf=transformers_cache.is_cache)
+        return model(*given, **named)
+
+    return call
+
+
+def is_ours(value: Any) -> bool:
+    """Whether `value` is a sparse tensor of this package."""
+    return isinstance(value, SparseTensor)
+
+
+def as_torch(value: Any) -> Any:
+    """A sparse tensor of this package as torch's, which the code of models knows; anything else as it is."""
+    return value.to_torch() if is_ours(value) else value
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether `value` is a sparse matrix of torch or of this package."""
+    return isinstance(value, SparseTensor) or (
+        isinstance(value, torch.Tensor) and value.layout in SPARSE_LAYOUTS
+    )
+
+
+def leaf_of(path: str, value: Any) -> Leaf:
+    """The leaf that `value` at `path` is."""
+    name = path.replace("['", ".").replace("']", "").replace("[", ".").replace("]", "").strip(".")
+    if not isinstance(value, torch.Tensor):
+        return Leaf(name, "constant", contents(value))
+    kind = "sparse" if is_sparse(value) else "tensor"
+    layout = "sparsify" if isinstance(value, SparseTensor) else str(value.layout)
+    device = value.device.type
+    is_read = isinstance(value, SparseTensor) or device != "cpu" or has_memory(value)
+    return Leaf(name, kind, (layout, value.dtype, value.dim(), device if is_read else type(value)))
+
+
+def arguments_of(
+    bound: Mapping[str, Any], model_signature: inspect.Signature
+) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments again, from the named ones."""
+    arguments = inspect.BoundArguments(model_signature, dict(bound))
+    return list(arguments.args), dict(arguments.kwargs)

@@ -1,0 +1,198 @@
+"""The draft that the graph passes hand on: the captured graph, marks, regions, the report.
+
+In: a captured graph and what `apply` was asked for. Out: `Draft(captured, model, asked, report, options)`.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsify.options import Options
+from sparsify.passes.capture.export import Captured, Dynamic
+from sparsify.passes.capture.pruning import Pruning
+from sparsify.recipe import Recipe
+from sparsify.report import Report
+from sparsify.sparsification.mask_spec import MaskSpec
+from sparsify.storage.format import Format
+from sparsify.warn import warn
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Why and how a tensor is sparse."""
+
+    rule: str
+    where: str
+    role: str
+    format: str
+    static: bool = False
+    derived: bool = False
+    reorder: str = "none"
+    dtype: str = "same"
+    mask: MaskSpec | None = None
+
+    def __str__(self) -> str:
+        how = ", static" if self.static else ""
+        how += f", in {self.reorder} order" if self.reorder != "none" else ""
+        how += f", as {self.dtype}" if self.dtype != "same" else ""
+        how += f", {self.mask}" if self.mask is not None else ""
+        return f"{self.role}, {self.format}{how} ({self.where})"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `apply` was asked for.
+
+    Attributes:
+        recipe: what is sparse.
+        dynamic: which dimensions of the inputs may vary.
+        strict: whether what must stay dense is an error.
+        verify: whether every variant is compared with the dense model.
+        trainable: whether sparse parameters get gradients; None as the model's mode says.
+        inplace: whether the source model may change.
+        pruning: what rules pruned, and what they passed over.
+    """
+
+    recipe: Recipe
+    dynamic: Dynamic = None
+    strict: bool = False
+    verify: bool = True
+    trainable: bool | None = None
+    inplace: bool = False
+    pruning: Pruning = field(default_factory=Pruning)
+
+    def report(self, model: str) -> Report:
+        """A new report, with what was pruned."""
+        report = Report(model, self.recipe.name)
+        self.pruning.describe(report, self.recipe.rules)
+        return report
+
+    def is_trainable(self, training: bool) -> bool:
+        """Whether sparse parameters get gradients in this mode of the model."""
+        return training if self.trainable is None else self.trainable
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether rules put patterns into the model's attention, so that the source model computes something else."""
+        return any(rule.origin == "mask" for rule in self.recipe.rules)
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether rules are for gates of experts."""
+        return any(rule.role == "gate" for rule in self.recipe.rules)
+
+
+class Notices:
+    """The warnings about one model, each text once."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.said: set[str] = set()
+
+    def warn(self, text: str) -> None:
+        """Warns, unless it was said before."""
+        if text not in self.said:
+            self.said.add(text)
+            warn(f"{self.model}: {text}")
+
+
+# What tells apart the operands that are made of weights: a name, and whether the transpose is read.
+Key = tuple[str, bool]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a weight is packed already.
+
+    Attributes:
+        formats: the one that the model holds it in, then those that are beside it for calls of other graphs.
+        bytes: of all of them.
+    """
+
+    formats: tuple[Format, ...]
+    bytes: int
+
+
+@dataclass
+class Draft:
+    """The graph of one variant of a model on its way through the passes.
+
+    Attributes:
+        captured: the graph and how calls map to it.
+        model: the source model; its parameters are those of the graph.
+        asked: what `apply` was asked for.
+        report: what the passes did.
+        options: settings.
+        examples: the example tensors by input name.
+        regions: what `lift` found and `fuse` joined, for `emit`.
+        notices: where warnings go.
+        formats: that were chosen for weights.
+        stored: how weights are packed already.
+        masked: the graph with the patterns of rules in its attention, as the dense model has them not, and with the
+            draws of kernels that drop weights of edges.
+    """
+
+    captured: Captured
+    model: torch.nn.Module
+    asked: Asked
+    report: Report
+    options: Options
+    examples: dict[str, torch.Tensor] = field(default_factory=dict)
+    regions: list[Any] = field(default_factory=list)
+    notices: Notices = field(default_factory=lambda: Notices("model"))
+    formats: dict[Key, Format] = field(default_factory=dict)
+    stored: Mapping[Key, Stored] = field(default_factory=dict)
+    masked: fx.Graph | None = None
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph as it is now."""
+        return self.captured.graph
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is sparse."""
+        return self.asked.recipe
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether what must stay dense is an error."""
+        return self.asked.strict or self.options.strict or self.recipe.compile.fallback == "error"
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether sparse parameters get gradients."""
+        return self.asked.is_trainable(self.captured.training)
+
+    def known_tensor(self, node: fx.Node) -> torch.Tensor | None:
+        """The example input, the parameter or the captured constant behind a node."""
+        if node.op == "placeholder":
+            return self.examples.get(str(node.meta.get("input", node.target)))
+        if node.op != "get_attr":
+            return None
+        if node.target in self.captured.constants:
+            return self.captured.constants[str(node.target)]
+        owner, _, name = str(node.target).rpartition(".")
+        found = getattr(self.model.get_submodule(owner), name, None)
+        return found if isinstance(found, torch.Tensor) else None
+
+
+@contextmanager
+def kept_buffers(model: torch.nn.Module, *, is_counted: bool = True) -> Iterator[None]:
+    """Afterwards the buffers of `model` are as they were before.
+
+    Args:
+        is_counted: whether autograd notices that they are written, and refuses gradients that read them.
+    """
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                if not torch.equal(buffer, value):
+                    (buffer if is_counted else buffer.data).copy_(value)

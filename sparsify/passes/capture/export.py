@@ -1,0 +1,434 @@
+"""A model as one fx graph, by `torch.export`, with shapes and module scopes in `node.meta`.
+
+In: `GCN(...)`, `(x, edge_index)`. Out: placeholders `x`, `edge_index`; `get_attr` nodes under the model's
+own parameter names; one ATen node per operator, in canonical form.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from operator import index
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from sparsify.errors import CaptureError, ShapeError
+from sparsify.passes.capture import autograd_functions, calls, sparse_inputs
+from sparsify.passes.capture.guards import Holds, granted
+from sparsify.passes.capture.inline_blocks import inline_blocks
+from sparsify.passes.capture.libraries import (
+    pyg_graph_count,
+    pyg_rgcn,
+    torch_encoder,
+    transformers_bigbird,
+    transformers_cache,
+    transformers_experts,
+)
+from sparsify.passes.functional.functionalize import functionalize
+from sparsify.passes.graph.canonicalize import canonicalize
+from sparsify.runtime import confined
+from sparsify.storage.own_memory import has_memory, without_memory
+
+Dynamic = Mapping[str, Any] | Sequence[Any] | None
+PREFIX = "model."
+# The report says which extents are fixed, as these loggers do.
+LOGS = (
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._subclasses.fake_tensor",
+    "torch._export.non_strict_utils",
+)
+LAYOUTS = {str(layout): layout for layout in calls.SPARSE_LAYOUTS} | {"sparsify": torch.sparse_csr}
+
+
+class ReachedError(Exception):
+    """A mirror of a model that is captured computes with the original's tensors, which its code finds itself."""
+
+
+class Watch(TorchFunctionMode):
+    """Raises `ReachedError` where one of the known tensors is computed with.
+
+    Args:
+        known: tensors in whose place exports put fake ones.
+    """
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.known = {id(tensor) for tensor in known}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in pytree.tree_leaves((args, kwargs)):
+            if id(value) in self.known:
+                raise ReachedError
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class Captured:
+    """A captured graph and how calls map to it.
+
+    Attributes:
+        graph: the canonical graph; its placeholders are the tensors of the call, its output is a list.
+        shape: the call structure that it was captured for.
+        output: the tree that rebuilds the model's output from the list.
+        training: whether the model was in training mode.
+        extents: per placeholder one entry per mode, a number or the name of a symbol.
+        specialised: dimensions that were meant to be dynamic and are fixed, as `x[1] = 1433`.
+        constants: tensors that the capture made, by attribute name.
+        is_lifted: whether parts of the model, or sparse matrices among its inputs, were captured in a form of ours,
+            which operators alone would not show.
+        holds: whether what the graph takes for granted of extents holds for some, by name; None where it is for all.
+    """
+
+    graph: fx.Graph
+    shape: calls.CallShape
+    output: pytree.TreeSpec
+    training: bool
+    extents: list[tuple[int | str, ...]]
+    specialised: list[str] = field(default_factory=list)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    is_lifted: bool = False
+    holds: Holds | None = None
+
+    def tensor(self, model: nn.Module, name: str) -> torch.Tensor:
+        """The constant of this capture, or the parameter or buffer of the model, that has a qualified name."""
+        if name in self.constants:
+            return self.constants[name]
+        owner, _, last = name.rpartition(".")
+        found: torch.Tensor = getattr(model.get_submodule(owner), last)
+        return found
+
+
+class Flat(nn.Module):
+    """The model as a function of a flat list of tensors; tells `record` the tree of its output."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        call: calls.Call,
+        record: Callable[[pytree.TreeSpec], None],
+        watch: AbstractContextManager[Any],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.call = call
+        self.record = record  # export undoes assignments to attributes
+        self.watch = watch
+
+    def forward(self, *tensors: torch.Tensor) -> list[Any]:
+        """The leaves of the model's output."""
+        with sparse_inputs.capturing(), sparse_inputs.Contiguous(), self.watch:
+            bound = self.call.rebuild(tensors, matrix_of)
+            args, kwargs = calls.arguments_of(bound, calls.signature(self.model))
+            leaves, output = pytree.tree_flatten(transformers_cache.shown(self.model(*args, **kwargs)))
+        self.record(output)
+        return leaves
+
+
+def matrix_of(
+    leaf: calls.Leaf, rows: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, extent: torch.Tensor
+) -> sparse_inputs.CapturedSparse:
+    """The captured matrix that four parts of a sparse input make."""
+    return sparse_inputs.CapturedSparse.build(
+        rows, columns, values, extent.shape[:2], LAYOUTS[leaf.detail[0]], is_sorted=True
+    )
+
+
+def capture(
+    model: nn.Module,
+    call: calls.Call,
+    dynamic: Dynamic = None,
+    *,
+    masks: bool = False,
+    gates: bool = False,
+    without: Collection[str] = (),
+    known: Mapping[str, torch.Tensor] | None = None,
+    trains: bool | None = None,
+    is_mirror: bool = False,
+) -> Captured:
+    """The graph of `model` for calls like `call`.
+
+    Args:
+        model: any module; its training mode is captured.
+        call: example inputs taken apart by `calls.flatten`.
+        dynamic: None for all input dimensions where export allows, `()` for none, or a mapping of input
+            names to dimensions, `{"x": (0,)}`.
+        masks: whether attention that has a pattern itself is captured without it, `transformers_bigbird` has it then.
+        gates: whether experts of transformers are captured as einsums over all of them, by `transformers_experts`.
+        without: names of experts that are not.
+        known: constants of other captures that are in one module with this one; equal ones are shared, and no
+            others have their names.
+        trains: whether gradients are wanted; `None` as the mode of the model says.
+        is_mirror: whether `model` is a mirror of the one that other threads run.
+
+    Raises:
+        ReachedError: the mirror computes with tensors of the original.
+        CaptureError: export fails, a tensor is not in main memory, gradients are wanted that a graph does not have, or
+            the model changes its buffers in a way that a graph cannot hold.
+    """
+    require_readable(model, call)
+    outputs: list[pytree.TreeSpec] = []
+    watch = Watch((*model.parameters(), *model.buffers())) if is_mirror else nullcontext()
+    flat = Flat(model, call, outputs.append, watch)
+    tensors = tuple(example_tensors(call))
+    names = call.shape.tensor_names()
+    shown = transformers_bigbird.shown(model) if masks else nullcontext()
+    functions = autograd_functions.inlined(has_gradients=model.training if trains is None else trains)
+    with functions, shown, transformers_experts.spelled_out(model, without) if gates else nullcontext():
+        program = export(flat, tensors, dimensions(names, tensors, dynamic), retry=dynamic is None)
+    assert outputs, "export runs the model"
+    graph, constants = inner_graph(program, names, first_names(model), known or {})
+    extents = [extents_of(node) for node in graph.find_nodes(op="placeholder")]
+    holds = granted(graph)
+    functionalize(graph)
+    canonicalize(graph)
+    wanted = dimensions(names, tensors, dynamic)
+    return Captured(
+        graph=graph,
+        shape=call.shape,
+        output=outputs[-1],
+        training=model.training,
+        extents=extents,
+        specialised=fixed_dimensions(names, extents, wanted),
+        constants=constants,
+        is_lifted=is_lifted(model, call, masks=masks, gates=gates),
+        holds=holds,
+    )
+
+
+def require_readable(model: nn.Module, call: calls.Call) -> None:
+    """Raises where a tensor of a model or a call has no main memory of its own, or an argument is not known.
+
+    A graph would take contents of its example for those of all calls.
+    """
+    given = ((leaf.name, value) for leaf, value in zip(call.shape.leaves, call.values, strict=True))
+    for name, tensor in (*model.named_parameters(), *model.named_buffers(), *given):
+        if not isinstance(tensor, torch.Tensor) or calls.is_ours(tensor) or has_memory(tensor):
+            continue
+        raise CaptureError(f"{name} {without_memory(tensor)}")
+    for leaf in call.shape.leaves:
+        if not leaf.is_told:
+            raise CaptureError(
+                f"{leaf.name} is of class {leaf.detail[0].__name__}, which pickle cannot read, so calls with other "
+                "contents are not told apart; give tensors, numbers or objects that can be pickled"
+            )
+
+
+def is_lifted(model: nn.Module, call: calls.Call, *, masks: bool, gates: bool) -> bool:
+    """Whether a capture shows patterns, experts or sparse matrices in a form of ours."""
+    if any(leaf.kind == "sparse" for leaf in call.shape.leaves):
+        return True
+    parts = list(model.modules())
+    has_pattern = masks and any(transformers_bigbird.own_pattern(part) is not None for part in parts)
+    return has_pattern or (gates and any(map(transformers_experts.is_shown, parts)))
+
+
+def example_tensors(call: calls.Call) -> list[torch.Tensor]:
+    """The example tensors for export: plain strided ones, with the parts of sparse inputs."""
+    return [
+        tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.tensors(sparse_parts)
+    ]
+
+
+def sparse_parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rows, columns and values of a sparse matrix, and an empty tensor that carries its extents."""
+    from sparsify.storage.tensor import SparseTensor
+
+    if matrix.dim() != 2:
+        raise CaptureError(f"a sparse input of shape {list(matrix.shape)}", "sparse inputs are matrices")
+    if isinstance(matrix, SparseTensor):
+        rows, columns = matrix.coordinates()
+        values = matrix.values()
+    else:
+        entries = matrix if matrix.layout is torch.sparse_coo else matrix.to_sparse()
+        entries = entries.coalesce()
+        rows, columns = entries.indices()
+        values = entries.values()
+    return rows.clone(), columns.clone(), values, values.new_empty((*matrix.shape, 0)).detach()
+
+
+def dimensions(
+    names: list[str], tensors: Sequence[torch.Tensor], dynamic: Dynamic
+) -> list[dict[int, Any] | None]:
+    """Per tensor which dimensions may vary."""
+    if dynamic is None:
+        return [{mode: Dim.AUTO for mode, extent in enumerate(tensor.shape) if extent} for tensor in tensors]
+    if not dynamic:
+        return [None for _ in tensors]
+    if not isinstance(dynamic, Mapping):
+        raise CaptureError(
+            f"dynamic is None, () or a mapping of input names to dimensions, found {dynamic!r}"
+        )
+    unknown = [name for name in dynamic if name not in names]
+    if unknown:
+        raise CaptureError(f"dynamic names {unknown[0]!r}; the inputs are {', '.join(names)}")
+    return [
+        named_dimensions(name, dynamic.get(name), tensor.dim())
+        for name, tensor in zip(names, tensors, strict=True)
+    ]
+
+
+def named_dimensions(name: str, spec: Any, rank: int) -> dict[int, Any] | None:
+    """Dimensions of an input with so many modes, given as `(0, 1)` or as `{0: Dim(...)}`.
+
+    Raises:
+        ShapeError: they are given in another way, or the input does not have them.
+    """
+    if spec is None:
+        return None
+    try:
+        found = {index(mode): wanted for mode, wanted in mapped(spec).items()}
+    except TypeError:
+        raise ShapeError(
+            f"dynamic has {spec!r} for {name}; give the modes that vary as (0, 1) or as {{0: Dim(...)}}"
+        ) from None
+    beyond = [mode for mode in found if not -rank <= mode < rank]
+    if beyond:
+        has = f"modes 0 to {rank - 1}" if rank else "none"
+        raise ShapeError(f"dynamic has mode {beyond[0]} for {name}; that input has {has}")
+    return {mode % rank: wanted for mode, wanted in found.items()}
+
+
+def mapped(spec: Any) -> Mapping[Any, Any]:
+    """The dimensions of `(0, 1)`, each `Dim.AUTO`; those of a mapping as they are."""
+    return spec if isinstance(spec, Mapping) else dict.fromkeys(spec, Dim.AUTO)
+
+
+def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: bool) -> ExportedProgram:
+    """The exported program; with `retry` once more with fixed shapes when dynamic ones fail."""
+    from sparsify.passes.capture.confined_export import confined_export  # loads what compiles graphs
+
+    try:
+        with (
+            confined.silenced(LOGS),
+            confined_export(),
+            pyg_rgcn.unasked(),
+            torch_encoder.unasked(),
+            pyg_graph_count.chosen_by_data(),
+        ):
+            return torch.export.export(flat, tensors, dynamic_shapes=(tuple(spec),), strict=False)
+    except (CaptureError, ReachedError):
+        raise
+    except Exception as error:  # export raises many unrelated classes
+        if retry:
+            return export(flat, tensors, [None for _ in tensors], retry=False)
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CaptureError(f"torch.export cannot capture {type(flat.model).__name__}: {first}") from error
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """For every name of a parameter or buffer the first name that the same tensor has."""
+    first: dict[int, str] = {}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors}
+
+
+def inner_graph(
+    program: ExportedProgram, names: list[str], first: dict[str, str], known: Mapping[str, torch.Tensor]
+) -> tuple[fx.Graph, dict[str, torch.Tensor]]:
+    """The graph with parameters as attributes under the model's names, and tensors made while capturing."""
+    signature = program.graph_signature
+    effects = [spec.kind.name for spec in signature.output_specs if spec.kind is not OutputKind.USER_OUTPUT]
+    if effects:
+        raise CaptureError(
+            f"the model has effects that a graph cannot hold: {', '.join(sorted(set(effects)))}"
+        )
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(program.graph, {}))  # owned by no module yet: attributes are not looked up
+    inline_blocks(graph, program.graph_module)
+    constants: dict[str, torch.Tensor] = {}
+    inputs = iter(names)
+    placeholders = graph.find_nodes(op="placeholder")
+    for node, spec in zip(placeholders, signature.input_specs, strict=True):
+        if spec.kind is InputKind.USER_INPUT:
+            rename(node, next(inputs))
+            continue
+        target = str(spec.target)
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            name = first[target.removeprefix(PREFIX)]
+        else:
+            made = program.constants[target]
+            name = constant_name(f"_captured_{target.replace('.', '_')}", made, {**known, **constants}, first)
+            constants[name] = known.get(name, made)
+        node.meta["is_parameter"] = spec.kind is InputKind.PARAMETER
+        become_attribute(node, name)
+    for node in graph.nodes:
+        strip_prefix(node)
+    return graph, constants
+
+
+def constant_name(
+    name: str, constant: torch.Tensor, known: Mapping[str, torch.Tensor], taken: Collection[str]
+) -> str:
+    """`name`, or `name_1` and so on where it is taken, or known for a constant that is another one."""
+    names = (f"{name}_{number}" if number else name for number in count())
+    free = (found for found in names if found not in taken)
+    return next(found for found in free if found not in known or is_same(known[found], constant))
+
+
+def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of numbers have the same bytes in the same order: `-0.0` is not `0.0`, and NaN is NaN."""
+    if left is right:
+        return True
+    if not type(left) is type(right) is torch.Tensor or left.dtype != right.dtype or left.requires_grad:
+        return False
+    if not left.layout == right.layout == torch.strided or right.requires_grad or left.shape != right.shape:
+        return False
+    first, second = (tensor.reshape(-1).view(torch.uint8) for tensor in (left, right))
+    return left.stride() == right.stride() and torch.equal(first, second)
+
+
+def rename(node: fx.Node, name: str) -> None:
+    """Gives a placeholder the name that the user knows."""
+    node.meta["input"] = name
+    node.target = node.name = node.graph._graph_namespace.create_name(name.replace(".", "_"), None)
+
+
+def become_attribute(node: fx.Node, name: str) -> None:
+    """Replaces a placeholder by an attribute of the module; tied parameters share one."""
+    attribute = next((other for other in node.graph.find_nodes(op="get_attr") if other.target == name), None)
+    if attribute is None:
+        with node.graph.inserting_before(node):
+            attribute = node.graph.create_node("get_attr", name, name=name.replace(".", "_"))
+        attribute.meta = dict(node.meta)
+    node.replace_all_uses_with(attribute)
+    node.graph.erase_node(node)
+
+
+def strip_prefix(node: fx.Node) -> None:
+    """Module scopes as the user knows them, without the wrapper."""
+    stack = node.meta.get("nn_module_stack")
+    if stack:
+        inner = {
+            key: (path.removeprefix("model").removeprefix("."), kind) for key, (path, kind) in stack.items()
+        }
+        node.meta["nn_module_stack"] = dict(list(inner.items())[1:])
+
+
+def extents_of(node: fx.Node) -> tuple[int | str, ...]:
+    """The extents of a placeholder: numbers, and symbols by name."""
+    value = node.meta.get("val")
+    return tuple(number_or_symbol(extent) for extent in getattr(value, "shape", ()))
+
+
+def number_or_symbol(extent: Any) -> int | str:
+    """A fixed extent as a number, a dynamic one by the name of its symbol."""
+    if isinstance(extent, int):
+        return extent
+    text = str(extent)
+    return int(text) if text.isdigit() else text
+
+
+def fixed_dimensions(names: list[str], extents: list[tuple[int | str, ...]], wanted: Any) -> list[str]:
+    """The dimensions that were meant to vary and do not, as `x[1] = 1433`."""
+    return [
+        f"{name}[{mode}] = {shape[mode]}"
+        for name, shape, spec in zip(names, extents, wanted, strict=True)
+        for mode in sorted(spec or {})
+        if isinstance(shape[mode], int)
+    ]

@@ -1,0 +1,180 @@
+"""Experts of transformers' models, captured as einsums over all of them, which a rule for gates makes sparse again.
+
+In:  a Mixtral, whose experts run one after the other on the tokens that chose them: no graph can hold that.
+Out: while it is captured, `einsum("te,teo->to", gate, results)` with a gate that is 0 for experts that are not chosen.
+
+transformers' experts with stacked matrices all ask one table for their implementation, those of Switch are a layer of
+their own each. The table and the modules stay as they were. Experts that no kernel computes afterwards are captured
+once more with an implementation of transformers, since all of them would take longer than the chosen ones.
+"""
+
+import copy
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx, nn
+
+from sparsify.passes.capture.libraries.transformers_bigbird import replaced
+from sparsify.passes.graph.operators import operator_name, scope
+
+MODULE: Final = "transformers.integrations.moe"
+NAME: Final = "sparsify_all_experts"
+# The implementation that graphs can hold.
+OWN: Final = "grouped_mm"
+
+
+@contextmanager
+def spelled_out(model: nn.Module, without: Collection[str] = ()) -> Iterator[None]:
+    """Within this context experts of transformers compute all results and weight them.
+
+    Args:
+        without: names of those that run as transformers has them, in a form that graphs can hold.
+    """
+    table: Any = getattr(sys.modules.get(MODULE), "ALL_EXPERTS_FUNCTIONS", None)
+    named = dict(model.named_modules())
+    stacked: list[Any] = [m for m in named.values() if is_stacked(m)] if table is not None else []
+    layers: list[Any] = [m for name, m in named.items() if is_layers(m) and name not in without]
+    routers: list[Any] = [m for m in named.values() if layers and is_router(m)]
+    implementations: dict[int, str] = {}
+    apart = {id(named[name]) for name in without}
+    with ExitStack() as changes:
+        if stacked:
+            table[NAME] = partial(_experts, table, implementations, apart)
+            changes.callback(table.pop, NAME)
+        for module in stacked:
+            config = copy.copy(module.config)  # other threads may read the model's own
+            implementations[id(config)] = config._experts_implementation
+            config._experts_implementation = NAME
+            changes.enter_context(replaced(module, "config", config))
+        for module in layers:
+            changes.enter_context(replaced(module, "forward", partial(all_layers, module)))
+        for router in routers:
+            unconverted = partial(_as_it_is, router.classifier)
+            changes.enter_context(replaced(router.classifier, "to", unconverted))
+        yield
+
+
+def left_over(graph: fx.Graph, model: nn.Module) -> list[str]:
+    """The names of experts that a graph computes for all tokens, after what kernels compute was taken out of it."""
+    named = model.named_modules()
+    known = {name for name, m in named if (is_stacked(m) and is_known(m)) or is_layers(m)}
+    scopes = (scope(n).partition("@")[0] for n in graph.nodes if operator_name(n) == "einsum")
+    return sorted(known & set(scopes))
+
+
+def is_stacked(module: Any) -> bool:
+    """Whether a module asks the table of transformers for an implementation of its experts."""
+    return hasattr(module, "_apply_gate") and hasattr(
+        getattr(module, "config", None), "_experts_implementation"
+    )
+
+
+def is_known(module: Any) -> bool:
+    """Whether stacked experts have the matrices `gate_up_proj` or `up_proj` and `down_proj`, biases of both or none."""
+    if any(getattr(module, name, False) for name in ("has_post_expert_norm", "_is_expert_parallel")):
+        return False
+    return all(isinstance(getattr(module, name, None), Tensor) for name in weight_names(module))
+
+
+def weight_names(module: Any) -> list[str]:
+    """The names of the matrices of stacked experts, and of their biases."""
+    names = [first_name(module), "down_proj"]
+    return [*names, *(f"{name}_bias" for name in names if getattr(module, "has_bias", False))]
+
+
+def first_name(module: Any) -> str:
+    """The name of the first matrices of stacked experts."""
+    return "gate_up_proj" if getattr(module, "has_gate", False) else "up_proj"
+
+
+def is_shown(module: Any) -> bool:
+    """Whether the experts of a module are captured in a form of ours."""
+    return (is_stacked(module) and is_known(module)) or is_layers(module)
+
+
+def is_layers(module: Any) -> bool:
+    """Whether a module has two linear layers `wi` and `wo` without biases for each expert, as Switch has."""
+    if not isinstance(module, nn.ModuleDict) or not hasattr(module, "num_experts") or not len(module):
+        return False
+    for expert in module.values():
+        linear = [getattr(expert, name, None) for name in ("wi", "wo")]
+        if not all(isinstance(layer, nn.Linear) and layer.bias is None for layer in linear):
+            return False
+        dropout = getattr(expert, "dropout", None)
+        if not isinstance(dropout, nn.Dropout) or (dropout.training and dropout.p > 0):
+            return False
+        if not hasattr(expert, "act"):
+            return False
+    return True
+
+
+def is_router(module: Any) -> bool:
+    """Whether a module converts its classifier to a dtype that it has already, which no graph can hold."""
+    classifier = getattr(module, "classifier", None)
+    if not hasattr(module, "expert_capacity") or not isinstance(classifier, nn.Linear):
+        return False
+    return classifier.weight.dtype == getattr(module, "dtype", None)
+
+
+def _as_it_is(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A module that has this dtype."""
+    return module
+
+
+def _experts(
+    table: Any,
+    implementations: dict[int, str],
+    apart: Collection[int],
+    experts: Any,
+    *given: Any,
+    **named: Any,
+) -> Tensor:
+    """The results of experts: spelled out, or by an implementation of transformers."""
+    if is_known(experts) and id(experts) not in apart:
+        return all_experts(experts, *given, **named)
+    own = implementations[id(experts.config)]
+    found: Tensor = table[own if own in table else OWN](experts, *given, **named)
+    return found
+
+
+def all_experts(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """The results of all experts, weighted by a gate.
+
+    Args:
+        experts: the module that has their matrices.
+        hidden: [tokens, channels].
+        chosen: the experts of each token, [tokens, k].
+        weights: theirs, of the same shape.
+    """
+    gate = hidden.new_zeros(hidden.shape[0], experts.num_experts)
+    gate = gate.scatter_add(1, chosen, weights.to(gate.dtype))
+    turned, has_bias = getattr(experts, "is_transposed", False), getattr(experts, "has_bias", False)
+    first = first_name(experts)
+    rows = torch.einsum("td,edh->teh" if turned else "td,ehd->teh", hidden, getattr(experts, first))
+    if has_bias:
+        rows = rows + getattr(experts, f"{first}_bias")
+    rows = experts._apply_gate(rows) if experts.has_gate else experts.act_fn(rows)
+    results = torch.einsum("teh,eho->teo" if turned else "teh,eoh->teo", rows, experts.down_proj)
+    if has_bias:
+        results = results + experts.down_proj_bias
+    return torch.einsum("te,teo->to", gate, results)
+
+
+def all_layers(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """The results of all experts that are layers of their own, weighted by a gate.
+
+    Args:
+        experts: the layers by name.
+        hidden: [tokens, channels].
+        chosen: 1 for the expert of a token and 0 for all others, and for tokens that are dropped, [tokens, 1, experts].
+        weights: of the chosen experts, [tokens, 1].
+    """
+    layers = list(experts.values())
+    gate = chosen.squeeze(1).to(hidden.dtype) * weights
+    first, last = (torch.stack([getattr(layer, name).weight for layer in layers]) for name in ("wi", "wo"))
+    rows = layers[0].act(torch.einsum("td,ehd->teh", hidden, first))
+    return torch.einsum("te,teo->to", gate, torch.einsum("teh,eoh->teo", rows, last))

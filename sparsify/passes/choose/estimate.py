@@ -1,0 +1,150 @@
+"""What a region will cost for the example inputs, before its kernel exists.
+
+In: the region of `Y[i,k] = sum(j, A[i,j] * X[j,k])` in a graph captured for 2708 nodes. Out: about 400 us.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from sparsify.compiler import calibrate
+from sparsify.compiler.schedule.cost import estimate_us
+from sparsify.compiler.schedule.sizes import Sizes, sizes_of
+from sparsify.passes.call.region_call import RegionCall
+from sparsify.passes.capture.draft import Draft
+from sparsify.passes.graph.operators import known_size, operator_name, sources, tensor_value
+from sparsify.passes.operands.edge_slots import Aligned
+from sparsify.passes.region.region import Region, finish
+from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand
+from sparsify.storage.tensor import SparseTensor
+
+# Rows of an input whose size only a run can tell.
+UNKNOWN_ROWS: Final = 128
+
+
+def estimated_us(draft: Draft, region: Region, sizes: Sizes | None = None) -> float | None:
+    """The microseconds of one call; None where the sizes of the example are not known."""
+    if region.program is None:
+        finish(region)
+    assert region.program is not None, "finish writes the program"
+    known = sizes or expected_sizes(draft, region)
+    if any(index not in known.extents for d in region.program.declarations for index in d.extents):
+        return None
+    if any(region.names[matrix.name] not in known.stored for matrix in region.matrices):
+        return None
+    machine = calibrate.known(draft.options)
+    return estimate_us(region.program, known.extents, known.stored, machine)
+
+
+def expected_sizes(draft: Draft, region: Region) -> Sizes:
+    """Extents and stored entries of the operands, as far as the example tells."""
+    assert region.program is not None, "finish writes the program"
+    if region.layout is not None:
+        return layout_sizes(draft, region)
+    extents: dict[str, int] = {}
+    stored: dict[str, int] = {}
+    for name, operand in region.operands.items():
+        declared = region.program.declaration(region.names[name])
+        for index, extent in zip(declared.extents, extents_of(operand), strict=False):
+            size = known_size(extent)
+            if size is not None:
+                extents[index] = size
+        if isinstance(operand, Matrix):
+            count = stored_entries(draft, operand)
+            if count is not None:
+                stored[declared.name] = count
+        if isinstance(operand, Bags) and (count := known_size(operand.extents[1])) is not None:
+            stored[declared.name] = count
+    return Sizes({**extents, **dict(region.program.extents)}, stored)
+
+
+def fixed_extents(region: Region) -> Sizes:
+    """The extents of the operands that are the same in every call of the graph."""
+    assert region.program is not None, "finish writes the program"
+    if region.layout is not None:
+        return Sizes(dict(region.program.extents))
+    extents: dict[str, int] = {}
+    for name, operand in region.operands.items():
+        declared = region.program.declaration(region.names[name])
+        found = zip(declared.extents, extents_of(operand), strict=False)
+        extents |= {index: extent for index, extent in found if type(extent) is int}
+    return Sizes(extents)
+
+
+def layout_sizes(draft: Draft, region: Region) -> Sizes:
+    """The sizes of a convolution's operands."""
+    assert region.layout is not None and region.program is not None, (
+        "other regions have operands of their own"
+    )
+    image, weight = (region.read[at] for at in (region.layout.places.image, region.layout.places.weight))
+    known, images = draft.known_tensor(weight), tensor_value(image)
+    assert known is not None and images is not None, "convolutions are of parameters and tensors"
+    count = known_size(images.shape[0], UNKNOWN_ROWS) or UNKNOWN_ROWS
+    return region.layout.sizes(region.program, count, known)
+
+
+def extents_of(operand: fx.Node | Matrix | PatternOperand | Bags) -> tuple[Any, ...]:
+    """The extents of an operand, as numbers, symbols or nodes that compute them."""
+    if isinstance(operand, PatternOperand):
+        return operand.shape
+    if isinstance(operand, Bags) or (isinstance(operand, Matrix) and operand.extents is not None):
+        assert operand.extents is not None, "bags have extents"
+        return operand.extents
+    dense = operand.dense if isinstance(operand, Matrix) else operand
+    value = tensor_value(dense)
+    shape = tuple(value.shape) if value is not None else ()
+    return shape[::-1] if isinstance(operand, Matrix) and operand.transposed else shape
+
+
+def stored_entries(draft: Draft, matrix: Matrix) -> int | None:
+    """How many entries the example has in a sparse operand."""
+    if matrix.dense is not None:
+        tensor = draft.known_tensor(matrix.dense)
+        return None if tensor is None else int(torch.count_nonzero(tensor))
+    value = tensor_value(matrix.rows)
+    assert matrix.rows is not None, "a matrix is dense or has rows"
+    if value is None:
+        return None
+    edges = [known_size(extent) or 0 for leaf in sources([matrix.rows]) for extent in extents_of(leaf)]
+    return known_size(value.shape[0], max(edges, default=0))
+
+
+def example_sizes(draft: Draft, region: Region, call: RegionCall, arguments: Sequence[fx.Node]) -> Sizes:
+    """The sizes that the region's kernel meets in the example, patterns included where they are at hand."""
+    values = [example_value(draft, node) for node in arguments]
+    expected = expected_sizes(draft, region)
+    if region.layout is not None:
+        return expected
+    operands: list[Any] = []
+    for operand in call.operands:
+        leaves = tuple(values[at] for at in operand.leaves)
+        found: Any = None
+        if operand.structure is not None and all(leaf is not None for leaf in leaves):
+            found = operand.structure(leaves)[operand.result]
+        if isinstance(found, Aligned):
+            found = SparseTensor(found.pattern, torch.zeros(found.pattern.nnz))
+        operands.append(found)
+    met = sizes_of(call.program, operands)
+    return Sizes({**expected.extents, **met.extents}, {**expected.stored, **met.stored}, met.patterns)
+
+
+def example_value(draft: Draft, node: fx.Node) -> Any:
+    """A tensor or a size of the example, None for what only a run computes."""
+    if operator_name(node) in ("sym_size", "size"):
+        return known_size(node)
+    return draft.known_tensor(node)
+
+
+def example(draft: Draft, node: fx.Node) -> Any:
+    """A tensor like the one that the example has there, a size as it is."""
+    known = draft.known_tensor(node)
+    if known is not None:
+        return known.detach()
+    value = tensor_value(node)
+    if value is None:
+        return known_size(node, UNKNOWN_ROWS) or UNKNOWN_ROWS
+    shape = [known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS for extent in value.shape]
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return made.to(value.dtype)

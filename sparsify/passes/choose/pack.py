@@ -1,0 +1,223 @@
+"""The formats of weights that never change: the fastest for their zeros, or dense where none is fast enough.
+
+In: the region of `Y[i,k] = relu(sum(j, X[i,j] * W[k,j]) + b[k])`, W frozen with 10 % of its entries, 128 rows.
+Out: the same with W stored `j/96: dense, i: dense, j%96: compressed(crd=int16)`; a region whose weight has few zeros
+is left to torch, and the report says so.
+
+Formats are ordered by what they are expected to cost; the best few and torch's product are timed (`tune`).
+"""
+
+from dataclasses import replace
+from math import inf, prod
+
+from torch import Tensor
+
+from sparsify.compiler import calibrate
+from sparsify.compiler.einsum.nodes import Access, Call, Reduce
+from sparsify.compiler.node import walk
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.schedule.pack import Packing, pack_matrix
+from sparsify.passes.capture.draft import Draft, Key
+from sparsify.passes.choose.estimate import UNKNOWN_ROWS
+from sparsify.passes.choose.linear_library import SPOKEN
+from sparsify.passes.choose.weight_format_timing import Timed, try_tune
+from sparsify.passes.graph.operators import known_size, operator_name, scope, tensor_value
+from sparsify.passes.region import region as regions
+from sparsify.passes.region.region import Region
+from sparsify.passes.region.sparse_operand import Matrix
+from sparsify.recipe.schema import Compile
+
+# Entries of a weight for which the machine is measured where nobody has yet.
+LARGE = 1 << 16
+# How much faster a format is that a packed weight gets beside the one that it has, and as what it is timed at least.
+FAR = 1.25
+TIMED = 1.1
+
+
+def pack(draft: Draft) -> Draft:
+    """The draft with a format for each frozen weight whose rule leaves it to the compiler."""
+    if draft.is_trainable:
+        return draft
+    kept = []
+    for region in draft.regions:
+        if not (weights := packings(draft, region)):
+            kept.append(region)
+            continue
+        timed, chosen = choice(draft, region, weights)
+        sources = {name: m.source for name, m in region.operands.items() if isinstance(m, Matrix)}
+        is_open = len(chosen) == len(region.matrices) and not is_packed(draft, region)
+        if is_open and not is_worth_it(chosen, draft.recipe.compile, timed):
+            if timed is not None and timed.library:
+                kept.append(by_library(region, chosen, timed))
+                continue
+            for name, packed in chosen.items():
+                node = region.output
+                gain = "faster" if packed.is_smaller else "smaller"
+                reason = f"the weight {sources[name]} is {gain} dense: {compared(packed, timed)}"
+                draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
+            continue
+        for name, packed in chosen.items():
+            weight = region.operands[name]
+            assert isinstance(weight, Matrix), "weights are sparse operands"
+            form = draft.formats.setdefault(key_of(weight), packed.format)  # one format for all who read it
+            region.operands[name] = replace(weight, packed=form)
+            region.notes.append(f"{weight.source} packed: {compared(packed, timed)}")
+        regions.finish(region)
+        kept.append(region)
+    draft.regions = kept
+    return draft
+
+
+def packings(draft: Draft, region: Region) -> dict[str, list[Packing]]:
+    """The formats for each free weight of a region, the one first that is expected to be the fastest."""
+    weights = {name: m for name, m in region.operands.items() if isinstance(m, Matrix) and is_free(m)}
+    found = {name: offered(draft, weight, packing(draft, region, weight)) for name, weight in weights.items()}
+    return {name: formats for name, formats in found.items() if formats}
+
+
+def offered(draft: Draft, weight: Matrix, found: list[Packing]) -> list[Packing]:
+    """Of formats for a weight those that it can have.
+
+    That is the one that this graph has it in. Otherwise, where graphs for other numbers of rows have it packed, it is
+    the best of theirs, unless a further one is far better, or may be by what is timed, and all together are smaller
+    than the dense weight: then those, and the best of theirs last.
+    """
+    key = key_of(weight)
+    stored = draft.stored.get(key)
+    if key not in draft.formats and stored is not None and found:
+        known = [one for one in found if one.format in stored.formats]
+        # One that is not offered, as bits are for one row alone, is slow for as many rows as there are.
+        best = known[0] if known else replace(found[0], format=stored.formats[0], us=inf)
+        room = found[0].dense_bytes - stored.bytes
+        least = TIMED if draft.options.tune_seconds else FAR
+        further = [one for one in found if one.bytes < room and least * one.us < best.us]
+        if further and draft.recipe.compile.memory != "compact":
+            return [*further, best]
+        draft.formats[key] = best.format
+    return [one for one in found if one.format == draft.formats.get(key)] or found
+
+
+def choice(
+    draft: Draft, region: Region, found: dict[str, list[Packing]]
+) -> tuple[Timed | None, dict[str, Packing]]:
+    """A format for each weight, and what was timed for it.
+
+    Nothing is timed where memory decides or another region did, nor for several weights.
+    """
+    is_held = is_packed(draft, region) and not is_decided(draft, region)
+    expected = {name: far_better(formats) if is_held else formats[0] for name, formats in found.items()}
+    if is_decided(draft, region) or len(found) > 1 or len(region.matrices) > 1:
+        return None, expected
+    if draft.recipe.compile.memory == "compact":
+        return None, expected
+    ((name, formats),) = found.items()
+    held = formats[-1] if is_held else None
+    timed = try_tune(draft, region, name, formats, held)
+    if timed is None:
+        return None, expected
+    best = next((one for one in formats if str(one.format) == timed.format), formats[0])
+    if held is not None and timed.us_of(str(held.format)) <= FAR * timed.us:
+        best = held
+    return timed, {name: best}
+
+
+def far_better(formats: list[Packing]) -> Packing:
+    """The first of some formats where it is expected to be far faster than the last one, which is there; else that."""
+    return formats[0] if FAR * formats[0].us < formats[-1].us else formats[-1]
+
+
+def is_free(matrix: Matrix) -> bool:
+    """Whether a sparse operand is a weight whose format nobody chose."""
+    return matrix.dense is not None and matrix.dense.op == "get_attr" and matrix.mark.format == "auto"
+
+
+def key_of(weight: Matrix) -> Key:
+    """What tells apart the operands that are made of weights."""
+    return weight.source, weight.transposed
+
+
+def is_decided(draft: Draft, region: Region) -> bool:
+    """Whether the formats of the weights of a region are chosen."""
+    return all(key_of(weight) in draft.formats for weight in region.matrices)
+
+
+def is_packed(draft: Draft, region: Region) -> bool:
+    """Whether other regions or graphs have the weights of this one packed, whatever is chosen for it."""
+    keys = [key_of(weight) for weight in region.matrices]
+    return all(key in draft.formats or key in draft.stored for key in keys)
+
+
+def is_worth_it(chosen: dict[str, Packing], asked: Compile, timed: Timed | None) -> bool:
+    """Whether packed weights take less memory than dense ones and, unless that is all, are faster as far as known."""
+    if not all(found.is_smaller for found in chosen.values()):
+        return False
+    if asked.memory == "compact" or not asked.allows("torch"):
+        return True
+    if timed is not None:
+        return timed.is_faster
+    return sum(found.us for found in chosen.values()) < sum(found.dense_us for found in chosen.values())
+
+
+def by_library(region: Region, chosen: dict[str, Packing], timed: Timed) -> Region:
+    """The region with a library's product, which was faster than torch's and than kernels that save memory."""
+    region.backend = timed.library
+    for name, packing in chosen.items():
+        weight = region.operands[name]
+        assert isinstance(weight, Matrix), "weights are sparse operands"
+        region.notes.append(
+            f"{weight.source} dense, packed beside by {SPOKEN[timed.library]}: {compared(packing, timed)}"
+        )
+    regions.finish(region)
+    return region
+
+
+def compared(found: Packing, timed: Timed | None) -> str:
+    """Why a format was chosen, or none."""
+    share = f"{found.stored / max(1, found.entries):.1%} stored"
+    expected = f"{share}, expected {found.us:.0f} us, torch's product {found.dense_us:.0f}"
+    return expected if timed is None else f"{expected}; {timed}"
+
+
+def packing(draft: Draft, region: Region, weight: Matrix) -> list[Packing]:
+    """The formats of a weight, the best first; none where it is not multiplied with rows that lie along its columns."""
+    assert weight.dense is not None, "weights are parameters"
+    known = draft.known_tensor(weight.dense)
+    product = next((p for _, _, value in region.statements if (p := product_with(value, weight.name))), None)
+    if known is None or product is None:
+        return []
+    own, other = product
+    summed = index_names(other)[-1]
+    if len(index_names(own)) != 2 or summed not in index_names(own):
+        return []
+    mask: Tensor = (known.t() if weight.transposed else known) != 0
+    is_turned = index_names(own)[0] == summed
+    rows = rows_of(region, other)
+    is_large = known.numel() >= LARGE
+    machine = (calibrate.try_measured if is_large else calibrate.known)(draft.options)
+    compact = draft.recipe.compile.memory == "compact"
+    turned = mask.t() if is_turned else mask
+    sizes = known.element_size(), machine
+    found = pack_matrix(turned, rows, *sizes, value_bytes=weight.dtype.itemsize, compact=compact)
+    if not is_turned:
+        return found
+    return [replace(one, format=one.format.permuted((1, 0))) for one in found]
+
+
+def product_with(value: object, name: str) -> tuple[Access, Access] | None:
+    """The access to a matrix and what it is multiplied with in a sum of products of two."""
+    for part in walk(value):  # type: ignore[arg-type]
+        match part:
+            case Reduce("sum", _, Call("mul", (Access() as left, Access() as right))):
+                if name in (left.tensor, right.tensor):
+                    return (left, right) if left.tensor == name else (right, left)
+    return None
+
+
+def rows_of(region: Region, access: Access) -> int:
+    """How many rows the other operand of a product has in the example."""
+    operand = region.operands.get(access.tensor)
+    node = operand.dense if isinstance(operand, Matrix) else operand
+    node = node or next(node for node, _, _ in region.statements if node.name == access.tensor)
+    value = tensor_value(node)
+    sizes = [known_size(extent) for extent in value.shape[:-1]] if value is not None else [None]
+    return prod(size or UNKNOWN_ROWS for size in sizes)

@@ -1,0 +1,128 @@
+"""A region and the call that will take its place: its arguments, operands and extents.
+
+In: a region and the bindings of its operands. Out: `Site(region, call, arguments, once, sizes)`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.errors import SparsifyError
+from sparsify.passes.call.bind import Binding, extract
+from sparsify.passes.call.operand import Operand, SizeAt
+from sparsify.passes.call.region_call import RegionCall
+from sparsify.passes.capture.draft import Draft
+from sparsify.passes.choose.estimate import example_sizes, expected_sizes, fixed_extents
+from sparsify.passes.choose.linear_library import by_library
+from sparsify.passes.graph import canonicalize
+from sparsify.passes.graph.operators import tensor_value
+from sparsify.passes.region.region import Region
+
+
+@dataclass(frozen=True)
+class Site:
+    """A region and the call that will take its place.
+
+    Attributes:
+        arguments: of the call, as the graph was before any region was replaced.
+        once: the nodes from which operands are computed once, by name.
+        sizes: that the kernel meets in the example.
+    """
+
+    region: Region
+    call: RegionCall
+    arguments: list[fx.Node]
+    once: dict[str, list[fx.Node]]
+    sizes: Sizes
+
+
+def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | SparsifyError:
+    """The call that computes a region, its kernel not built yet; or why there is none."""
+    arguments: list[fx.Node] = []
+
+    def at(node: fx.Node) -> int:
+        if node not in arguments:
+            arguments.append(node)
+        return arguments.index(node)
+
+    operands = []
+    for binding in bindings:
+        argument = at(binding.node) if binding.node is not None else -1
+        if binding.plan is None:
+            operands.append(Operand(binding.name, argument))
+            continue
+        leaves = tuple(at(leaf) for leaf in binding.plan.leaves)
+        assert binding.plan.structure is not None, "structures are cut out before calls are made"
+        structure, result = binding.plan.structure, binding.result
+        operands.append(Operand(binding.name, argument, structure, leaves, result, binding.is_full))
+    assert region.program is not None, "fuse finishes programs"
+    try:
+        outputs = () if region.layout is not None else region.outputs
+        shapes = tuple([output_shape(region, node, at) for node in outputs])
+        dense = extract(draft, arguments, [*region.outputs])
+        library = None
+        if region.backend:
+            library = by_library(extract(draft, arguments, [region.output]), region.backend)
+        settings = (draft.options, draft.notices, draft.is_strict, library, region.layout)
+        call = RegionCall(region.program, operands, shapes, dense, *settings)
+        call.densely = frozenset(o.argument for o in operands if o.name in region.densely)
+        if library is not None:
+            return Site(region, call, arguments, {}, expected_sizes(draft, region))
+        sizes = example_sizes(draft, region, call, arguments)
+        call.plan_for(sizes, fixed_extents(region))
+    except SparsifyError as error:
+        return error
+    once = {binding.name: binding.plan.leaves for binding in bindings if binding.plan is not None}
+    return Site(region, call, arguments, once, sizes)
+
+
+def output_shape(region: Region, node: fx.Node, at: Any) -> tuple[int | SizeAt, ...]:
+    """Per mode of a result its extent, or the argument that is its extent."""
+    shape: list[int | SizeAt] = []
+    value = tensor_value(node)
+    assert value is not None, "regions compute tensors"
+    for mode, extent in enumerate(value.shape):
+        if str(extent).isdigit():
+            shape.append(int(str(extent)))
+            continue
+        found = (
+            canonicalize.input_of_extent(node.graph, extent)
+            or operand_of_extent(region, extent)
+            or operand_of_index(region, region.outputs.index(node), mode)
+        )
+        size = (
+            canonicalize.size_node(*found, extent, region.output)
+            if found
+            else canonicalize.shifted_size(extent, region.output)
+        )
+        if size is None:
+            raise SparsifyError(f"the extent {extent} of {node.name} is no extent of an input")
+        shape.append(SizeAt(at(size)))
+    return tuple(shape)
+
+
+def operand_of_extent(region: Region, extent: Any) -> tuple[fx.Node, int] | None:
+    """An operand of a region and the mode of it that has this extent, as the rows of several modes have."""
+    for source in region.inputs:
+        value = tensor_value(source)
+        for mode, other in enumerate(value.shape if value is not None else ()):
+            if str(other) == str(extent):
+                return source, mode
+    return None
+
+
+def operand_of_index(region: Region, number: int, mode: int) -> tuple[fx.Node, int] | None:
+    """An operand and the mode of it that the index variable of a mode of the result of this number runs over, too.
+
+    Extents that the data decides, as of `x[mask]`, may be equal under different symbols.
+    """
+    assert region.program is not None, "fuse finishes programs"
+    extents = region.program.declaration(region.program.outputs[number]).extents
+    for name, operand in region.operands.items():
+        value = tensor_value(operand) if isinstance(operand, fx.Node) else None
+        declared = region.program.declaration(region.names[name]).extents if value is not None else ()
+        if value is not None and value.ndim == len(declared) and extents[mode] in declared:
+            return operand, declared.index(extents[mode])  # type: ignore[return-value]
+    return None

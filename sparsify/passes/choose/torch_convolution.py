@@ -1,0 +1,311 @@
+"""Convolutions that stay torch's, with what follows them: in the form that torch computes fastest.
+
+In:  `%c = conv2d(%x, %w, None, [2, 2], [3, 3]); %n = batch_norm(%c, ...); %r = relu(%n); %m = max_pool2d(%r, [3, 3])`.
+Out: the same graph; where it runs without gradients, one function for all four nodes: a convolution whose weights have
+     the normalisation in them, over pixels whose channels are neighbours if that is faster, and the rest in its memory.
+
+Where images or a weight come with channels as neighbours the nodes run as they are: results then lie so, too.
+Each chain is timed as it is and in both forms; without seconds for that it stays as it is. Traces see the graph.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+from torch.nn.functional import conv2d
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from sparsify.compiler import calibrate
+from sparsify.compiler.recall import recall
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.passes.call.reuse_memory import PLAIN, is_unseen
+from sparsify.passes.capture.draft import Draft
+from sparsify.passes.choose.estimate import UNKNOWN_ROWS, example
+from sparsify.passes.choose.timing import GAIN, is_agreed, race
+from sparsify.passes.choose.torch_cost import extents
+from sparsify.passes.graph.operators import (
+    argument,
+    known_size,
+    operator_name,
+    overwritten,
+    scope,
+    tensor_value,
+)
+from sparsify.passes.lift.convolution import Chain, chain_of
+from sparsify.passes.operands.cached_operands import Structure
+from sparsify.passes.operands.convolution_operands import FORM, Chosen
+from sparsify.passes.operands.sliding_window import recycled
+from sparsify.report import ChainEntry, ConversionEntry
+
+FORMS: Final = {"rows": torch.contiguous_format, "channels": torch.channels_last}
+POOLING: Final = "max_pool2d"
+# Weights that have a normalisation in them, for so many copies of a model.
+PACKED: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FastestForm:
+    """What was measured: the name of the fastest form, "" for the nodes as they are, and the time of each."""
+
+    form: str
+    us: tuple[float, ...]
+    is_agreed: bool
+
+
+class Folded:
+    """A convolution with what follows it.
+
+    Args:
+        chain: its nodes.
+        form: the name of the layout of images.
+        has_pool: whether it computes the largest of neighbours, too, where nothing else reads the rest.
+        is_recycled: whether results lie in memory that is used again.
+        entry: where it is reported how often weights are laid out.
+
+    Attributes:
+        inputs: the nodes that it reads: images, what is added, and parameters.
+        covered: the nodes that it computes.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        form: str,
+        has_pool: bool = True,
+        *,
+        is_recycled: bool,
+        entry: ConversionEntry | None = None,
+    ) -> None:
+        node = chain.node
+        pool = pool_behind(chain) if has_pool else None
+        self.covered = [*chain.covered, *([] if pool is None else [pool])]
+        added = [] if chain.added is None else [chain.added]
+        parameters = parameters_of(chain)
+        self.inputs = list(
+            dict.fromkeys(n for n in (node.args[0], *added, *parameters) if isinstance(n, fx.Node))
+        )
+        at = {read: place for place, read in enumerate(self.inputs)}
+        self.leaves = tuple([at.get(n) for n in parameters])
+        self.added = None if chain.added is None else at[chain.added]
+        self.image = at[node.args[0]]  # type: ignore[index]
+        ways = (("stride", 1), ("padding", 0), ("dilation", 1), ("groups", 1))
+        self.how = tuple([argument(node, place, *way) for place, way in enumerate(ways, 3)])
+        self.eps = 0.0 if chain.norm is None else float(argument(chain.norm, 7, "eps"))
+        self.activation, self.layout = chain.activation, FORMS[form]
+        self.pool = None if pool is None else part([chain.last], [pool])
+        self.plain = part(self.inputs, self.covered)
+        self.is_recycled = is_recycled
+        self.structure = Structure(self.pack, (0, 1), entry or entry_of(chain, form), most=PACKED)
+        self.__name__ = f"folded_{node.name}"
+
+    def __call__(self, *arguments: Tensor) -> Tensor:
+        """The result; by the nodes as they are where gradients or anything else follow them."""
+        return self.computed(arguments) if is_free(arguments) else self.plain(*arguments)
+
+    def computed(self, arguments: Sequence[Tensor]) -> Tensor:
+        """The result in this form, in memory as torch has it."""
+        weight, bias = self.structure(tuple([None if at is None else arguments[at] for at in self.leaves]))
+        found = conv2d(arguments[self.image], weight, bias, *self.how)
+        if self.added is not None:
+            made = self.memory_like(found)
+            found = torch.add(found, arguments[self.added], out=made)
+        if self.activation:
+            found = found.relu_()
+        if self.pool is not None:
+            found = self.pool(found)
+        return found if found.is_contiguous() else self.memory_like(found).copy_(found)
+
+    def memory_like(self, found: Tensor) -> Tensor:
+        """Memory for entries like those of a result, pixel by pixel."""
+        shape = tuple(found.shape)
+        return recycled(shape, found) if self.is_recycled else found.new_empty(shape)
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *norm: Any) -> list[Any]:
+        """The weight and bias with the normalisation in them, the weight laid out as images are."""
+        if norm:
+            mean, variance, scale, shift = norm
+            weight, bias = fuse_conv_bn_weights(weight, bias, mean, variance, self.eps, scale, shift)
+        weight = weight.detach().contiguous(memory_format=self.layout)
+        return [weight, None if bias is None else bias.detach()]
+
+
+def fold(draft: Draft) -> Draft:
+    """The draft whose convolutions of torch know the fastest form of their chains.
+
+    With `memory: compact` all stay as they are: other forms have copies of weights.
+    """
+    if draft.options.tune_seconds == 0 or draft.is_trainable or draft.recipe.compile.memory == "compact":
+        return draft
+    for chain in chains(draft.graph):
+        found = recall(
+            asked(draft, chain),
+            Sizes({}, {}),
+            partial(timed, draft, chain),
+            draft.options,
+            is_sure,
+            classes={"FastestForm": FastestForm},
+        )
+        line = described(chain, found)
+        draft.report.chains.append(line)
+        if found.form:
+            entry = entry_of(chain, found.form)
+            entry.bytes_after = line.bytes_beside = copied_bytes(draft, chain, found.form)
+            chain.node.meta[FORM] = Chosen(found.form, entry)
+            draft.report.conversions.append(entry)
+    return draft
+
+
+def entry_of(chain: Chain, form: str) -> ConversionEntry:
+    """The report's line about weights in a form."""
+    return ConversionEntry("W, b", chain.node.name, f"by {form}")
+
+
+def described(chain: Chain, found: FastestForm) -> ChainEntry:
+    """The report's line about a chain."""
+    covered = ", ".join(operator_name(node) for node in Folded(chain, "rows", is_recycled=False).covered)
+    times = dict(zip(("as it is", *(f"by {form}" for form in FORMS)), found.us, strict=True))
+    form = f"by {found.form}" if found.form else "as it is"
+    return ChainEntry(chain.node.name, scope(chain.node), covered, form, times, found.is_agreed)
+
+
+def copied_bytes(draft: Draft, chain: Chain, form: str) -> int:
+    """The bytes of a weight and bias in a form, 0 where they are the model's own."""
+    weight = draft.known_tensor(parameters_of(chain)[0])
+    assert weight is not None, "weights of chains are parameters"
+    if chain.norm is None:
+        return 0 if weight.is_contiguous(memory_format=FORMS[form]) else weight.nbytes
+    return weight.nbytes + len(weight) * weight.itemsize
+
+
+def folded(graph: fx.Graph, is_recycled: bool) -> list[Folded]:
+    """The chains of a graph that are faster in another form.
+
+    Args:
+        is_recycled: whether results lie in memory that is used again.
+    """
+    known = [(chain, chain.node.meta[FORM]) for chain in chains(graph) if FORM in chain.node.meta]
+    return [Folded(chain, how.form, is_recycled=is_recycled, entry=how.entry) for chain, how in known]
+
+
+def chains(graph: fx.Graph) -> list[Chain]:
+    """The convolutions of images with what follows them, in order; each node is in one of them."""
+    taken: set[fx.Node] = set()
+    written = overwritten(graph)
+    found = []
+    for node in graph.nodes:
+        if (chain := chain_at(node, taken, written)) is not None:
+            found.append(chain)
+            taken.update(chain.covered)
+    return found
+
+
+def chain_at(
+    node: fx.Node, taken: Collection[fx.Node], written: Collection[fx.Node], can_add: bool = True
+) -> Chain | None:
+    """The chain of a convolution of images, `None` where its parameters or its images may change in between.
+
+    Args:
+        taken: nodes that belong to other chains.
+        written: nodes that may be in memory that an operator writes into.
+        can_add: whether something may be added to the result.
+    """
+    if operator_name(node) != "conv2d":
+        return None
+    chain = chain_of(node, taken, can_add)
+    parameters = [n for n in parameters_of(chain) if isinstance(n, fx.Node)]
+    read = [node.args[0], *parameters, *([] if chain.added is None else [chain.added])]
+    values = [tensor_value(n) for n in (*read, node)]
+    if any(value is None or value.dtype != torch.float32 for value in values):
+        return None
+    if any(n.op != "get_attr" for n in parameters) or any(n in written for n in read):
+        return None
+    if not all(isinstance(n, fx.Node) and is_expected_by_rows(n) for n in (*read, node)):
+        return None
+    return chain if values[0].dim() == values[-1].dim() == 4 else None  # type: ignore[union-attr]
+
+
+def parameters_of(chain: Chain) -> list[Any]:
+    """The weight and bias of a convolution, and the statistics, scale and shift of its normalisation."""
+    return [argument(chain.node, 1, "weight"), argument(chain.node, 2, "bias"), *chain.learned]
+
+
+def pool_behind(chain: Chain) -> fx.Node | None:
+    """The only reader of a chain where that takes the largest of neighbours."""
+    readers = list(chain.last.users)
+    is_pool = len(readers) == 1 and operator_name(readers[0]) == POOLING
+    return readers[0] if is_pool and readers[0].all_input_nodes == [chain.last] else None
+
+
+def asked(draft: Draft, chain: Chain) -> str:
+    """What is compared: the operators with their numbers, and the shapes of what they read."""
+    nodes = Folded(chain, "rows", is_recycled=False)
+    shapes = [extents(node) for node in nodes.inputs]
+    calls = [(str(n.target), [a for a in n.args if not isinstance(a, fx.Node)]) for n in nodes.covered]
+    return f"fastest form of {calls} of {shapes} {calibrate.key_of(draft.options)}"
+
+
+def timed(draft: Draft, chain: Chain) -> FastestForm:
+    """What the nodes as they are and all forms take, in turns."""
+    forms = {name: Folded(chain, name, is_recycled=draft.options.recycle) for name in FORMS}
+    first = next(iter(forms.values()))
+    arguments = [example(draft, node) for node in first.inputs]
+    with torch.no_grad():
+        ways = [first.plain, *(form.computed for form in forms.values())]
+        calls = [partial(first.plain, *arguments), *(partial(w, arguments) for w in ways[1:])]
+        found = race(calls, draft.options.tune_seconds)
+    us = tuple([one.us for one in found])
+    best = min(range(len(us)), key=us.__getitem__)
+    form = list(forms)[best - 1] if best and us[best] <= (1 - GAIN) * us[0] else ""
+    return FastestForm(form, us, is_agreed(found))
+
+
+def is_sure(found: FastestForm) -> bool:
+    """Whether turns agreed."""
+    return found.is_agreed
+
+
+def is_free(arguments: Sequence[Tensor]) -> bool:
+    """Whether only the result of a call matters: nothing follows its tensors, plain ones with entries, by rows."""
+    if torch.is_grad_enabled() and any(value.requires_grad for value in arguments):
+        return False
+    if torch.is_autocast_enabled("cpu") or not is_unseen():
+        return False
+    return all(
+        type(v) in PLAIN
+        and v.is_cpu
+        and v.dtype is torch.float32
+        and v.numel() > 0
+        and (v.dim() != 4 or is_by_rows(v))
+        for v in arguments
+    )
+
+
+def is_by_rows(images: Tensor) -> bool:
+    """Whether images or a weight lie pixel by pixel, also where extents of 1 leave that to the strides.
+
+    Of others torch's convolution gives channels as neighbours, on which what follows may rely.
+    """
+    return images.is_contiguous() and images.stride(3) < images.stride(1) * images.shape[1]
+
+
+def is_expected_by_rows(node: fx.Node) -> bool:
+    """Whether a node gives images or a weight that lie so in the example, or anything else."""
+    value = tensor_value(node)
+    if value is None or value.dim() != 4:
+        return True
+    numbers = [known_size(n, UNKNOWN_ROWS) or UNKNOWN_ROWS for n in (*value.shape, *value.stride())]
+    return is_by_rows(torch.empty_strided(numbers[:4], numbers[4:], device="meta"))
+
+
+def part(inputs: Sequence[fx.Node], covered: Sequence[fx.Node]) -> Callable[..., Tensor]:
+    """The function of some nodes that computes others."""
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(node.name) for node in inputs}
+    for node in covered:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(copies[covered[-1]])
+    forward: Callable[..., Tensor] = fx.GraphModule(torch.nn.Module(), graph).forward
+    return forward

@@ -1,0 +1,209 @@
+"""torch's product of a sparse and a dense matrix in place of a kernel's, with what comes before and behind it.
+
+In: the kernel of `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])`.
+Out: a function of its operands, `relu(A @ T + b)` with A in torch's CSR; the products with dense matrices stay as they
+are.
+
+`A @ T` is MKL's product where torch has it. `torch.sparse.mm` with `reduce` runs loops of torch's own and is left out:
+on one thread of an AMD Zen 5 it took 2.2 to 20 times as long as kernels for sums over PubMed and over a mesh, and 1.5
+to 7 times as long for largest entries.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch.nn import functional
+
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce
+from sparsify.compiler.generated import GeneratedStep
+from sparsify.compiler.kernel import Kernel
+from sparsify.compiler.node import find
+from sparsify.compiler.notation.concretize import index_names
+from sparsify.passes.operands.content_memo import Memo
+from sparsify.storage.pattern import Pattern
+from sparsify.storage.tensor import SparseTensor
+
+# What may stand behind a product, by the names of einsum programs.
+FUNCTIONS: Final[dict[str, Callable[..., torch.Tensor]]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "square": torch.square,
+    "sqrt": torch.sqrt,
+    "exp": torch.exp,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+DTYPES: Final = ("float32", "float64")
+# Matrices whose form in torch is remembered.
+REMEMBERED: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A statement whose value is made of one product of a sparse and a dense operand.
+
+    Attributes:
+        step: of the kernel.
+        matrix, dense: the operands, `A[i,j]` and `X[j,k]`, `X[k,j]` or `x[j]`.
+        value: what is made of the product and of dense operands.
+        names: the index variables of the result.
+    """
+
+    step: GeneratedStep
+    matrix: Access
+    dense: Access
+    value: Expr
+    names: tuple[str, ...]
+
+    @property
+    def columns(self) -> str:
+        """The index variable of the result's columns, "" where it is a vector."""
+        return self.names[1] if len(self.names) == 2 else ""
+
+    @property
+    def passes(self) -> int:
+        """How many functions are applied to the product."""
+        return sum(part is not self.product.body for part in find(self.value, Call))
+
+    @property
+    def product(self) -> Reduce:
+        """The sum of products."""
+        return find(self.value, Reduce)[0]
+
+
+class TorchProducts:
+    """The results of a kernel whose products with sparse matrices torch computes.
+
+    Args:
+        kernel: what they stand for.
+        products: of all of its statements that read sparse operands.
+    """
+
+    def __init__(self, kernel: Kernel, products: Sequence[Product]) -> None:
+        self.kernel = kernel
+        self.products = {product.step: product for product in products}
+        self.memory: Memo[tuple[Pattern, torch.Tensor]] = Memo(REMEMBERED)
+
+    def __call__(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The result for operands in the order of the program."""
+        program = self.kernel.program
+        values: dict[str, Any] = dict(zip(program.inputs, operands, strict=True))
+        for step in self.kernel.steps:
+            given = tuple([values[name] for name in step.operands])
+            product = self.products.get(step) if isinstance(step, GeneratedStep) else None
+            values[step.result] = step.compute(given) if product is None else self.result(product, given)
+        found: torch.Tensor = values[program.outputs[0]]
+        return found
+
+    def result(self, product: Product, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The result of a statement."""
+        given = dict(zip(product.step.program.inputs, operands, strict=True))
+        dense, matrix = given[product.dense.tensor], given[product.matrix.tensor]
+        if product.columns and index_names(product.dense)[0] == product.columns:
+            dense = dense.t()
+        assert isinstance(matrix, SparseTensor), "the program has it sparse"
+        return applied(product.value, given, self.in_torch(matrix) @ dense, product.names)
+
+    def in_torch(self, matrix: SparseTensor) -> torch.Tensor:
+        """A matrix in torch's CSR, remembered for its values, while they are the same, at their coordinates."""
+        pattern = matrix._pattern.validated()
+
+        def make() -> tuple[Pattern, torch.Tensor]:
+            with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
+                warnings.simplefilter("ignore", UserWarning)  # about the state of torch's own layout
+                in_rows: Any = matrix.detach().to(format="csr")  # type: ignore[call-overload]
+                return pattern, in_rows.to_torch()
+
+        return self.memory.get((matrix._vals,), make, lambda found: found[0].equals(pattern))[1]
+
+
+def products_of(kernel: Kernel) -> list[Product]:
+    """The products with sparse operands of a kernel; none where one of its steps does something else with them."""
+    program = kernel.program
+    sparse = {d.name for d in program.declarations if not d.format.is_dense}
+    readers = [step for step in kernel.steps if sparse & {step.result, *step.operands}]
+    found = [product_of(step) for step in readers]
+    known = [product for product in found if product is not None]
+    is_single = all(not isinstance(step, GeneratedStep) or len(step.results) == 1 for step in kernel.steps)
+    return known if len(known) == len(readers) and is_single and len(program.outputs) == 1 else []
+
+
+def product_of(step: object) -> Product | None:
+    """The product that a step computes, `None` where it is anything else than `f(sum(j, A[i,j] * X[j,k]), ...)`."""
+    if not isinstance(step, GeneratedStep) or len(step.program.statements) != 1 or step.output.pattern_of:
+        return None
+    (statement,) = step.program.statements
+    names = index_names(statement.target)
+    sums = find(statement.value, Reduce)
+    if statement.monoid is not None or len(sums) != 1 or len(statement.target.indices) != len(names):
+        return None
+    match sums[0]:
+        case Reduce("sum", (summed,), Call("mul", (Access() as left, Access() as right))):
+            pass
+        case _:
+            return None
+    declared = {d.name: d for d in step.program.declarations}
+    if {d.dtype for d in declared.values()} - {step.output.dtype} or step.output.dtype not in DTYPES:
+        return None
+    matrix, dense = (right, left) if declared[left.tensor].format.is_dense else (left, right)
+    is_product = matrix.indices == (Index(names[0]), Index(summed)) and dense.indices in (
+        (Index(summed), *map(Index, names[1:])),
+        (*map(Index, names[1:]), Index(summed)),
+    )
+    if not is_product or declared[matrix.tensor].format.is_dense or declared[matrix.tensor].fill != 0:
+        return None
+    if not all(d.format.is_dense and d.format.is_short for d in declared.values() if d.name != matrix.tensor):
+        return None
+    found = Product(step, matrix, dense, statement.value, names)
+    return found if len(names) <= 2 and is_known(statement.value, sums[0], matrix.tensor, names) else None
+
+
+def is_known(value: Expr, product: Reduce, matrix: str, names: tuple[str, ...]) -> bool:
+    """Whether torch has all that is made of a product."""
+    match value:
+        case Const():
+            return True
+        case Call(function, args):
+            return function in FUNCTIONS and all(is_known(arg, product, matrix, names) for arg in args)
+        case Access(tensor, indices):
+            own = index_names(value)
+            return tensor != matrix and len(set(own)) == len(indices) and set(own) <= set(names)
+    return value is product
+
+
+def applied(
+    value: Expr, operands: dict[str, torch.Tensor], product: torch.Tensor, names: tuple[str, ...]
+) -> torch.Tensor:
+    """What is made of a product over `names`."""
+    match value:
+        case Call(function, args):
+            return FUNCTIONS[function](*[applied(arg, operands, product, names) for arg in args])
+        case Access(tensor):
+            return spread(operands[tensor], index_names(value), names)
+        case Const(number):
+            return torch.tensor(number, dtype=product.dtype)
+    return product
+
+
+def spread(tensor: torch.Tensor, own: tuple[str, ...], names: tuple[str, ...]) -> torch.Tensor:
+    """A tensor over its own index variables as one that broadcasts over `names`.
+
+    >>> spread(torch.zeros(3), ("k",), ("i", "k")).shape, spread(torch.zeros(3, 2), ("k", "i"), ("i", "k")).shape
+    (torch.Size([1, 3]), torch.Size([2, 3]))
+    """
+    ordered = tensor.permute([own.index(name) for name in names if name in own])
+    return ordered[tuple([slice(None) if name in own else None for name in names])]

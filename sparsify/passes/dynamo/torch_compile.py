@@ -1,0 +1,352 @@
+"""The backend of `torch.compile`: graphs that Dynamo captures, made sparse by a recipe.
+
+In: `torch.compile(model, backend="sparsify", options={"recipe": "gcn"})`. Out: the same model, each graph of it a
+`SparseModule`, which an inner backend compiles in its turn.
+
+Models that `torch.export` cannot capture, or whose calls differ, are captured piece by piece here: a break of the graph
+cuts a region in two, so breaks are reported. Parameters are told by their names in the model, and shared with it.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx import traceback
+
+from sparsify import recipe as recipes
+from sparsify.errors import CaptureError, SparsifyError
+from sparsify.passes.apply import apply
+from sparsify.passes.dynamo.parameter_graphs import Made, copied, is_same
+from sparsify.passes.dynamo.reports import is_whole, report_break, report_rules
+from sparsify.passes.dynamo.source_model import ROOT, Origin, member_name, origin_of, source_of
+from sparsify.passes.dynamo.torch_fused_layers import SPELLED
+from sparsify.passes.operands.content_memo import key_of, sampled
+from sparsify.recipe import Recipe
+from sparsify.recipe.source import nearest
+from sparsify.warn import warn
+
+OPTIONS: Final = ("recipe", "inner", "trainable", "strict", "verify")
+INNER: Final = "inductor"
+# Sets of parameters for which a graph is kept.
+REMEMBERED: Final = 4
+# Values of numbers that are constants of operators, as `eps`, for which a graph is captured: with gradients and without
+# as many graphs as are kept.
+MOST_NUMBERS: Final = 2
+# Operators of a tensor and a number, which may be a tensor as well.
+ARITHMETIC: Final = frozenset(
+    (
+        *(operator.add, operator.sub, operator.mul, operator.truediv),
+        *(torch.add, torch.sub, torch.mul, torch.div, "add", "sub", "mul", "div"),
+    )
+)
+REAL: Final = (torch.float32, torch.float64)
+SIZE: Final = re.compile(r"^(.*)\.size\(\)\[(\d+)\]$")
+
+
+def backend(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    **rest: Any,
+) -> Callable[..., Any]:
+    """What Dynamo calls with each graph of a model.
+
+    Args:
+        graph: parameters and inputs are its placeholders.
+        example_inputs: their values.
+        options: of `torch.compile`: `recipe` (a path, a name, a mapping or a `Recipe`); `inner`, the backend of all
+            that stays dense, "inductor" if not given, "eager" for none; `trainable`, `strict`, `verify` as `apply` has
+            them.
+
+    Raises:
+        SparsifyError: no recipe, or an option that there is not.
+        RecipeError: the recipe is wrong.
+    """
+    given = {**(options or {}), **rest}
+    for name in given:
+        if name not in OPTIONS:
+            raise SparsifyError(
+                f"the backend sparsify has no option {name!r}{nearest(name, OPTIONS)}",
+                f"it has {', '.join(OPTIONS)}",
+            )
+    if "recipe" not in given:
+        raise SparsifyError(
+            "the backend sparsify needs a recipe",
+            'torch.compile(model, backend="sparsify", options={"recipe": "gcn"})',
+        )
+    recipe = lenient(recipes.load(given.pop("recipe")))
+    report_break(graph)
+    return Compiled(graph, example_inputs, recipe, given.pop("inner", INNER), given, is_whole(graph, options))
+
+
+def lenient(recipe: Recipe) -> Recipe:
+    """The recipe whose rules may match nothing: what a rule names may be in another graph of the model."""
+    rules = [rule.model_copy(update={"optional": True}) for rule in recipe.sparsify]
+    return recipe.model_copy(update={"sparsify": tuple(rules)})
+
+
+class Compiled:
+    """A graph of Dynamo's, made sparse for the parameters that it is called with.
+
+    Nothing is captured before the first call: Dynamo would take the guards of that capture for its own.
+
+    Args:
+        graph, example_inputs: as the backend gets them.
+        recipe: whose rules may match nothing.
+        inner: the backend for the sparse graph.
+        how: arguments of `apply`.
+        is_whole: whether the graph is all of a model, so that each rule is to match something.
+    """
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        recipe: Recipe,
+        inner: str,
+        how: Mapping[str, Any],
+        is_whole: bool = False,
+    ) -> None:
+        self.graph, self.recipe, self.inner, self.how = graph, recipe, inner, dict(how)
+        self.is_whole = is_whole
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        names = [member_name(source_of(node)) for node in placeholders]
+        self.members = {at: name for at, name in enumerate(names) if name}
+        self.origin = origin_of([source_of(placeholders[at]) for at in self.members])
+        self.inputs = [
+            at
+            for at, value in enumerate(example_inputs)
+            if isinstance(value, Tensor) and at not in self.members
+        ]
+        numbers = [at for at in self.inputs if is_number(placeholders[at], example_inputs[at])]
+        self.numbers = {at: source_of(placeholders[at]) for at in numbers if beside(placeholders[at]) is None}
+        self.inputs = [at for at in self.inputs if at not in self.numbers]
+        self.captured: set[tuple[float, ...]] = set()
+        self.dense: Callable[..., Any] | None = None
+        self.known: list[Made] = []
+
+    def __call__(self, *values: Any) -> Any:
+        """The results of the graph."""
+        return self.runner(values)(*values)
+
+    def runner(self, values: Sequence[Any]) -> Callable[..., Any]:
+        """The sparse graph with the parameters among `values`, made when they are new, or frozen and changed."""
+        members = [values[at] for at in self.members]
+        trainable = self.is_trainable(members)
+        numbers = tuple([float(values[at]) for at in self.numbers])
+        how = (trainable, numbers)
+        state = [m if trainable else (m, m._version) for m in members]
+        for known in self.known:
+            if known.how == how and is_same(known.state, state) and known.is_packed_of(members):
+                return known.run
+        if numbers not in self.captured and len(self.captured) >= MOST_NUMBERS:
+            return self.uncaptured()
+        self.captured.add(numbers)
+        run, packed = self.made(values, trainable)
+        places = [at for at, name in enumerate(self.members.values()) if name in packed]
+        found = Made(how, state, tuple(places), key_of([members[at] for at in places], read=sampled), run)
+        self.known = [found, *self.known[: REMEMBERED - 1]]
+        return run
+
+    def uncaptured(self) -> Callable[..., Any]:
+        """The dense graph, for numbers with more values than are captured.
+
+        Raises:
+            CaptureError: with `strict`, or where pruning makes the dense graph another function.
+        """
+        if self.dense is None:
+            error = CaptureError(
+                f"{', '.join(self.numbers.values())} had more than {MOST_NUMBERS} values, a capture each",
+                "give a tensor of no modes in its place, or one number",
+            )
+            if self.how.get("strict") or any(rule.prune is not None for rule in self.recipe.rules):
+                raise error
+            warn(f"{error}; this graph stays dense")
+            self.dense = self.compiled(self.graph)
+        return self.dense
+
+    def is_trainable(self, members: Sequence[Tensor]) -> bool:
+        """Whether parameters get gradients in this call."""
+        asked: bool | None = self.how.get("trainable")
+        if asked is not None:
+            return asked
+        return torch.is_grad_enabled() and any(member.requires_grad for member in members)
+
+    def made(self, values: Sequence[Any], trainable: bool) -> tuple[Callable[..., Any], Collection[str]]:
+        """The graph with these parameters by the inner backend, and the names of those that it has packed.
+
+        It is sparse, or as it is where it cannot be captured.
+        """
+        members = {name: values[at] for at, name in self.members.items()}
+        if trainable and any(rule.prune is not None for rule in self.recipe.rules):
+            raise SparsifyError(
+                "pruned weights cannot be trained through torch.compile: gradients would not reach the model's own",
+                "apply the recipe with sparsify.apply and compile the result, or call the model under torch.no_grad()",
+            )
+        example = tuple([values[at] for at in self.inputs])
+        if not example:
+            return self.compiled(self.graph), ()
+        try:
+            numbers = {at: float(values[at]) for at in self.numbers}
+            part = part_of(self.graph.graph, members, self.inputs, numbers, self.origin).eval()
+            module = apply(part, self.recipe, example, **{**self.how, "trainable": trainable})
+        except CaptureError as error:
+            if self.how.get("strict"):
+                raise
+            warn(f"{error}; this graph stays dense")
+            return self.compiled(self.graph), ()
+        if self.is_whole:
+            report_rules(module.report)
+            self.is_whole = False
+        run = self.compiled(module)
+        return lambda *values: run(*[values[at] for at in self.inputs]), copied(members, module)
+
+    def compiled(self, module: nn.Module) -> Callable[..., Any]:
+        """The module by the inner backend."""
+        if self.inner == "eager":
+            return module
+        found: Callable[..., Any] = torch.compile(module, backend=self.inner)
+        return found
+
+
+class Part(nn.Module):
+    """A graph of Dynamo's as a module: parameters under the names that they have in the model, inputs as arguments.
+
+    What traces it knows the modules that each node ran in.
+    """
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The results of the graph."""
+        with traceback.preserve_node_meta():
+            return fx.Interpreter(self, graph=self.__dict__["_graph"]).run(*inputs)
+
+
+def is_number(node: fx.Node, value: Tensor) -> bool:
+    """Whether a placeholder is a number that Dynamo gives to the graph as a tensor: with `dynamic`, `norm.eps`."""
+    return value.dtype == torch.float64 and value.dim() == 0 and is_item(node)
+
+
+def is_item(node: fx.Node) -> bool:
+    """Whether all that a graph reads of a placeholder is its one entry, as a number."""
+    are_items = [user.op == "call_method" and user.target == "item" for user in node.users]
+    return bool(are_items) and all(are_items)
+
+
+def beside(node: fx.Node) -> torch.dtype | None:
+    """The dtype of the tensors that a number meets entry by entry, alone: there it may be a tensor itself, and vary.
+
+    None where it is a constant of an operator, or where it is rounded otherwise than a tensor of their dtype.
+    """
+    dtypes = set()
+    if not is_item(node):
+        return None
+    for user in (user for item in node.users for user in item.users):
+        others = [arg for arg in user.args if not (isinstance(arg, fx.Node) and arg in node.users)]
+        value = others[0].meta.get("example_value") if others and isinstance(others[0], fx.Node) else None
+        if user.target not in ARITHMETIC or user.kwargs or len(others) != 1:
+            return None
+        if not isinstance(value, Tensor) or not value.dim():
+            return None
+        dtypes.add(value.dtype)
+    return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(REAL) else None
+
+
+def part_of(
+    graph: fx.Graph,
+    members: Mapping[str, Tensor],
+    inputs: Sequence[int],
+    numbers: Mapping[int, float],
+    origin: Origin,
+) -> Part:
+    """The module of a graph.
+
+    Args:
+        graph: whose placeholders are parameters, inputs, numbers and sizes.
+        members: parameters and buffers by qualified name.
+        inputs: the positions of the placeholders that are inputs.
+        numbers: the placeholders that are numbers, by position; they are constants of the module.
+        origin: the model that has the parameters.
+    """
+    made = rebuilt(graph, inputs, numbers)
+    names = [str(node.target) for node in made.find_nodes(op="placeholder")]
+    arguments = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *names)]
+
+    def forward(self: Part, *inputs: Tensor) -> Any:
+        return Part.forward(self, *inputs)
+
+    forward.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
+    part: Part = type(origin.name, (Part,), {"forward": forward})()
+    part.__dict__["_graph"] = made
+    for name, value in members.items():
+        for known in origin.names.get(name, [name]):
+            put(part, known, value, origin)
+    for node in graph.find_nodes(op="get_attr"):  # the bodies of checkpoints and other blocks
+        setattr(part, str(node.target), getattr(graph.owning_module, str(node.target)))
+    return part
+
+
+def put(module: nn.Module, name: str, value: Tensor, origin: Origin) -> None:
+    """Puts a parameter or buffer under a qualified name, in modules that are made on the way."""
+    *path, own = name.split(".")
+    for depth, step in enumerate(path, 1):
+        if step not in module._modules:
+            module.add_module(step, origin.module(".".join(path[:depth])))
+        child = module._modules[step]
+        assert child is not None, "modules are added, never None"
+        module = child
+    if isinstance(value, nn.Parameter):
+        module.register_parameter(own, value)
+    else:
+        module.register_buffer(own, value)
+
+
+def rebuilt(graph: fx.Graph, inputs: Sequence[int], numbers: Mapping[int, float]) -> fx.Graph:
+    """The graph with attributes for parameters, sizes of inputs for numbers, and module scopes from the model on."""
+    made = fx.Graph()
+    placeholders = graph.find_nodes(op="placeholder")
+    known: dict[fx.Node, Any] = {
+        item: value for at, value in numbers.items() for item in (placeholders[at], *placeholders[at].users)
+    }
+    sources = {source_of(placeholders[at]): placeholders[at] for at in inputs}
+    for at in inputs:
+        node = placeholders[at]
+        known[node] = made.placeholder(input_name(source_of(node)) or node.name)
+    for at in inputs:
+        if (dtype := beside(placeholders[at])) is not None:
+            number = made.call_method("to", (known[placeholders[at]], dtype))
+            known |= dict.fromkeys(placeholders[at].users, number)
+    for node in placeholders:
+        if node in known or not node.users:  # strides of inputs are placeholders that are rarely used
+            continue
+        source = source_of(node)
+        size = SIZE.match(source)
+        if size and size[1] in sources:
+            known[node] = made.call_method("size", (known[sources[size[1]]], int(size[2])))
+        elif name := member_name(source):
+            known[node] = made.create_node("get_attr", name)
+        else:
+            raise CaptureError(f"{source or node.name} is neither a tensor nor the size of one")
+    for node in graph.nodes:
+        if node not in known and node.op != "placeholder":
+            known[node] = made.node_copy(node, known.__getitem__)
+            known[node].target = SPELLED.get(node.target, node.target)
+            known[node].meta["nn_module_stack"] = scopes(node)
+    return made
+
+
+def input_name(source: str) -> str:
+    """The name of an input as the model has it, "" for what is no plain argument."""
+    found = re.fullmatch(r"L\['(\w+)'\]", source)
+    return found[1] if found else ""
+
+
+def scopes(node: fx.Node) -> dict[str, tuple[str, Any]]:
+    """The modules that a node ran in, under the names that the capture expects: those of a model inside a module."""
+    found = node.meta.get("nn_module_stack") or {}
+    inner = {key: (f"model{ROOT.sub('', path)}", kind) for key, (path, kind) in found.items()}
+    return {"": ("", "Flat"), "root": ("model", "Part"), **inner}

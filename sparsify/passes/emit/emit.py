@@ -1,0 +1,190 @@
+"""Regions to kernel calls: the graph with one call in place of every region's nodes.
+
+In: a region with its program. Out: `%y = call_region(handle, %x, %edge_index, %n, %w, %b)`.
+
+Operands that follow from a graph's structure alone (adjacency, normalisation, degrees, turned weights) are
+cut out of the graph into a `Structure`, which remembers them; what remains of the graph computes nothing
+twice.
+"""
+
+import operator
+from typing import Final
+
+import torch
+from torch import fx
+
+from sparsify.compiler.prepare import prepare_all
+from sparsify.compiler.reference import substitute
+from sparsify.compiler.schedule.hubs import said
+from sparsify.errors import InvalidTensorError, SparsifyError
+from sparsify.passes.call.bind import Plan, as_methods, bind, bind_matrix, cut_out
+from sparsify.passes.call.region_call import RegionCall
+from sparsify.passes.call.region_operator import call_region, call_results
+from sparsify.passes.capture.draft import Draft
+from sparsify.passes.choose.adjacency import confront, field_of
+from sparsify.passes.choose.estimate import (
+    UNKNOWN_ROWS,
+    estimated_us,
+)
+from sparsify.passes.choose.linear_library import SPOKEN
+from sparsify.passes.choose.schedules import tune_schedules
+from sparsify.passes.choose.site import Site, site_of
+from sparsify.passes.graph import canonicalize, insert
+from sparsify.passes.graph.operators import known_size, operator_name, scope, tensor_value
+from sparsify.passes.region.printer import extent_names
+from sparsify.passes.region.provenance import origin
+from sparsify.passes.region.region import Region
+from sparsify.report import RegionEntry
+
+aten: Final = torch.ops.aten
+
+
+def emit(draft: Draft) -> Draft:
+    """The draft with a call in place of each region; their kernels are built side by side.
+
+    A region without a kernel stays dense, and the report says why.
+    """
+    plans: dict[frozenset[fx.Node], Plan] = {}
+    for region in draft.regions:  # all structures are known before an operand may join one
+        for matrix in region.matrices if not region.backend else ():
+            bind_matrix(draft, matrix, region.names[matrix.name], plans)
+    bound = [(region, bind(draft, region, plans)) for region in draft.regions]
+    for plan in plans.values():
+        cut_out(draft, plan)
+    sites = [site_of(draft, region, bindings) for region, bindings in bound]
+    own = [site for site in sites if isinstance(site, Site) and site.call.library is None]
+    failed = dict(zip(map(id, own), prepare_all([(s.call.kernel, s.sizes) for s in own]), strict=True))
+    replaced: dict[fx.Node, fx.Node] = {}
+    calls: list[RegionCall] = []
+    names = extent_names(draft.graph)
+    for (region, _), site in zip(bound, sites, strict=True):
+        error = failed.get(id(site)) if isinstance(site, Site) else site
+        if isinstance(site, Site) and error is None:
+            if site.call.kernel.failure is not None:
+                substituted(draft, site)
+            elif site.call.library is None:
+                choose(draft, site)
+            site.call.name = f"region_{len(calls) + 1}"
+            calls.append(site.call)
+            replace_nodes(draft, site, replaced, names)
+            continue
+        assert error is not None, "a region without a site has a reason"
+        if draft.is_strict or isinstance(error, InvalidTensorError) or not isinstance(error, SparsifyError):
+            raise error
+        keep_dense(draft, region, error)
+    draft.regions = calls
+    for node in replaced.values():
+        keep_layout(node)
+    canonicalize.remove_unused(draft.graph)
+    as_methods(draft.graph)
+    return draft
+
+
+def choose(draft: Draft, site: Site) -> None:
+    """Times schedules of the kernels of a call, and what else computes it, both together in `tune_seconds`."""
+    region, call, arguments, sizes = site.region, site.call, site.arguments, site.sizes
+    region.notes += said(call.program, sizes)
+    field = field_of(draft, region, call, sizes)
+    seconds = draft.options.tune_seconds / (2 if field.near else 1)
+    tune_schedules(draft, region, call, arguments, sizes, seconds)
+    if field.rivals:
+        region.notes.append(confront(draft, call, arguments, sizes, field, seconds))
+
+
+def substituted(draft: Draft, site: Site) -> None:
+    """Lists a region that torch's operators compute, as its kernel cannot be built."""
+    failure = site.call.kernel.failure
+    assert failure is not None, "its kernel cannot be built"
+    substitute.is_new(failure, draft.options)
+    warning = substitute.text_of(failure)
+    site.region.notes.append(f"torch's operators compute, {failure.message.splitlines()[0]}")
+    if not any(said.startswith(substitute.LOST) for said in draft.report.warnings):
+        draft.report.warnings.append(warning)
+
+
+def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:
+    """Lists the nodes of a region that has no kernel."""
+    node = region.output
+    reason = f"no kernel: {error}".splitlines()[0]
+    draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
+    warning = f"sparse regions stay dense, {reason}"
+    if warning not in draft.report.warnings:
+        draft.report.warnings.append(warning)
+
+
+def replace_nodes(
+    draft: Draft, site: Site, replaced: dict[fx.Node, fx.Node], extents: dict[str, str]
+) -> None:
+    """Puts the call of a region, whose kernel is ready, in the place of its nodes.
+
+    `replaced` knows the calls of earlier regions, and this one afterwards; `extents` have names.
+    """
+    region, call, first = site.region, site.call, site.region.output
+    call.origin = origin(draft.graph, region, site.once, replaced, extents)
+    entry = describe(draft, region, call)
+    call.notes = entry.notes
+    if call.library is None:
+        entry.kernel, entry.cache = call.kernel.key, call.kernel.cache
+        entry.estimated_us = estimated_us(draft, region, site.sizes)
+    arguments = [replaced.get(argument, argument) for argument in site.arguments]
+    with draft.graph.inserting_before(first):
+        target = call_results if region.results else call_region
+        new = draft.graph.create_node("call_function", target, (call.handle, *arguments), name=call.name)
+        made = [new]
+        if region.results:
+            found = enumerate(region.results)
+            made = [draft.graph.call_function(operator.getitem, (new, number)) for number, _ in found]
+            new.meta["val"] = tuple([node.meta["val"] for node in region.results])
+            new.meta |= {key: first.meta[key] for key in ("nn_module_stack",) if key in first.meta}
+    new.meta["region"] = call
+    for node, value in zip(region.outputs, made, strict=True):
+        value.meta |= {key: node.meta[key] for key in ("val", "nn_module_stack") if key in node.meta}
+        node.replace_all_uses_with(value)
+        replaced[node] = value
+    draft.report.regions.append(entry)
+
+
+def keep_layout(node: fx.Node) -> None:
+    """`y = region(x) -> y = permute(contiguous(permute(region(x))))`, laid out as the graph had it.
+
+    Only results of convolutions, which kernels write row by row, may have been laid out otherwise, with channels as
+    neighbours. Views behind them rely on that; kernels of other convolutions read images as they come.
+    """
+    readers = [reader for reader in node.users if not is_convolution(reader)]
+    order = layout_of(node)
+    if not is_convolution(node) or not readers or order == sorted(order):
+        return
+    back = [order.index(mode) for mode in range(len(order))]
+    with node.graph.inserting_after(node):
+        turned = insert.call(aten.permute.default, node, order)
+    with node.graph.inserting_after(turned):
+        laid = insert.call(aten.contiguous.default, turned)
+    with node.graph.inserting_after(laid):
+        found = insert.call(aten.permute.default, laid, back)
+    for reader in readers:
+        reader.replace_input_with(node, found)
+
+
+def is_convolution(node: fx.Node) -> bool:
+    """Whether a node calls the region of a convolution."""
+    return "region" in node.meta and node.meta["region"].layout is not None
+
+
+def layout_of(node: fx.Node) -> list[int]:
+    """The modes of a tensor, that whose neighbours lie farthest apart first."""
+    value = tensor_value(node)
+    assert value is not None, "regions compute tensors"
+    strides = [known_size(stride, UNKNOWN_ROWS) or 0 for stride in value.stride()]
+    return sorted(range(value.dim()), key=lambda mode: -strides[mode])
+
+
+def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
+    """The region's line in the report."""
+    assert region.program is not None, "fuse finishes programs"
+    how = f"packed by {SPOKEN[region.backend]}" if region.backend else ""
+    formats = {d.name: how or str(d.format) for d in region.program.declarations if not d.format.is_dense}
+    einsum = "; ".join(str(statement) for statement in region.program.statements)
+    scopes = sorted({scope(node) for node in region.covered} - {""})
+    return RegionEntry(
+        call.name, [node.name for node in region.covered], scopes, einsum, formats, notes=region.notes
+    )

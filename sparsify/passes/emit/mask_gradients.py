@@ -1,0 +1,58 @@
+"""Weights with zeros that torch's operators read in training: what is 0 gets no gradient, as in kernels.
+
+In: `%y = conv_transpose1d(%x, %w)` for a `%w` that a rule prunes, in no region.
+Out: `%k = ne(%w, 0); %v = mul(%w, %k); %y = conv_transpose1d(%x, %v)`.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from sparsify.passes.call.region_operator import is_call
+from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph.operators import is_mutating, operator_name, tensor_value
+
+aten = torch.ops.aten
+
+
+def keep_zeros(draft: Draft) -> Draft:
+    """The draft whose sparse weights get gradients where they are not 0, whoever reads them."""
+    if draft.is_trainable:
+        covered = {node for region in draft.regions for node in region.covered}
+        for weight in draft.graph.find_nodes(op="get_attr"):
+            readers = [
+                user for user in weight.users if user not in covered and tensor_value(user) is not None
+            ]
+            if is_sparse(weight.meta.get("sparse")) and readers and not any(map(is_mutating, readers)):
+                mask(weight, readers)
+    return draft
+
+
+def is_sparse(mark: Any) -> bool:
+    """Whether a mark is that of a weight of which zeros are not stored."""
+    if not isinstance(mark, Mark) or mark.role != "weight":
+        return False
+    return any(level.strip() != "dense" for level in mark.format.split(","))
+
+
+def is_kept_sparse(weight: fx.Node) -> bool:
+    """Whether nothing reads a weight in a way that gives its zeros gradients: regions alone do, or `w * (w != 0)`."""
+    return all(is_call(user) or _is_mask(user) for user in weight.users)
+
+
+def _is_mask(user: fx.Node) -> bool:
+    """Whether a reader of a weight is one of those that `mask` makes."""
+    other = user.args[1] if operator_name(user) == "mul" else None
+    return operator_name(user) == "ne" or (isinstance(other, fx.Node) and operator_name(other) == "ne")
+
+
+def mask(weight: fx.Node, readers: list[fx.Node]) -> None:
+    """Gives some readers `w * (w != 0)` in place of a weight."""
+    with weight.graph.inserting_before(min(readers)):
+        is_kept = weight.graph.call_function(aten.ne.Scalar, (weight, 0))
+        entries = weight.graph.call_function(aten.mul.Tensor, (weight, is_kept))
+    value = weight.meta["val"]
+    is_kept.meta["val"], entries.meta["val"] = value != 0, value
+    for reader in readers:
+        reader.replace_input_with(weight, entries)

@@ -1,0 +1,88 @@
+"""Where strides decide whether an operator gives its operand's memory or a copy, and writes show which it was.
+
+In: `%v = reshape(%x, [-1]); add_(%v, 1)`, which writes into `%x` only where it is contiguous.
+Out: `%x` is marked: calls fit the graph when they give contiguous tensors there.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import torch
+from torch import fx
+
+from sparsify.errors import CaptureError
+from sparsify.passes.graph.operators import operator_name, raw_name, tensor_value
+
+aten: Final = torch.ops.aten
+# Operators that copy only what lies in other strides than they give.
+STRIDED: Final = frozenset({"contiguous", "reshape", "flatten", "ravel", "reshape_as"})
+# Operators whose results are contiguous whatever the strides of their operands.
+MAKING: Final = frozenset({"linear", "mm", "addmm", "bmm", "embedding"})
+MARK: Final = "is_contiguous"
+
+
+def gives_operand(node: fx.Node) -> bool:
+    """Whether `node` is `contiguous` of what was contiguous in the capture."""
+    if raw_name(node) != "contiguous":
+        return False
+    given, found = tensor_value(node.args[0]), tensor_value(node)
+    assert given is not None and found is not None, "tensors are contiguous"
+    return bool(given.untyped_storage()._cdata == found.untyped_storage()._cdata)
+
+
+def mark_inputs(graph: fx.Graph, root_of: Callable[[fx.Node], fx.Node], last: dict[fx.Node, fx.Node]) -> None:
+    """Marks the inputs whose strides decide what is written.
+
+    Args:
+        graph: before its writes become pure operators.
+        root_of: the tensor whose memory a node has.
+        last: by such a tensor the last write into it.
+
+    Raises:
+        CaptureError: such an input is not contiguous.
+    """
+    asking = [
+        node.args[0]
+        for node in graph.nodes
+        if raw_name(node) in STRIDED or node.kwargs.get("memory_format") is not None
+        if any(root in last and last[root] > node for root in (root_of(node), root_of(node.args[0])))
+    ]
+    for place in inputs_that_lay_out(asking):
+        value = tensor_value(place)
+        if value is None or not value.is_contiguous():
+            raise CaptureError(
+                f"the strides of {place.target} decide whether the model writes into a copy; give it contiguous"
+            )
+        place.meta[MARK] = True
+
+
+def inputs_that_lay_out(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
+    """The inputs from whose strides those of `nodes` follow."""
+    waiting, known = list(nodes), set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        value = node.meta.get("val")
+        if (
+            node in known
+            or not isinstance(value, (torch.Tensor, list, tuple))
+            or operator_name(node) in MAKING
+        ):
+            continue
+        known.add(node)
+        if node.op == "placeholder":
+            yield node
+        waiting.extend(node.all_input_nodes)
+
+
+def contiguous_inputs(graph: fx.Graph) -> list[int]:
+    """The positions of inputs that are marked."""
+    places = graph.find_nodes(op="placeholder")
+    return [position for position, node in enumerate(places) if node.meta.get(MARK)]
+
+
+def drop_contiguous(graph: fx.Graph) -> None:
+    """Replaces `contiguous` of what was contiguous in the capture by its operand."""
+    for node in graph.find_nodes(op="call_function", target=aten.contiguous.default):
+        if node.meta.get(MARK):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)

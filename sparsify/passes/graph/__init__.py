@@ -1,0 +1,5 @@
+"""Views of fx graphs that know nothing of sparsity.
+
+In: the nodes of a captured graph. Out: one name for each operator (`operators.py`), the canonical graph
+(`canonicalize.py`), constant analysis (`constant_values.py`), new nodes (`insert.py`).
+"""

@@ -1,0 +1,386 @@
+"""Attention under the pattern of a rule: what the pattern leaves out is masked, densely at first.
+
+In: `%y = scaled_dot_product_attention(%q, %k, %v)`, marked `bigbird(block=64)`.
+Out: `%m = attention_mask(bigbird, (block, 64), %n, %n); %y = scaled_dot_product_attention(%q, %k, %v, attn_mask=%m)`,
+which is what the kernel is compared with, and what runs where none can be built.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx
+
+from sparsify.errors import CaptureError
+from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph.canonicalize import size_node
+from sparsify.passes.graph.insert import call_before, put_behind
+from sparsify.passes.graph.operators import argument, operator_name, scope, tensor_value
+from sparsify.passes.lift.attention.bias import Bias, bias_of, biased_mask
+from sparsify.passes.lift.attention.cached_keys import WHY, pasts
+from sparsify.passes.lift.attention.dropout import dropped_attention, seeds
+from sparsify.passes.lift.attention.float_casts import HALVES
+from sparsify.passes.lift.attention.grouped_query import (
+    HEADS,
+    grouped_heads,
+    repeat_keys,
+    shared_by_heads,
+    split_heads,
+    without_groups,
+)
+from sparsify.passes.lift.attention.mask_factors import factors, is_causal
+from sparsify.passes.lift.attention.relative_bias import Distances, put_before
+from sparsify.sparsification.mask_spec import MaskSpec, Stamp
+
+# How a rule calls the pattern that a model has itself.
+GIVEN: Final = "given"
+
+
+@dataclass(frozen=True)
+class MaskedAttention:
+    """What the mask of an attention node is made of.
+
+    Attributes:
+        spec: the pattern of the rule.
+        extents: how many queries and keys, as numbers or size nodes.
+        own: the mask that the model has itself, without the modes along which it is the same; None without one.
+        modes: of the scores, counted from the last one, -1, that `own` has.
+        made: the nodes that were put in.
+        bias: what is added to scores beside `own`: of each distance, a number for all, or None for nothing.
+        elsewhere: what is added where truth values of `own` do not keep the bias.
+    """
+
+    spec: MaskSpec
+    extents: tuple[Any, Any]
+    own: fx.Node | None
+    modes: tuple[int, ...]
+    made: tuple[fx.Node, ...]
+    bias: fx.Node | float | None = None
+    elsewhere: float | None = None
+
+
+@dataclass(frozen=True)
+class Put:
+    """What is known of an attention node's mask beside the graph; nodes are not, other passes replace them.
+
+    Attributes:
+        spec: the pattern.
+        modes: of the scores that the model's own mask has; None without one.
+    """
+
+    spec: MaskSpec
+    modes: tuple[int, ...] | None
+
+
+def masked(draft: Draft) -> Draft:
+    """The draft with the patterns of rules in its attention nodes, and as the graph to compare with.
+
+    Raises:
+        CaptureError: with `strict`, attention to keys of earlier calls, which stays as it is.
+    """
+    has_masks = draft.asked.has_masks
+    reference, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    reference.output(reference.graph_copy(draft.graph, copies))
+    nodes = list(draft.graph.nodes)
+    dense = pasts(draft.graph, [node for node in nodes if _chosen(node) is not None])
+    # Gradients of a vector over distances have no fast kernel: where they are wanted, biases stay as they are.
+    distances = Distances(draft.graph, are_looked_for=not draft.is_trainable)
+    for node in nodes:
+        chosen, own = _chosen(node), node.meta.get("own_pattern")
+        if node in dense:
+            leave(node, draft)
+        elif chosen is not None or own is not None:
+            spec = own if chosen is None or chosen.kind == GIVEN else chosen
+            put_in(copies[node], spec, is_reference=True)
+            put_in(node, spec, distances)
+            has_masks = True
+    if has_masks:
+        draft.masked = reference
+    return draft
+
+
+def _chosen(node: fx.Node) -> MaskSpec | None:
+    """The pattern that a rule gives to a node."""
+    mark = node.meta.get("sparse")
+    return mark.mask if isinstance(mark, Mark) else None
+
+
+def leave(node: fx.Node, draft: Draft) -> None:
+    """Leaves attention to keys of earlier calls as the model has it, and says so."""
+    if draft.is_strict:
+        raise CaptureError(f"{WHY}: {node.name}", "calls without a cache, or without strict")
+    del node.meta["sparse"]
+    draft.report.left_dense(node.name, operator_name(node), scope(node), WHY)
+    draft.report.warnings.append(f"attention stays dense: {WHY}")
+
+
+def put_in(
+    node: fx.Node, spec: MaskSpec, distances: Distances | None = None, *, is_reference: bool = False
+) -> None:
+    """Gives an attention node the mask of a pattern, beside its own.
+
+    Args:
+        node: of attention.
+        spec: the pattern.
+        distances: what is of them in the graph; None where biases stay as they are.
+        is_reference: whether the model's own mask stays as it is, for what kernels are compared with.
+    """
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given: dict[str, Any] = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    if given.get("is_causal"):
+        spec = spec.causal()
+    mask = given.get("attn_mask")
+    bias: Bias | None = None
+    if isinstance(mask, fx.Node) and not is_reference:
+        bias = None if distances is None else bias_of(mask, distances, _pairs(given), node)
+        if bias is not None:
+            mask = bias.own
+        else:
+            spec, mask = without_needless(mask, spec, node)
+    group = 1
+    if spec.heads is None:
+        group = grouped_heads(given)
+    else:
+        with node.graph.inserting_before(node):
+            repeat_keys(given)
+    query, key, value = _apart([given[name] for name in names[:3]], node)
+    if not is_reference:
+        query, key, value = _as_wide(given.get("attn_mask"), (query, key, value), node)
+    extents = (_extent(query, node), _extent(key, node))
+    made = [_mask_node(node, spec, extents)]
+    dtype = tensor_value(query).dtype  # type: ignore[union-attr]
+    if spec.is_weighted and dtype != torch.float32:
+        made.append(call_before(node, torch.ops.aten.to.dtype, made[0], dtype))
+    masks, modes = _masks(made[-1], mask if isinstance(mask, fx.Node) else None, bias, group, node)
+    made += masks
+    rest = {name: value for name, value in given.items() if name not in (*names[:4], "is_causal")}
+    if group > 1:
+        with node.graph.inserting_before(node):
+            query, key, value = split_heads(query, group), shared_by_heads(key), shared_by_heads(value)
+            if rest.get("sinks") is not None:
+                rest["sinks"] = split_heads(rest["sinks"], group, HEADS + 1)
+    operands = [query, key, value]
+    if rest.get("dropout_p"):
+        rows = tensor_value(query)
+        assert rows is not None, "attention is of tensors"
+        like = rows.new_empty(rows.shape[:-2])
+        operands.append(seeds(node, _leading(query, node), like))
+        node.target = dropped_attention
+    node.args, node.kwargs = tuple(operands), {"attn_mask": made[-1], **rest}
+    node.meta["attention"] = Put(spec, modes)
+    _as_known(node, group)
+
+
+def _as_wide(mask: Any, operands: tuple[fx.Node, ...], user: fx.Node) -> tuple[fx.Node, ...]:
+    """Queries, keys and values as float32 where they are in halves and their mask is not: torch adds it as it is."""
+    queries, added = tensor_value(operands[0]), tensor_value(mask)
+    if added is None or added.dtype != torch.float32 or queries is None or queries.dtype not in HALVES:
+        return operands
+    return tuple(call_before(user, torch.ops.aten.to.dtype, operand, torch.float32) for operand in operands)
+
+
+def _as_known(node: fx.Node, group: int) -> None:
+    """Puts nodes behind attention that make what its users know: heads in one mode, in the dtype of the model."""
+    query, value = (tensor_value(argument(node, place, name)) for place, name in ((0, "query"), (2, "value")))
+    assert query is not None and value is not None, "attention is of tensors"
+    known = node.meta["val"]
+    if group > 1:
+        node.meta["val"] = known.new_empty((*query.shape[:-1], value.shape[-1]))
+    node.meta["val"] = node.meta["val"].to(query.dtype)
+    whole = without_groups(node) if group > 1 else node
+    if known.dtype != query.dtype:
+        put_behind(whole, torch.ops.aten.to.dtype, known.dtype)
+
+
+def _masks(
+    pattern: fx.Node, mask: fx.Node | None, bias: Bias | None, group: int, user: fx.Node
+) -> tuple[list[fx.Node], tuple[int, ...] | None]:
+    """The nodes that make one mask of a pattern and what the model has itself, and the modes of its own mask.
+
+    Args:
+        mask: the model's own.
+        bias: what is added besides; None for nothing.
+        group: how many heads share keys.
+    """
+    made: list[fx.Node] = []
+    modes: tuple[int, ...] | None = None
+    whole: fx.Node | None = None
+    if mask is not None:
+        own, modes = _without_broadcast(mask, user)
+        if group > 1:
+            own, modes = _in_groups(own, modes, group, user)
+        made = _with_broadcast(own, modes, user)
+        whole = [own, *made][-1]
+    if bias is None:
+        return ([*made, *_combined(pattern, whole, user)] if whole is not None else made), modes
+    added: fx.Node | float = bias.number if bias.vector is None else bias.vector
+    if group > 1 and isinstance(added, fx.Node) and added.meta["val"].dim() > 1:
+        with user.graph.inserting_before(user):
+            added = split_heads(added, group, -2)
+    return [*made, _biased(pattern, added, whole, bias.elsewhere, user)], modes
+
+
+def without_needless(mask: fx.Node, spec: MaskSpec, user: fx.Node) -> tuple[MaskSpec, fx.Node | None]:
+    """A pattern and the model's own mask, without what always holds or the pattern can say: `j <= i`."""
+    found = factors(mask)
+    if spec.may_be_causal and any(is_causal(factor) for factor in found):
+        spec = spec.causal()
+        found = [factor for factor in found if not is_causal(factor)]
+    if not found:
+        return spec, None
+    first, *others = found
+    for other in others:
+        first = call_before(user, torch.ops.aten.logical_and.default, first, other)
+    return spec, first
+
+
+def _pairs(given: dict[str, Any]) -> tuple[str, str]:
+    """How many queries and keys attention has, as texts."""
+    queries, keys = (tensor_value(given[name]) for name in ("query", "key"))
+    assert queries is not None and keys is not None, "attention is of tensors"
+    return str(queries.shape[-2]), str(keys.shape[-2])
+
+
+def _apart(operands: list[Any], user: fx.Node) -> list[Any]:
+    """Queries, keys and values by names of their own: `attention(%x, %x, %x)` reads `%x` and views of it."""
+    return [
+        call_before(user, torch.ops.aten.alias.default, operand) if operand in operands[:place] else operand
+        for place, operand in enumerate(operands)
+    ]
+
+
+def mask_of(node: fx.Node) -> MaskedAttention:
+    """What the mask of an attention node is made of, read from the graph."""
+    put: Put = node.meta["attention"]
+    mask: Any = node.kwargs["attn_mask"]
+    pattern = mask
+    made: list[fx.Node] = [mask]
+    own: Any = None
+    bias = elsewhere = None
+    if mask.target is biased_mask:
+        pattern, bias, own, elsewhere = mask.args
+    elif put.modes is not None:
+        own, pattern = mask.args[:2]
+        if operator_name(pattern) == "logical_not":
+            made.append(pattern)
+            pattern = pattern.args[0]
+    if put.modes is not None:
+        for _ in range(_repeated_modes(put.modes)):
+            made.append(own)
+            own = own.args[0]
+    if pattern is not mask:
+        made.append(pattern)
+        mask = pattern
+    if mask.target is not attention_mask:
+        mask = mask.args[0]
+        made.append(mask)
+    return MaskedAttention(put.spec, mask.args[2:4], own, put.modes or (), tuple(made), bias, elsewhere)
+
+
+def _without_broadcast(mask: fx.Node, user: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
+    """A mask without the modes along which it is the same, and the modes of the scores that it has."""
+    while operator_name(mask) == "expand" and isinstance(mask.args[0], fx.Node):
+        mask = mask.args[0]
+    value = tensor_value(mask)
+    assert value is not None, "a mask is a tensor"
+    modes = list(range(-value.dim(), 0))
+    for mode in reversed(range(value.dim())):
+        if str(value.shape[mode]) == "1":
+            mask = call_before(user, torch.ops.aten.select.int, mask, mode, 0)
+            del modes[mode]
+    return mask, tuple(modes)
+
+
+def _in_groups(
+    mask: fx.Node, modes: tuple[int, ...], count: int, user: fx.Node
+) -> tuple[fx.Node, tuple[int, ...]]:
+    """A mask and its modes for scores whose heads are in groups: `[b, h, i, j]` as `[b, g, r, i, j]`."""
+    outer = tuple(mode - 1 for mode in modes if mode < HEADS)
+    inner = tuple(mode for mode in modes if mode > HEADS)
+    if HEADS not in modes:
+        return mask, (*outer, *inner)
+    with user.graph.inserting_before(user):
+        return split_heads(mask, count, modes.index(HEADS)), (*outer, HEADS - 1, HEADS, *inner)
+
+
+def _with_broadcast(own: fx.Node, modes: tuple[int, ...], user: fx.Node) -> list[fx.Node]:
+    """Views of a mask that has these modes with one of extent 1 for each that it lacks, the last one all of them."""
+    made: list[fx.Node] = []
+    whole = own
+    for mode in range(-1, min(modes, default=0) - 1, -1):
+        if mode not in modes:
+            # Counted from the end among the modes that are there by then.
+            whole = call_before(user, torch.ops.aten.unsqueeze.default, whole, mode)
+            made.append(whole)
+    assert len(made) == _repeated_modes(modes)
+    return made
+
+
+def _biased(
+    pattern: fx.Node, bias: fx.Node | float, own: fx.Node | None, elsewhere: float | None, user: fx.Node
+) -> fx.Node:
+    """The node of one mask of a pattern, a bias and the model's own."""
+    kept = tensor_value(pattern)
+    assert kept is not None, "patterns are tensors"
+    added = bias.meta["val"] if isinstance(bias, fx.Node) else torch.tensor(bias).expand(1)
+    made = kept.new_empty((*added.shape[:-1], *kept.shape[-2:]), dtype=added.dtype)
+    return put_before(user, biased_mask, (pattern, bias, own, elsewhere), None, made)
+
+
+def _combined(pattern: fx.Node, whole: fx.Node, user: fx.Node) -> list[fx.Node]:
+    """The nodes that make one mask of a pattern and the model's own, the last one that mask."""
+    value = tensor_value(whole)
+    assert value is not None, "a mask is a tensor"
+    kept = tensor_value(pattern)
+    assert kept is not None, "a pattern is a tensor"
+    if kept.dtype != torch.bool:
+        if value.dtype == torch.bool:
+            return [call_before(user, torch.ops.aten.where.ScalarOther, whole, pattern, -torch.inf)]
+        return [call_before(user, torch.ops.aten.add.Tensor, whole, pattern)]
+    if value.dtype == torch.bool:
+        return [call_before(user, torch.ops.aten.logical_and.default, whole, pattern)]
+    hidden = call_before(user, torch.ops.aten.logical_not.default, pattern)
+    return [hidden, call_before(user, torch.ops.aten.masked_fill.Scalar, whole, hidden, -torch.inf)]
+
+
+def _repeated_modes(modes: tuple[int, ...]) -> int:
+    """How many modes of the scores a mask lacks, those in front of all that it has aside."""
+    return -min(modes, default=0) - len(modes)
+
+
+def _extent(operand: fx.Node, user: fx.Node, mode: int = -2) -> Any:
+    """How many tokens an operand has, or the extent of another mode, as a number or a size node."""
+    value = tensor_value(operand)
+    assert value is not None, "attention is of tensors"
+    extent = value.shape[mode]
+    return int(str(extent)) if str(extent).isdigit() else size_node(operand, mode % value.dim(), extent, user)
+
+
+def _leading(operand: fx.Node, user: fx.Node) -> list[Any]:
+    """The extents of batch and heads."""
+    value = tensor_value(operand)
+    assert value is not None, "attention is of tensors"
+    return [_extent(operand, user, mode) for mode in range(value.dim() - 2)]
+
+
+def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any]) -> fx.Node:
+    """The mask of a pattern before an attention node, of which no mask is made to know what it is."""
+    with user.graph.inserting_before(user):
+        node = user.graph.call_function(attention_mask, (spec.kind, spec.arguments, *extents, spec.stamp))
+    query = tensor_value(argument(user, 0, "query"))
+    assert query is not None, "attention is of tensors"
+    heads = spec.heads
+    shape = [extent.meta["val"] if isinstance(extent, fx.Node) else extent for extent in extents]
+    dtype = torch.float32 if spec.is_weighted else torch.bool
+    node.meta["val"] = query.new_empty(shape if heads is None else [heads, *shape], dtype=dtype)
+    if "nn_module_stack" in user.meta:
+        node.meta["nn_module_stack"] = user.meta["nn_module_stack"]
+    return node
+
+
+def attention_mask(
+    kind: str, arguments: tuple[tuple[str, Any], ...], rows: int, columns: int, stamp: Stamp | None = None
+) -> Tensor:
+    """The dense mask of a pattern, [rows, columns] or [heads, rows, columns]: truth values, or what is added."""
+    spec = MaskSpec(kind, tuple((name, value) for name, value in arguments), stamp)
+    return spec.mask(rows, columns).to_dense()

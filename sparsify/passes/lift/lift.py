@@ -1,0 +1,206 @@
+"""Graph nodes to einsum fragments, by operator pattern and never by model or module name.
+
+In: a marked graph. Out: `node.meta["fragment"]` on every node that is an einsum, and
+`node.meta["dense_reason"]` on every other node that a rule reached.
+"""
+
+from torch import fx
+
+from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph.operators import (
+    module_type,
+    operator_name,
+    parameter_behind,
+    sources,
+    tensor_value,
+)
+from sparsify.passes.lift import convolution, embedding_bag
+from sparsify.passes.lift.attention.program import attention_region
+from sparsify.passes.lift.experts import mixture as experts
+from sparsify.passes.lift.lifter import PRODUCTS, Lifter
+from sparsify.passes.lift.message_passing import aggregation, edge_softmax, gather_scatter
+from sparsify.passes.lift.message_passing.edge_softmax import EdgeSoftmax, edge_mark
+from sparsify.passes.region.fragment import DTYPES, HALVES, Fragment
+from sparsify.passes.region.region import Region
+from sparsify.passes.region.sparse_operand import Matrix, declared_sparse
+
+__all__ = ["Fragment", "lift"]
+
+
+def lift(draft: Draft) -> Draft:
+    """The draft with a fragment on every node that can be part of an einsum program."""
+    lifter = Lifter(draft.is_trainable)
+    softmaxes = attention_over_edges(draft)
+    taken: set[fx.Node] = set()
+    inside = {covered for match in softmaxes.values() for covered in match.covered} - softmaxes.keys()
+    for node in list(draft.graph.nodes):
+        if node in inside or node in taken:
+            continue
+        if "attention" in node.meta:
+            found = attention_region(node)
+            node.meta["dense_reason" if isinstance(found, str) else "region"] = found
+            continue
+        over_edges = edge_region(node, softmaxes.get(node))
+        if over_edges is not None:
+            node.meta["dense_reason" if isinstance(over_edges, str) else "region"] = over_edges
+            continue
+        embedding = embedding_bag.recognise(node)
+        if embedding is not None and embedding.mark is not None:
+            made = embedding_bag.bags_region(embedding, embedding.mark)
+            (embedding.call if isinstance(made, str) else node).meta[
+                "dense_reason" if isinstance(made, str) else "region"
+            ] = made
+            continue
+        filters = convolution.mark_of(node)
+        if filters is not None:
+            found = convolution.convolution(draft, node, filters, taken)
+            if isinstance(found, str):
+                node.meta["dense_reason"] = found
+            else:
+                found.output.meta["region"] = found
+                taken.update(found.covered)
+            continue
+        mixture = experts.recognise(node)
+        gate = None if mixture is None else experts.mark_of(mixture)
+        if mixture is not None and gate is not None:
+            made = experts.experts_region(mixture, gate)
+            if isinstance(made, str):
+                node.meta["dense_reason"] = made
+            else:
+                made.output.meta["region"] = made
+            mixture.gate.meta.pop("dense_reason", None)  # it is computed as it was, and then read sparse
+            continue
+        adjacency = adjacency_mark(node)
+        fragment = lifter.fragment(node, adjacency)
+        if fragment is not None:
+            node.meta["fragment"] = fragment
+            note_weights(fragment)
+        if fragment is None or not fragment.matrices:
+            why = reason_to_stay_dense(draft, node, adjacency)
+            if why:
+                node.meta["dense_reason"] = why
+    return draft
+
+
+def note_weights(fragment: Fragment) -> None:
+    """Says of weights that are read dense beside other sparse operands why they are."""
+    for operand in fragment.operands.values() if fragment.matrices else ():
+        weight = parameter_behind(operand) if isinstance(operand, fx.Node) else None
+        mark = None if weight is None else weight.meta.get("sparse")
+        if weight is not None and isinstance(mark, Mark):
+            weight.meta["dense_reason"] = (
+                "rows of it are read whole for the entries of the other matrix: to look for what both store is slower"
+            )
+
+
+def attention_over_edges(draft: Draft) -> dict[fx.Node, EdgeSoftmax]:
+    """The attention over edges that a rule reached, by the node that it ends in."""
+    found = {node: match for node in draft.graph.nodes if (match := edge_softmax.recognise(node)) is not None}
+    return {
+        node: match
+        for node, match in found.items()
+        if edge_mark(match) is not None and not match.messages.is_drawn_by_torch
+    }
+
+
+def edge_region(node: fx.Node, attention: EdgeSoftmax | None) -> Region | str | None:
+    """The region of attention over edges or of another aggregation that a rule reached, or why there is none."""
+    mark = None if attention is None else edge_mark(attention)
+    if attention is not None and mark is not None:
+        return edge_softmax.edge_region(attention, mark)
+    found = aggregation.recognise(node) if gather_scatter.recognise(node) is None else None
+    if found is None:
+        return None
+    mark = aggregation.mark_of(node, [found.scatter.rows])
+    if mark is None:
+        return None
+    node.meta["aggregation"] = found
+    return aggregation.aggregation_region(found, mark)
+
+
+def is_message_passing(node: fx.Node) -> bool:
+    """Whether a node ends message passing of any kind."""
+    return any(kind.recognise(node) is not None for kind in (gather_scatter, edge_softmax, aggregation))
+
+
+def adjacency_mark(node: fx.Node) -> Mark | None:
+    """The mark of message passing: its own, or that of an input from which its adjacency is made."""
+    match = gather_scatter.recognise(node)
+    if match is None:
+        return None
+    own = node.meta.get("sparse")
+    if isinstance(own, Mark):
+        return own
+    for source in sources([match.rows, match.columns, *match.weights, *match.divisors]):
+        mark = source.meta.get("sparse")
+        if isinstance(mark, Mark):
+            return mark
+    return None
+
+
+def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) -> str:
+    """Why a node that a rule reached is no einsum, "" when no rule reached it."""
+    name, value = operator_name(node), tensor_value(node)
+    if node.op not in ("call_function", "call_method") or value is None:
+        return ""
+    if adjacency is not None:
+        return "the dtypes of messages and features differ, or are not float32 or float64"
+    if wants_message_passing(draft) and (why := gather_scatter.reason(node)):
+        return why
+    operand = next((arg for arg in node.all_input_nodes if declared_sparse(arg) is not None), None)
+    matrix = declared_sparse(operand)
+    if matrix is not None and matrix.scales is not None and sums_rows(node, operand, matrix):
+        return f"{name} sums over the rows of {operand}, which have a scale each: int8 is for rows of outputs"
+    if operand is not None and not is_transposition(node):
+        if value.dtype in HALVES:
+            return f"{value.dtype} is supported for products with weights that get no gradients"
+        known = value.dtype in DTYPES
+        return (
+            f"{name} has no sparse form for {operand.name}"
+            if known
+            else f"{value.dtype} is not supported yet"
+        )
+    weight = next((arg for arg in node.all_input_nodes if is_larger_weight(arg)), None)
+    if weight is not None:
+        return f"{name} has no sparse form for {weight.name}, which has {weight.meta['val'].dim()} modes"
+    computed = next((arg for arg in node.all_input_nodes if is_computed(arg)), None)
+    if computed is not None and name in PRODUCTS:
+        return f"{computed.name} becomes sparse at run time; only inputs and parameters are packed"
+    mark = node.meta.get("sparse")
+    if isinstance(mark, Mark) and mark.role == "gate" and not mark.derived:
+        return "it is no gate: nothing weights the results of experts with it and sums them"
+    if isinstance(mark, Mark) and not mark.derived:
+        kind = f" of {module_type(node)}" if module_type(node) else ""
+        return f"{name}{kind} has no sparse form"
+    return ""
+
+
+def sums_rows(node: fx.Node, operand: fx.Node | None, matrix: Matrix) -> bool:
+    """Whether a product sums over the rows of the weight that its operand is, or is the transpose of."""
+    name = operator_name(node)
+    if name not in PRODUCTS:
+        return False
+    is_left = operand in node.args and node.args.index(operand) == int(name == "addmm")
+    return matrix.transposed if is_left or name == "linear" else not matrix.transposed
+
+
+def is_computed(node: fx.Node) -> bool:
+    """Whether the node's zeros follow from those of a marked input."""
+    mark = node.meta.get("sparse")
+    return isinstance(mark, Mark) and mark.derived and not is_transposition(node)
+
+
+def is_larger_weight(node: fx.Node) -> bool:
+    """Whether a rule makes a parameter of three modes or more sparse."""
+    mark, value = node.meta.get("sparse"), tensor_value(node)
+    return isinstance(mark, Mark) and node.op == "get_attr" and value is not None and value.dim() > 2
+
+
+def is_transposition(node: fx.Node) -> bool:
+    """Whether the node only turns its operand; the product behind it takes the operand itself."""
+    return operator_name(node) in ("t", "transpose", "permute")
+
+
+def wants_message_passing(draft: Draft) -> bool:
+    """Whether a rule selects message passing."""
+    return any("op:message_passing" in rule.targets for rule in draft.recipe.rules)

@@ -1,0 +1,116 @@
+"""Calls of sparse models under `torch.autocast`: in float32, their results in the dtypes that autocast gives.
+
+In: `with torch.autocast("cpu", torch.bfloat16): sparse(x)`. Out: the results of kernels in float32, rounded once to
+bfloat16.
+
+Autocast rounds the operands of some operators of models in float32. Kernels and the operators beside them compute with
+all digits instead. Which results get which dtype is read from one call of the source model under autocast.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from sparsify.errors import SparsifyError
+from sparsify.passes.capture import calls
+from sparsify.passes.capture.draft import kept_buffers
+from sparsify.passes.capture.shell import modes
+
+if TYPE_CHECKING:
+    from sparsify.passes.module.facade import Facade
+
+NEEDED: Final = (
+    "autocast is for models in float32, and this one or its inputs are not, or its own code needs autocast; the source "
+    "model runs"
+)
+# Kinds of calls of which the dtypes of results are kept.
+MOST: Final = 64
+# Autocast leaves float64 as it is.
+EXACT: Final = (torch.float32, torch.float64)
+Dtypes = list[torch.dtype | None]
+
+
+class Autocast:
+    """The dtypes of results under autocast by the kinds of calls; None for calls that need autocast to run."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Dtypes | None] = {}
+
+    def run(self, sparse: "Facade", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The results of a call without autocast, in the dtypes that it has with it."""
+        key, dtypes, is_new = self.expected(sparse, args, kwargs)
+        if dtypes is not None:
+            torch.set_autocast_enabled("cpu", False)  # the context manager takes longer than small kernels
+            try:
+                return converted(sparse.forward(*args, **kwargs), dtypes)
+            except SparsifyError:
+                raise
+            except Exception:  # of models whose own code needs autocast, such as products of two dtypes
+                if not is_new:
+                    raise
+                self.known[key] = None
+            finally:
+                torch.set_autocast_enabled("cpu", True)
+        sparse._notices.warn(NEEDED)
+        return sparse.original(*args, **kwargs)
+
+    def expected(
+        self, sparse: "Facade", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Dtypes | None, bool]:
+        """The kind of a call, the dtypes of its results, and whether this is the first call of this kind."""
+        wanted = torch.get_autocast_dtype("cpu")
+        read = sparse._quick.read(args, kwargs)
+        known = None if read is None else (wanted, read[0])
+        if known in self.known:
+            return known, self.known[known], False
+        call = calls.flatten(sparse._signature, args, kwargs)
+        key = (wanted, modes(sparse), call.shape)
+        is_new = key not in self.known
+        if is_new:
+            if len(self.known) >= MOST:
+                self.known.clear()
+            self.known[key] = dtypes_of(tried(sparse, call)) if is_exact(sparse, call.values) else None
+        elif known is not None:  # of a kind that ran before
+            self.known[known] = self.known[key]
+        return key, self.known[key], is_new
+
+
+def tried(sparse: "Facade", call: calls.Call) -> Any:
+    """What the source model computes for a call, without effects on the model and on what the call brings."""
+    with torch.no_grad(), kept_buffers(sparse._source), torch.random.fork_rng(devices=[]):
+        return sparse.run_source(calls.copied(call))
+
+
+def is_exact(sparse: "Facade", values: Sequence[Any]) -> bool:
+    """Whether a model and what it is called with are float32 or float64, of which autocast makes less."""
+    held = sparse._weights.held
+    dtypes = [held[name].dtype if name in held else p.dtype for name, p in sparse._source.named_parameters()]
+    tensors = [*sparse._source.buffers(), *(value for value in values if isinstance(value, torch.Tensor))]
+    dtypes += [tensor.dtype for tensor in tensors]
+    return all(dtype in EXACT for dtype in dtypes if dtype.is_floating_point)
+
+
+def dtypes_of(result: Any) -> Dtypes:
+    """The dtypes of the tensors in a result."""
+    leaves = pytree.tree_leaves(result)
+    return [leaf.dtype if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+
+
+def converted(result: Any, dtypes: Dtypes) -> Any:
+    """A result whose floating tensors have these dtypes; as it is where its tensors are others."""
+    if isinstance(result, torch.Tensor):
+        return in_dtype(result, dtypes[0]) if len(dtypes) == 1 else result
+    leaves, spec = pytree.tree_flatten(result)
+    if len(leaves) != len(dtypes):
+        return result
+    pairs = zip(leaves, dtypes, strict=True)
+    return pytree.tree_unflatten([in_dtype(leaf, dtype) for leaf, dtype in pairs], spec)
+
+
+def in_dtype(leaf: Any, dtype: torch.dtype | None) -> Any:
+    """A floating tensor in a dtype, and anything else as it is."""
+    if dtype is None or not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        return leaf
+    return leaf.to(dtype)

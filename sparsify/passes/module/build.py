@@ -1,0 +1,137 @@
+"""A call of a model captured and taken through all passes.
+
+In: a model, a recipe and a call like those that will come. Out: a `Draft` whose graph calls kernels.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import fx, nn
+
+from sparsify import options as settings
+from sparsify.compiler.cpp.build import has_compiler
+from sparsify.errors import CaptureError, RecipeError
+from sparsify.passes import pipeline
+from sparsify.passes.capture import calls
+from sparsify.passes.capture.draft import Asked, Draft, Key, Notices, Stored
+from sparsify.passes.capture.example_extents import note_extents
+from sparsify.passes.capture.export import Dynamic, capture
+from sparsify.passes.capture.libraries import transformers_experts
+from sparsify.passes.choose.timing import together
+from sparsify.passes.pipeline import PASSES
+from sparsify.recipe import Rule
+from sparsify.report_text import fold
+
+# For as many regions as this the seconds of each are spent; most races are over sooner.
+REGIONS: Final = 15
+
+
+def drafted(
+    source: nn.Module,
+    asked: Asked,
+    call: calls.Call,
+    tensors: Sequence[torch.Tensor],
+    dynamic: Dynamic,
+    notices: Notices,
+    stored: Mapping[Key, Stored],
+    known: Mapping[str, torch.Tensor],
+    is_mirror: bool = False,
+) -> Draft:
+    """The draft for calls like `call`; experts that no kernel computes run as the model has them.
+
+    Args:
+        source: the model.
+        tensors: of the call.
+        stored: how weights are packed already.
+        known: constants of earlier captures.
+        is_mirror: whether `source` is a mirror of the model that other threads run.
+
+    Raises:
+        CaptureError: as `capture`; with experts that no kernel computes and no graph can hold, the reason is theirs.
+    """
+
+    def made(asked: Asked, without: Collection[str] = ()) -> Draft:
+        captured = capture(
+            source,
+            call,
+            dynamic,
+            masks=asked.has_masks,
+            gates=asked.has_gates,
+            without=without,
+            known=known,
+            trains=asked.is_trainable(source.training),
+            is_mirror=is_mirror,
+        )
+        report = replace(asked.report(type(source).__name__), specialised=captured.specialised)
+        examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
+        current = _options(asked)
+        draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
+        note_extents(captured.graph, examples, lambda name: captured.tensor(source, name))
+        return _run_passes(draft)
+
+    found = made(asked)
+    left = transformers_experts.left_over(found.graph, source) if asked.has_gates else []
+    if not left:
+        return found
+    reasons = {name: _reason(found, name) for name in left}
+    try:
+        found = made(_with_fewer_gates(asked), left)
+    except CaptureError as error:
+        whys = "; ".join(f"no kernel computes {name}: {why}" for name, why in reasons.items())
+        raise CaptureError(f"{whys}; {error}") from error
+    except RecipeError as error:  # rules name nodes that are others now
+        found.report.warnings.append(f"all experts of {', '.join(fold(left))} are computed: {error}")
+        return found
+    for name, why in reasons.items():
+        found.report.left_dense(name, "experts", name, f"{why}; the model's own experts run")
+    return found
+
+
+def _run_passes(draft: Draft) -> Draft:
+    """The draft after all passes; results that stand for others in its graph are dropped."""
+    with together(REGIONS * draft.options.tune_seconds):
+        try:
+            return pipeline.run(PASSES, draft)
+        finally:
+            clear_fake_results(draft.graph)
+
+
+def _options(asked: Asked) -> settings.Options:
+    """The options in force here, with those of a recipe."""
+    current = settings.current()
+    if asked.recipe.compile.threads is not None:
+        current = replace(current, threads=asked.recipe.compile.threads)
+    if not has_compiler(current):
+        current = replace(current, tune_seconds=0.0)  # there is nothing to choose from
+    if asked.strict or asked.recipe.compile.fallback == "error":
+        current = replace(current, strict=True)
+    return current
+
+
+def _with_fewer_gates(asked: Asked) -> Asked:
+    """The same with rules for gates that may match nothing: there may be none left."""
+
+    def relaxed(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        return tuple(r.model_copy(update={"optional": True}) if r.role == "gate" else r for r in rules)
+
+    whole = asked.recipe
+    stages = tuple(s.model_copy(update={"sparsify": relaxed(s.sparsify)}) for s in whole.stages)
+    recipe = whole.model_copy(update={"sparsify": relaxed(whole.sparsify), "stages": stages})
+    return replace(asked, recipe=recipe)
+
+
+def _reason(draft: Draft, name: str) -> str:
+    """Why no kernel computes the experts of this name."""
+    found = (entry.reason for entry in draft.report.dense if entry.scope.partition("@")[0] == name)
+    return next(found, "no rule chose its gate")
+
+
+def clear_fake_results(graph: fx.Graph) -> None:
+    """Empties the cache of fake-tensor results of a graph: torch.export keeps its shape environment for good."""
+    for node in graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None and mode.shape_env is not None:
+            getattr(mode.shape_env, "fake_tensor_cache", {}).clear()
+            return

@@ -1,0 +1,126 @@
+"""What a sparse decoder does with the keys of earlier calls: text that transformers generates with it.
+
+In:  `sparse.generate(ids, max_new_tokens=20)`. Out: the tokens that the dense model generates with the same weights and
+patterns; each step is a call of the sparse model.
+"""
+
+import copy
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from torch import nn
+
+from sparsify import options as settings
+from sparsify.errors import CaptureError
+from sparsify.passes.capture import calls
+from sparsify.passes.capture.draft import Notices
+from sparsify.passes.capture.libraries import transformers_cache
+from sparsify.passes.module.traced_module import TracedModule
+
+PAST: Final = "a cache holds keys of earlier calls, for which there is no graph"
+ANEW: Final = (
+    "a pattern of attention does not say where queries stand among keys of earlier steps: none are kept, each step "
+    "computes the whole text"
+)
+
+
+class Decoder(TracedModule):
+    """A module whose calls may bring the keys of earlier ones."""
+
+    _signature: inspect.Signature
+    _notices: Notices
+
+    @property
+    @abstractmethod
+    def _source(self) -> nn.Module:
+        """The model whose code runs where no variant does."""
+
+    @abstractmethod
+    def run_source(self, call: calls.Call) -> Any:
+        """What the source model computes for a call, without the patterns of rules."""
+
+    @abstractmethod
+    def run_part(self, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """What a module of the source model computes, densely."""
+
+    def leaves_past(self, caches: Sequence[Any]) -> bool:
+        """Whether a call with these caches is the source model's, as it brings keys of earlier calls.
+
+        That is where attention is under patterns, extents are fixed, or other things than keys may be in a cache.
+        """
+        past = [cache for cache in caches if transformers_cache.has_past(cache)]
+        is_fixed = self._asked.has_masks or self._asked.dynamic is not None
+        return bool(past) and (is_fixed or not all(map(transformers_cache.is_plain, past)))
+
+    def with_past(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The source model's result for a call whose cache holds keys of earlier ones.
+
+        Raises:
+            CaptureError: nothing may run densely.
+        """
+        if self._asked.strict or settings.current().strict:
+            raise CaptureError(PAST, "calls without a cache, or without strict")
+        self._notices.warn(f"{PAST}; such calls run as the source model has them")
+        return self.run_source(calls.flatten(self._signature, args, kwargs, opens=False))
+
+    @property
+    def generate(self) -> Callable[..., Any]:
+        """The `generate` of transformers' model, with this one in its steps; its arguments and results are the same.
+
+        Under patterns of attention no keys are kept from step to step, `use_cache` is False.
+
+        Raises:
+            AttributeError: the source model generates nothing.
+        """
+        if not hasattr(self._source, "generate"):
+            raise AttributeError(f"{type(self._source).__name__} has no generate")
+        return partial(generate, self)
+
+
+def generate(sparse: Decoder, *args: Any, **kwargs: Any) -> Any:
+    """What the source model generates where its calls are those of the sparse one; encoders run once, densely.
+
+    Raises:
+        CaptureError: under patterns of attention an encoder would run by itself, or keys are to be kept.
+    """
+    source: Any = sparse._source
+    name = type(source).__name__
+    if sparse._asked.has_masks:
+        if source.config.is_encoder_decoder:
+            raise CaptureError(
+                f"{name} runs its encoder by itself to generate, and patterns of attention are in the whole model",
+                "calls of the sparse model with the text so far as decoder_input_ids",
+            )
+        if kwargs.get("use_cache") or kwargs.get("past_key_values") is not None:
+            raise CaptureError(
+                f"{name} is to generate with a cache, and under a pattern of attention no keys are kept",
+                "leave out use_cache and past_key_values: each step then computes the whole text",
+            )
+        kwargs["use_cache"] = False
+        sparse._notices.warn(ANEW)
+    shown = running(source, sparse)
+    shown.training = sparse.training
+    if source.config.is_encoder_decoder:
+        encoder = source.get_encoder()
+        shown.get_encoder = partial(running, encoder, partial(sparse.run_part, encoder))
+    return shown.generate(*args, **kwargs)
+
+
+def running(module: nn.Module, run: Callable[..., Any]) -> Any:
+    """A module with the parts and the signature of another one, which transformers reads, and other calls."""
+    shown = copy.copy(module)
+    run_by(shown, run)
+    return shown
+
+
+def run_by(module: Any, run: Callable[..., Any]) -> None:
+    """Makes calls of a module those of a function; its signature stays."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs)
+
+    forward.__signature__ = calls.signature(module)  # type: ignore[attr-defined]
+    module.forward = forward

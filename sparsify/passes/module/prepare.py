@@ -1,0 +1,152 @@
+"""Captures ahead: the kinds of calls that a server or a program with threads will make.
+
+In: `[{"training": False, "inputs": (x,)}, {"training": True, "inputs": {"x": x}}]`. Out: for each kind a `Prepared`;
+the sparse model has graphs for such calls, and their kernels are built, in training those of gradients too.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sparsify.errors import CaptureError, VerificationError
+from sparsify.passes.capture import calls
+from sparsify.passes.capture.shell import Modes, modes
+from sparsify.passes.module.capture_call import MAX_CAPTURES, capture_call
+from sparsify.passes.module.run_without_effects import runner
+from sparsify.passes.module.variant import Variant
+from sparsify.recipe.source import nearest
+
+if TYPE_CHECKING:
+    from sparsify.passes.module.sparse_module import SparseModule
+
+KEYS: Final = ("training", "inputs")
+Kind = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A kind of calls that a model was prepared for.
+
+    Attributes:
+        kind: what such calls are like.
+        is_new: whether they were captured now.
+        seconds: what captures, kernels and a first call took.
+        refusal: why there is no graph, so that the source model runs; "" where there is one.
+    """
+
+    kind: str
+    is_new: bool
+    seconds: float
+    refusal: str = ""
+
+    def __str__(self) -> str:
+        if self.refusal:
+            return f"{self.kind}: the source model runs, {self.refusal}"
+        return f"{self.kind}: {'captured' if self.is_new else 'known'}, {self.seconds:.1f} s"
+
+
+def as_call(example_inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Positional and keyword arguments of an example call."""
+    if isinstance(example_inputs, Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, Mapping):
+        return (), example_inputs
+    if not isinstance(example_inputs, list | tuple):
+        found = type(example_inputs).__name__
+        raise CaptureError(f"example inputs of type {found}", "a tensor, or a tuple or mapping of inputs")
+    return tuple(example_inputs), {}
+
+
+def prepare(module: "SparseModule", kinds: Sequence[Kind]) -> list[Prepared]:
+    """Captures the calls of all kinds; the first that fails ends it.
+
+    Raises:
+        CaptureError: a kind is wrong, or its calls fail; the text names it.
+        VerificationError: as `apply`.
+    """
+    wanted = [checked(module, number, kind) for number, kind in enumerate(kinds)]
+    found = []
+    for name, call, mode in wanted:
+        try:
+            found.append(prepared(module, name, call, mode))
+        except VerificationError as error:
+            raise VerificationError(f"{name}: {error}") from error
+        except Exception as error:  # whatever the code of the model raises
+            raise CaptureError(f"{name}: {error}") from error
+    return found
+
+
+def checked(module: "SparseModule", number: int, kind: Any) -> tuple[str, calls.Call, Modes]:
+    """The name of a kind, its call and the modes of the modules."""
+    name = f"kinds[{number}]"
+    if not isinstance(kind, Mapping):
+        found = type(kind).__name__
+        raise CaptureError(f"{name} is a {found}", 'a mapping such as {"training": False, "inputs": (x,)}')
+    for key in kind:
+        if key not in KEYS:
+            raise CaptureError(
+                f"{name} has {key!r}{nearest(str(key), KEYS)}", f"its keys are {', '.join(KEYS)}"
+            )
+    if "inputs" not in kind:
+        raise CaptureError(f"{name} has no inputs", "give those of one call, as to apply")
+    now = modes(module)
+    training = kind.get("training", module.training)
+    if not isinstance(training, bool):
+        raise CaptureError(f"{name} has training={training!r}", "True or False")
+    try:
+        args, kwargs = as_call(kind["inputs"])
+        call = calls.flatten(module._signature, args, kwargs)
+    except CaptureError as error:
+        raise CaptureError(f"{name}: {error}") from None
+    if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
+        raise CaptureError(f"the inputs of {name} hold no tensor", "give the inputs of one call")
+    mode = now if training == module.training else (training,) * len(now)
+    shapes = [
+        f"{leaf.name} {list(value.shape)}"
+        for leaf, value in zip(call.shape.leaves, call.values, strict=True)
+        if isinstance(value, Tensor)
+    ]
+    return f"{name} ({'training' if training else 'evaluation'}, {', '.join(shapes)})", call, mode
+
+
+def prepared(module: "SparseModule", name: str, call: calls.Call, mode: Modes) -> Prepared:
+    """What became of one kind."""
+    started = time.perf_counter()
+    tensors = call.tensors(module._matrices)
+    like, shapes = (mode, call.shape), tuple(tensor.shape for tensor in tensors)
+    is_new = module._captures.fitting(like, shapes) is None
+    variant = capture_call(module, call, tensors, mode)
+    if variant is None:
+        refusal = module._captures.refused.get(like, f"more than {MAX_CAPTURES} captures")
+        return Prepared(name, False, time.perf_counter() - started, refusal)
+    rehearse(module, variant, tensors, any(mode))
+    return Prepared(name, is_new, time.perf_counter() - started)
+
+
+def rehearse(module: "SparseModule", variant: Variant, tensors: Sequence[Tensor], is_trained: bool) -> None:
+    """Runs a variant once as servers do and once with gradients, in training with those of all parameters.
+
+    Gradients that parameters have, buffers and random numbers stay as they are.
+    """
+    run = runner(module, variant)
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        with torch.no_grad():
+            run(*copies(tensors))
+        with torch.enable_grad():
+            given = copies(tensors)
+            leaves = pytree.tree_leaves(run(*given))
+            outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+            wanted = [tensor for tensor in (*module.parameters(), *given) if tensor.requires_grad]
+            if is_trained and outputs and wanted:
+                ones = [torch.ones_like(output) for output in outputs]
+                torch.autograd.grad(outputs, wanted, ones, allow_unused=True)
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Inputs that a variant may write into, which want gradients where the originals do."""
+    return [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]

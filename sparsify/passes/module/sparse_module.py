@@ -1,0 +1,343 @@
+"""The result of `apply`: a module that runs its sparse graph, for every mode and input structure one variant.
+
+In: `SparseModule(model, recipe)`. Out: a `torch.fx.GraphModule` with the model's signature, parameter names and modes.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from sparsify.errors import CaptureError
+from sparsify.passes.call import tracing
+from sparsify.passes.capture import calls, draft
+from sparsify.passes.capture.draft import Asked, Notices
+from sparsify.passes.capture.export import sparse_parts
+from sparsify.passes.capture.libraries import transformers_cache
+from sparsify.passes.capture.shell import adopt, fill_shell, modes, share_again
+from sparsify.passes.module import prepare, traced_calls
+from sparsify.passes.module.autocast import Autocast
+from sparsify.passes.module.call_index import Quick
+from sparsify.passes.module.capture_call import capture_call, compile_graph
+from sparsify.passes.module.compare import compare
+from sparsify.passes.module.facade import Facade, adopt_signature
+from sparsify.passes.module.hooks import Hooks
+from sparsify.passes.module.no_graph import fail_without_graph
+from sparsify.passes.module.optimizer_steps import tell_of_replaced
+from sparsify.passes.module.packed_weights import Held, Weights, dense_state
+from sparsify.passes.module.run_without_effects import run_call
+from sparsify.passes.module.variant import Variant, pruned_among
+from sparsify.passes.module.variant_table import Captures
+from sparsify.passes.operands.content_memo import reading_once
+from sparsify.passes.operands.sparse_input_cache import Memory
+from sparsify.report import Report
+from sparsify.runtime.locks import CAPTURES
+
+
+class SparseModule(Facade):
+    """A model whose sparse regions are kernels.
+
+    The parameters are those of the source model; frozen weights that kernels alone read are packed. `.graph` is
+    the variant of the current mode; `.report` says what became of the model. Calls that fit no variant are
+    captured anew, up to 8 times; then, or when capturing fails, the source model runs, with one warning. Calls that
+    the source model refuses end as there, and count for nothing.
+    """
+
+    _unpacked: dict[str, Held]
+    _matrices: Memory
+    _example: tuple[calls.Call, list[Any]] | None
+
+    def __init__(self, model: nn.Module, asked: Asked, weights: Weights | None = None) -> None:
+        none_yet = fx.Graph()
+        none_yet.output(none_yet.call_function(fail_without_graph))
+        super().__init__(nn.Module(), none_yet, type(model).__name__)
+        fill_shell(self, model)
+        self.training = model.training
+        matrices = Memory(sparse_parts)
+        hidden = {
+            "_weights": weights or Weights(model, asked.inplace),
+            "_signature": calls.signature(model),
+            "_taking": traced_calls.parameters_of(calls.signature(model)),
+            "_asked": asked,
+            "_captures": Captures(),
+            "_matrices": matrices,
+            "_quick": Quick(tuple(self.modules()), matrices),
+            "_notices": Notices(type(model).__name__),
+            "_hooks": Hooks(model),
+            "_autocast": Autocast(),
+            "_example": None,
+            "report": asked.report(type(model).__name__),
+        }
+        for name, value in hidden.items():
+            object.__setattr__(self, name, value)  # the source model is no submodule
+        adopt(self)
+        adopt_signature(self, model, self._signature)
+        self._register_load_state_dict_pre_hook(self._unpack_to_load)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(self._pack_again)  # type: ignore[no-untyped-call]
+
+    @property
+    def _source(self) -> nn.Module:
+        """The model whose code runs where no variant does."""
+        return self._weights.source
+
+    def recompile(self) -> Any:
+        """Compiles the graph; `forward` stays the dispatcher over variants."""
+        code = super().recompile()
+        kind = type(self)
+        if kind is not SparseModule:
+            # The `__call__` of torch.fx explains errors of the graph, and takes its time.
+            if "__call__" in kind.__dict__:
+                del kind.__call__
+            kind.forward = traced_calls.twin(kind, SparseModule.forward)  # type: ignore[method-assign]
+        return code
+
+    def train(self, mode: bool = True) -> "SparseModule":
+        """Sets the mode; `.graph` becomes the variant of that mode, captured now when the examples still live."""
+        if "_captures" not in self.__dict__:
+            super().train(mode)
+            return self
+        with self._weights.lock:  # calls that look for a graph see the modes of before or after
+            super().train(mode)
+            wanted = modes(self)
+        if self._asked.inplace:
+            (self._weights.given or self._source).train(mode)
+        if mode and self._asked.trainable is None and self._weights.held:
+            with CAPTURES, self._weights.lock:
+                packed = self._weights.packed()
+                self._weights.unpack()  # optimizers are made before the first call
+                tell_of_replaced(packed)
+                share_again(self, self._source)
+        known = self._captures.shown(wanted)
+        if known is None and not self._captures.has_refused(wanted) and self._example is not None:
+            call, references = self._example
+            values = [reference() for reference in references]
+            if all(value is not None for value in values):
+                call = calls.with_tensors(call, values)
+                capture_call(self, call, call.tensors(self._matrices), wanted)
+        elif known is not None:
+            self.show(known)
+        return self
+
+    def prepare(self, kinds: Sequence[Mapping[str, Any]]) -> list[prepare.Prepared]:
+        """Captures calls ahead and builds their kernels, for servers and threads.
+
+        Args:
+            kinds: of each kind whether the model is in `"training"`, as it is now if left out, and the `"inputs"` of
+                an example, as those of `apply`.
+
+        Returns:
+            What became of each kind. The modes of the model, gradients, buffers and random numbers stay as they are.
+
+        Raises:
+            CaptureError: a kind is wrong, or its calls fail; the text names it.
+            VerificationError: the results differ from the dense model's beyond the recipe's limits.
+        """
+        return prepare.prepare(self, kinds)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result, by the variant that fits the call."""
+        if torch.compiler.is_compiling() and not self._hooks.paths and not tracing.is_elsewhere():
+            return self.traced(args, kwargs)
+        if callable(traced_calls.watcher()):
+            return traced_calls.run_outside(self, args, kwargs, is_told=False)
+        if self._hooks.paths and self.runs_hooks():
+            return self.run_hooked(args, kwargs)
+        is_cast = torch.is_autocast_enabled("cpu")
+        earlier = self._quick  # another thread that changes the model replaces it
+        quick = None if is_cast else earlier.read(args, kwargs)
+        if quick is not None and (known := earlier.variants.get(quick[0])) is not None:
+            return self.finish(known, quick[1])
+        caches = transformers_cache.given((*args, *kwargs.values()))
+        if self.leaves_past(caches):
+            return self.with_past(args, kwargs)
+        if is_cast:
+            return self._autocast.run(self, args, kwargs)
+        call = calls.flatten(self._signature, args, kwargs)
+        tensors = call.tensors(self._matrices)
+        variant = self.variant_for(call, tensors)
+        if variant is None:
+            return self.original(*args, **kwargs)
+        if not variant.takes(tensors):
+            return self.original(*args, **kwargs)
+        if quick is not None and variant.takes_any:
+            earlier.remember(quick[0], args, kwargs, call, variant)
+        result = self.finish(variant, tensors)
+        for cache in caches:
+            result = transformers_cache.filled(cache, result)
+        return result
+
+    def finish(self, variant: Variant, tensors: Sequence[torch.Tensor]) -> Any:
+        """The model's output class around the results of a variant."""
+        if torch.compiler.is_compiling() and not tracing.is_elsewhere():
+            assert variant.run is not None, "captures compile graphs"
+            result = variant.run(self, *tensors)
+        else:
+            assert variant.eager is not None, "captures compile graphs"
+            result = reading_once(variant.eager, tensors)
+        return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
+
+    def variant_for(self, call: calls.Call, tensors: list[torch.Tensor]) -> Variant | None:
+        """The variant that fits a call, captured now when there is none.
+
+        None when the source model has to run; what it must not run without raises.
+        """
+        mode, shapes = modes(self), tuple(tensor.shape for tensor in tensors)
+        variant = self._captures.fitting((mode, call.shape), shapes)
+        if variant is not None or (mode, call.shape) in self._captures.refused:
+            return variant
+        with self._weights.lock:  # or half of the modules may be in the mode that another thread is setting
+            mode = modes(self)
+        return capture_call(self, call, tensors, mode)
+
+    def run_source(self, call: calls.Call) -> Any:
+        """What the source model computes for a call, without the patterns of rules."""
+        with self._weights.running(self) as own:
+            return run_call(own(self._source), self, call)
+
+    def verify_gradients(self, *args: Any, **kwargs: Any) -> float:
+        """The largest difference of outputs and parameter gradients to the dense model's for these inputs.
+
+        The dense gradients of pruned weights count where these are not 0.
+        """
+        parameters = [p for p in self._source.parameters() if p.requires_grad]
+
+        def pruned() -> set[int]:
+            return pruned_among(parameters, self.variants, self._source)
+
+        may_write = self._captures.may_write(modes(self))
+        with draft.kept_buffers(self._source):
+            return compare(
+                calls.anew(self.original, args, kwargs, may_write),
+                calls.anew(self, args, kwargs, may_write),
+                self._asked.recipe.verify,
+                parameters,
+                pruned,
+            )
+
+    def measure(self, *args: Any, repeats: int = 5, **kwargs: Any) -> Report:
+        """The report with the median time of each region over `repeats` calls, the first call not counted."""
+        run = calls.anew(self, args, kwargs, self._captures.may_write(modes(self)))
+        run()
+        call = calls.flatten(self._signature, args, kwargs)
+        variant = self.variant_for(call, call.tensors(self._matrices))
+        if variant is not None:
+            variant.timed(run, repeats)
+        return self.report
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """The source model's own result, under the patterns that rules put into its attention, and as kernels draw.
+
+        Our sparse tensors are torch's for it. What kernels draw is known of calls that were captured; no other is.
+
+        Raises:
+            CaptureError: there are patterns, and no graph to put them into.
+        """
+        variant, tensors = None, list[torch.Tensor]()
+        if self._asked.has_masks or (any(modes(self)) and not torch.is_autocast_enabled("cpu")):
+            call = calls.flatten(self._signature, args, kwargs)
+            tensors = call.tensors(self._matrices)
+            like = (modes(self), call.shape)
+            if not self._asked.has_masks:
+                variant = self._captures.fitting(like, tuple(tensor.shape for tensor in tensors))
+            elif (variant := self.variant_for(call, tensors)) is None:
+                name, why = type(self._source).__name__, self._captures.refused[like]
+                raise CaptureError(f"{name} cannot run with the masks of its recipe: {why}")
+        with self._weights.running(self) as own:
+            if variant is None or variant.masked is None:
+                named = {name: calls.as_torch(value) for name, value in kwargs.items()}
+                return own(self._source)(*map(calls.as_torch, args), **named)
+            return variant.masked_result(own(self._source), tensors)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Parameters and buffers; packed weights are dense, with `keep_vars` those of whole numbers alone."""
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        keeps = kwargs.get("keep_vars", args[2] if len(args) > 2 else False)
+        with self._weights.lock:
+            found = super().state_dict(*args, **kwargs)
+            dense = {
+                id(weight): self._weights.unpacked(name).detach()
+                for name, weight in self._weights.packed().items()
+                if not keeps or self._weights.held[name].spec.has_scales
+            }
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            if id(parameter) in dense:
+                found[prefix + name] = dense[id(parameter)]
+        return found
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Loads parameters and buffers into the source model, whose they are; weights are packed again."""
+        with CAPTURES, self._weights.lock:
+            held = self._weights.unpack()
+            try:
+                return self._source.load_state_dict(dense_state(state_dict, self._source), strict, assign)
+            finally:
+                self._weights.repack(held)
+                share_again(self, self._source)
+
+    def _unpack_to_load(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Weights are dense while a module that has this one inside loads a state."""
+        with CAPTURES, self._weights.lock:
+            object.__setattr__(self, "_unpacked", self._weights.unpack())
+            share_again(self, self._source)
+        own = {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
+        state.update({prefix + name: value for name, value in dense_state(own, self._source).items()})
+
+    def _pack_again(self, *_: Any) -> None:
+        """Afterwards they are packed as before."""
+        with CAPTURES, self._weights.lock:
+            self._weights.repack(self._unpacked)
+            share_again(self, self._source)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "SparseModule":
+        """Conversions such as `.double()` convert the source model, whose parameters these are.
+
+        Graphs are for the dtypes that were captured: those of others are forgotten, with the tensors that they made,
+        which no conversion reaches, as in the source model.
+        """
+        with CAPTURES, self._weights.lock:
+            before = [(tensor.dtype, tensor.device) for tensor in (*self.parameters(), *self.buffers())]
+            self._weights.convert(fn, recurse)
+            share_again(self, self._source)
+            if before != [(tensor.dtype, tensor.device) for tensor in (*self.parameters(), *self.buffers())]:
+                for name in self._captures.constants():
+                    del self._buffers[name]
+                self._captures.forget()
+                self._quick.variants.clear()
+                self._autocast.known.clear()
+        return self
+
+    def __reduce__(self) -> Any:
+        modes = [module.training for module in self.modules()]
+        return restored, (self._source, self._asked, self._weights.of(self._weights.source), modes)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SparseModule":
+        with self._weights.lock:
+            known = list(self._captures.known)
+            source = copy.deepcopy(self._source, memo)
+            new = SparseModule(source, self._asked, self._weights.of(source))
+        for (_, shell), (_, own) in zip(new.named_modules(), self.named_modules(), strict=True):
+            shell.training = own.training
+        new._captures.refused.update(self._captures.refused)
+        for like, variant in known:
+            twin = variant.copied()
+            for name, constant in twin.captured.constants.items():
+                new.register_buffer(name, constant.clone(), persistent=False)
+            compile_graph(new, twin)
+            new._captures.add(like, twin)
+            if variant.report is self.report:
+                new.show(twin)
+        memo[id(self)] = new
+        return new
+
+
+def restored(source: nn.Module, asked: Asked, weights: Weights, training: Sequence[bool]) -> SparseModule:
+    """A sparse model without graphs, its modules in their order in training or not."""
+    module = SparseModule(source, asked, weights)
+    for part, mode in zip(module.modules(), training, strict=True):
+        part.training = mode
+    return module

@@ -1,0 +1,123 @@
+"""Calls of sparse models that Dynamo or `torch.export` traces: what such a call is like, as plain values.
+
+In: the parameters of a model and `(x, k=2.0)`. Out: `(("x", (tensor, float32, 2, ..)), ("k", (float, "2.0")))`, which
+calls have in common that share a graph. Made of types, numbers and names alone, so that it can be compared in a trace,
+where the structure that `calls.flatten` finds cannot be had.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from inspect import Parameter, Signature
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+
+from sparsify.errors import CaptureError
+from sparsify.passes.call.tracing import is_elsewhere
+from sparsify.passes.capture import calls
+
+# Names of parameters, and whether they take one argument, one by name alone, all further ones or all further names.
+Parameters = tuple[tuple[str, str], ...]
+# What looks at functions that are called, Dynamo among it: of calls that bring matrices of torch it traces the inside
+# alone. Called by its own name, for it would trace a function around it, too.
+watcher: Final = torch._C._dynamo.eval_frame.get_eval_frame_callback
+NO_GRAPH: Final = (
+    "the sparse model has not been captured for this mode and these arguments; call it once with them, "
+    "not compiled, before torch.compile or torch.export looks at it"
+)
+NOT_TOLD: Final = (
+    "a trace cannot tell what this call of a sparse model brings, which is told by plain tensors, constants, lists, "
+    "tuples and dicts, without autocast; caches and sparse matrices are looked at outside of it"
+)
+
+# The attribute that keeps a function for all graphs that its class gets.
+TWIN: Final = "_forward"
+NOT_NAMED: Final = (
+    "torch.export does not tell under which names a sparse model gets its arguments",
+    "export a module whose forward calls it with them",
+)
+
+
+def twin(kind: type, function: Any) -> Any:
+    """A function of `kind` alone that does the same: Dynamo compiles a function a few times, whoever calls it."""
+    found = kind.__dict__.get(TWIN)
+    if found is None:
+        code = function.__code__.replace(co_name=function.__name__)  # an object of its own
+        found = FunctionType(code, function.__globals__, closure=function.__closure__)
+        for name in ("__doc__", "__annotations__", "__qualname__", "__module__"):
+            setattr(found, name, getattr(function, name))
+        setattr(kind, TWIN, found)
+    return found
+
+
+def parameters_of(signature: Signature) -> Parameters:
+    """The parameters of a model's forward."""
+    kinds: dict[Any, str] = {
+        Parameter.KEYWORD_ONLY: "name",
+        Parameter.VAR_POSITIONAL: "all",
+        Parameter.VAR_KEYWORD: "names",
+    }
+    return tuple((name, kinds.get(found.kind, "one")) for name, found in signature.parameters.items())
+
+
+def arguments(
+    parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The arguments of a call by the parameters that take them, in their order; None where some fit none.
+
+    As `Signature.bind` has them, which does not run in traces.
+
+    >>> arguments((("x", "one"), ("rest", "all"), ("how", "names")), (1, 2, 3), {"deep": True})
+    {'x': 1, 'rest': (2, 3), 'how': {'deep': True}}
+    >>> arguments((("x", "one"), ("how", "name")), (1, 2), {})
+    """
+    found: dict[str, Any] = {}
+    left, named = list(args), dict(kwargs)
+    for name, kind in parameters:
+        if kind == "one" and left:
+            found[name] = left.pop(0)
+        elif kind == "all" and left:
+            found[name], left = tuple(left), []
+        elif kind == "names" and named:
+            found[name], named = named, {}
+        elif kind in ("one", "name") and name in named:
+            found[name] = named.pop(name)
+    return None if left or named else found
+
+
+def exported_names(module: torch.nn.Module) -> tuple[str, ...] | None:
+    """The names that arguments have in a call of `torch.export`, which runs the graph of `module` for it.
+
+    It gives the graph values alone, in the order of the call: the names are read where it asks for the graph, None
+    where they are not found there.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        named = frame.f_locals.get("kwargs")
+        if frame.f_locals.get("mod") is module and isinstance(named, dict):
+            return tuple(named)
+        frame = frame.f_back
+    return None
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in what can be told, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inner = value.values() if type(value) is dict else value if type(value) in calls.LISTS else ()
+    return [tensor for part in inner for tensor in tensors_of(part)]
+
+
+def run_outside(module: torch.nn.Module, args: Any, kwargs: Any, *, is_told: bool) -> Any:
+    """The result of a call outside of the trace, where all of it is known.
+
+    Raises:
+        CaptureError: in `torch.export` there is no outside.
+    """
+    # Neither holds where Dynamo gave up: it traces a function a limited number of times, and then runs it.
+    if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling() and not is_elsewhere():
+        raise CaptureError(NO_GRAPH if is_told else NOT_TOLD)
+    from sparsify.passes.module import graph_break  # loads Dynamo, which is there when it traces
+
+    return (graph_break.run_now if is_told else graph_break.run_untold)(module, args, kwargs)

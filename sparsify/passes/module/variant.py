@@ -1,0 +1,175 @@
+"""One graph of a model: for one mode and one structure of inputs.
+
+In: a captured graph after all passes. Out: `variant.fits(shapes)`, and `variant.run` once it is compiled.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from sparsify.compiler.remembered import REMEMBERED
+from sparsify.passes.call.region_call import RegionCall
+from sparsify.passes.capture.export import Captured
+from sparsify.passes.emit.mask_gradients import is_kept_sparse, is_sparse
+from sparsify.passes.graph.operators import is_mutating, overwritten
+from sparsify.report import Report
+from sparsify.runtime.peak import Peak
+
+
+@dataclass
+class Variant:
+    """One graph of a model: for one mode and one structure of inputs.
+
+    Attributes:
+        is_plain: whether the graph returns the model's output itself; else the leaves of its output class.
+        run: the compiled graph, of the module and its inputs.
+        eager: the same of the inputs, for tensors that have memory.
+        code: of `run`, as text.
+        masked: the graph of the model with the patterns of rules in its attention, and the draws of kernels that drop
+            weights of edges; None where there are none.
+        written: the positions of inputs that the graph writes into, once it is compiled.
+        contiguous: the positions of inputs that have to be contiguous, likewise.
+    """
+
+    captured: Captured
+    report: Report
+    regions: list[RegionCall]
+    is_plain: bool
+    run: Callable[..., Any] | None = None
+    eager: Callable[..., Any] | None = None
+    code: str = ""
+    fitting: set[Any] = field(default_factory=set)
+    masked: fx.Graph | None = None
+    written: list[int] = field(default_factory=list)
+    contiguous: list[int] = field(default_factory=list)
+
+    def copied(self) -> "Variant":
+        """The same for another module: a graph of its own, not compiled yet."""
+        captured = copy.copy(self.captured)
+        captured.graph = fx.Graph()
+        captured.graph.output(captured.graph.graph_copy(self.captured.graph, {}))
+        report = copy.deepcopy(self.report)
+        return Variant(captured, report, self.regions, self.is_plain, masked=self.masked)
+
+    def masked_result(self, source: nn.Module, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the dense model computes with the patterns of rules in its attention, and what kernels draw."""
+        assert self.masked is not None, "only graphs with patterns or draws of kernels ask for this"
+        names = {str(node.target) for node in self.masked.find_nodes(op="get_attr")}
+        parameters = {name: self.captured.tensor(source, name) for name in names}
+        result = fx.GraphModule(parameters, self.masked)(*tensors)
+        return pytree.tree_unflatten(result, self.captured.output)
+
+    def fits(self, shapes: tuple[Any, ...]) -> bool:
+        """`admits`, remembered."""
+        if shapes in self.fitting:
+            return True
+        if not self.admits(shapes):
+            return False
+        if len(self.fitting) >= REMEMBERED:
+            self.fitting.clear()
+        self.fitting.add(shapes)
+        return True
+
+    def admits(self, shapes: tuple[Any, ...]) -> bool:
+        """Whether tensors of these shapes fit the captured extents."""
+        known: dict[str, int] = {}
+        for shape, extents in zip(shapes, self.captured.extents, strict=True):
+            for size, extent in zip(shape, extents, strict=True):
+                if isinstance(extent, int):
+                    if size != extent:
+                        return False
+                elif size < 2 or known.setdefault(extent, size) != size:  # 0 and 1 are special to export
+                    return False
+        return self.captured.holds is None or self.captured.holds(known)
+
+    def writes(self) -> bool:
+        """Whether something in the graph writes into a tensor, which may be one of the call."""
+        return any(is_mutating(node) for node in self.captured.graph.nodes)
+
+    def written_inputs(self) -> list[int]:
+        """The positions of inputs that the graph writes into."""
+        places = self.captured.graph.find_nodes(op="placeholder")
+        written = overwritten(self.captured.graph)
+        return [position for position, node in enumerate(places) if node in written]
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether tensors whose shapes fit may have any strides and share memory."""
+        return not self.written and not self.contiguous
+
+    def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether tensors whose shapes fit lie in memory as the graph takes for granted."""
+        return self.takes_any or (self.is_laid_out(tensors) and not self.mixes(tensors))
+
+    def is_laid_out(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the strides of the tensors of a call are as those whose writes were captured."""
+        return all(tensors[position].is_contiguous() for position in self.contiguous)
+
+    def mixes(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether an input of a call that the graph writes into is in memory of another one."""
+        memory = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        return any(memory.count(memory[position]) > 1 for position in self.written)
+
+    def pruned(self) -> set[str]:
+        """The names of weights of which zeros are not stored: they get no gradient."""
+        weights = self.captured.graph.find_nodes(op="get_attr")
+        return {
+            str(node.target)
+            for node in weights
+            if is_sparse(node.meta.get("sparse")) and is_kept_sparse(node)
+        }
+
+    def varying(self) -> int:
+        """How many extents of the tensors may vary."""
+        return sum(not isinstance(extent, int) for extents in self.captured.extents for extent in extents)
+
+    def timed(self, run: Callable[[], Any], repeats: int) -> None:
+        """Writes the median time of every region over `repeats` runs into the report, and the memory of the last."""
+        for region in self.regions:
+            region.times_us = []
+        try:
+            with torch.no_grad():
+                for _ in range(repeats - 1):
+                    run()
+                with Peak() as peak:
+                    run()
+            self.report.peak_bytes = peak.bytes
+        finally:
+            taken = {region.name: region.times_us or [] for region in self.regions}
+            for region in self.regions:
+                region.times_us = None
+        for entry in self.report.regions:
+            if times := sorted(taken.get(entry.name, [])):
+                entry.measured_us = times[len(times) // 2]
+
+
+def pruned_among(
+    parameters: Sequence[torch.Tensor], variants: Iterable[Variant], model: nn.Module
+) -> set[int]:
+    """The places of those parameters of a model of which a variant does not store zeros."""
+    names = {name for variant in variants for name in variant.pruned()}
+    known = model.named_parameters(remove_duplicate=False)
+    found = {id(weight) for name, weight in known if name in names}
+    return {place for place, weight in enumerate(parameters) if id(weight) in found}
+
+
+def return_plainly(captured: Captured) -> bool:
+    """Makes the graph return the model's output, not its leaves, where its containers are plain."""
+    kinds = {part.type for part in parts_of(captured.output)} - {None}
+    if not kinds <= {tuple, list, dict}:
+        return False
+    node = captured.graph.output_node()
+    node.args = (pytree.tree_unflatten(list(node.args[0]), captured.output),)  # type: ignore[arg-type]
+    return True
+
+
+def parts_of(spec: pytree.TreeSpec) -> Iterator[pytree.TreeSpec]:
+    """A tree and all trees inside it."""
+    yield spec
+    for child in spec.children():
+        yield from parts_of(child)

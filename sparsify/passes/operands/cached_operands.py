@@ -1,0 +1,363 @@
+"""What follows from a graph's structure alone: sparse operands and normalisation, computed once per graph.
+
+In: `edge_index`, `edge_weight`, the number of nodes. Out: the normalised adjacency as a `SparseTensor`,
+from memory when the same tensors come again unchanged.
+
+An entry is found by the content of each input, however it was written; by identity and version where a recipe calls
+the input static. When an input requires a gradient the values are computed anew, differentiably, and only the pattern
+is remembered.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from sparsify.errors import InvalidTensorError, UnsupportedProgramError
+from sparsify.passes.operands.bag_operand import BagsOutput
+from sparsify.passes.operands.content_memo import Memo
+from sparsify.passes.operands.edge_slots import Aligned
+from sparsify.passes.operands.second_format import Beside
+from sparsify.report import ConversionEntry
+from sparsify.sparsification.mask_spec import MaskSpec
+from sparsify.sparsification.rounding import narrowed, widened
+from sparsify.storage import convert, transformed
+from sparsify.storage.format import Format
+from sparsify.storage.pattern import Pattern
+from sparsify.storage.tensor import SparseTensor, values_at
+
+REMEMBERED = 8
+# What entries at the same place become together; `nothing` where there may be none.
+Joins = Literal["sum", "logsumexp", "nothing"]
+
+
+@dataclass(frozen=True)
+class MatrixOutput:
+    """A sparse operand among the outputs of a structure module.
+
+    Attributes:
+        rows, columns: positions of the coordinates among the outputs.
+        values: position of the values; None for ones, -1 when the caller brings them.
+        extents: positions of the extents.
+        dense: position of a dense tensor, of any number of modes, whose zeros are left out; the other positions are
+            then unused.
+        places: position of a tensor that is 0 where the dense one has no entries, None where its zeros say so.
+        transposed: whether the operand is its transpose.
+        is_frozen: whether its values get no gradient.
+        rounds: the dtype of a dense tensor whose values are stored rounded to `dtype`, None where they are as they
+            are; whole numbers have scales, which are all that there is besides.
+        joins: what entries without values at the same place become together.
+    """
+
+    format: Format
+    dtype: torch.dtype
+    rows: int = 0
+    columns: int = 0
+    values: int | None = None
+    extents: tuple[int, int] = (0, 0)
+    dense: int | None = None
+    places: int | None = None
+    transposed: bool = False
+    is_frozen: bool = False
+    rounds: torch.dtype | None = None
+    joins: Joins = "sum"
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether the values are whole numbers with a scale for each row of the dense tensor."""
+        return self.rounds is not None and self.dtype is torch.int8
+
+    def stored(self, dense: torch.Tensor) -> torch.Tensor:
+        """A dense tensor as it is stored."""
+        return dense if self.rounds is None else narrowed(dense, self.dtype)
+
+    def packed(self, dense: torch.Tensor, operand: SparseTensor | None = None) -> SparseTensor:
+        """A dense weight, of the same shape, so that the operand is it, or its transpose without a copy.
+
+        Args:
+            dense: the weight.
+            operand: that was made of it, where it is still there.
+        """
+        found = self.operand(self.stored(dense)) if operand is None else plain(operand)
+        return found.permute(1, 0) if self.transposed else found
+
+    def operand(self, stored: torch.Tensor) -> SparseTensor:
+        """The operand that is made of a dense weight whose entries are as they are stored."""
+        turned = stored.t() if self.transposed else stored
+        made = align_entries(turned, self.format).pattern
+        return plain(SparseTensor(made, values_at(turned, made)))
+
+    def holds(self, weight: SparseTensor) -> bool:
+        """Whether a weight is stored as `packed` stores it."""
+        form = weight._pattern.format
+        return form is self.format or form == (
+            self.format.permuted((1, 0)) if self.transposed else self.format
+        )
+
+
+@dataclass(frozen=True)
+class PatternOutput:
+    """A mask among the outputs of a structure module: it follows from lengths.
+
+    Attributes:
+        spec: the pattern.
+        rows, columns: positions of the lengths among the outputs.
+    """
+
+    spec: MaskSpec
+    rows: int
+    columns: int
+
+    def made(self, raw: Sequence[Any]) -> SparseTensor:
+        """The mask for these lengths."""
+        return self.spec.mask(int(raw[self.rows]), int(raw[self.columns]))
+
+
+# How a result follows from the outputs of a structure module; a number is the position of a tensor among them.
+Output = int | MatrixOutput | PatternOutput | BagsOutput
+
+
+@dataclass
+class Remembered:
+    """The results for one set of inputs."""
+
+    aligned: list[Aligned | None]
+    results: list[Any]
+
+
+class Structure:
+    """The part of a graph that depends on structure alone, with its memory.
+
+    Args:
+        module: from leaves to a list of tensors and numbers.
+        outputs: per result either the position of a tensor in that list, or how a matrix is made of it.
+        entry: where conversions and their time are reported.
+        most: for how many sets of leaves results are remembered.
+        static: positions of leaves that a recipe calls static.
+    """
+
+    def __init__(
+        self,
+        module: Callable[..., Sequence[Any]],
+        outputs: Sequence[Output],
+        entry: ConversionEntry,
+        most: int = REMEMBERED,
+        static: Collection[int] = (),
+    ) -> None:
+        self.module, self.outputs, self.entry = module, tuple(outputs), entry
+        self.has_matrices = any(isinstance(spec, MatrixOutput | BagsOutput) for spec in self.outputs)
+        self.weight = weight_of(self.outputs)
+        self.memory: Memo[Remembered] = Memo(most, static, self.weight is not None)
+        self.beside = Beside()
+
+    def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:
+        """The results for `leaves`; a matrix whose values the caller brings is given as `Aligned`."""
+        if self.weight is not None and type(leaves[0]) is SparseTensor:
+            operand = self.packed_operand(self.weight, leaves[0])
+            if not self.weight.has_scales:
+                return (operand,) * len(self.outputs)
+            return tuple([operand if isinstance(o, MatrixOutput) else leaves[1] for o in self.outputs])
+        needs_gradient = (
+            self.weight is None
+            and torch.is_grad_enabled()
+            and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+        )
+        if not needs_gradient:
+            return self.remembered(leaves).results
+        if not self.has_matrices:
+            return self.differentiable(leaves, [])
+        return self.differentiable(leaves, self.remembered(leaves).aligned)
+
+    def packed_operand(self, spec: MatrixOutput, weight: SparseTensor) -> SparseTensor:
+        """The operand of a packed weight, made beside it where the model holds it in another format."""
+        if spec.holds(weight):
+            return weight.permute(1, 0) if spec.transposed else weight
+        return self.beside(weight, spec.operand)
+
+    def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
+        """The results for leaves of these entries, computed now when nothing is remembered."""
+        return self.memory.get(leaves, partial(self.compute, leaves))
+
+    def compute(self, leaves: tuple[Any, ...]) -> Remembered:
+        """The results for these leaves."""
+        with torch.inference_mode(False):  # what is remembered may be asked for in any mode later
+            if transformed.are_active() and not transformed.is_followed(leaves):
+                with transformed.outside():  # or it would be wrapped by a transform that is over then
+                    return self.timed(leaves)
+            return self.timed(leaves)
+
+    def timed(self, leaves: tuple[Any, ...]) -> Remembered:
+        """The results, their time reported."""
+        started = time.perf_counter()
+        with torch.no_grad():
+            raw = self.module(*leaves)
+            aligned = [
+                None if isinstance(spec, int | PatternOutput) else self.align(spec, raw)
+                for spec in self.outputs
+            ]
+            results = [self.result(spec, raw, at) for spec, at in zip(self.outputs, aligned, strict=True)]
+        if self.weight is not None:  # it gets no gradient: its pattern is enough
+            aligned = [None] * len(results)
+            results = [plain(found) if isinstance(found, SparseTensor) else found for found in results]
+        self.note_bytes(raw, results)
+        self.entry.count += 1
+        self.entry.total_us += (time.perf_counter() - started) * 1e6
+        return Remembered(aligned, results)
+
+    def operand_of(self, weight: torch.Tensor) -> SparseTensor | None:
+        """The operand that was made of a frozen weight, `None` where it is not remembered."""
+        found = self.memory.known((weight,))
+        return None if found is None else found.results[0]
+
+    def dense_weight(self, leaves: tuple[Any, ...]) -> torch.Tensor:
+        """The dense tensor of a packed weight."""
+        assert self.weight is not None, "only weights are packed"
+        scale = leaves[1] if self.weight.has_scales else None
+        found: torch.Tensor = leaves[0].to_dense()
+        return widened(found, scale, self.weight.rounds or found.dtype)
+
+    def note_bytes(self, raw: Sequence[Any], results: Sequence[Any]) -> None:
+        """Reports the bytes of dense operands, as they are and as they are stored."""
+        made = [
+            (raw[spec.dense], result)
+            for spec, result in zip(self.outputs, results, strict=True)
+            if isinstance(spec, MatrixOutput) and spec.dense is not None
+        ]
+        if not made:
+            return
+        self.entry.bytes_before = sum(dense.nbytes for dense, _ in made)
+        self.entry.bytes_after = sum(
+            array.nbytes for _, result in made for array in (*result._pattern.arrays_in_place(), result._vals)
+        )
+        if self.weight is not None and self.weight.has_scales:
+            scales = [spec for spec in self.outputs if isinstance(spec, int)]
+            self.entry.bytes_after += sum(raw[spec].nbytes for spec in scales)
+
+    def differentiable(self, leaves: tuple[Any, ...], aligned: Sequence[Aligned | None]) -> list[Any]:
+        """The results with values computed anew under autograd, on patterns that are known."""
+        raw = self.module(*leaves)
+        known = aligned or [None] * len(self.outputs)
+        return [self.result(spec, raw, at) for spec, at in zip(self.outputs, known, strict=True)]
+
+    def align(self, spec: MatrixOutput | BagsOutput, raw: Sequence[Any]) -> Aligned:
+        """The pattern of a matrix and the slots of its edges."""
+        if isinstance(spec, BagsOutput):
+            return spec.align(raw)
+        if spec.dense is not None:
+            decides = raw[spec.dense if spec.places is None else spec.places]
+            dense = decides.t() if spec.transposed else decides
+            return align_entries(dense, spec.format)
+        shape = (int(raw[spec.extents[0]]), int(raw[spec.extents[1]]))
+        return align_edges(raw[spec.rows], raw[spec.columns], shape, spec.format)
+
+    def result(self, spec: Output, raw: Sequence[Any], aligned: Aligned | None) -> Any:
+        """One result: a tensor, a sparse tensor, or `Aligned` when the values come later."""
+        if isinstance(spec, int):
+            return raw[spec]
+        if isinstance(spec, PatternOutput):
+            return spec.made(raw)
+        assert aligned is not None, "a matrix is aligned"
+        if isinstance(spec, BagsOutput):
+            return spec.made(aligned)
+        if spec.values == -1:
+            return aligned
+        if spec.dense is not None:
+            stored = spec.stored(raw[spec.dense])
+            dense: torch.Tensor = stored.t() if spec.transposed else stored
+            values = values_at(dense, aligned.pattern)
+            return SparseTensor(aligned.pattern, values.detach() if spec.is_frozen else values)
+        if spec.values is None:
+            edges = torch.ones(len(raw[spec.rows]), dtype=spec.dtype, device=raw[spec.rows].device)
+        else:
+            edges = raw[spec.values]
+        if spec.joins == "nothing" and len(edges) > aligned.pattern.nnz:
+            raise UnsupportedProgramError(
+                f"of {len(edges)} edges {len(edges) - aligned.pattern.nnz} join the same nodes as others, and dropout "
+                "draws for each by itself",
+                "edges that are there once, as torch_geometric.utils.coalesce makes them",
+            )
+        values = aligned.values(edges)
+        return SparseTensor(aligned.pattern, values if spec.joins == "sum" else values.log())
+
+
+def plain(operand: SparseTensor) -> SparseTensor:
+    """An operand without what was derived from its pattern when it was made."""
+    made = operand._pattern
+    return SparseTensor(
+        Pattern(made.format, made.shape, made._pos, made._crd, is_private=True).trusted(), operand._vals
+    )
+
+
+def weight_of(outputs: Sequence[Output]) -> MatrixOutput | None:
+    """What a structure makes of a frozen weight, where that is all that it makes."""
+    specs = [spec for spec in outputs if isinstance(spec, MatrixOutput)]
+    if not specs or not specs[0].is_frozen or any(spec != specs[0] for spec in specs):
+        return None
+    return specs[0] if len(specs) == len(outputs) or specs[0].has_scales else None
+
+
+def align_entries(dense: torch.Tensor, form: Format) -> Aligned:
+    """The pattern of what is not 0; of more modes than two each level stores one, in their order."""
+    coordinates = torch.nonzero(dense, as_tuple=True)
+    if dense.dim() == 2:
+        rows, columns = coordinates
+        return align_edges(rows, columns, (dense.shape[0], dense.shape[1]), form)
+    pattern, positions = convert.from_sorted(coordinates, dense.shape, form)
+    return Aligned(pattern, positions)
+
+
+def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int], form: Format) -> Aligned:
+    """The pattern of edges (row, column) of a matrix, and the slot of each edge; equal edges share one.
+
+    Args:
+        rows, columns: [edges], any order, duplicates allowed.
+        shape: of the matrix; coordinates outside of it are an error.
+    """
+    require_inside(rows, shape[0], "row")
+    require_inside(columns, shape[1], "column")
+    key = rows.long() * shape[1] + columns.long()
+    positions: torch.Tensor | None = None
+    if not bool((key[1:] > key[:-1]).all()):
+        key, positions = unique_slots(key)
+    if max(*shape, len(key)) >= 2**31:
+        raise UnsupportedProgramError(
+            f"a matrix {list(shape)} with {len(key)} entries needs wider coordinates"
+        )
+    dtype = torch.int32  # half the memory to read, and what the regions' programs declare
+    starts = torch.zeros(shape[0] + 1, dtype=torch.int64)
+    width = max(shape[1], 1)
+    starts[1:] = torch.bincount(key // width, minlength=shape[0]).cumsum(0)
+    pattern = Pattern(
+        Format("csr"), shape, (None, starts.to(dtype)), (None, (key % width).to(dtype)), is_private=True
+    ).trusted()
+    if form == pattern.format:
+        return Aligned(pattern, positions)
+    pattern, moved = pattern.twin(form)
+    kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no edge
+    target = torch.empty(len(key), dtype=torch.int64).index_copy_(0, moved[kept], kept)
+    return Aligned(pattern, target if positions is None else target[positions])
+
+
+def unique_slots(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The different values of `key` in order, and for each entry the slot of its value."""
+    ordered, order = torch.sort(key, stable=True)
+    is_new = torch.ones_like(ordered, dtype=torch.bool)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    slots = is_new.cumsum(0) - 1
+    return ordered[is_new], torch.empty_like(slots).index_copy_(0, order, slots)
+
+
+def require_inside(coordinates: torch.Tensor, extent: int, mode: str) -> None:
+    """Raises when a coordinate is outside of its mode."""
+    if coordinates.numel() == 0:
+        return
+    low, high = (int(bound) for bound in torch.aminmax(coordinates))
+    if low < 0 or high >= extent:
+        wrong = low if low < 0 else high
+        at = int((coordinates == wrong).nonzero()[0])
+        raise InvalidTensorError(
+            f"edge {at} has {mode} {wrong}, the matrix has {extent}", "coordinates from 0"
+        )

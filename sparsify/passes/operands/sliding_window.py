@@ -1,0 +1,255 @@
+"""Convolutions as products of a sparse matrix with shifted parts of flat images.
+
+In:  x [n, c, 56, 56], a weight [o, c, 3, 3] with zeros, padding 1.
+Out: F [n, c * 58 * 58], the padded images; W [o, c * 58 * 58] with the entry (o, c, r, s) at
+     (o, (c * 58 + r) * 58 + s); and so `Y[n,o,p] = sum(k, W[o,k] * F[n,k+p])`, where p = 58 y + x.
+
+Columns of W are places in the image, so each entry is one number times neighbours in memory. Results run over
+the padding between rows too, which is left out afterwards. Where windows begin every `stride`, rows that are as far
+apart lie side by side: what one entry reads are neighbours again.
+
+Source: Park and others, Faster CNNs with Direct Sparse Convolutions and Guided Pruning, 2017, section 3.1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sparsify.errors import UnsupportedProgramError
+from sparsify.passes.operands.cached_operands import align_edges
+from sparsify.runtime.buffers import POOL
+from sparsify.storage.format import Format
+from sparsify.storage.pattern import Pattern
+from sparsify.storage.tensor import SparseTensor
+
+CSR: Final = Format("csr")
+# Bytes of a place in an image, and of `pos`.
+PLACE_BYTES: Final = 4
+# Bytes of a coordinate of a packed weight, and how many coordinates they tell apart.
+COORDINATES: Final = ((1, 1 << 7), (2, 1 << 15), (4, 1 << 31))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a result reads along one mode: `size` entries, `dilation` apart; the next one begins `stride` further.
+
+    Attributes:
+        padding: zeros in front of the first entry, and behind the last.
+    """
+
+    size: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+
+    @property
+    def reach(self) -> int:
+        """How far the last entry lies behind the first."""
+        return self.dilation * (self.size - 1)
+
+    @property
+    def phases(self) -> int:
+        """How many rests of places by the stride are kept: those that entries have, from 0 on.
+
+        >>> Window(3, stride=2).phases, Window(1, stride=2).phases
+        (2, 1)
+        """
+        return 1 + max(self.dilation * entry % self.stride for entry in range(self.size))
+
+    def results(self, extent: int) -> int:
+        """How many results a mode of this extent has.
+
+        >>> Window(3, stride=2, padding=1).results(56)
+        28
+        """
+        return (extent + 2 * self.padding - self.reach - 1) // self.stride + 1
+
+    def width(self, extent: int) -> int:
+        """How many places of one phase results read."""
+        return self.results(extent) + self.reach // self.stride
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Windows over images of known extents, a window a mode; what follows from them is computed once.
+
+    >>> grid = Grid((Window(3, padding=1), Window(3, padding=1)), (56, 56))
+    >>> grid.widths, grid.steps, grid.count
+    ((58, 58), (58, 1), 3246)
+    """
+
+    windows: tuple[Window, ...]
+    extents: tuple[int, ...]
+
+    @cached_property
+    def results(self) -> tuple[int, ...]:
+        """The extents of the result."""
+        return tuple([w.results(extent) for w, extent in zip(self.windows, self.extents, strict=True)])
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """The extents of one phase of an image."""
+        return tuple([w.width(extent) for w, extent in zip(self.windows, self.extents, strict=True)])
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """How far neighbours along each mode lie apart in a phase."""
+        return tuple([prod(self.widths[mode + 1 :]) for mode in range(len(self.widths))])
+
+    @cached_property
+    def places(self) -> int:
+        """The entries of one channel of an image."""
+        return prod(self.widths) * prod(window.phases for window in self.windows)
+
+    @cached_property
+    def count(self) -> int:
+        """The results from the first to the last, with what lies between rows."""
+        return 1 + sum((n - 1) * step for n, step in zip(self.results, self.steps, strict=True))
+
+    @cached_property
+    def has_results(self) -> bool:
+        """Whether a window fits into an image."""
+        return min(self.results) >= 1
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether nothing lies between rows."""
+        return self.results[1:] == self.widths[1:]
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether images lie flat as they are: in one phase, without padding."""
+        return all(window.stride == 1 and window.padding == 0 for window in self.windows)
+
+    @cached_property
+    def is_ordered(self) -> bool:
+        """Whether places ascend as the entries of a window do; not where these have several phases."""
+        return bool((self.offsets(1).diff() > 0).all())
+
+    def offsets(self, channels: int) -> Tensor:
+        """The place in an image of each entry of a kernel [channels, ...], in order."""
+        sizes = [window.size for window in self.windows]
+        found = [self._offset(at) for at in product(*map(range, sizes))]
+        return (torch.arange(channels).unsqueeze(1) * self.places + torch.tensor(found)).flatten()
+
+    def _offset(self, at: Sequence[int]) -> int:
+        """The place of one entry in its channel."""
+        phase, within = 0, 0
+        for entry, window, step in zip(at, self.windows, self.steps, strict=True):
+            place, rest = divmod(entry * window.dilation, window.stride)
+            phase = phase * window.phases + rest
+            within += place * step
+        return phase * prod(self.widths) + within
+
+    def matrix(self, weight: SparseTensor) -> SparseTensor:
+        """A packed weight [o, c, ...] as a matrix [o, places of all channels] in CSR.
+
+        Where places ascend as entries do it has the values of the weight, else a copy of them.
+        """
+        stored = weight._pattern
+        entries = torch.zeros(stored.nnz, dtype=torch.int64)
+        for extent, coordinates in zip(stored.shape[1:], stored._crd[1:], strict=True):
+            entries *= extent
+            if coordinates is not None:  # else the extent is 1
+                entries += coordinates
+        columns, starts = self.offsets(stored.shape[1])[entries], stored._pos[1]
+        assert starts is not None, "the entries of each output follow one another"
+        shape = (stored.shape[0], stored.shape[1] * self.places)
+        if max(*shape, stored.nnz) >= 2**31:
+            raise UnsupportedProgramError(f"a weight for images of {shape[1]} places needs wider coordinates")
+        if self.is_ordered:
+            pattern = Pattern(CSR, shape, (None, starts), (None, columns.to(torch.int32)), is_private=True)
+            return SparseTensor(pattern.trusted(), weight._vals)
+        rows = torch.arange(shape[0]).repeat_interleave(starts.diff())
+        aligned = align_edges(rows, columns, shape, CSR)
+        return SparseTensor(aligned.pattern, aligned.values(weight._vals))
+
+    def bytes_beside(self, weight: SparseTensor) -> int:
+        """What `matrix` of a packed weight takes beside it."""
+        return self.bytes_of_places(weight.nnz, len(weight), weight.itemsize)
+
+    def bytes_of_places(self, stored: int, outputs: int, value_bytes: int) -> int:
+        """The same for so many entries."""
+        if self.is_ordered:
+            return stored * PLACE_BYTES
+        return stored * (PLACE_BYTES + value_bytes) + (outputs + 1) * PLACE_BYTES
+
+    def image(self, x: Tensor) -> Tensor:
+        """The images x [n, c, ...] padded, in phases, each as one row [n, places of all channels]."""
+        if self.is_plain:
+            return x.flatten(1)
+        phases = [window.phases for window in self.windows]
+        made = recycled((*x.shape[:2], *phases, *self.widths), x)
+        for phase in product(*map(range, phases)):
+            part = made
+            for number in phase:
+                part = part.select(2, number)
+            self._fill(part, x, phase)
+        return made.flatten(1)
+
+    def _fill(self, made: Tensor, x: Tensor, phase: Sequence[int]) -> None:
+        """Writes one phase of images, with zeros where an image has nothing."""
+        read = [slice(None)] * 2
+        for mode, (window, extent, width) in enumerate(
+            zip(self.windows, self.extents, self.widths, strict=True), 2
+        ):
+            rest = phase[mode - 2] - window.padding
+            first = min(-(-max(0, -rest) // window.stride), width)
+            end = max(first, min(-(-(extent - rest) // window.stride), width))
+            if first:
+                made.narrow(mode, 0, first).zero_()
+            if end < width:
+                made.narrow(mode, end, width - end).zero_()
+            begin = first * window.stride + rest
+            read.append(slice(begin, begin + (end - first) * window.stride, window.stride))
+            made = made.narrow(mode, first, end - first)
+        made.copy_(x[tuple(read)])
+
+    def flat(self, result: Tensor) -> Tensor:
+        """A tensor like the result, [n, o, ...], as [n, o, count]; only where nothing lies between rows."""
+        assert self.is_whole, "padding between rows has no values"
+        return result.reshape(*result.shape[:2], self.count)
+
+    def shown(self, flat: Tensor) -> Tensor:
+        """The result [n, o, ...] without what lies between rows, from [n, o, count]."""
+        images, outputs, _ = flat.shape
+        if self.is_whole:
+            return flat.view(images, outputs, *self.results)
+        strides = (outputs * self.count, self.count, *self.steps)
+        shown = flat.as_strided((images, outputs, *self.results), strides)
+        return recycled(tuple(shown.shape), shown).copy_(shown)
+
+
+def recycled(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Memory with undefined values for entries like those of a tensor, used again where it is the processor's."""
+    return POOL.empty(shape, like.dtype) if like.is_cpu else like.new_empty(shape)
+
+
+def packed_format(shape: Sequence[int]) -> Format:
+    """How a weight [o, c, ...] is packed: output by output, its coordinates in as few bytes as hold them.
+
+    >>> str(packed_format((64, 256, 1, 1)))
+    'dense, compressed(crd=int16), dense, dense'
+    """
+    sizes = [coordinate_bytes(extent) for extent in shape[1:]]
+    if max(shape[2:]) == 1:
+        return Format(", ".join(["dense", f"compressed(crd=int{8 * sizes[0]})", *["dense"] * len(shape[2:])]))
+    return Format(", ".join(["dense", *(f"coordinate(crd=int{8 * size})" for size in sizes)]))
+
+
+def packed_bytes(shape: Sequence[int], stored: int, value_bytes: int) -> int:
+    """What a weight with so many entries takes in that format."""
+    listed = shape[1:2] if max(shape[2:]) == 1 else shape[1:]
+    each = value_bytes + sum(coordinate_bytes(extent) for extent in listed)
+    return stored * each + (shape[0] + 1) * PLACE_BYTES
+
+
+def coordinate_bytes(extent: int) -> int:
+    """The bytes of a coordinate of a mode."""
+    return next(size for size, most in COORDINATES if extent <= most)

@@ -1,0 +1,106 @@
+"""The order of the graph passes, and what runs them: verification and dumps between passes.
+
+In: a `Draft` with the captured graph of a model. Out: the same draft after each pass of `PASSES`, checked and dumped.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from sparsify.dump import Dump
+from sparsify.passes.capture.draft import Draft
+from sparsify.passes.choose.pack import pack
+from sparsify.passes.choose.torch_convolution import fold
+from sparsify.passes.choose.torch_operator import contest
+from sparsify.passes.emit.check import check
+from sparsify.passes.emit.emit import emit
+from sparsify.passes.emit.mask_gradients import keep_zeros
+from sparsify.passes.emit.write_in_place import write_in_place
+from sparsify.passes.fuse.fuse import fuse
+from sparsify.passes.fuse.joint_aggregation import together
+from sparsify.passes.lift.attention.find import attention
+from sparsify.passes.lift.attention.mask import masked
+from sparsify.passes.lift.flatten_rows import flatten
+from sparsify.passes.lift.lift import lift
+from sparsify.passes.lift.message_passing.edge_dropout import edge_dropout
+from sparsify.passes.region.printer import fragments_text, regions_text, whole_graph
+from sparsify.passes.reorder.reorder import reorder
+from sparsify.passes.rules.mark import mark
+from sparsify.passes.rules.propagate import propagate
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A step on the graph's way.
+
+    Attributes:
+        name: as `SPARSIFY_DUMP` calls the result.
+        run: makes the next draft.
+        text: the result as people read it.
+    """
+
+    name: str
+    run: Callable[[Draft], Draft]
+    text: Callable[[Draft], str]
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass("attention", attention, whole_graph),  # first: rules name attention as one operator
+    Pass(
+        "marked", mark, whole_graph
+    ),  # needs the canonical graph of `capture`: rules see one name per operator
+    Pass("masked", masked, whole_graph),  # needs the marks; the graph to compare with has its patterns
+    Pass("drawn", edge_dropout, whole_graph),  # needs the marks of edges; what it draws is compared with, too
+    Pass("propagated", propagate, whole_graph),  # from the marks of inputs and parameters
+    Pass("flattened", flatten, whole_graph),  # needs the marks of weights; lifts see matrices alone
+    Pass("reordered", reorder, whole_graph),  # needs the marks; lifts see the nodes in their new order
+    Pass("lifted", lift, fragments_text),  # needs all marks: what is sparse decides what is an einsum operand
+    Pass("together", together, fragments_text),  # needs what was lifted apart, and the fragments behind it
+    Pass("fused", fuse, regions_text),  # needs all fragments: joins across modules
+    Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense
+    Pass(
+        "contested", contest, regions_text
+    ),  # needs finished programs; what torch does faster stays as it is
+    Pass("kept", keep_zeros, whole_graph),  # needs the regions that stay; others mask what they read
+    Pass("emitted", emit, whole_graph),  # cuts out what is computed once, puts kernels in
+    Pass("folded", fold, whole_graph),  # needs what is left of torch's convolutions
+    Pass("written", write_in_place, whole_graph),  # needs the final readers of each tensor
+    Pass("checked", check, whole_graph),  # last: looks at the graph that will run
+)
+
+
+def run(passes: Sequence[Pass], draft: Draft) -> Draft:
+    """The draft after all passes; each result is verified and handed to the dump."""
+    dump = Dump(draft.options, f"{type(draft.model).__name__}-{fingerprint(draft)}")
+    dump.prepare()
+    if dump.wants("graph"):
+        dump.write("graph", passes[0].text(draft))
+    for step in passes:
+        draft = step.run(draft)
+        if dump.wants(step.name):
+            dump.write(step.name, step.text(draft))
+        if draft.options.debug_asserts:
+            verify(draft, step.name)
+    return draft
+
+
+def fingerprint(draft: Draft) -> str:
+    """Tells the graphs of a model apart: one for each mode, structure and shape of the inputs."""
+    parts = (draft.recipe.name, draft.captured.training, draft.captured.extents, str(draft.graph))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def verify(draft: Draft, stage: str) -> None:
+    """Checks that the graph is well formed after `stage`."""
+    try:
+        draft.graph.lint()
+    except RuntimeError as error:
+        raise AssertionError(f"{stage} left a malformed graph: {error}") from error
+    for region in draft.regions:
+        known = set(draft.graph.nodes)
+        lost = [
+            node for node in getattr(region, "inputs", ()) if isinstance(node, fx.Node) and node not in known
+        ]
+        assert not lost, f"{stage} lost {lost}, which a region needs"

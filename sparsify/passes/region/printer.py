@@ -1,0 +1,133 @@
+"""Text of graphs: an operator a line, with its shape, the module it ran in and why its result is sparse.
+
+In: the graph of `relu(conv1(x, edge_index))`. Out: lines such as
+
+    %linear = linear(%x, conv1.lin.weight)    float32[n, 128]  conv1.lin
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph.operators import operator_name, scope, tensor_value
+from sparsify.passes.operands.convolution_operands import FORM, Chosen
+from sparsify.passes.region.fragment import Fragment
+from sparsify.passes.region.region import Region
+
+LETTERS: Final = ("n", "m", "p", "q", "r", "s", "t")
+SYMBOL: Final = re.compile(r"\b[a-z]+\d+\b")
+IMPLIED: Final = ("device", "pin_memory", "layout", "dtype")
+WIDEST: Final = 72
+
+
+def graph_text(nodes: Iterable[fx.Node], sizes: dict[str, str]) -> str:
+    """The lines of nodes, with the names of extents; parameters appear where they are read."""
+    return aligned([cells(node, sizes) for node in nodes if node.op != "get_attr"])
+
+
+def whole_graph(draft: Draft) -> str:
+    """The graph as it is now."""
+    return graph_text(draft.graph.nodes, extent_names(draft.graph))
+
+
+def extent_names(graph: fx.Graph) -> dict[str, str]:
+    """A letter for each extent that the capture left open, in the order in which they appear."""
+    symbols: dict[str, None] = {}
+    for node in graph.nodes:
+        value = tensor_value(node)
+        for extent in value.shape if value is not None else ():
+            if not isinstance(extent, int):
+                symbols |= dict.fromkeys(SYMBOL.findall(str(extent)))
+    return {
+        symbol: LETTERS[number] if number < len(LETTERS) else f"n{number - len(LETTERS) + 1}"
+        for number, symbol in enumerate(symbols)
+    }
+
+
+def cells(node: fx.Node, sizes: dict[str, str]) -> tuple[str, str, str]:
+    """The columns of a node's line: what it computes, its shape, where it ran and its mark."""
+    mark = node.meta.get("sparse")
+    notes = [scope(node)] if scope(node) else []
+    if isinstance(mark, Mark):
+        notes.append(f"# {mark}")
+    if isinstance(chosen := node.meta.get(FORM), Chosen):
+        notes.append(f"# by {chosen.form}, with what follows")
+    if node.op == "placeholder":
+        return f"%{node.name}", shape_text(node, sizes), "  ".join(["input", *notes])
+    if node.op == "output":
+        return f"return {value_text(node.args[0])}", "", ""
+    region = node.meta.get("region")
+    name = region.name if region is not None else operator_name(node)
+    args = node.args[1:] if region is not None else node.args
+    texts = [value_text(arg) for arg in args]
+    texts += [f"{key}={value_text(arg)}" for key, arg in node.kwargs.items() if key not in IMPLIED]
+    return f"%{node.name} = {name}({', '.join(texts)})", shape_text(node, sizes), "  ".join(notes)
+
+
+def value_text(value: Any) -> str:
+    """An argument of an operator; a parameter under its qualified name."""
+    match value:
+        case fx.Node(op="get_attr"):
+            return str(value.target)
+        case fx.Node():
+            return f"%{value.name}"
+        case list() | tuple():
+            return f"[{', '.join(map(value_text, value))}]"
+        case torch.dtype() | torch.layout():
+            return str(value).removeprefix("torch.")
+    return str(value)
+
+
+def shape_text(node: fx.Node, sizes: dict[str, str]) -> str:
+    """`float32[n, 128]`; nothing for what is no tensor."""
+    value = tensor_value(node)
+    if value is None:
+        return ""
+    extents = [SYMBOL.sub(lambda m: sizes.get(m[0], m[0]), str(extent)) for extent in value.shape]
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(extents)}]"
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows in columns; a cell that is much wider than the others moves only its own line."""
+    if not rows:
+        return ""
+    widths = [
+        max((len(row[n]) for row in rows if len(row[n]) <= WIDEST), default=0) for n in range(len(rows[0]))
+    ]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def fragments_text(draft: Draft) -> str:
+    """What `lift` found: a node, and the expression that computes it."""
+    rows = []
+    for node in draft.graph.nodes:
+        fragment = node.meta.get("fragment")
+        if isinstance(fragment, Fragment):
+            indices = f"[{','.join(fragment.indices)}]" if fragment.indices else ""
+            rows.append((f"{node.name}{indices} = {fragment.value}", fragment.kind))
+        elif node.meta.get("dense_reason"):
+            rows.append((f"%{node.name} stays dense", node.meta["dense_reason"]))
+    return aligned(rows)
+
+
+def regions_text(draft: Draft) -> str:
+    """What `fuse` joined: the nodes of each region and its program."""
+    parts = []
+    sizes = extent_names(draft.graph)
+    for number, region in enumerate(draft.regions, 1):
+        assert isinstance(region, Region), "emit replaces regions by calls"
+        notes = [f"note: {note}" for note in region.notes]
+        nodes = graph_text(in_order(draft.graph, region.covered), sizes)
+        parts.append("\n".join([f"region {number}", nodes, *notes, str(region.program)]))
+    return "\n\n".join(parts)
+
+
+def in_order(graph: fx.Graph, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """Nodes in the order of their graph."""
+    wanted = set(nodes)
+    return [node for node in graph.nodes if node in wanted]

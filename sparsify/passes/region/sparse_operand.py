@@ -1,0 +1,209 @@
+"""Sparse operands of a graph: where their coordinates and values come from.
+
+In: a placeholder `adj` that a rule marked. Out: `Matrix(name="A_adj", dense=%adj)`. A weight whose values are whole
+numbers has scales, `%s = row_scales(%w, %w_scales)`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from sparsify.compiler.dtypes import name_of
+from sparsify.compiler.einsum.declare import Operand
+from sparsify.passes.capture.draft import Mark
+from sparsify.passes.graph import operators
+from sparsify.passes.graph.operators import operator_name, tensor_value
+from sparsify.passes.operands.bag_operand import BAGS
+from sparsify.passes.operands.cached_operands import Joins
+from sparsify.sparsification.mask_spec import MaskSpec
+from sparsify.sparsification.rounding import scale_dtype, scales
+from sparsify.storage.format import Format
+
+# After the name of a weight of whole numbers, that of the buffer that has its scales.
+SCALES: Final = "_scales"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A sparse operand [rows, columns].
+
+    Attributes:
+        name: its name in einsum programs.
+        extents: numbers or size nodes; None for a dense tensor, whose shape says it.
+        rows, columns: coordinates of the entries, [entries], None for a dense tensor.
+        values: [entries], None when all are 1.
+        dense: a dense tensor that a rule declares sparse.
+        transposed: whether the operand is the transpose of `dense`.
+        dtype: of the values.
+        mark: why it is sparse.
+        packed: the format that was chosen where the rule leaves it open.
+        scales: what the rows of `dense` are multiplied with, None where values are what they stand for.
+        places: a tensor that is 0 where `dense` is 0 whatever its values are, None where its zeros are values.
+        parts: what `dense` and `places` are computed from where that is part of the operand, none for other ones.
+        joins: what entries at the same place become together, without values counting as 1, or as the logarithm 0;
+            `nothing` where there may be none.
+    """
+
+    name: str
+    extents: tuple[Any, Any] | None
+    rows: fx.Node | None
+    columns: fx.Node | None
+    values: fx.Node | None
+    dense: fx.Node | None
+    transposed: bool
+    dtype: torch.dtype
+    mark: Mark
+    packed: Format | None = None
+    scales: fx.Node | None = None
+    places: fx.Node | None = None
+    parts: tuple[fx.Node, ...] = ()
+    joins: Joins = "sum"
+
+    @property
+    def leaves(self) -> list[fx.Node]:
+        """The nodes that a dense tensor's operand is made of, the tensor itself first."""
+        assert self.dense is not None, "other operands have coordinates"
+        if self.parts:
+            return list(self.parts)
+        if self.places is not None and self.places is not self.dense:
+            return [self.dense, self.places]
+        return [self.dense] if self.scales is None else list(self.scales.all_input_nodes)
+
+    @property
+    def format(self) -> Format:
+        """How it is stored."""
+        if self.packed is not None:
+            return self.packed
+        return Format("csr" if self.mark.format == "auto" else self.mark.format)
+
+    @property
+    def source(self) -> str:
+        """The name of the dense tensor that it is made of."""
+        return "" if self.dense is None else str(self.dense.target)
+
+
+@dataclass(frozen=True)
+class PatternOperand:
+    """A mask that follows from lengths alone.
+
+    Attributes:
+        name: among the operands of its region.
+        spec: the pattern.
+        extents: how many queries and keys, as numbers or size nodes.
+        format: of the masks that it gives.
+    """
+
+    name: str
+    spec: MaskSpec
+    extents: tuple[Any, Any]
+    format: Format
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The extents of all modes, heads included."""
+        heads = self.spec.heads
+        return self.extents if heads is None else (heads, *self.extents)
+
+    @property
+    def size_nodes(self) -> list[fx.Node]:
+        """The extents that only a call knows."""
+        return [extent for extent in self.extents if isinstance(extent, fx.Node)]
+
+
+@dataclass(frozen=True)
+class Bags:
+    """The rows of a table that each bag names, `A[b,p,j]` with the places of all bags as a mode: 1, or a weight.
+
+    Attributes:
+        name: among the operands of its region.
+        extents: how many bags, indices and rows of the table there are, as numbers or symbols.
+        indices: the rows that are named, bag by bag.
+        offsets: where bags begin.
+        weights: one for each index, None when all are 1.
+        has_last: whether the last offset is the end of the last bag.
+        padding: the row that counts for nothing, None without one.
+        dtype: of the values.
+        mark: why it is sparse.
+    """
+
+    name: str
+    extents: tuple[Any, Any, int]
+    indices: fx.Node
+    offsets: fx.Node
+    weights: fx.Node | None
+    has_last: bool
+    padding: int | None
+    dtype: torch.dtype
+    mark: Mark
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """The nodes that it is made of."""
+        return [self.indices, self.offsets, *([] if self.weights is None else [self.weights])]
+
+    @property
+    def declared(self) -> Operand:
+        """How programs read it: its arrays are the indices and offsets of the model."""
+        crd, pos = (name_of(node.meta["val"].dtype) for node in (self.indices, self.offsets))
+        return Operand(BAGS, name_of(self.dtype), 0.0, (("", ""), (pos, crd), ("", crd)))
+
+
+def declared_sparse(node: Any) -> Matrix | None:
+    """The sparse operand that a dense input or parameter is by a rule, through transposes.
+
+    None when it is dense.
+    """
+    transposed = False
+    base = node
+    while (
+        isinstance(base, fx.Node) and operator_name(base) in ("t", "transpose", "permute") and is_swap(base)
+    ):
+        base, transposed = base.args[0], not transposed
+    if not isinstance(base, fx.Node) or base.op not in ("placeholder", "get_attr"):
+        return None
+    mark, value = base.meta.get("sparse"), tensor_value(base)
+    if not isinstance(mark, Mark) or value is None or value.dim() != 2 or not value.dtype.is_floating_point:
+        return None
+    suffix = "_t" if transposed else ""
+    dtype = value.dtype if mark.dtype == "same" else getattr(torch, mark.dtype)
+    scales = scales_of(base, value) if dtype is torch.int8 else None
+    name = f"A_{base.name}{suffix}"
+    return Matrix(name, None, None, None, None, base, transposed, dtype, mark, scales=scales)
+
+
+def row_scales(weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """The scales of a dense weight; `kept` are those that it has where it is held packed."""
+    return scales(weight)
+
+
+def scales_of(weight: fx.Node, value: torch.Tensor) -> fx.Node:
+    """The node for the scales of a weight."""
+    known = next((user for user in weight.users if user.target is row_scales), None)
+    if known is not None:
+        return known
+    name = f"{weight.target}{SCALES}"
+    made = value.new_empty(value.shape[:1], dtype=scale_dtype(value.dtype))
+    kept = next((node for node in weight.graph.find_nodes(op="get_attr") if node.target == name), None)
+    if kept is None:
+        kept = weight.graph.create_node("get_attr", name, name=name.replace(".", "_"))
+    weight.append(kept)
+    with weight.graph.inserting_after(kept):
+        node = weight.graph.call_function(row_scales, (weight, kept))
+    kept.meta["val"] = node.meta["val"] = made
+    return node
+
+
+def is_swap(node: fx.Node) -> bool:
+    """Whether a transposition exchanges the two modes of a matrix."""
+    value = tensor_value(node)
+    if value is None or value.dim() != 2:
+        return False
+    if operator_name(node) == "t":
+        return True
+    if operator_name(node) == "permute":
+        dims = operators.argument(node, 1, "dims")
+        return [dim % 2 for dim in dims] == [1, 0]
+    dims = (operators.argument(node, 1, "dim0"), operators.argument(node, 2, "dim1"))
+    return sorted(dim % 2 for dim in dims) == [0, 1]

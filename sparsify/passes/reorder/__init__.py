@@ -1,0 +1,5 @@
+"""Message passing on nodes in another order, in which neighbours lie near each other.
+
+In: a marked graph with message passing. Out: the graph with a node permutation. Read `reorder.py`, `rowwise.py`,
+`node_order.py`.
+"""

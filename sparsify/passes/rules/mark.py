@@ -1,0 +1,350 @@
+"""Recipe rules to marks on graph nodes: which tensors are sparse, in which role and format.
+
+In: `targets: ["input:adj"], role: adjacency, format: csr` and a placeholder `adj`.
+Out: `adj.meta["sparse"] = Mark(role="adjacency", format="csr", ...)`; every rule is listed in the report.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from inspect import signature
+
+import torch
+from torch import fx
+
+from sparsify.errors import RecipeError, SparsifyError
+from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph import operators
+from sparsify.passes.lift.attention.mask import GIVEN
+from sparsify.passes.lift.experts import mixture as experts
+from sparsify.passes.lift.lift import is_message_passing
+from sparsify.passes.lift.message_passing import gather_scatter
+from sparsify.recipe import FormatSpec, Recipe, Rule
+from sparsify.recipe.source import nearest
+from sparsify.recipe.target import KINDS, selects
+from sparsify.report import RuleEntry
+from sparsify.sparsification import patterns
+from sparsify.sparsification.mask_spec import HEADED, MaskSpec
+from sparsify.storage.recipe_format import recipe_format
+
+ATTENTION = "scaled_dot_product_attention"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A node under one of the names by which rules may select it."""
+
+    kind: str
+    name: str
+    node: fx.Node
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+
+def mark(draft: Draft) -> Draft:
+    """The draft with `node.meta["sparse"]` on the nodes that the recipe's rules select.
+
+    Raises:
+        RecipeError: a rule matches nothing, two rules match one tensor, or a rule asks for what is not
+            there yet.
+    """
+    require_supported(draft.recipe)
+    candidates = list(named(draft))
+    for position, rule in enumerate(draft.recipe.rules):
+        label = rule.id or f"rule {position + 1}"
+        passed = draft.asked.pruning.passed.get(position, {})
+        selected = select(draft, rule, label, candidates, passed)
+        kept, notes = within_limits(draft, rule, selected)
+        for candidate in kept:
+            put(draft, rule, label, candidate)
+        draft.report.rules.append(
+            RuleEntry(label, where(draft.recipe, rule), [str(c) for c in kept], "; ".join(notes))
+        )
+    return draft
+
+
+def require_supported(recipe: Recipe) -> None:
+    """Raises where the recipe asks for something that this version cannot do."""
+    if recipe.stages:
+        raise rule_error(recipe, recipe.rules[0] if recipe.rules else None, "stages are not supported yet")
+    if recipe.verify.against == "masked_dense":
+        raise rule_error(recipe, None, "`verify: against: masked_dense` is not supported yet")
+    if recipe.compile.backends is not None and "own" not in recipe.compile.backends:
+        raise rule_error(recipe, None, "`compile: backends` without `own` leaves no kernels; add `own`")
+    for rule in recipe.rules:
+        if isinstance(rule.format, FormatSpec) and rule.format.block is not None:
+            raise rule_error(
+                recipe, rule, "`block` is not supported yet; write the blocks into the levels, `i/16`"
+            )
+        if rule.origin == "computed" and (rule.role != "gate" or rule.prune is not None):
+            raise rule_error(
+                recipe,
+                rule,
+                "`source: computed` is for gates that the model makes sparse itself, `role: gate` without `prune`; "
+                "others are `given`, `prune` or `mask`",
+            )
+        for key in ("ref", "schedule", "inline", "temporary", "external", "grad"):
+            if getattr(rule, key) is not None:
+                raise rule_error(recipe, rule, f"`{key}` is not supported yet by this version")
+
+
+def rule_error(recipe: Recipe, rule: Rule | None, message: str) -> RecipeError:
+    """An error about a rule, with its place in the file."""
+    return RecipeError(message, recipe.file, rule.line if rule else 0, rule.column if rule else 0)
+
+
+def where(recipe: Recipe, rule: Rule) -> str:
+    """The place of a rule, `gcn.yaml:9`."""
+    name = recipe.file.replace("\\", "/").rsplit("/", 1)[-1] or recipe.name
+    return f"{name}:{rule.line}" if rule.line else name
+
+
+def named(draft: Draft) -> Iterator[Candidate]:
+    """Every node under every name by which a rule may select it."""
+    parameters = aliases(draft.model)
+    for node in draft.graph.nodes:
+        if node.op == "placeholder":
+            name = str(node.meta.get("input", node.target))
+            yield Candidate("input", name, node)
+            if name.endswith(".values"):
+                yield Candidate("input", name.removesuffix(".values"), node)
+        elif node.op == "get_attr":
+            for name in parameters.get(str(node.target), [str(node.target)]):
+                yield Candidate("param", name, node)
+        elif node.op != "output":
+            scope = operators.scope(node)
+            yield Candidate("node", f"{scope}.{node.name}" if scope else node.name, node)
+            if scope:
+                yield Candidate("scope", scope, node)
+            yield Candidate("op", operators.operator_name(node), node)
+            if (mixture := experts.recognise(node)) is not None:
+                yield Candidate("op", "experts", mixture.gate)
+            if is_message_passing(node):
+                yield Candidate("op", "message_passing", node)
+
+
+def aliases(model: torch.nn.Module) -> dict[str, list[str]]:
+    """All qualified names of every parameter and buffer, by each of its names."""
+    by_identity: dict[int, list[str]] = {}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in tensors:
+        by_identity.setdefault(id(tensor), []).append(name)
+    return {name: by_identity[id(tensor)] for name, tensor in tensors}
+
+
+def select(
+    draft: Draft, rule: Rule, label: str, candidates: list[Candidate], passed: Mapping[str, str]
+) -> list[Candidate]:
+    """The candidates that a rule selects, each node once, without parameters that it passed over when it pruned."""
+    types = {operators.module_type(node) for node in draft.graph.nodes} - {""}
+    chosen = [c for c in candidates if any(matches(target, c, types) for target in rule.targets)]
+    chosen = [c for c in chosen if not any(matches(target, c, types) for target in rule.ignore)]
+    if rule.origin == "mask":
+        others = chosen
+        chosen = [c for c in chosen if operators.operator_name(c.node) == ATTENTION]
+        if others and not chosen and not rule.optional:
+            reason = f"`mask` is for attention, op:{ATTENTION}, and {others[0]} is none"
+            raise rule_error(draft.recipe, rule, reason)
+    if rule.types:
+        chosen = [c for c in chosen if type_of(draft, c) in rule.types]
+    left = [c.name for c in chosen if c.kind == "param" and c.name in passed]
+    chosen = [c for c in chosen if c.kind != "param" or c.name not in passed]
+    unique = list({c.node: c for c in reversed(chosen)}.values())[::-1]
+    if unique or rule.optional:
+        return unique
+    text = "; ".join(f"{target!r}{suggestion(target, candidates)}" for target in rule.targets)
+    text += near_attention(draft) if rule.origin == "mask" else ""
+    text += "".join(
+        f"; {name} is passed over: {passed[name]}, and taken where `types` names its type" for name in left
+    )
+    raise rule_error(
+        draft.recipe, rule, f"{label} matches nothing: {text}; `optional: true` lets it match nothing"
+    )
+
+
+def near_attention(draft: Draft) -> str:
+    """What keeps each softmax of the graph from being attention, for an error."""
+    reasons = {node: node.meta.get("no_attention") for node in draft.graph.nodes}
+    return "".join(f"; {node} is no attention: {reason}" for node, reason in reasons.items() if reason)
+
+
+def matches(target: str, candidate: Candidate, types: set[str]) -> bool:
+    """Whether a target of a rule names the candidate; the type of a module names the nodes that run in it."""
+    if target in types:
+        return candidate.kind == "node" and operators.module_type(candidate.node) == target
+    return selects(target, candidate.kind, candidate.name)
+
+
+def type_of(draft: Draft, candidate: Candidate) -> str:
+    """The class name of the module that owns or runs the candidate."""
+    if candidate.kind != "param":
+        return operators.module_type(candidate.node)
+    owner, _, _ = candidate.name.rpartition(".")
+    return type(draft.model.get_submodule(owner)).__name__
+
+
+def suggestion(target: str, candidates: list[Candidate]) -> str:
+    """The three nearest names of the same kind; for message passing why the scatters of the model are none."""
+    if target == "op:message_passing":
+        known = ((c.node, gather_scatter.reason(c.node)) for c in candidates if c.kind == "op")
+        reasons = [f"{node.name} {reason}" for node, reason in known if reason]
+        return f" ({'; '.join(dict.fromkeys(reasons)) or 'nothing scatters what it gathered'})"
+    kind = target.partition(":")[0]
+    names = sorted({str(c) for c in candidates if c.kind == kind or kind not in KINDS})
+    return nearest(target, names)
+
+
+def within_limits(draft: Draft, rule: Rule, selected: list[Candidate]) -> tuple[list[Candidate], list[str]]:
+    """The candidates inside the rule's `when`, and a note on each that is not."""
+    if rule.when is None:
+        return selected, []
+    kept, notes = [], []
+    for candidate in selected:
+        complaint = outside(draft, rule, candidate)
+        if complaint is None:
+            kept.append(candidate)
+        else:
+            notes.append(f"{candidate} left dense: {complaint}")
+            draft.report.left_dense(
+                candidate.node.name, candidate.kind, operators.scope(candidate.node), complaint
+            )
+    return kept, notes
+
+
+def outside(draft: Draft, rule: Rule, candidate: Candidate) -> str | None:
+    """Why a tensor is outside the limits of a rule, None when it is inside."""
+    tensor = draft.known_tensor(candidate.node)
+    when = rule.when
+    if tensor is None or when is None:
+        return None
+    if when.min_size is not None and tensor.numel() < when.min_size:
+        return f"{tensor.numel()} entries, below min_size {when.min_size}"
+    density = float(torch.count_nonzero(tensor)) / max(1, entries(draft, candidate.node, tensor))
+    if when.max_density is not None and density > when.max_density:
+        return f"density {density:.3g} is above max_density {when.max_density:g}"
+    if when.min_density is not None and density < when.min_density:
+        return f"density {density:.3g} is below min_density {when.min_density:g}"
+    return None
+
+
+def entries(draft: Draft, node: fx.Node, tensor: torch.Tensor) -> int:
+    """How many entries a tensor has, unstored ones of a sparse input included."""
+    name = str(node.meta.get("input", ""))
+    carrier = draft.examples.get(name.removesuffix("values") + "extent") if name.endswith(".values") else None
+    return tensor.numel() if carrier is None else carrier.shape[0] * carrier.shape[1]
+
+
+def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
+    """Writes the mark of a rule on a node."""
+    place = where(draft.recipe, rule)
+    recipe = draft.recipe
+    if rule.origin == "prune" and candidate.kind != "param":
+        raise rule_error(recipe, rule, f"`prune` makes zeros in parameters, and {candidate} is none")
+    if rule.dtype != "same":
+        require_rounded(draft, rule, candidate)
+    earlier = candidate.node.meta.get("sparse")
+    if earlier is not None:
+        raise rule_error(recipe, rule, f"{candidate} is selected by {earlier.rule} already ({earlier.where})")
+    text = format_text(recipe, rule)
+    require_own_pattern(recipe, rule, candidate)
+    mask = mask_spec(recipe, rule) if rule.mask is not None else None
+    if mask is not None and mask.heads is not None:
+        require_heads(recipe, rule, candidate, mask.heads)
+    role = rule.role or ("attention_mask" if mask is not None else inferred_role(candidate))
+    candidate.node.meta["sparse"] = Mark(
+        label,
+        place,
+        role,
+        text,
+        rule.static,
+        reorder=rule.reorder,
+        dtype=rule.dtype,
+        mask=mask,
+    )
+
+
+def require_rounded(draft: Draft, rule: Rule, candidate: Candidate) -> None:
+    """Raises where the values of a tensor cannot be stored in a dtype of their own."""
+    asked = f"`dtype: {rule.dtype}`"
+    if candidate.kind != "param":
+        raise rule_error(
+            draft.recipe, rule, f"{asked} rounds parameters, and {candidate} is none; name it as `param:...`"
+        )
+    if draft.is_trainable:
+        raise rule_error(
+            draft.recipe,
+            rule,
+            f"{asked} stores {candidate} rounded, and steps of training are smaller than that; train with "
+            "`dtype: same`, and apply this rule to the model in evaluation mode or with trainable=False",
+        )
+
+
+def require_own_pattern(recipe: Recipe, rule: Rule, candidate: Candidate) -> None:
+    """Raises where a rule is for patterns that attention has itself, and this one has none."""
+    is_given = rule.mask is not None and rule.mask.kind == GIVEN
+    if is_given and candidate.node.meta.get("own_pattern") is None:
+        reason = (
+            f"`mask: {{kind: given}}` is for attention that has a pattern itself, and {candidate} has none"
+        )
+        raise rule_error(recipe, rule, reason)
+
+
+def require_heads(recipe: Recipe, rule: Rule, candidate: Candidate, heads: int) -> None:
+    """Raises where a pattern is for another number of heads than attention has."""
+    query = operators.tensor_value(operators.argument(candidate.node, 0, "query"))
+    assert query is not None, "attention is of tensors"
+    found = str(query.shape[-3]) if query.dim() > HEADED else "no mode of"
+    if query.dim() > HEADED and not found.isdigit():
+        reason = (
+            f"mask: a pattern for each of {heads} heads, and how many {candidate} has is an extent of inputs that may "
+            "vary; dynamic=() fixes all extents, dynamic={name: modes} all but those that it names"
+        )
+        raise rule_error(recipe, rule, reason)
+    if found != str(heads):
+        reason = f"mask: a pattern for each of {heads} heads, and {candidate} has {found} heads; one for all has none"
+        raise rule_error(recipe, rule, reason)
+
+
+def mask_spec(recipe: Recipe, rule: Rule) -> MaskSpec:
+    """The pattern of a rule, its numbers checked for a few tokens; draws follow the recipe's seed."""
+    assert rule.mask is not None, "rules that mask say how"
+    if rule.mask.kind == GIVEN:
+        return MaskSpec(GIVEN, ())
+    numbers = dict(rule.mask.model_extra or {})
+    try:
+        known = patterns.arguments(rule.mask.kind, numbers)
+        if "seed" in signature(patterns.KINDS[rule.mask.kind]).parameters:
+            known.setdefault("seed", recipe.seed or 0)
+        spec = MaskSpec.of(rule.mask.kind, known)
+        spec.example()
+    except (SparsifyError, TypeError) as error:
+        raise rule_error(recipe, rule, f"mask: {error}") from None
+    return spec
+
+
+def format_text(recipe: Recipe, rule: Rule) -> str:
+    """The format of a rule as text, checked."""
+    form = rule.format
+    if form == "auto":
+        return "auto"
+    try:
+        return str(recipe_format(form))
+    except Exception as error:
+        raise rule_error(recipe, rule, f"format: {error}") from None
+
+
+def inferred_role(candidate: Candidate) -> str:
+    """The role of a tensor whose rule does not say it: weights by name, square inputs are adjacencies."""
+    if candidate.kind == "param":
+        return "weight"
+    if candidate.kind == "op" and candidate.name == "embedding_bag":
+        return "activation"
+    shape = [str(extent) for extent in getattr(candidate.node.meta.get("val"), "shape", ())]
+    is_square = len(shape) == 2 and shape[0] == shape[1]
+    is_edges = len(shape) == 1 or shape[:1] == ["2"]
+    return "adjacency" if candidate.kind == "op" or is_square or is_edges else "activation"
+
+
+def derived(source: Mark) -> Mark:
+    """The mark of a tensor that got its sparsity from another."""
+    return replace(source, static=False, derived=True, reorder="none")

@@ -1,0 +1,21 @@
+"""Entries of tensors that are NaN or infinite.
+
+In: `[1.0, nan]`. Out: `nan at [1]`, "" where all entries are finite.
+"""
+
+import torch
+
+from sparsify.storage.tensor import SparseTensor
+
+
+def value_at(tensor: torch.Tensor, places: torch.Tensor) -> str:
+    """The entry of a tensor at the first of some places."""
+    return f"{tensor.detach()[tuple(places[0].tolist())].item():.3g}"
+
+
+def first_not_finite(tensor: torch.Tensor) -> str:
+    """The first entry that is NaN or infinite, `nan at [2, 5]`; nothing where there is none."""
+    if not tensor.is_floating_point() or isinstance(tensor, SparseTensor):
+        return ""
+    places = tensor.detach().isfinite().logical_not()
+    return "" if not places.any() else f"{value_at(tensor, found := places.nonzero())} at {found[0].tolist()}"

@@ -1,0 +1,126 @@
+"""The parameters of a model that its products read as operands, found by one call of it.
+
+In: `nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.Linear(4, 2))` and a call. Out: `{"2.weight"}`.
+
+Each operator of the call is looked at: what depends on parameters alone, as slices, casts and sums of them do, is made
+of these parameters; a product that has it among its operands reads them, and so does an operator of another library.
+Rows that an embedding looks up are no operands.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sparsify.passes.capture.draft import kept_buffers
+from sparsify.runtime.locks import CAPTURES
+
+# By name, without underscores in front, how many operands come before those of a product: what is added.
+PRODUCTS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("addmm", "addmv", "addbmm", "baddbmm", "sparse_addmm", "addmm_activation"), 1),
+    **dict.fromkeys(
+        ("mm", "mv", "bmm", "matmul", "linear", "dot", "trilinear", "sparse_mm", "int_mm", "grouped_mm"), 0
+    ),
+    **dict.fromkeys(("convolution", "thnn_conv2d", "slow_conv2d_forward", "slow_conv3d"), 0),
+    **dict.fromkeys(("mkldnn_convolution", "conv_depthwise3d", "conv_depthwise2d"), 0),
+    **dict.fromkeys(("mkldnn_linear", "mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh", "rnn_relu"), 0),
+    **dict.fromkeys(
+        ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), 0
+    ),
+}
+LOOKUPS: Final = (
+    "embedding",
+    "embedding_bag",
+    "embedding_bag_forward_only",
+    "index",
+    "index_select",
+    "gather",
+    "take",
+)
+# Operands of products have so many modes.
+MATRIX: Final = 2
+
+
+class Watch(TorchDispatchMode):
+    """Records which parameters products read.
+
+    Args:
+        model: whose parameters and buffers are known.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.read: set[str] = set()
+        self.origins: Any = WeakTensorKeyDictionary()
+        self.stored: dict[int, frozenset[str]] = {}  # parameters also reach operators as `weight.data`
+        for buffer in model.buffers():
+            self.origins[buffer] = frozenset()
+        for name, parameter in model.named_parameters():
+            self.origins[parameter] = frozenset([name] if parameter.dim() >= MATRIX else [])
+            if parameter.layout is torch.strided and parameter.numel():
+                self.stored[parameter.untyped_storage().data_ptr()] = self.origins[parameter]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__.strip("_")
+        result = func(*args, **(kwargs or {}))
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        origins = [self.origin(tensor) for tensor in given]
+        if name in PRODUCTS or func.namespace not in ("aten", "prims"):
+            self.read |= frozenset().union(*(made or () for made in origins[PRODUCTS.get(name, 0) :]))
+        if name not in LOOKUPS and None not in origins:
+            made = frozenset(name for names in origins for name in names or ())
+            for leaf in pytree.tree_leaves(result):
+                if isinstance(leaf, Tensor):
+                    self.origins[leaf] = made
+        elif name not in LOOKUPS:
+            for leaf in pytree.tree_leaves(result):
+                if isinstance(leaf, Tensor) and any(leaf is tensor for tensor in given):
+                    self.origins.pop(leaf, None)  # written to with what depends on inputs
+        return result
+
+    def origin(self, tensor: Tensor) -> frozenset[str] | None:
+        """The parameters that a tensor is made of; None where it is made of inputs, too."""
+        found: frozenset[str] | None = self.origins.get(tensor)
+        if found is None and tensor.layout is torch.strided and tensor.numel():
+            return self.stored.get(tensor.untyped_storage().data_ptr())
+        return found
+
+
+def product_weights(model: nn.Module, run: Callable[[], Any]) -> frozenset[str] | None:
+    """The names of the parameters of two modes or more that products read; None where the call fails.
+
+    Args:
+        model: keeps its buffers.
+        run: calls it.
+    """
+    watch = Watch(model)
+    try:
+        with torch.inference_mode(False), torch.no_grad(), kept_buffers(model), ExitStack() as stack:
+            stack.enter_context(spelled_attention())
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+            stack.enter_context(watch)
+            run()
+    except Exception:  # whatever the model raises: it is captured and run again, which says why
+        return None
+    return frozenset(watch.read)
+
+
+@contextmanager
+def spelled_attention() -> Iterator[None]:
+    """Within this context torch's encoder layers run as several operators: the one for a whole layer shows no products.
+
+    The switch is that of the process, so one thread at a time is in here.
+    """
+    with CAPTURES:
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)

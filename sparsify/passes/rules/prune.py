@@ -1,0 +1,164 @@
+"""Rules that change weights: a copy of the model's modules whose weights have zeros, or are rounded to narrow values.
+
+In: a model and a recipe with `prune: {method: magnitude, sparsity: 0.9}, dtype: bfloat16`. Out: a model that shares all
+other parameters, in which the selected weights have nine zeros in ten entries and the others as bfloat16 holds them.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from sparsify.errors import DataError, SparsifyError
+from sparsify.passes.capture.pruning import Pruning
+from sparsify.passes.capture.shell import shared_copy
+from sparsify.passes.region.sparse_operand import SCALES
+from sparsify.passes.rules.mark import aliases, rule_error
+from sparsify.passes.rules.not_finite import first_not_finite
+from sparsify.passes.rules.product_weights import product_weights
+from sparsify.passes.rules.prunable import passed_over, selected, unnamed
+from sparsify.recipe import Recipe, Rule
+from sparsify.sparsification.magnitude import magnitude_masks
+from sparsify.sparsification.rounding import Moved, moved, rounded, scales
+
+METHODS: Final = ("magnitude", "block_magnitude")
+CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def prune(
+    model: nn.Module,
+    recipe: Recipe,
+    roundings: dict[str, Moved] | None = None,
+    *,
+    run: Callable[[], Any] | None = None,
+    pruning: Pruning | None = None,
+) -> nn.Module:
+    """The model itself when no rule prunes or rounds.
+
+    Args:
+        model: keeps its weights.
+        recipe: the rules.
+        roundings: where to write by name how far rounding moved weights.
+        run: calls the model, which shows what its products read; without it the types of modules decide.
+        pruning: where to write what was pruned and what was passed over.
+
+    Raises:
+        RecipeError: a rule asks for what this version cannot do, or does not fit a weight.
+    """
+    rules = {at: r for at, r in enumerate(recipe.rules) if is_pruning(r) or r.dtype != "same"}
+    if not rules:
+        return model
+    pruning = Pruning() if pruning is None else pruning
+    pruners = {at: rule for at, rule in rules.items() if is_pruning(rule)}
+    if pruners and not pruning.is_known:
+        choose(model, pruners, None if run is None else product_weights(model, run), pruning)
+    with torch.inference_mode(False):
+        pruned = shared_copy(model)
+        for at, rule in rules.items():
+            passed = pruning.passed.get(at, {})
+            names = unique(model, (name for name in selected(model, rule) if name not in passed))
+            pruning.taken[at] = _apply(pruned, recipe, rule, names, {} if roundings is None else roundings)
+    return pruned
+
+
+def choose(
+    model: nn.Module, rules: Mapping[int, Rule], read: Collection[str] | None, pruning: Pruning
+) -> None:
+    """Writes down what rules by their positions pass over.
+
+    Args:
+        model: has the parameters.
+        rules: that prune.
+        read: the parameters that products read, None where that is not known.
+        pruning: gets the names.
+    """
+    ties = aliases(model)
+    names = None if read is None else {other for name in read for other in ties[name]}
+    pruning.is_guess, pruning.is_known = names is None, True
+    for at, rule in rules.items():
+        pruning.passed[at] = passed_over(model, rule, names, ties)
+    pruning.unnamed = unnamed(model, list(rules.values()), names or ())
+
+
+def require_values(model: nn.Module) -> None:
+    """Raises where the weights of a model have no values."""
+    names = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if names:
+        raise DataError(
+            f"{names[0]} is on the device meta, it has no values",
+            "give the model its weights before, with model.to_empty(device='cpu') and load_state_dict",
+        )
+
+
+def unique(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """The names, each parameter once."""
+    found: dict[int, str] = {}
+    for name in names:
+        found.setdefault(id(model.get_parameter(name)), name)
+    return list(found.values())
+
+
+def is_pruning(rule: Rule) -> bool:
+    """Whether a rule makes zeros."""
+    return rule.origin == "prune" and rule.prune is not None
+
+
+def is_packable(model: nn.Module, name: str) -> bool:
+    """Whether a weight may be packed in another dtype: a matrix, or the weight of a convolution."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    is_filters = isinstance(owner, CONVOLUTIONS) and owner.groups == 1 and name.endswith("weight")
+    return is_filters or model.get_parameter(name).dim() == 2
+
+
+def _apply(
+    model: nn.Module, recipe: Recipe, rule: Rule, names: list[str], roundings: dict[str, Moved]
+) -> dict[str, float]:
+    """Puts changed weights in the place of those that a rule takes; their shares of zeros."""
+    if not is_pruning(rule):
+        names = [name for name in names if is_packable(model, name)]
+    others = aliases(model)
+    for name in names:
+        if len(others[name]) > 1 and rule.ties == "error":
+            tied = ", ".join(others[name])
+            raise rule_error(recipe, rule, f"{tied} are one parameter; `ties: share` or `ties: untie`")
+    weights = [model.get_parameter(name) for name in names]
+    for name, weight in zip(names, weights, strict=True) if is_pruning(rule) else ():
+        if place := first_not_finite(weight):
+            raise rule_error(recipe, rule, f"{name} is {place}: of no size by which entries could be chosen")
+    changed = _pruned(weights, recipe, rule) if is_pruning(rule) else [w.detach() for w in weights]
+    for name, weight, found in zip(names, weights, changed, strict=True):
+        scale = None
+        if rule.dtype != "same" and is_packable(model, name):
+            try:
+                kept = rounded(found, rule.dtype)
+            except SparsifyError as error:
+                raise rule_error(recipe, rule, f"{name}: {error}") from error
+            roundings[name] = moved(found, kept, rule.dtype)
+            scale = scales(kept) if rule.dtype == "int8" else None
+            found = kept
+        made = nn.Parameter(found, requires_grad=weight.requires_grad)
+        for place in others[name] if rule.ties == "share" else (name,):
+            owner, _, own = place.rpartition(".")
+            setattr(model.get_submodule(owner), own, made)
+            if scale is not None:
+                model.get_submodule(owner).register_buffer(f"{own}{SCALES}", scale, persistent=False)
+    if not is_pruning(rule):
+        return {}
+    return {name: float((w == 0).float().mean()) for name, w in zip(names, changed, strict=True)}
+
+
+def _pruned(weights: Sequence[nn.Parameter], recipe: Recipe, rule: Rule) -> list[Tensor]:
+    """The weights with zeros as a rule says."""
+    assert rule.prune is not None, "rules that prune say how"
+    if rule.prune.method not in METHODS:
+        known = ", ".join(METHODS)
+        raise rule_error(recipe, rule, f"`method: {rule.prune.method}` is not supported yet; {known} are")
+    if rule.prune.sparsity is None and (rule.prune.pattern is None or rule.prune.pattern.nm is None):
+        raise rule_error(recipe, rule, f"`method: {rule.prune.method}` needs `sparsity`, the share of zeros")
+    try:
+        masks = magnitude_masks(weights, rule.prune)
+    except SparsifyError as error:
+        raise rule_error(recipe, rule, str(error)) from error
+    with torch.no_grad():
+        return [torch.where(mask, weight, 0) for mask, weight in zip(masks, weights, strict=True)]

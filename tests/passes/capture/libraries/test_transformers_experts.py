@@ -1,0 +1,121 @@
+"""Experts of transformers' models: captured, computed where they are chosen, and left as they were."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import sparsify
+from sparsify.compiler.least import Least
+from sparsify.options import override
+from sparsify.passes.choose import torch_operator
+
+RULE = {"targets": ["op:experts"], "role": "gate", "source": "computed"}
+SIZES = {
+    "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "num_experts_per_tok": 2, "use_cache": False,
+}  # fmt: skip
+RECIPE = {"schema": 1, "name": "experts", "sparsify": [RULE]}
+
+
+def compare_gradients(found: torch.Tensor, expected: torch.Tensor, model: nn.Module, wide: nn.Module) -> None:
+    """The gradients of all parameters, those of routers too, are those of the same model in float64."""
+    gradient = torch.randn_like(expected)
+    theirs = torch.autograd.grad(expected, list(wide.parameters()), gradient, allow_unused=True)
+    mine = torch.autograd.grad(found, list(model.parameters()), gradient.float(), allow_unused=True)
+    for own, other in zip(mine, theirs, strict=True):
+        if own is not None or other is not None:
+            # Sums over all tokens of products of weights as large as the largest one.
+            largest = float(other.abs().max())
+            torch.testing.assert_close(own.double(), other, rtol=1e-3, atol=1e-4 * largest + 1e-6)
+
+
+@pytest.mark.model
+def test_in_training():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=5)
+    model = transformers.MixtralModel(config)
+    wide = copy.deepcopy(model).double()
+    wide.config._experts_implementation = "eager"
+    before = config._experts_implementation
+    with override(compiler_flags=("-O1",)):
+        sparse = sparsify.apply(model, RECIPE, torch.randint(50, (2, 9)))
+    assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
+    ids = torch.randint(50, (3, 14))
+    expected, found = wide(ids).last_hidden_state, sparse(ids).last_hidden_state
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    compare_gradients(found, expected, model, wide)
+    assert config._experts_implementation == before
+
+
+@pytest.mark.model
+def test_biases_and_alternating_columns():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(**SIZES, num_local_experts=5, head_dim=8, swiglu_limit=0.1)
+    model = transformers.GptOssModel(config).eval()
+    for name, parameter in model.named_parameters():
+        if "mlp" in name:
+            nn.init.normal_(parameter, std=0.1)
+    wide = copy.deepcopy(model).double()
+    wide.config._experts_implementation = "eager"
+    ids = torch.randint(50, (3, 14))
+    with override(compiler_flags=("-O1",)), torch.no_grad():
+        sparse = sparsify.apply(model, RECIPE, torch.randint(50, (2, 9)))
+        assert [region.notes for region in sparse.report.regions] == [["mixture of experts"]]
+        expected, found = wide(ids).last_hidden_state, sparse(ids).last_hidden_state
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.model
+def test_experts_without_a_kernel_are_those_of_the_model():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=5, hidden_act="mish")
+    model, ids = transformers.MixtralModel(config).eval(), torch.randint(50, (2, 9))
+    with torch.no_grad():
+        sparse = sparsify.apply(model, RECIPE, ids)
+        torch.testing.assert_close(sparse(ids).last_hidden_state, model(ids).last_hidden_state)
+    assert not sparse.report.regions
+    assert any(entry.reason.endswith("the model's own experts run") for entry in sparse.report.dense)
+    assert sparse.variants
+    assert not [node for node in sparse.graph.nodes if "einsum" in str(node.target)]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("us", "wins"), [(99.0, True), (200.0, False)])
+@pytest.mark.parametrize("is_training", [False, True])
+def test_halves_meet_experts_of_transformers(us, wins, is_training, monkeypatch):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=5)
+    model, ids = transformers.MixtralModel(config).bfloat16().train(is_training), torch.randint(50, (2, 9))
+    times = []
+
+    def race(calls, seconds):
+        results = [call() for call in calls]
+        assert all(
+            isinstance(result, tuple) == is_training for result in results
+        )  # gradients of all that is read
+        times.append(seconds)
+        found = [Least(1, 0.1) for _ in calls]
+        for one, time in zip(found, (us, 100.0), strict=True):
+            one.add(time)
+        return found
+
+    monkeypatch.setattr(torch_operator, "race", race)
+    monkeypatch.setattr(
+        torch_operator, "recall", lambda question, sizes, measured, options, kept, **_: measured()
+    )
+    with override(compiler_flags=("-O1",), tune_seconds=1), torch.set_grad_enabled(is_training):
+        sparse = sparsify.apply(model, RECIPE, ids)
+        found = sparse(ids).last_hidden_state
+    assert times == [1]
+    assert bool(sparse.report.regions) == wins
+    reasons = [entry.reason for entry in sparse.report.dense]
+    assert (
+        any("transformers' experts are faster: timed 200 us, torch's 100" in why for why in reasons) != wins
+    )
+    # Of numbers about 3, rounded to 8 bits many times.
+    assert (found - model(ids).last_hidden_state).abs().max() < 0.1

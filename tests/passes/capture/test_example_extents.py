@@ -1,0 +1,51 @@
+"""Extents that the data decides, in estimates and benchmarks: those of the example."""
+
+import pytest
+import torch
+from graph_models import graph
+from torch import nn
+
+from sparsify import options
+from sparsify.passes.apply import apply
+from sparsify.passes.capture import calls
+from sparsify.passes.capture.example_extents import deciders, note_extents
+from sparsify.passes.capture.export import capture
+from sparsify.passes.choose import schedules
+from sparsify.passes.graph.operators import known_size
+
+
+class Positive(nn.Module):
+    """Rows whose first entry is above zero."""
+
+    def forward(self, x):
+        return x[x[:, 0] > 0] * 2
+
+
+def test_extents_that_the_data_decides_are_those_of_the_example():
+    model, x = Positive(), torch.randn(50, 3)
+    captured = capture(model, calls.flatten(calls.signature(model), (x,), {}))
+    node = next(deciders(captured.graph))
+    extent = node.meta["val"].shape[0]
+    assert known_size(extent, 7) == 7
+    note_extents(captured.graph, {"x": x}, lambda name: captured.tensor(model, name))
+    assert known_size(extent, 7) == int((x[:, 0] > 0).sum())
+
+
+@pytest.mark.parametrize("layer", ["AGNNConv", "FAConv"])
+def test_schedules_are_timed_for_edges_that_are_left(layer, monkeypatch):
+    geometric = pytest.importorskip("torch_geometric.nn")
+    monkeypatch.setattr(schedules, "LEAST_US", 0.0)
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = getattr(geometric, layer)(*([] if layer == "AGNNConv" else [7]))
+
+        def forward(self, x, edge_index):
+            return self.conv(*([x] if layer == "AGNNConv" else [x, x * 1]), edge_index)
+
+    model = Layer().eval()
+    with options.override(tune_seconds=0.01):
+        sparse = apply(model, "gcn", graph(40, 300))
+    assert sparse.report.regions
+    torch.testing.assert_close(sparse(*graph(30, 200, seed=3)), model(*graph(30, 200, seed=3)))

@@ -1,0 +1,194 @@
+"""Fusing: which statements each layer becomes, and what must stay apart."""
+
+import re
+
+import pytest
+import torch
+from graph_models import HandWritten, Kipf, TwoLayers, adjacency, graph
+from torch import nn
+
+from sparsify import options, recipe
+from sparsify.passes import pipeline
+from sparsify.passes.apply import apply
+from sparsify.passes.capture import calls
+from sparsify.passes.capture import draft as base
+from sparsify.passes.capture.export import capture
+from sparsify.passes.fuse.fuse import fuse
+from sparsify.passes.lift.lift import lift
+from sparsify.passes.rules.mark import mark
+from sparsify.passes.rules.propagate import propagate
+from sparsify.report import Report
+
+geometric = pytest.importorskip("torch_geometric.nn")
+MESSAGES = {"targets": ["op:message_passing"], "format": "csr"}
+
+
+class Own(geometric.MessagePassing):
+    """Message passing by a user, with a constant and edge weights."""
+
+    def __init__(self, features, out):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(features, out)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x), weight=edge_index[0].float() / 10)
+
+    def message(self, x_j, weight):
+        return 0.5 * weight.view(-1, 1) * x_j
+
+
+class Renamed(geometric.GCNConv):
+    """A GCN layer under another name."""
+
+
+def fused(model, args, *rules, **sections):
+    call = calls.flatten(calls.signature(model), args, {})
+    captured = capture(model, call)
+    examples = dict(
+        zip(call.shape.tensor_names(), [v for v in call.values if isinstance(v, torch.Tensor)], strict=True)
+    )
+    text = {"schema": 1, "name": "own", "sparsify": list(rules), **sections}
+    draft = base.Draft(captured, model, base.Asked(recipe.load(text)), Report(), options.current(), examples)
+    for step in (mark, propagate, lift, fuse):
+        draft = step(draft)
+        pipeline.verify(draft, step.__name__)
+    return draft
+
+
+def statements(draft):
+    return [[str(statement) for statement in region.program.statements] for region in draft.regions]
+
+
+PRODUCT = "T[j,k] = sum(f, X[j,f] * W[k,f])"
+
+
+@pytest.mark.parametrize(
+    ("layer", "first"),
+    [
+        (geometric.GCNConv, [PRODUCT, "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])"]),
+        (Renamed, [PRODUCT, "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])"]),
+        (HandWritten, [PRODUCT + " + b[k]", "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]))"]),
+        (Own, [PRODUCT + " + b[k]", "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]))"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_layer_is_one_program(layer, first):
+    found = statements(fused(TwoLayers(layer).eval(), graph(), MESSAGES))
+    assert len(found) == 2
+    assert found[0] == first
+
+
+def test_mean_is_a_division_and_the_narrower_product_comes_first():
+    wide = TwoLayers(geometric.SAGEConv, features=50).eval()
+    draft = fused(wide, graph(2000, 20000, features=50), MESSAGES)
+    assert statements(draft)[0] == [
+        PRODUCT,
+        "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) / b[i] + b1[k] + X1[i,k])",
+    ]
+    assert [re.sub(r"\d+", "n", note) for note in draft.regions[0].notes] == [
+        "A(XW) est. n us; (AX)W est. n us"
+    ]
+    narrow = TwoLayers(geometric.SAGEConv).eval()
+    assert statements(fused(narrow, graph(), MESSAGES))[0] == ["Y[i,k] = sum(j, A[i,j] * X[j,k]) / b[i]"]
+
+
+def test_a_layer_that_widens_multiplies_by_the_adjacency_first():
+    x, edge_index = graph(2000, 60000, features=4)
+    draft = fused(TwoLayers(geometric.GCNConv, features=4, hidden=256).eval(), (x, edge_index), MESSAGES)
+    first, second = statements(draft)
+    assert first == [
+        "T[i,j] = sum(f, A[i,f] * X[f,j])",
+        "T1[i,k] = sum(j, T[i,j] * W[k,j])",
+        "Y[i,k] = relu(T1[i,k] + b[k])",
+    ]
+    assert second[0] == PRODUCT, "the next layer narrows"
+    assert draft.regions[0].notes[0].startswith("(AX)W est. ")
+
+
+def test_dense_declared_and_sparse_adjacency():
+    rule = {"targets": ["input:edge_index"], "format": "csr"}
+    model = TwoLayers(Kipf).eval()
+    expected = ["T[j,k] = sum(f, X[j,f] * W[f,k])", "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])"]
+    assert statements(fused(model, (graph()[0], adjacency()), rule))[0] == expected
+
+
+def test_features_are_sparse_where_the_recipe_says_so():
+    rules = [{"targets": ["input:edge_index"]}, {"targets": ["input:x"]}]
+    draft = fused(TwoLayers(Kipf).eval(), (adjacency()[:, :7], adjacency()), *rules)
+    first = draft.regions[0].program
+    formats = {declared.name: declared.format.is_dense for declared in first.declarations}
+    assert formats == {"X": False, "W": True, "A": False, "b": True, "T": True, "Y": True}
+
+
+def test_a_result_with_two_readers_ends_the_program():
+    class Two(nn.Module):
+        def forward(self, a, x):
+            y = a @ x
+            return y.relu() + y.sigmoid()
+
+    draft = fused(Two(), (adjacency(), graph()[0]), {"targets": ["input:a"], "role": "adjacency"})
+    assert statements(draft) == [["Y[i,k] = sum(j, A[i,j] * X[j,k])"]]
+
+
+def test_two_sparse_products_stay_two_programs():
+    class Twice(nn.Module):
+        def forward(self, a, x):
+            return a @ (a.t() @ x)
+
+    draft = fused(Twice(), (adjacency(), graph()[0]), {"targets": ["input:a"], "role": "adjacency"})
+    assert statements(draft) == [["Y[i,k] = sum(j, A[i,j] * X[j,k])"]] * 2
+    assert [region.matrices[0].transposed for region in draft.regions] == [True, False]
+
+
+def test_fusing_can_be_limited():
+    single = statements(
+        fused(TwoLayers(geometric.GCNConv).eval(), graph(), MESSAGES, fuse={"enabled": False})
+    )
+    assert single[0] == ["Y[i,k] = sum(j, A[i,j] * X[j,k])"]
+    one = statements(fused(TwoLayers(geometric.GCNConv).eval(), graph(), MESSAGES, fuse={"max_einsums": 1}))
+    assert one[0] == ["Y[i,k] = relu(sum(j, A[i,j] * X[j,k]) + b[k])"]
+
+
+def test_what_stays_dense_is_listed_with_its_reason():
+    class Products(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = geometric.SAGEConv(7, 3, aggr="mul")
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index)
+
+    draft = fused(Products().eval(), graph(), {**MESSAGES, "optional": True})
+    assert not draft.regions
+    assert "scatters by prod" in draft.report.dense[0].reason
+
+    class Softmax(nn.Module):
+        def forward(self, a, x):
+            return torch.softmax(a, -1) @ x
+
+    draft = fused(Softmax(), (adjacency(), graph()[0]), {"targets": ["input:a"], "role": "adjacency"})
+    assert [(entry.node, entry.reason) for entry in draft.report.dense] == [
+        ("softmax", "softmax has no sparse form for a")
+    ]
+
+
+def test_extents_of_weights_are_known():
+    model = TwoLayers(geometric.GCNConv, features=9, hidden=16, classes=3).eval()
+    draft = fused(model, graph(features=9), MESSAGES)
+    assert [region.program.extents for region in draft.regions] == [
+        (("f", 9), ("k", 16)),
+        (("f", 16), ("k", 3)),
+    ]
+
+
+def test_chains_have_as_many_index_variables_as_they_need():
+    torch.manual_seed(0)
+    layers = [nn.Linear(width, width + 1) for width in range(40, 54)]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(8, 40)
+    rule = {"targets": ["param:*.weight"], "role": "weight", "source": "given", "format": "csr"}
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.mul_(5 * (torch.rand_like(layer.weight) < 0.2))
+        sparse = apply(model, {"schema": 1, "name": "chain", "sparsify": [rule]}, (x,))
+        assert "W13[" in sparse.report.regions[-1].einsum
+        torch.testing.assert_close(sparse(x), model(x), rtol=1e-3, atol=1e-4)

@@ -1,0 +1,80 @@
+"""Rules that prune: a copy of the weights gets zeros, the model keeps its own."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sparsify
+from sparsify import recipe as recipes
+from sparsify.errors import RecipeError
+from sparsify.passes.rules.prune import prune
+
+
+def recipe(**rule: Any) -> dict[str, Any]:
+    given = {"targets": ["param:*.weight"], "prune": {"method": "magnitude", "sparsity": 0.9}, **rule}
+    return {"schema": 1, "name": "pruned", "sparsify": [given]}
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)).eval()
+
+
+def pruned(given: nn.Module, **rule: Any) -> nn.Module:
+    return prune(given, recipes.load(recipe(**rule)))
+
+
+def test_applied_models_run_pruned_weights():
+    dense = model()
+    before = dense[0].weight.clone()
+    x = torch.randn(64, 256)
+    sparse = sparsify.apply(dense, recipe(), x)
+    assert torch.equal(dense[0].weight, before)
+    assert "0.weight packed: 10.0% stored" in sparse.report.regions[0].notes[0]
+    expected = pruned(dense)(x)
+    torch.testing.assert_close(sparse(x), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(sparse(x), dense(x), atol=1e-3)
+    assert int(sparse.state_dict()["0.weight"].count_nonzero()) == round(0.1 * 256 * 256)
+
+
+def test_what_no_rule_prunes_is_shared():
+    dense = model()
+    found = pruned(dense, ignore=["param:2.*"])
+    assert found[2].weight is dense[2].weight
+    assert found[0].bias is dense[0].bias
+    assert found[0].weight is not dense[0].weight
+    assert prune(dense, recipes.load(recipe(prune=None, source="given"))) is dense
+
+
+def test_types_select_modules():
+    assert pruned(model(), types=["Conv2d"])[0].weight.count_nonzero() == 256 * 256
+
+
+def tied() -> nn.Sequential:
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    layers[1].weight = layers[0].weight
+    return layers
+
+
+def test_ties():
+    shared = pruned(tied(), ties="share")
+    assert shared[0].weight is shared[1].weight
+    apart = pruned(tied(), ties="untie")
+    assert apart[1].weight.count_nonzero() == 16
+    with pytest.raises(RecipeError, match=r"0\.weight, 1\.weight are one parameter"):
+        pruned(tied())
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"method": "wanda", "sparsity": 0.5}, "`method: wanda` is not supported yet"),
+        ({"method": "magnitude"}, "needs `sparsity`"),
+        ({"method": "magnitude", "pattern": "1:3"}, "do not divide"),
+    ],
+)
+def test_what_is_refused(how, words):
+    with pytest.raises(RecipeError, match=words):
+        pruned(model(), prune=how)
