@@ -14,6 +14,7 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.pack import pack
 from sparsify.passes.choose.torch_convolution import fold
 from sparsify.passes.choose.torch_operator import contest
+from sparsify.passes.decide.front_end import front_end
 from sparsify.passes.emit.check import check
 from sparsify.passes.emit.emit import emit
 from sparsify.passes.emit.mask_gradients import keep_zeros
@@ -59,6 +60,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("lifted", lift, fragments_text),  # needs all marks: what is sparse decides what is an einsum operand
     Pass("together", together, fragments_text),  # needs what was lifted apart, and the fragments behind it
     Pass("fused", fuse, regions_text),  # needs all fragments: joins across modules
+    Pass("general", front_end, regions_text),  # needs all regions: what they cover has one already
     Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense
     Pass(
         "contested", contest, regions_text

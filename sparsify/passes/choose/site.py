@@ -61,6 +61,8 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
     try:
         outputs = () if region.layout is not None else region.outputs
         shapes = tuple([output_shape(region, node, at) for node in outputs])
+        for leaf in read_besides(region, arguments):
+            at(leaf)
         dense = extract(draft, arguments, [*region.outputs])
         library = None
         if region.backend:
@@ -76,6 +78,20 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
         return error
     once = {binding.name: binding.plan.leaves for binding in bindings if binding.plan is not None}
     return Site(region, call, arguments, once, sizes)
+
+
+def read_besides(region: Region, arguments: list[fx.Node]) -> list[fx.Node]:
+    """The inputs and parameters that the nodes of a region read besides its arguments, as for shapes alone."""
+    seen, found, waiting = set(arguments), list[fx.Node](), list(region.outputs)
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op in ("placeholder", "get_attr"):
+            found.append(node)
+        waiting += node.all_input_nodes
+    return found
 
 
 def output_shape(region: Region, node: fx.Node, at: Any) -> tuple[int | SizeAt, ...]:

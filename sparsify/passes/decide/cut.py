@@ -75,11 +75,14 @@ def cut(program: ModelProgram, storage: Storage) -> list[Cut]:
         return set[int]().union(*({id(place[n])} if n in place else behind[n] for n in others))
 
     for name in in_order(program):
-        statement, read = program.statements.get(name), dependencies(program, name)
-        behind[name] = outside(read, None)
+        statement = program.statements.get(name)
+        behind[name] = outside(dependencies(program, name), None)
         if statement is None:
             continue
+        read = program.reads(name)
         known = [found for found in cuts if any(place.get(tensor) is found for tensor in read)]
+        shared = sparse_inputs(program, storage, read)
+        known = [found for found in cuts if shared & set(found.operands) and found not in known] + known
         fitting = [found for found in known if id(found) not in reached(outside(read, found))]
         touches = touches_sparse(program, storage, name)
         wanted = (
@@ -93,8 +96,15 @@ def cut(program: ModelProgram, storage: Storage) -> list[Cut]:
         joined.statements.append(statement)
         edges.setdefault(id(joined), set()).update(outside(read, joined))
         place[name] = joined
+    for found in cuts:
+        complete(program, found)
     note_outputs(program, cuts, place)
     return [found for found in cuts if found.outputs]
+
+
+def sparse_inputs(program: ModelProgram, storage: Storage, read: list[str]) -> set[str]:
+    """The sparse inputs of the model among some tensors: one region reads them for several results."""
+    return {name for name in read if name in storage.leaves and program.nodes[name].op == "placeholder"}
 
 
 def touches_sparse(program: ModelProgram, storage: Storage, name: str) -> bool:
@@ -132,6 +142,16 @@ def in_order(program: ModelProgram) -> list[str]:
     for name in (*(node.name for node in program.graph.nodes), *program.statements):
         put(name)
     return list(done)
+
+
+def complete(program: ModelProgram, found: Cut) -> None:
+    """Adds to a cut the statements that it reads and that no node of the graph computes by itself."""
+    missing = [name for name in found.operands if name not in program.nodes]
+    while missing:
+        found.statements[:0] = [program.statements[name] for name in missing]
+        missing = [name for name in found.operands if name not in program.nodes]
+    place = {name: number for number, name in enumerate(program.statements)}
+    found.statements.sort(key=lambda statement: place[statement.target.tensor])
 
 
 def note_outputs(program: ModelProgram, cuts: list[Cut], place: dict[str, Cut]) -> None:

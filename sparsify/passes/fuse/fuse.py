@@ -42,16 +42,7 @@ def fuse(draft: Draft) -> Draft:
     found += [node.meta.pop("region") for node in draft.graph.nodes if "region" in node.meta]
     place = {node: number for number, node in enumerate(draft.graph.nodes)}
     draft.regions = sorted(found, key=lambda region: place[region.output])
-    report_dense(draft, {node for region in found for node in region.covered})
     return draft
-
-
-def report_dense(draft: Draft, covered: set[fx.Node]) -> None:
-    """Lists every node that a rule reached and that no region computes."""
-    for node in draft.graph.nodes:
-        why = node.meta.get("dense_reason")
-        if why and node not in covered:
-            draft.report.left_dense(node.name, operator_name(node), scope(node), why)
 
 
 def fragment_of(node: fx.Node) -> Fragment | None:

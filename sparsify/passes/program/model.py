@@ -47,6 +47,7 @@ class ModelProgram:
         sizes: by tensor the extents of its modes, those of extent 1 left out.
         dtypes: by tensor the dtype of its entries.
         nodes: of the graph, by name.
+        equal: by symbolic extent another one that operators make equal, as those of keys and values.
     """
 
     graph: fx.Graph
@@ -57,6 +58,7 @@ class ModelProgram:
     sizes: dict[str, tuple[Size, ...]] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
     nodes: dict[str, fx.Node] = field(init=False)
+    equal: dict[Size, Size] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
@@ -67,6 +69,19 @@ class ModelProgram:
         name = f"i{next(self._numbers)}"
         self.extents[name] = extent
         return name
+
+    def unite(self, first: Size, second: Size) -> None:
+        """Notes that two extents are equal where the operator runs at all."""
+        first, second = self.known(first), self.known(second)
+        if first != second:
+            symbol, other = (first, second) if isinstance(second, int) else (second, first)
+            self.equal[symbol] = other
+
+    def known(self, extent: Size) -> Size:
+        """An extent, or the one that stands for all that are equal to it."""
+        while extent in self.equal:
+            extent = self.equal[extent]
+        return extent
 
     def leaf(self, node: fx.Node) -> str:
         """The name of a node among the tensors of the program."""
@@ -132,6 +147,8 @@ def require_extents(program: ModelProgram) -> None:
                 f"{name}: {access} has {len(access.indices)} indices, {access.tensor} {len(sizes)} modes"
             )
             for index, size in zip(access.indices, sizes, strict=True):
-                assert not isinstance(index, Index) or program.extents[index.name] == size, (
+                assert not isinstance(index, Index) or program.known(
+                    program.extents[index.name]
+                ) == program.known(size), (
                     f"{name}: {index} of {access} runs to {program.extents[str(index)]}, the mode has {size}"
                 )

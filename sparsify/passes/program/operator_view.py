@@ -12,7 +12,7 @@ from torch import fx
 
 from sparsify.compiler.einsum.nodes import Expr
 from sparsify.compiler.einsum.parse import parse_expression
-from sparsify.passes.operators import operator_name
+from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.program.model import ModelProgram, Size, size_of, sizes_of
 
 
@@ -84,6 +84,17 @@ class OperatorView:
     def index(self, extent: Any) -> str:
         """A new index variable."""
         return self.program.index(extent if not isinstance(extent, torch.SymInt) else size_of(extent))
+
+    def require_equal(self, *pairs: tuple[Size, Size]) -> None:
+        """Notes that extents are equal where the operator runs at all, though export has not said so.
+
+        Raises:
+            Refusal: they are different numbers.
+        """
+        for first, second in pairs:
+            if isinstance(first, int) and isinstance(second, int) and first != second:
+                raise Refusal(f"extents {first} and {second} do not fit")
+            self.program.unite(first, second)
 
     def at(self, tensor: Any, names: Sequence[str] | None = None) -> str:
         """A tensor at these indices, its modes of extent 1 left out; a number as it is.

@@ -16,7 +16,7 @@ from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.einsum.nodes import Assign, Cast, Declaration
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.errors import EinsumError
-from sparsify.passes.operators import operator_name, tensor_value
+from sparsify.passes.graph.operators import operator_name, tensor_value
 from sparsify.passes.program.model import ModelProgram, require_extents
 from sparsify.passes.program.operator_view import OperatorView, Refusal
 from sparsify.passes.program.table import OPAQUE, ROWS

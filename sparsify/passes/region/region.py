@@ -5,15 +5,18 @@ Out: `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + 
 matrices.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from itertools import chain, count
+from typing import Protocol
 
 from torch import fx
 
 from sparsify.compiler.dtypes import name_of
+from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.extents import equal_extents
+from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, find, map_children, walk
@@ -26,6 +29,18 @@ from sparsify.storage.format import Format
 # A node, the index variables of its modes and what computes it.
 Statement = tuple[fx.Node, tuple[str, ...], Expr]
 SUM_NAMES = ("j", "f", "g", "h", "l", "m", "n", "p", "q", "r")
+
+
+class Equations(Protocol):
+    """Statements under the names that textbooks use, and the extents that no operand gives."""
+
+    @property
+    def statements(self) -> tuple[Assign, ...]:
+        """In order."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """By index variable."""
 
 
 @dataclass
@@ -43,6 +58,8 @@ class Region:
         densely: the inputs of its program whose gradients its nodes compute, not a kernel.
         results: the nodes whose values a program of several results computes, in its order and that of the graph; ()
             for one result.
+        equations: the statements of a program whose formats follow from those of its operands; None where `finish`
+            writes them.
     """
 
     statements: list[Statement]
@@ -56,6 +73,7 @@ class Region:
     layout: FlatImages | None = None
     densely: tuple[str, ...] = ()
     results: tuple[fx.Node, ...] = ()
+    equations: "Equations | None" = None
 
     @property
     def output(self) -> fx.Node:
@@ -164,6 +182,9 @@ def prepend(region: Region, producer: Region) -> None:
 
 def finish(region: Region) -> None:
     """Writes the region's program, with the names that textbooks use, into it."""
+    if region.equations is not None:
+        region.program = inferred(region, region.equations)
+        return
     region.names = tensor_names(region)
     order = index_order(region)
     statements = []
@@ -180,13 +201,42 @@ def finish(region: Region) -> None:
     same = equal_extents(statements)  # X[i,k] + A[i,j] * X[j,k] has as many rows as columns
     extents = {name: tuple(same[index] for index in indices) for name, indices in extents.items()}
     for name, operand in region.operands.items():
-        declarations.append(declare(region.names[name], extents[region.names[name]], operand))
+        declarations.append(declaration_of(region.names[name], extents[region.names[name]], operand))
     for node, _, _ in region.statements:
-        declarations.append(declare(region.names[node.name], extents[region.names[node.name]], node))
+        declarations.append(declaration_of(region.names[node.name], extents[region.names[node.name]], node))
     inputs = tuple(region.names[name] for name in region.operands)
     outputs = (statements[-1].target.tensor,)
     known = known_extents(region, extents)
     region.program = Program(tuple(statements), tuple(declarations), inputs, outputs, known)
+
+
+def inferred(region: Region, equations: Equations) -> Program:
+    """The program of equations for the operands of a region, as they are stored now."""
+    operands = {}
+    for name, operand in region.operands.items():
+        if isinstance(operand, Matrix):
+            form, dtype = operand.format, operand.dtype
+            index_dtypes = () if form.is_dense else result_index_dtypes(form)
+        else:
+            value = tensor_value(operand)
+            assert value is not None, "regions read tensors"
+            form, dtype, index_dtypes = dense_format(value.dim()), value.dtype, ()
+        operands[region.names[name]] = Operand(form, name_of(dtype), 0.0, index_dtypes)
+    outputs = [region.names[node.name] for node in region.outputs]
+    return declare_equations(equations.statements, operands, outputs, equations.sizes)
+
+
+def declare_equations(
+    statements: Sequence[Assign],
+    operands: Mapping[str, Operand],
+    outputs: Sequence[str],
+    sizes: Mapping[str, int],
+) -> Program:
+    """The program of some statements; its results are dense, temporaries as their operands have it."""
+    found = declare(statements, operands, outputs, sizes=sizes)
+    sparse = [name for name in outputs if not found.declaration(name).format.is_dense]
+    formats = {name: dense_format(len(found.declaration(name).extents)) for name in sparse}
+    return declare(statements, operands, outputs, sizes=sizes, formats=formats) if sparse else found
 
 
 def known_extents(region: Region, extents: Mapping[str, tuple[str, ...]]) -> tuple[tuple[str, int], ...]:
@@ -208,7 +258,7 @@ def mode_name(index: Expr) -> str:
     return index.name
 
 
-def declare(
+def declaration_of(
     name: str, extents: tuple[str, ...], operand: fx.Node | Matrix | PatternOperand | Bags
 ) -> Declaration:
     """How an operand or a result is stored."""

@@ -49,8 +49,6 @@ CHEAP: Final = frozenset(
         *("logical_not", "logical_and", "logical_or", "square", "abs"),
     )
 )
-# Calls of a statement that is computed by each of several readers.
-FEW: Final = 2
 
 
 def inline(program: ModelProgram, storage: Storage, kept: Collection[str]) -> None:
@@ -106,7 +104,7 @@ def may_inline(
     functions = functions_of(producer.value)
     reduces, consumes = bool(find(producer.value, Reduce)), bool(find(consumer.value, Reduce))
     is_cheap = storage.is_sparse(name) and not reduces and functions <= CHEAP
-    is_cheap = is_cheap and sum(1 for _ in find(producer.value, Access)) <= FEW
+    is_cheap = is_cheap and len(find(producer.value, Access)) == 1
     if is_kept or (count > 1 and not is_cheap):
         return False
     access = next(a for a in find(consumer.value, Access) if a.tensor == name)

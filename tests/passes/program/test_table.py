@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparsify.compiler.einsum.declare import declare
 from sparsify.compiler.einsum.interpret import interpret
-from sparsify.passes.canonicalize import canonicalize
+from sparsify.passes.graph.canonicalize import canonicalize
 from sparsify.passes.program.table import OPAQUE, ROWS
 from sparsify.passes.program.translate import dense_operand, translate
 

@@ -224,12 +224,14 @@ def scaled_dot_product_attention(view: OperatorView) -> str:
     require(not view.number("enable_gqa"), "groups of heads share keys")
     *lead, i, l = view.out
     j, d = view.index(view.shape(k)[-2]), view.index(view.shape(q)[-1])
-    scale = view.number("scale")
-    if scale is None:
-        require(isinstance(view.shape(q)[-1], int), "the scale is known in a call alone")
-        scale = max(1, view.shape(q)[-1]) ** -0.5
+    view.require_equal((view.shape(k)[-2], view.shape(v)[-2]), (view.shape(q)[-1], view.shape(k)[-1]))
+    given, width = view.number("scale"), view.shape(q)[-1]
+    if given is None and not isinstance(width, int):
+        scale = f"(1 / sqrt(extent({d})))"
+    else:
+        scale = literal(float(max(1, width) ** -0.5 if given is None else given))
     products = view.reduce("sum", [d], f"{view.at(q, [*lead, i, d])} * {view.at(k, [*lead, j, d])}")
-    score = f"{literal(float(scale))} * {products}"
+    score = f"{scale} * {products}"
     if view.number("is_causal"):
         first = "0" if view.program.extents[i] == 1 else i
         score = f"where({j} <= {first}, {score}, -inf)" if view.program.extents[j] != 1 else score

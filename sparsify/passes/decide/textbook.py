@@ -1,0 +1,137 @@
+"""Statements of a cut under the names that textbooks use.
+
+In: `mul[i4,i5] = a[i4,i5] * sum(i9, x[i4,i9] * x[i5,i9])`. Out: `Y[i,k] = A[i,k] * sum(j, X[i,j] * X[k,j])`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import Final
+
+from torch import fx
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Extent, Index, Reduce
+from sparsify.compiler.einsum.rename import rename_indices
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.decide.cut import Cut
+from sparsify.passes.graph.operators import parameter_behind
+from sparsify.passes.program.model import ModelProgram, index_names
+from sparsify.passes.region.sparse_operand import Matrix
+
+RESULT_NAMES: Final = ("i", "k", "l", "m")
+SUM_NAMES: Final = ("j", "f", "g", "h", "n", "p", "q", "r")
+
+
+@dataclass(frozen=True)
+class Text:
+    """Statements as people read them.
+
+    Attributes:
+        names: by name in the model program the name in the text.
+        sizes: by index variable the extents that no operand gives.
+    """
+
+    statements: tuple[Assign, ...]
+    names: Mapping[str, str]
+    sizes: Mapping[str, int]
+
+
+def textbook(
+    program: ModelProgram, found: Cut, outputs: Sequence[str], operands: Mapping[str, Matrix | fx.Node]
+) -> Text:
+    """The statements of a cut: A sparse, X and W matrices, b vectors, T temporaries, Y results; i and k their modes."""
+    statements = unified(program, found.statements)
+    indices = index_texts(statements, outputs)
+    names = tensor_texts(found, outputs, operands)
+
+    def visit(node: Node) -> Node:
+        node = map_children(node, visit)
+        match node:
+            case Index(name):
+                return Index(indices[name])
+            case Extent(name):
+                return Extent(indices[name])
+            case Access(tensor, at):
+                return Access(names[tensor], at)
+            case Reduce(monoid, bound, body):
+                return Reduce(monoid, tuple(indices[name] for name in bound), body)
+        return node
+
+    renamed = tuple(visit(statement) for statement in statements)
+    unread = unread_indices(statements)
+    sizes = {indices[name]: program.extents[name] for name in unread}
+    return Text(renamed, names, sizes)  # type: ignore[arg-type]
+
+
+def unified(program: ModelProgram, statements: Sequence[Assign]) -> list[Assign]:
+    """Statements with one index variable for a mode: a reader has those of the statement, or of the first reader."""
+    modes: dict[str, tuple[str, ...]] = {}
+    made = []
+    for statement in statements:
+        own = set(index_names(statement))
+        names: dict[str, str] = {}
+        for access in find(statement.value, Access):
+            for index, wanted in zip(access.indices, modes.get(access.tensor, ()), strict=False):
+                if (
+                    isinstance(index, Index)
+                    and index.name not in names
+                    and wanted not in own
+                    and wanted not in names.values()
+                    and program.known(program.extents[index.name]) == program.known(program.extents[wanted])
+                ):
+                    names[index.name] = wanted
+        renamed = rename_indices(statement, names)
+        assert isinstance(renamed, Assign)
+        for access in (renamed.target, *find(renamed.value, Access)):
+            if all(isinstance(index, Index) for index in access.indices):
+                modes.setdefault(access.tensor, tuple(map(str, access.indices)))
+        made.append(renamed)
+    return made
+
+
+def unread_indices(statements: Sequence[Assign]) -> list[str]:
+    """The index variables whose extents no operand gives, as it is read at an expression of them."""
+    own = {statement.target.tensor for statement in statements}
+    every = dict.fromkeys(name for statement in statements for name in index_names(statement))
+    read = (access for s in statements for access in find(s.value, Access) if access.tensor not in own)
+    given = {index.name for access in read for index in access.indices if isinstance(index, Index)}
+    return [name for name in every if name not in given]
+
+
+def index_texts(statements: Sequence[Assign], outputs: Sequence[str]) -> dict[str, str]:
+    """Short names of index variables: those of the first result, then others."""
+    first = next(s for s in statements if s.target.tensor == outputs[0])
+    modes = [str(index) for index in first.target.indices]
+    found = dict(zip(modes, RESULT_NAMES, strict=False))
+    left = [name for name in RESULT_NAMES if name not in found.values()]
+    rest = chain(SUM_NAMES, left, (f"s{number}" for number in count()))
+    for statement in statements:
+        for name in index_names(statement):
+            if name not in found:
+                found[name] = next(rest)
+    return found
+
+
+def tensor_texts(
+    found: Cut, outputs: Sequence[str], operands: Mapping[str, Matrix | fx.Node]
+) -> dict[str, str]:
+    """Short names of tensors."""
+    given: dict[str, Iterator[str]] = {}
+
+    def short(base: str) -> str:
+        numbers = given.setdefault(base, chain([base], (f"{base}{number}" for number in count(1))))
+        return next(numbers)
+
+    names = {name: short(letter_of(operand)) for name, operand in operands.items()}
+    names |= {name: short("T") for name in found.names if name not in outputs}
+    return names | {name: short("Y") for name in outputs}
+
+
+def letter_of(operand: Matrix | fx.Node) -> str:
+    """The letter of an operand."""
+    if isinstance(operand, Matrix):
+        return {"weight": "W", "activation": "X", "attention_mask": "M"}.get(operand.mark.role, "A")
+    value = operand.meta["val"]
+    if sum(1 for extent in value.shape if type(extent) is not int or extent != 1) <= 1:
+        return "b"
+    return "W" if parameter_behind(operand) is not None else "X"
