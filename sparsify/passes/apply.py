@@ -112,9 +112,9 @@ def applied(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Spars
 
 def run_copy(model: nn.Module, call: calls.Call) -> Any:
     """What a model computes for copies of the tensors of a call."""
-    values = [transformers_cache.fresh(calls.as_torch(value)) for value in calls.copied(call).values]
+    values = [transformers_cache.fresh(value) for value in calls.copied(call).values]
     args, kwargs = calls.arguments_of(tree_unflatten(values, call.spec), calls.signature(model))
-    return model(*args, **kwargs)
+    return calls.run_source(model, args, kwargs)
 
 
 def require_no_scales(recipe: Recipe) -> None:

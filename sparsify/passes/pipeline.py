@@ -12,6 +12,7 @@ from torch import fx
 from sparsify.dump import Dump
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.pack import pack
+from sparsify.passes.choose.price import price
 from sparsify.passes.choose.torch_convolution import fold
 from sparsify.passes.choose.torch_operator import contest
 from sparsify.passes.decide.front_end import front_end
@@ -62,6 +63,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("fused", fuse, regions_text),  # needs all fragments: joins across modules
     Pass("general", front_end, regions_text),  # needs all regions: what they cover has one already
     Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense
+    Pass("priced", price, regions_text),  # needs the formats of weights
     Pass(
         "contested", contest, regions_text
     ),  # needs finished programs; what torch does faster stays as it is

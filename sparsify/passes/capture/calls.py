@@ -12,9 +12,10 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from sparsify.errors import CaptureError
+from sparsify.errors import CaptureError, SparsifyError
 from sparsify.passes.capture.constant_keys import contents
 from sparsify.passes.capture.libraries import transformers_cache
+from sparsify.storage.interop import tensor
 from sparsify.storage.own_memory import has_memory
 from sparsify.storage.tensor import SparseTensor
 
@@ -198,6 +199,36 @@ def is_ours(value: Any) -> bool:
 def as_torch(value: Any) -> Any:
     """A sparse tensor of this package as torch's, which the code of models knows; anything else as it is."""
     return value.to_torch() if is_ours(value) else value
+
+
+def run_source(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the code of a model computes of sparse tensors: of torch's, or of this package's where torch has no kernel.
+
+    Raises:
+        Exception: what the model raises.
+    """
+
+    def run(become: Callable[[Any], Any]) -> Any:
+        given, named = pytree.tree_map(become, (args, dict(kwargs)), is_leaf=is_tensor)
+        return model(*given, **named)
+
+    leaves = pytree.tree_leaves((args, dict(kwargs)), is_leaf=is_tensor)
+    if not any(map(is_sparse, leaves)):
+        return model(*args, **kwargs)
+    try:
+        return run(as_torch)
+    except (RuntimeError, TypeError) as error:
+        if isinstance(error, SparsifyError):
+            raise
+        try:
+            return run(as_ours)
+        except Exception:
+            raise error from None
+
+
+def as_ours(value: Any) -> Any:
+    """A sparse tensor of torch as one of this package, whose operators take more layouts; anything else as it is."""
+    return tensor(value) if is_sparse(value) and not is_ours(value) else value
 
 
 def is_sparse(value: Any) -> bool:

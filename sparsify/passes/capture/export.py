@@ -83,6 +83,7 @@ class Captured:
         is_lifted: whether parts of the model, or sparse matrices among its inputs, were captured in a form of ours,
             which operators alone would not show.
         holds: whether what the graph takes for granted of extents holds for some, by name; None where it is for all.
+        written_out: the operators that take sparse inputs as dense tensors, until regions read these as they are.
     """
 
     graph: fx.Graph
@@ -94,6 +95,7 @@ class Captured:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     is_lifted: bool = False
     holds: Holds | None = None
+    written_out: tuple[str, ...] = ()
 
     def tensor(self, model: nn.Module, name: str) -> torch.Tensor:
         """The constant of this capture, or the parameter or buffer of the model, that has a qualified name."""
@@ -119,10 +121,11 @@ class Flat(nn.Module):
         self.call = call
         self.record = record  # export undoes assignments to attributes
         self.watch = watch
+        self.written_out: list[str] = []
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         """The leaves of the model's output."""
-        with sparse_inputs.capturing(), sparse_inputs.Contiguous(), self.watch:
+        with sparse_inputs.capturing(self.written_out), sparse_inputs.Contiguous(), self.watch:
             bound = self.call.rebuild(tensors, matrix_of)
             args, kwargs = calls.arguments_of(bound, calls.signature(self.model))
             leaves, output = pytree.tree_flatten(transformers_cache.shown(self.model(*args, **kwargs)))
@@ -196,6 +199,7 @@ def capture(
         extents=extents,
         specialised=fixed_dimensions(names, extents, wanted),
         constants=constants,
+        written_out=tuple(dict.fromkeys(flat.written_out)),
         is_lifted=is_lifted(model, call, masks=masks, gates=gates),
         holds=holds,
     )

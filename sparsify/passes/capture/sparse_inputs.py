@@ -9,10 +9,12 @@ torch's own sparse tensors cannot be exported with dynamic shapes or with gradie
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
 from sparsify.passes.functional.layouts import aten
@@ -20,6 +22,8 @@ from sparsify.runtime.confined import substituted
 
 Table = dict[str, Callable[..., Any]]
 _EMPTY = torch.empty(0)
+# The operators that took matrices as dense tensors in a capture.
+_written_out: ContextVar[list[str]] = ContextVar("written_out")
 
 
 class CapturedSparse(torch.Tensor):
@@ -55,12 +59,20 @@ class CapturedSparse(torch.Tensor):
         name = getattr(func, "__name__", str(func))
         if name == "__get__":
             name = next((key for key, getter in PROPERTIES.items() if func.__self__ is getter), str(func))
-        if name not in TABLE:
+        try:
+            if name in TABLE:
+                return TABLE[name](*args, **(kwargs or {}))
+        except CaptureError:
+            if not is_pointwise_or_sum(name):
+                raise
+        if not is_pointwise_or_sum(name):
             raise CaptureError(
                 f"{name} is not known on a sparse input while capturing",
                 f"known are {', '.join(sorted(TABLE))}",
             )
-        return TABLE[name](*args, **(kwargs or {}))
+        _written_out.get().append(name)
+        given, named = pytree.tree_map(written_out, (args, kwargs or {}))
+        return func(*given, **named)
 
 
 PROPERTIES: dict[str, Any] = {
@@ -173,6 +185,24 @@ def dense(matrix: CapturedSparse, *_: Any) -> torch.Tensor:
     return zeros.index_put((matrix.rows, matrix.columns), matrix.entries, accumulate=True)
 
 
+def written_out(value: Any) -> Any:
+    """A captured matrix as a dense tensor, which passes must take away again; anything else as it is."""
+    return dense(value) if isinstance(value, CapturedSparse) else value
+
+
+def is_pointwise_or_sum(name: str) -> bool:
+    """Whether an operator computes the same of a sparse matrix and of the dense one; a softmax or a write does not."""
+    plain = name.strip("_").removeprefix("r")
+    is_written = (name.endswith("_") and not name.endswith("__")) or plain in (
+        "setitem",
+        "iadd",
+        "imul",
+        "isub",
+    )
+    is_own = any(part in name for part in ("sparse", "softmax", "indices", "values", "coalesce", "nnz"))
+    return not (name.startswith(".") or is_written or is_own)
+
+
 TABLE: Table = {
     ".layout": lambda m: m.kind,
     ".shape": lambda m: torch.Size(m.extent),
@@ -269,11 +299,17 @@ REGISTRY: dict[str, Callable[..., Any]] = {
 
 
 @contextmanager
-def capturing() -> Iterator[None]:
-    """Within this context sparse tensors that the model builds are captured matrices."""
+def capturing(written_out: list[str]) -> Iterator[None]:
+    """Within this context sparse tensors that the model builds are captured matrices.
+
+    Args:
+        written_out: gets the names of operators that take matrices as dense tensors, which passes must take away.
+    """
+    token = _written_out.set(written_out)
     home = sys.modules.get("torch_geometric.utils.sparse")
     modules = [module for name, module in sys.modules.items() if home and name.startswith("torch_geometric.")]
     with ExitStack() as changes:
+        changes.callback(_written_out.reset, token)
         for name, stand_in in REGISTRY.items():
             original = getattr(home, name, None)
             for module in modules:

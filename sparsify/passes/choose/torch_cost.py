@@ -55,6 +55,10 @@ def operator_us(node: fx.Node, machine: Machine) -> float:
         *many, rows, columns = (*extents(node), 1) if result.dim() == 1 else extents(node)
         sizes = prod(many) * rows, columns, (1, *extents(left))[-1]
         return dense_us(*sizes, machine, result.element_size())
+    if name in CONTRACTIONS:
+        *many, columns = extents(node) or (1,)
+        inner = CONTRACTIONS[name](node) / max(1, numbers(node))
+        return dense_us(prod(many), columns, max(1, round(inner)), machine, result.element_size())
     moved = 2 * bytes_of(node)
     if name in SCATTERS:
         source = message(node)
@@ -64,6 +68,40 @@ def operator_us(node: fx.Node, machine: Machine) -> float:
     if name not in GATHERS:
         moved = bytes_of(node) + sum(map(bytes_of, node.all_input_nodes))
     return machine.torch_us + moved / machine.reads_all.at(moved)
+
+
+def einsum_products(node: fx.Node) -> int:
+    """The products of numbers that an einsum computes: one for each coordinate of all its index variables."""
+    equation, operands = node.args[:2]
+    terms = str(equation).replace(" ", "").partition("->")[0].split(",")
+    sizes: dict[str, int] = {}
+    for term, operand in zip(terms, operands, strict=True):  # type: ignore[arg-type]
+        shape = extents(operand)
+        named = zip(reversed(term.replace("...", "")), reversed(shape), strict=False)
+        sizes |= {letter: size for letter, size in named if size > sizes.get(letter, 0)}
+        if "..." in term:
+            leading = shape[: len(shape) - len(term) + 3]
+            sizes["..."] = max(sizes.get("...", 1), prod(leading))
+    return prod(sizes.values())
+
+
+def bilinear_products(node: fx.Node) -> int:
+    """Those of a bilinear form."""
+    first, second = (extents(arg)[-1] for arg in node.args[:2])
+    return numbers(node) * first * second
+
+
+def attention_products(node: fx.Node) -> int:
+    """Those of attention: scores, and sums of values."""
+    query, key = (extents(arg) for arg in node.args[:2])
+    return numbers(node) * key[-2] + prod(query) * key[-2]
+
+
+CONTRACTIONS: Final = {
+    "einsum": einsum_products,
+    "bilinear": bilinear_products,
+    "scaled_dot_product_attention": attention_products,
+}
 
 
 def is_computed(node: fx.Node) -> bool:

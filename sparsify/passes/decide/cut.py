@@ -1,7 +1,7 @@
 """Which statements of a model program become regions, and where each region ends.
 
-In: a program, and how its tensors are stored. Out: cuts, in an order in which they can be computed: statements that touch
-something sparse, with dense ones behind them that compute each entry from the same entry of a result.
+In: a program, and how its tensors are stored. Out: cuts, in an order in which they can be computed: statements that
+touch something sparse, with dense ones behind them that compute each entry from the same entry of a result.
 
 Cuts are convex: nothing that a cut reads follows from what it computes.
 """
@@ -104,7 +104,7 @@ def cut(program: ModelProgram, storage: Storage) -> list[Cut]:
 
 def sparse_inputs(program: ModelProgram, storage: Storage, read: list[str]) -> set[str]:
     """The sparse inputs of the model among some tensors: one region reads them for several results."""
-    return {name for name in read if name in storage.leaves and program.nodes[name].op == "placeholder"}
+    return {name for name in read if name in storage.leaves and program.nodes[name].op != "get_attr"}
 
 
 def touches_sparse(program: ModelProgram, storage: Storage, name: str) -> bool:

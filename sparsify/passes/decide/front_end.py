@@ -1,11 +1,12 @@
 """Regions of what no recogniser knows: the graph in index notation, sparsity inferred, cut into programs.
 
-In: a draft whose regions are fused, with marked tensors that further operators read, `a * (x @ x.T)` with a sparse. Out:
-the same with a region for each part of the graph that touches such a tensor: `Y[i,k] = A[i,k] * sum(j, X[i,j] *
+In: a draft whose regions are fused, with marked tensors that further operators read, `a * (x @ x.T)` with a sparse.
+Out: the same with a region for each part of the graph that touches such a tensor: `Y[i,k] = A[i,k] * sum(j, X[i,j] *
 X[k,j])`. What has no program stays torch's, for the reasons that the report lists.
 """
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Final
 
 import torch
@@ -18,12 +19,13 @@ from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, map_children
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.choose.estimate import extents_of, stored_entries
 from sparsify.passes.decide.cut import Cut, cut, kept
 from sparsify.passes.decide.textbook import textbook, unified, unread_indices
 from sparsify.passes.graph import insert
-from sparsify.passes.graph.operators import operator_name, scope, tensor_value
+from sparsify.passes.graph.operators import argument, known_size, operator_name, scope, sources, tensor_value
 from sparsify.passes.program.infer import Storage, infer
-from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.program.translate import dense_operand, translate
 from sparsify.passes.region.region import Region, declare_equations
 from sparsify.passes.region.sparse_operand import Matrix
@@ -77,7 +79,10 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
     """
     covered = covered_by(others)
     marked = marked_leaves(draft.graph, covered)
-    program = translate(draft.graph, apart=covered)
+    program = translate(
+        draft.graph,
+        apart=covered | {draft_node for draft_node in draft.graph.nodes if draft_node.name in marked},
+    )
     leaves = {name: operand_of(matrix) for name, matrix in marked.items()}
     storage = canonical(program, leaves, densities(draft, marked))
     for name in marked:
@@ -109,25 +114,54 @@ def report_dense(draft: Draft, covered: set[fx.Node]) -> None:
 
 
 def marked_leaves(graph: fx.Graph, covered: set[fx.Node]) -> dict[str, Matrix]:
-    """The marked inputs and parameters that operators outside of regions read, as sparse operands by name."""
+    """The marked tensors that operators outside of regions read, as sparse operands by name.
+
+    They are inputs and parameters, and dense tensors that the graph makes of coordinates and marked values.
+    """
     found = {}
     for node in graph.nodes:
-        mark, value = node.meta.get("sparse"), tensor_value(node)
-        if node.op not in LEAVES or not isinstance(mark, Mark) or mark.derived or value is None:
-            continue
-        if value.dtype not in DTYPES or not value.dim() or mark.dtype != "same" or mark.mask is not None:
-            continue
-        if any(type(extent) is int and extent <= 1 for extent in value.shape):
-            continue  # modes of extent 1 are left out of programs, and nothing is stored in empty ones
-        if all(user in covered or operator_name(user) in ("sym_size", "size") for user in node.users):
-            continue
-        form = storage_format(mark, value.dim())
-        if form is not None and not form.is_dense:
-            found[node.name] = Matrix(
-                name=node.name, extents=None, rows=None, columns=None, values=None, dense=node,
-                transposed=False, dtype=value.dtype, mark=mark, packed=form,
-            )  # fmt: skip
+        matrix = declared(node) if node.op in LEAVES else written_out(node)
+        readers = (user for user in node.users if operator_name(user) not in ("sym_size", "size"))
+        if matrix is not None and not matrix.format.is_dense and not covered.issuperset(readers):
+            found[node.name] = matrix
     return found
+
+
+def declared(node: fx.Node) -> Matrix | None:
+    """An input or a parameter that a rule declares sparse."""
+    mark, value = node.meta.get("sparse"), tensor_value(node)
+    if not isinstance(mark, Mark) or mark.derived or mark.dtype != "same" or mark.mask is not None:
+        return None
+    # Modes of extent 1 are left out of programs, and nothing is stored in empty ones.
+    if value is None or value.dtype not in DTYPES or any(size in (0, 1) for size in (sizes_of(value) or [0])):
+        return None
+    form = storage_format(mark, value.dim())
+    return None if form is None else Matrix(
+        name=node.name, extents=None, rows=None, columns=None, values=None, dense=node,
+        transposed=False, dtype=value.dtype, mark=mark, packed=form,
+    )  # fmt: skip
+
+
+def written_out(node: fx.Node) -> Matrix | None:
+    """`zeros.index_put((rows, columns), values, accumulate=True)`: a matrix of coordinates, some of them marked."""
+    value = tensor_value(node)
+    if operator_name(node) != "index_put" or value is None or value.dim() != 2 or value.dtype not in DTYPES:
+        return None
+    base, places, values = node.args[:3]
+    is_matrix = len(places) == 2 and all(isinstance(place, fx.Node) for place in places)  # type: ignore[arg-type]
+    if not is_matrix or operator_name(base) != "zeros" or argument(node, 3, "accumulate") is not True:
+        return None
+    rows, columns = places  # type: ignore[misc]
+    marks = (source.meta.get("sparse") for source in sources([rows, columns, values]))
+    mark = next((mark for mark in marks if isinstance(mark, Mark)), None)
+    shapes = [tensor_value(part) for part in (rows, columns, values)]
+    if mark is None or any(shape is None or shape.dim() != 1 for shape in shapes) or 1 in sizes_of(value):
+        return None
+    form = storage_format(mark, 2)
+    return None if form is None else Matrix(
+        name=node.name, extents=tuple(base.args[0]), rows=rows, columns=columns, values=values,
+        dense=None, transposed=False, dtype=value.dtype, mark=mark, packed=form,
+    )  # fmt: skip
 
 
 def storage_format(mark: Mark, rank: int) -> Format | None:
@@ -151,9 +185,10 @@ def densities(draft: Draft, marked: Mapping[str, Matrix]) -> dict[str, float]:
     """The shares of stored entries of operands, in the example."""
     found = {}
     for name, matrix in marked.items():
-        known = draft.known_tensor(matrix.dense) if matrix.dense is not None else None
-        if known is not None and known.numel():
-            found[name] = int(torch.count_nonzero(known)) / known.numel()
+        stored = stored_entries(draft, matrix)
+        sizes = [known_size(extent) for extent in extents_of(matrix)]
+        if stored is not None and all(sizes):
+            found[name] = stored / prod(size or 1 for size in sizes)
     return found
 
 
@@ -257,7 +292,7 @@ def result_without_units(node: fx.Node) -> fx.Node:
 
 
 def apart(node: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """`squeeze(node)` and `unsqueeze(squeeze(node))`, which is equal to the node; the node twice where it has no units."""
+    """`squeeze(node)` and `unsqueeze(squeeze(node))`, equal to the node; the node twice where no mode has extent 1."""
     shape = node.meta["val"].shape
     units = [mode for mode, extent in enumerate(shape) if type(extent) is int and extent == 1]
     if not units:

@@ -14,7 +14,7 @@ from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.node import find
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.fuse.product_order import sparse_first, take_linear
-from sparsify.passes.graph.operators import operator_name, parameter_behind, scope
+from sparsify.passes.graph.operators import parameter_behind, scope
 from sparsify.passes.region import region as regions
 from sparsify.passes.region.fragment import Fragment
 from sparsify.passes.region.region import Region

@@ -20,6 +20,7 @@ from sparsify.passes.capture.example_extents import note_extents
 from sparsify.passes.capture.export import Dynamic, capture
 from sparsify.passes.capture.libraries import transformers_experts
 from sparsify.passes.choose.timing import together
+from sparsify.passes.decide.front_end import written_out
 from sparsify.passes.pipeline import PASSES
 from sparsify.recipe import Rule
 from sparsify.report_text import fold
@@ -69,7 +70,9 @@ def drafted(
         current = _options(asked)
         draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
         note_extents(captured.graph, examples, lambda name: captured.tensor(source, name))
-        return _run_passes(draft)
+        made = _run_passes(draft)
+        _require_sparse(made)
+        return made
 
     found = made(asked)
     left = transformers_experts.left_over(found.graph, source) if asked.has_gates else []
@@ -87,6 +90,19 @@ def drafted(
     for name, why in reasons.items():
         found.report.left_dense(name, "experts", name, f"{why}; the model's own experts run")
     return found
+
+
+def _require_sparse(draft: Draft) -> None:
+    """Raises where an operator still reads a sparse input as a dense tensor.
+
+    Raises:
+        CaptureError: it names the operators.
+    """
+    names = draft.captured.written_out
+    if names and any(written_out(node) is not None for node in draft.graph.nodes):
+        raise CaptureError(
+            f"{', '.join(names)}: no kernel computes this of a sparse input, and it is not made dense while capturing"
+        )
 
 
 def _run_passes(draft: Draft) -> Draft:

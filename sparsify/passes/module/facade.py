@@ -197,11 +197,10 @@ class Facade(Decoder):
 
     def run_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The source model's result, with the hooks that modules of this model have."""
-        named = {name: calls.as_torch(value) for name, value in kwargs.items()}
         with self._weights.mirrored(self) as own:
             source = own(self._source)
             with hooked(self, source, self._hooks.paths):
-                return source(*map(calls.as_torch, args), **named)
+                return calls.run_source(source, args, kwargs)
 
     def set_source_attribute(self, path: str, name: str, value: Any) -> bool:
         """Sets an attribute that a module of the source model has; whether it has it.

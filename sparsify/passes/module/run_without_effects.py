@@ -37,6 +37,6 @@ def runner(module: "SparseModule", variant: Variant) -> Callable[..., Any]:
 
 def run_call(source: nn.Module, module: "SparseModule", call: calls.Call) -> Any:
     """The result of a model for a call."""
-    values = [transformers_cache.fresh(calls.as_torch(value)) for value in call.values]
+    values = [transformers_cache.fresh(value) for value in call.values]
     args, kwargs = calls.arguments_of(pytree.tree_unflatten(values, call.spec), module._signature)
-    return source(*args, **kwargs)
+    return calls.run_source(source, args, kwargs)

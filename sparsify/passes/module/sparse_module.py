@@ -247,8 +247,7 @@ class SparseModule(Facade):
                 raise CaptureError(f"{name} cannot run with the masks of its recipe: {why}")
         with self._weights.running(self) as own:
             if variant is None or variant.masked is None:
-                named = {name: calls.as_torch(value) for name, value in kwargs.items()}
-                return own(self._source)(*map(calls.as_torch, args), **named)
+                return calls.run_source(own(self._source), args, kwargs)
             return variant.masked_result(own(self._source), tensors)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """A model as one einsum program over its parameters, its inputs and the results of opaque operators.
 
-In: nodes `%h = mm(%x, %w); %y = relu(%h); %s = sort(%y)`. Out: `h[i,k] = sum(j, x[i,j] * w[j,k]); y[i,k] = relu(h[i,k])`
-and `opaque = {"s": "sort: ..."}`.
+In: nodes `%h = mm(%x, %w); %y = relu(%h); %s = sort(%y)`. Out: `h[i,k] = sum(j, x[i,j] * w[j,k])`, `y[i,k] =
+relu(h[i,k])` and `opaque = {"s": "sort: ..."}`.
 
 Tensors of programs have no modes of extent 1: `unsqueeze`, `squeeze`, `expand` and `keepdim` are renamings.
 """

@@ -1,8 +1,8 @@
 """Sparsity backwards: a dense tensor that is read only where a pattern stores is computed there alone.
 
 `y[i,j] = g[i,j] * t[i,j]`, `where(g[i,j], t[i,j], c)` and `m[i,j] + t[i,j]` with unstored entries -inf in m read t only
-where g or m stores: `t[i,j] = f -> t[i,j] = where(stored(g[i,j]), f, 0)`. Sampled products, masked attention and experts
-behind a gate are this law.
+where g or m stores: `t[i,j] = f -> t[i,j] = where(stored(g[i,j]), f, 0)`. Sampled products, masked attention and
+experts behind a gate are this law.
 """
 
 from collections.abc import Collection

@@ -222,7 +222,7 @@ def scaled_dot_product_attention(view: OperatorView) -> str:
     q, k, v, mask = view["query"], view["key"], view["value"], view.get("attn_mask")
     require(not view.number("dropout_p"), "draws random numbers")
     require(not view.number("enable_gqa"), "groups of heads share keys")
-    *lead, i, l = view.out
+    *lead, i, column = view.out
     j, d = view.index(view.shape(k)[-2]), view.index(view.shape(q)[-1])
     view.require_equal((view.shape(k)[-2], view.shape(v)[-2]), (view.shape(q)[-1], view.shape(k)[-1]))
     given, width = view.number("scale"), view.shape(q)[-1]
@@ -241,4 +241,6 @@ def scaled_dot_product_attention(view: OperatorView) -> str:
     s = view.let("scores", [*lead, i, j], score)
     e, total = exponentials(view, s, [*lead, i, j], len(lead) + 1)
     # A row without keys has the weights 0, where a softmax by itself has 0 / 0.
-    return view.reduce("sum", [j], f"{e} / where({total} == 0, 1, {total}) * {view.at(v, [*lead, j, l])}")
+    return view.reduce(
+        "sum", [j], f"{e} / where({total} == 0, 1, {total}) * {view.at(v, [*lead, j, column])}"
+    )

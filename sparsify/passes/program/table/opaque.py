@@ -41,7 +41,8 @@ opaque("strides of memory are no index variables", "as_strided")
 opaque("a transform in n log n steps", "_fft_c2r", "_fft_r2c", "_fft_c2c")
 opaque(
     "reads at rounded or interpolated coordinates", "grid_sampler_2d", "upsample_bilinear2d", "upsample_nearest2d",
-    "_adaptive_avg_pool2d", "adaptive_avg_pool1d", "_adaptive_avg_pool3d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+    "_adaptive_avg_pool2d_backward",
 )  # fmt: skip
 opaque(
     "padding by mirrored or repeated entries", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
