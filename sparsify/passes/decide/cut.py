@@ -176,9 +176,10 @@ def note_outputs(program: ModelProgram, cuts: list[Cut], place: dict[str, Cut]) 
 
 def needed(found: Cut, outputs: list[str]) -> Cut:
     """The statements of a cut that some of its tensors follow from."""
-    wanted, kept_ = set(outputs), []
+    wanted = set(outputs)
+    statements: list[Assign] = []
     for statement in reversed(found.statements):
         if statement.target.tensor in wanted:
-            kept_.insert(0, statement)
+            statements.insert(0, statement)
             wanted |= {access.tensor for access in find(statement.value, Access)}
-    return Cut(kept_, outputs)
+    return Cut(statements, outputs)

@@ -20,7 +20,7 @@ from sparsify.passes.capture.example_extents import note_extents
 from sparsify.passes.capture.export import Dynamic, capture
 from sparsify.passes.capture.libraries import transformers_experts
 from sparsify.passes.choose.timing import together
-from sparsify.passes.decide.front_end import written_out
+from sparsify.passes.decide.leaves import written_out
 from sparsify.passes.pipeline import PASSES
 from sparsify.recipe import Rule
 from sparsify.report_text import fold

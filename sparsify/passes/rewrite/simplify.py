@@ -68,7 +68,8 @@ def join_sums(expr: Expr) -> Expr:
     """`sum(e, G * sum(h, H * V)) -> sum(e, h, G * H * V)`."""
     match expr:
         case Reduce("sum", indices, body):
-            names, parts = list(indices), []
+            names = list(indices)
+            parts: list[Expr] = []
             for factor in factors(body):
                 if isinstance(factor, Reduce) and is_multilinear(factor):
                     names += factor.indices

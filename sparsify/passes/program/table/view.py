@@ -7,7 +7,7 @@ from torch import fx
 
 from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.program.model import Size
-from sparsify.passes.program.operator_view import OperatorView, literal
+from sparsify.passes.program.operator_view import OperatorView, Refusal, literal
 from sparsify.passes.program.table.row import is_boolean, require, row
 
 # The end of a slice that has none.
@@ -149,7 +149,8 @@ def getitem(view: OperatorView) -> str:
     """`self[i + start, k]`: a part of a tensor."""
     tensor, node = view["self"], view.node
     place = view.result.args[1]
-    require(isinstance(place, int), "several parts at once")
+    if not isinstance(place, int):
+        raise Refusal("several parts at once")
     if operator_name(node) == "unbind":
         return selected(view, tensor, view.mode(tensor, default=0), place)
     mode = view.mode(tensor, default=0)

@@ -1,0 +1,109 @@
+"""Sparse operands of a model program: what rules mark among its inputs and parameters.
+
+In: a placeholder `a` with a mark, or `zeros.index_put((rows, columns), values)` of marked values, which a dense
+stand-in of a sparse input is. Out: `Matrix("a", ...)`, and how programs read it: `Operand(csr, float32)`.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from typing import Final
+
+import torch
+from torch import fx
+
+from sparsify.compiler.dtypes import name_of
+from sparsify.compiler.einsum.declare import Operand
+from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.errors import SparsifyError
+from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.choose.estimate import extents_of, stored_entries
+from sparsify.passes.graph.operators import argument, known_size, operator_name, sources, tensor_value
+from sparsify.passes.program.model import sizes_of
+from sparsify.passes.region.sparse_operand import Matrix
+from sparsify.storage.format import Format
+
+# Of marked tensors that programs read.
+DTYPES: Final = (torch.float32, torch.float64, torch.bool)
+# Operators have marks, too, which are for kernels of attention or experts.
+LEAVES: Final = ("placeholder", "get_attr")
+
+
+def marked_leaves(graph: fx.Graph, covered: set[fx.Node]) -> dict[str, Matrix]:
+    """The marked tensors that operators outside of regions read, as sparse operands by name.
+
+    They are inputs and parameters, and dense tensors that the graph makes of coordinates and marked values.
+    """
+    found = {}
+    for node in graph.nodes:
+        matrix = declared(node) if node.op in LEAVES else written_out(node)
+        readers = (user for user in node.users if operator_name(user) not in ("sym_size", "size"))
+        if matrix is not None and not matrix.format.is_dense and not covered.issuperset(readers):
+            found[node.name] = matrix
+    return found
+
+
+def declared(node: fx.Node) -> Matrix | None:
+    """An input or a parameter that a rule declares sparse."""
+    mark, value = node.meta.get("sparse"), tensor_value(node)
+    if not isinstance(mark, Mark) or mark.derived or mark.dtype != "same" or mark.mask is not None:
+        return None
+    # Modes of extent 1 are left out of programs, and nothing is stored in empty ones.
+    if value is None or value.dtype not in DTYPES or any(size in (0, 1) for size in (sizes_of(value) or [0])):
+        return None
+    form = storage_format(mark, value.dim())
+    return None if form is None else Matrix(
+        name=node.name, extents=None, rows=None, columns=None, values=None, dense=node,
+        transposed=False, dtype=value.dtype, mark=mark, packed=form,
+    )  # fmt: skip
+
+
+def written_out(node: fx.Node) -> Matrix | None:
+    """`zeros.index_put((rows, columns), values, accumulate=True)`: a matrix of coordinates, some of them marked."""
+    value = tensor_value(node)
+    if operator_name(node) != "index_put" or value is None or value.dim() != 2 or value.dtype not in DTYPES:
+        return None
+    base, places, values = (
+        argument(node, place, name) for place, name in enumerate(("self", "indices", "values"))
+    )
+    is_matrix = len(places) == 2 and all(isinstance(place, fx.Node) for place in places)
+    if not is_matrix or operator_name(base) != "zeros" or argument(node, 3, "accumulate") is not True:
+        return None
+    rows, columns = places
+    marks = (source.meta.get("sparse") for source in sources([rows, columns, values]))
+    mark = next((mark for mark in marks if isinstance(mark, Mark)), None)
+    shapes = [tensor_value(part) for part in (rows, columns, values)]
+    if mark is None or any(shape is None or shape.dim() != 1 for shape in shapes) or 1 in sizes_of(value):
+        return None
+    form = storage_format(mark, 2)
+    return None if form is None else Matrix(
+        name=node.name, extents=tuple(base.args[0]), rows=rows, columns=columns, values=values,
+        dense=None, transposed=False, dtype=value.dtype, mark=mark, packed=form,
+    )  # fmt: skip
+
+
+def storage_format(mark: Mark, rank: int) -> Format | None:
+    """The format of a marked tensor of this rank; `None` where the rule names one for another rank."""
+    if mark.format == "auto":
+        return Format("csr") if rank == 2 else Format(", ".join(["dense"] * (rank - 1) + ["compressed"]))
+    try:
+        found = Format(mark.format, rank=rank)
+    except SparsifyError:
+        return None
+    return found if found.rank == rank else None
+
+
+def operand_of(matrix: Matrix) -> Operand:
+    """How programs read a sparse operand."""
+    form = matrix.format
+    return Operand(form, name_of(matrix.dtype), 0.0, result_index_dtypes(form))
+
+
+def densities(draft: Draft, marked: Mapping[str, Matrix]) -> dict[str, float]:
+    """The shares of stored entries of operands, in the example."""
+    found = {}
+    for name, matrix in marked.items():
+        stored = stored_entries(draft, matrix)
+        sizes = [known_size(extent) for extent in extents_of(matrix)]
+        if stored is not None and all(sizes):
+            found[name] = stored / prod(size or 1 for size in sizes)
+    return found
