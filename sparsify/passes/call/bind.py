@@ -23,7 +23,10 @@ from sparsify.report import ConversionEntry
 
 @dataclass
 class Plan:
-    """The structure that is cut out for one set of leaves; `is_static` where a rule says that they do not change."""
+    """The structure that is cut out for one set of leaves.
+
+    `is_static` where a rule says that they do not change, `is_frozen` where they are weights that get no gradients.
+    """
 
     leaves: list[fx.Node]
     outputs: list[fx.Node | int] = field(default_factory=list)
@@ -31,6 +34,7 @@ class Plan:
     names: list[str] = field(default_factory=list)
     structure: Structure | None = None
     is_static: bool = False
+    is_frozen: bool = False
 
     @property
     def static(self) -> list[int]:
@@ -115,7 +119,9 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
         plan = plans.setdefault(frozenset(matrix.leaves), Plan(matrix.leaves))
         plan.is_static |= matrix.mark.static
         is_weight = operators.parameter_behind(matrix.dense) is not None
-        is_full = not is_weight and matrix.places is None
+        is_computed = not draft.is_trainable and operators.is_constant(matrix.dense)
+        plan.is_frozen |= is_computed and not is_weight
+        is_full = not is_weight and not is_computed and matrix.places is None
         spec = MatrixOutput(
             form,
             matrix.dtype,
@@ -265,7 +271,7 @@ def cut_out(draft: Draft, plan: Plan) -> None:
     source = ", ".join(f"{leaf.name}{' (static)' * (at in static)}" for at, leaf in enumerate(plan.leaves))
     entry = ConversionEntry(", ".join(plan.names), source, target)
     draft.report.conversions.append(entry)
-    plan.structure = Structure(module, plan.results, entry, static=static)
+    plan.structure = Structure(module, plan.results, entry, static=static, is_frozen=plan.is_frozen)
 
 
 def extract(draft: Draft, inputs: list[fx.Node], outputs: list[fx.Node | int]) -> fx.GraphModule:

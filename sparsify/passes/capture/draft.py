@@ -14,6 +14,7 @@ from torch import fx
 from sparsify.options import Options
 from sparsify.passes.capture.export import Captured, Dynamic
 from sparsify.passes.capture.pruning import Pruning
+from sparsify.passes.graph import operators
 from sparsify.recipe import Recipe
 from sparsify.report import Report
 from sparsify.sparsification.mask_spec import MaskSpec
@@ -134,6 +135,7 @@ class Draft:
         stored: how weights are packed already.
         masked: the graph with the patterns of rules in its attention, as the dense model has them not, and with the
             draws of kernels that drop weights of edges.
+        once: what nodes that follow from parameters alone compute.
     """
 
     captured: Captured
@@ -147,6 +149,7 @@ class Draft:
     formats: dict[Key, Format] = field(default_factory=dict)
     stored: Mapping[Key, Stored] = field(default_factory=dict)
     masked: fx.Graph | None = None
+    once: dict[fx.Node, torch.Tensor | None] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:
@@ -168,12 +171,22 @@ class Draft:
         """Whether sparse parameters get gradients."""
         return self.asked.is_trainable(self.captured.training)
 
+    def computed_once(self, node: fx.Node) -> torch.Tensor | None:
+        """What a node that follows from parameters alone computes, `None` for other ones."""
+        if node not in self.once:
+            self.once[node] = None
+            if operators.tensor_value(node) is not None and operators.is_constant(node):
+                with torch.no_grad():
+                    args, kwargs = fx.map_arg((node.args, node.kwargs), self.known_tensor)
+                    self.once[node] = node.target(*args, **kwargs)  # type: ignore[operator, misc]
+        return self.once[node]
+
     def known_tensor(self, node: fx.Node) -> torch.Tensor | None:
-        """The example input, the parameter or the captured constant behind a node."""
+        """The example input, the parameter or the captured constant behind a node, or what follows from these two."""
         if node.op == "placeholder":
             return self.examples.get(str(node.meta.get("input", node.target)))
         if node.op != "get_attr":
-            return None
+            return self.computed_once(node)
         if node.target in self.captured.constants:
             return self.captured.constants[str(node.target)]
         owner, _, name = str(node.target).rpartition(".")

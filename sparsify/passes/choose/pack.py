@@ -21,7 +21,7 @@ from sparsify.passes.capture.draft import Draft, Key
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS
 from sparsify.passes.choose.linear_library import SPOKEN
 from sparsify.passes.choose.weight_format_timing import Timed, try_tune
-from sparsify.passes.graph.operators import known_size, operator_name, scope, tensor_value
+from sparsify.passes.graph.operators import is_constant, known_size, operator_name, scope, tensor_value
 from sparsify.passes.region import region as regions
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix
@@ -128,7 +128,8 @@ def far_better(formats: list[Packing]) -> Packing:
 
 def is_free(matrix: Matrix) -> bool:
     """Whether a sparse operand is a weight whose format nobody chose."""
-    return matrix.dense is not None and matrix.dense.op == "get_attr" and matrix.mark.format == "auto"
+    is_weight = matrix.dense is not None and (matrix.dense.op == "get_attr" or is_constant(matrix.dense))
+    return is_weight and matrix.mark.format == "auto"
 
 
 def key_of(weight: Matrix) -> Key:

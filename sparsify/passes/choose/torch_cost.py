@@ -97,7 +97,20 @@ def attention_products(node: fx.Node) -> int:
     return numbers(node) * key[-2] + prod(query) * key[-2]
 
 
+def paired_products(node: fx.Node) -> int:
+    """Those of a product over pairs of modes."""
+    left, modes = node.args[0], node.args[2]
+    return numbers(node) * prod(extents(left)[mode] for mode in modes)  # type: ignore[union-attr, index, misc]
+
+
+def distance_products(node: fx.Node) -> int:
+    """Those of the distances of rows."""
+    return numbers(node) * extents(node.args[0])[-1]
+
+
 CONTRACTIONS: Final = {
+    "tensordot": paired_products,
+    "cdist": distance_products,
     "einsum": einsum_products,
     "bilinear": bilinear_products,
     "scaled_dot_product_attention": attention_products,

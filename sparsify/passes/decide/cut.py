@@ -8,6 +8,7 @@ Cuts are convex: nothing that a cut reads follows from what it computes.
 
 from dataclasses import dataclass, field
 
+from sparsify.compiler.einsum.infer_format import Sparsity
 from sparsify.compiler.einsum.nodes import Access, Assign, Reduce
 from sparsify.compiler.node import find
 from sparsify.passes.program.infer import Storage
@@ -108,8 +109,19 @@ def sparse_inputs(program: ModelProgram, storage: Storage, read: list[str]) -> s
 
 
 def touches_sparse(program: ModelProgram, storage: Storage, name: str) -> bool:
-    """Whether a statement reads or makes a tensor that leaves out its fill."""
-    return storage.is_sparse(name) or any(map(storage.is_sparse, program.reads(name)))
+    """Whether a statement leaves something out: its own fill, or terms of a reduction.
+
+    `sum(k, square(x[i,k] - w[j,k]))` reads a sparse w and leaves out nothing.
+    """
+    if storage.is_sparse(name):
+        return True
+    reductions = find(program.statements[name].value, Reduce)
+    return any(not is_dense(storage.sparsity(reduction.body)) for reduction in reductions)
+
+
+def is_dense(sparsity: Sparsity) -> bool:
+    """Whether an expression has a value of its own at each coordinate."""
+    return sparsity.fill is None or sparsity.is_number
 
 
 def is_epilogue(statement: Assign, found: Cut, storage: Storage) -> bool:
@@ -123,9 +135,8 @@ def is_epilogue(statement: Assign, found: Cut, storage: Storage) -> bool:
 
 def dependencies(program: ModelProgram, name: str) -> list[str]:
     """All that a tensor follows from, whether its statement or its node computes it."""
-    nodes = program.nodes
-    found = [node.name for node in nodes[name].all_input_nodes] if name in nodes else []
-    return list(dict.fromkeys([*(program.reads(name) if name in program.statements else []), *found]))
+    read = program.reads(name) if name in program.statements else []
+    return list(dict.fromkeys([*read, *program.node_inputs(name)]))
 
 
 def in_order(program: ModelProgram) -> list[str]:
@@ -165,7 +176,7 @@ def note_outputs(program: ModelProgram, cuts: list[Cut], place: dict[str, Cut]) 
             continue
         seen.add(name)
         if name not in place:
-            waiting += [node.name for node in program.nodes[name].all_input_nodes]
+            waiting += program.node_inputs(name)
             continue
         outputs[name] = None
         waiting += needed(place[name], [name]).operands

@@ -13,7 +13,7 @@ from torch import fx
 from sparsify.compiler.einsum.declare import Operand
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.decide.cut import cut, kept
-from sparsify.passes.decide.leaves import densities, marked_leaves, operand_of
+from sparsify.passes.decide.leaves import computed_weights, densities, marked_leaves, operand_of
 from sparsify.passes.decide.to_region import region_of
 from sparsify.passes.graph.operators import operator_name, scope
 from sparsify.passes.program.infer import Storage, infer
@@ -22,7 +22,7 @@ from sparsify.passes.program.translate import translate
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.passes.rewrite.demand import demand
-from sparsify.passes.rewrite.inline import inline
+from sparsify.passes.rewrite.inline import inline, is_view
 
 # Rounds of inference and demand: each restricts one tensor.
 ROUNDS: Final = 64
@@ -70,7 +70,16 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
         apart=covered | {draft_node for draft_node in draft.graph.nodes if draft_node.name in marked},
     )
     leaves = {name: operand_of(matrix) for name, matrix in marked.items()}
-    storage = canonical(program, leaves, densities(draft, marked))
+    shares = densities(draft, marked)
+    if not draft.is_trainable:
+        made_once = computed_weights(draft, program, infer(program, leaves, shares))
+        for name in made_once:
+            del program.statements[name]
+            program.constants.add(name)
+        leaves |= {name: operand_of(matrix) for name, matrix in made_once.items()}
+        shares |= densities(draft, made_once)
+        marked |= made_once
+    storage = canonical(program, leaves, shares)
     for name in marked:
         for reader in program.nodes[name].users:
             if reader.name in program.opaque and reader not in covered:
@@ -86,7 +95,8 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
             for name in found.outputs:
                 program.nodes[name].meta["dense_reason"] = region
     for region in made:
-        for node in region.covered:
+        once = sources_of(matrix.dense for matrix in region.matrices if matrix.dense is not None)
+        for node in (*region.covered, *once):
             node.meta.pop("dense_reason", None)
     return made
 
@@ -99,16 +109,33 @@ def report_dense(draft: Draft, covered: set[fx.Node]) -> None:
             draft.report.left_dense(node.name, operator_name(node), scope(node), why)
 
 
+def sources_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Some nodes, and all that they are computed from."""
+    found, waiting = set[fx.Node](), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
 def canonical(program: ModelProgram, leaves: Mapping[str, Operand], shares: Mapping[str, float]) -> Storage:
     """Rewrites a program, in place: views are inlined, and what is needed under a pattern alone is restricted to it.
 
     Returns:
         how its tensors are stored.
     """
+    inline(program, infer(program, leaves, shares), kept(program), is_view)
+    restrict(program, leaves, shares)  # before products of sums are joined: sampled ones stay by themselves
     inline(program, infer(program, leaves, shares), kept(program))
-    for _ in range(ROUNDS):
-        storage = infer(program, leaves, shares)
-        if not demand(program, storage, kept(program)):
-            break
-    inline(program, storage, kept(program))
+    restrict(program, leaves, shares)
+    inline(program, infer(program, leaves, shares), kept(program))
     return infer(program, leaves, shares)
+
+
+def restrict(program: ModelProgram, leaves: Mapping[str, Operand], shares: Mapping[str, float]) -> None:
+    """Restricts tensors to the patterns under which they are needed, one after the other."""
+    for _ in range(ROUNDS):
+        if not demand(program, infer(program, leaves, shares), kept(program)):
+            return

@@ -5,6 +5,7 @@ stand-in of a sparse input is. Out: `Matrix("a", ...)`, and how programs read it
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Final
 
@@ -17,8 +18,16 @@ from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.choose.estimate import extents_of, stored_entries
-from sparsify.passes.graph.operators import argument, known_size, operator_name, sources, tensor_value
-from sparsify.passes.program.model import sizes_of
+from sparsify.passes.graph.operators import (
+    argument,
+    is_constant,
+    known_size,
+    operator_name,
+    sources,
+    tensor_value,
+)
+from sparsify.passes.program.infer import Storage
+from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.storage.format import Format
 
@@ -79,6 +88,27 @@ def written_out(node: fx.Node) -> Matrix | None:
         name=node.name, extents=tuple(base.args[0]), rows=rows, columns=columns, values=values,
         dense=None, transposed=False, dtype=value.dtype, mark=mark, packed=form,
     )  # fmt: skip
+
+
+def computed_weights(draft: Draft, program: ModelProgram, storage: Storage) -> dict[str, Matrix]:
+    """Sparse tensors that follow from frozen parameters alone, such as `w * mask`, as operands that are made once."""
+    found: dict[str, Matrix] = {}
+    for name in program.statements:
+        node = program.nodes.get(name)
+        value = tensor_value(node)
+        if node is None or value is None or not storage.is_sparse(name) or value.dtype not in DTYPES:
+            continue
+        if is_constant(node) and 1 not in sizes_of(value):
+            marks = (source.meta.get("sparse") for source in sources([node]))
+            mark = replace(
+                next(mark for mark in marks if isinstance(mark, Mark)), role="weight", format="auto"
+            )
+            form = storage_format(mark, value.dim())
+            found[name] = Matrix(
+                name=name, extents=None, rows=None, columns=None, values=None, dense=node, transposed=False,
+                dtype=value.dtype, mark=mark, packed=form, parts=tuple(sources([node])),
+            )  # fmt: skip
+    return found
 
 
 def storage_format(mark: Mark, rank: int) -> Format | None:

@@ -11,12 +11,12 @@ from typing import Final
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Extent, Index, Reduce
-from sparsify.compiler.einsum.rename import rename_indices
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.decide.cut import Cut
 from sparsify.passes.graph.operators import parameter_behind
 from sparsify.passes.program.model import ModelProgram, index_names
 from sparsify.passes.region.sparse_operand import Matrix
+from sparsify.passes.rewrite.simplify import renamed
 
 RESULT_NAMES: Final = ("i", "k", "l", "m")
 SUM_NAMES: Final = ("j", "f", "g", "h", "n", "p", "q", "r")
@@ -57,10 +57,10 @@ def textbook(
                 return Reduce(monoid, tuple(indices[name] for name in bound), body)
         return node
 
-    renamed = tuple(visit(statement) for statement in statements)
+    texts = tuple(visit(statement) for statement in statements)
     unread = unread_indices(statements)
     sizes = {indices[name]: program.extents[name] for name in unread}
-    return Text(renamed, names, sizes)  # type: ignore[arg-type]
+    return Text(texts, names, sizes)  # type: ignore[arg-type]
 
 
 def unified(program: ModelProgram, statements: Sequence[Assign]) -> list[Assign]:
@@ -80,12 +80,11 @@ def unified(program: ModelProgram, statements: Sequence[Assign]) -> list[Assign]
                     and program.known(program.extents[index.name]) == program.known(program.extents[wanted])
                 ):
                     names[index.name] = wanted
-        renamed = rename_indices(statement, names)
-        assert isinstance(renamed, Assign)
-        for access in (renamed.target, *find(renamed.value, Access)):
+        statement = renamed(statement, names)
+        for access in (statement.target, *find(statement.value, Access)):
             if all(isinstance(index, Index) for index in access.indices):
                 modes.setdefault(access.tensor, tuple(map(str, access.indices)))
-        made.append(renamed)
+        made.append(statement)
     return made
 
 

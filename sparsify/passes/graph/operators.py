@@ -211,6 +211,21 @@ def is_dropout(node: fx.Node) -> bool:
     return raw_name(node) in ("dropout", "dropout_") and not is_inactive_dropout(node)
 
 
+def is_constant(node: fx.Node) -> bool:
+    """Whether a node is computed from parameters and buffers alone, the same in every call."""
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        part = waiting.pop()
+        if part in seen or part.op == "get_attr":
+            continue
+        is_called = part.op in ("call_function", "call_method")
+        if not is_called or is_random(part) or is_mutating(part) or updates_statistics(part):
+            return False
+        seen.add(part)
+        waiting += part.all_input_nodes
+    return any(part.op == "get_attr" for part in sources([node]))
+
+
 def parameter_behind(node: fx.Node) -> fx.Node | None:
     """The attribute that `node` is, or that it only turns or copies; None for other nodes."""
     while (

@@ -137,6 +137,7 @@ class Structure:
         entry: where conversions and their time are reported.
         most: for how many sets of leaves results are remembered.
         static: positions of leaves that a recipe calls static.
+        is_frozen: whether the leaves are weights that get no gradients.
     """
 
     def __init__(
@@ -146,11 +147,13 @@ class Structure:
         entry: ConversionEntry,
         most: int = REMEMBERED,
         static: Collection[int] = (),
+        is_frozen: bool = False,
     ) -> None:
         self.module, self.outputs, self.entry = module, tuple(outputs), entry
         self.has_matrices = any(isinstance(spec, MatrixOutput | BagsOutput) for spec in self.outputs)
         self.weight = weight_of(self.outputs)
-        self.memory: Memo[Remembered] = Memo(most, static, self.weight is not None)
+        self.memory: Memo[Remembered] = Memo(most, static, is_frozen or self.weight is not None)
+        self.is_frozen = is_frozen
         self.beside = Beside()
 
     def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:
@@ -162,6 +165,7 @@ class Structure:
             return tuple([operand if isinstance(o, MatrixOutput) else leaves[1] for o in self.outputs])
         needs_gradient = (
             self.weight is None
+            and not self.is_frozen
             and torch.is_grad_enabled()
             and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
         )
@@ -199,7 +203,7 @@ class Structure:
                 for spec in self.outputs
             ]
             results = [self.result(spec, raw, at) for spec, at in zip(self.outputs, aligned, strict=True)]
-        if self.weight is not None:  # it gets no gradient: its pattern is enough
+        if self.weight is not None or self.is_frozen:  # they get no gradient: their patterns are enough
             aligned = [None] * len(results)
             results = [plain(found) if isinstance(found, SparseTensor) else found for found in results]
         self.note_bytes(raw, results)

@@ -14,8 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Extent, Index, Reduce
 from sparsify.compiler.node import find
+
+
+class Refusal(Exception):
+    """Why an operator has no meaning in index notation for the arguments of a node."""
+
 
 # The number of coordinates of a mode: a number, or the expression of symbols that export writes.
 Size = Any
@@ -47,6 +52,7 @@ class ModelProgram:
         sizes: by tensor the extents of its modes, those of extent 1 left out.
         dtypes: by tensor the dtype of its entries.
         nodes: of the graph, by name.
+        constants: tensors that are computed once, from parameters alone.
         equal: by symbolic extent another one that operators make equal, as those of keys and values.
     """
 
@@ -58,6 +64,7 @@ class ModelProgram:
     sizes: dict[str, tuple[Size, ...]] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
     nodes: dict[str, fx.Node] = field(init=False)
+    constants: set[str] = field(default_factory=set)
     equal: dict[Size, Size] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
 
@@ -104,7 +111,13 @@ class ModelProgram:
         """What a tensor is computed from: the reads of its statement, else the inputs of its node."""
         if name in self.statements:
             return self.reads(name)
-        return [node.name for node in self.nodes[name].all_input_nodes] if name in self.nodes else []
+        return self.node_inputs(name)
+
+    def node_inputs(self, name: str) -> list[str]:
+        """What the operator of a node reads; nothing where it is computed once."""
+        if name in self.constants or name not in self.nodes:
+            return []
+        return [node.name for node in self.nodes[name].all_input_nodes]
 
     def readers(self, name: str) -> list[str]:
         """The statements that read a tensor."""
@@ -130,25 +143,25 @@ class ModelProgram:
 
 
 def index_names(statement: Assign) -> list[str]:
-    """All index variables of a statement, each once: of its target, its accesses and its reductions."""
+    """All index variables of a statement, each once: of its target, its accesses, its reductions and its extents."""
     bound = [name for reduction in find(statement.value, Reduce) for name in reduction.indices]
-    return list(dict.fromkeys([*(index.name for index in find(statement, Index)), *bound]))
+    named = [part.name for part in find(statement, Index, Extent) if isinstance(part, Index | Extent)]
+    return list(dict.fromkeys([*named, *bound]))
 
 
-def require_extents(program: ModelProgram) -> None:
+def require_extents(program: ModelProgram, statement: Assign) -> None:
     """Checks that each plain index variable has the extent of every mode that it reads.
 
     A plain index *means* the extent of what it reads: `x[i]` with fewer coordinates than `x` has is written `x[i + 0]`.
+
+    Raises:
+        Refusal: an index variable has another extent, as far as export tells.
     """
-    for name, statement in program.statements.items():
-        for access in find(statement, Access):
-            sizes = program.sizes[access.tensor]
-            assert len(sizes) == len(access.indices), (
-                f"{name}: {access} has {len(access.indices)} indices, {access.tensor} {len(sizes)} modes"
-            )
-            for index, size in zip(access.indices, sizes, strict=True):
-                assert not isinstance(index, Index) or program.known(
-                    program.extents[index.name]
-                ) == program.known(size), (
-                    f"{name}: {index} of {access} runs to {program.extents[str(index)]}, the mode has {size}"
-                )
+    for access in find(statement, Access):
+        sizes = program.sizes[access.tensor]
+        if len(sizes) != len(access.indices):
+            raise Refusal(f"{access} has {len(access.indices)} indices, {access.tensor} {len(sizes)} modes")
+        for index, size in zip(access.indices, sizes, strict=True):
+            if isinstance(index, Index) and program.known(program.extents[index.name]) != program.known(size):
+                own = program.extents[index.name]
+                raise Refusal(f"{index} of {access} has {own} coordinates, the mode {size}")

@@ -13,11 +13,7 @@ from torch import fx
 from sparsify.compiler.einsum.nodes import Expr
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.passes.graph.operators import operator_name
-from sparsify.passes.program.model import ModelProgram, Size, size_of, sizes_of
-
-
-class Refusal(Exception):
-    """Why a row has no meaning for the arguments of a node."""
+from sparsify.passes.program.model import ModelProgram, Refusal, Size, size_of, sizes_of
 
 
 class OperatorView:

@@ -17,8 +17,8 @@ from sparsify.compiler.einsum.nodes import Assign, Cast, Declaration
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.errors import EinsumError
 from sparsify.passes.graph.operators import operator_name, tensor_value
-from sparsify.passes.program.model import ModelProgram, require_extents
-from sparsify.passes.program.operator_view import OperatorView, Refusal
+from sparsify.passes.program.model import ModelProgram, Refusal, require_extents
+from sparsify.passes.program.operator_view import OperatorView
 from sparsify.passes.program.table import OPAQUE, ROWS
 
 # Of statements; others are computed by torch, and read where it is written.
@@ -43,7 +43,6 @@ def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
         if reason:
             program.statements = before
             program.opaque[node.name] = reason
-    require_extents(program)
     program.dtypes = {name: declared.dtype for name, declared in declarations.items()}
     return program
 
@@ -70,8 +69,9 @@ def reason_against(program: ModelProgram, node: fx.Node, declarations: dict[str,
     program.assign(node.name, kept, expr, node)
     try:
         for statement in list(program.statements.values())[known:]:
+            require_extents(program, statement)
             note_dtype(program, statement, declarations)
-    except EinsumError as error:
+    except (EinsumError, Refusal) as error:
         return f"{name}: {error}"
     wanted = name_of(value.dtype)
     if declarations[node.name].dtype != wanted:

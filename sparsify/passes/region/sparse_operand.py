@@ -81,7 +81,9 @@ class Matrix:
     @property
     def source(self) -> str:
         """The name of the dense tensor that it is made of."""
-        return "" if self.dense is None else str(self.dense.target)
+        if self.dense is None:
+            return ""
+        return str(self.dense.target) if self.dense.op in ("placeholder", "get_attr") else self.dense.name
 
 
 @dataclass(frozen=True)

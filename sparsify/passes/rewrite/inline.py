@@ -7,12 +7,11 @@ Views and numbers are always inlined, products of sums into each other (`contrac
 statements where the reader runs over the same coordinates. A statement that opaque operators read stays as well.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Const, Expr, Index, Reduce
-from sparsify.compiler.einsum.rename import rename_indices
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
@@ -22,6 +21,7 @@ from sparsify.passes.rewrite.simplify import (
     functions_of,
     is_multilinear,
     join_sums,
+    renamed,
     simplify,
     substitute,
 )
@@ -51,18 +51,24 @@ CHEAP: Final = frozenset(
 )
 
 
-def inline(program: ModelProgram, storage: Storage, kept: Collection[str]) -> None:
+def inline(
+    program: ModelProgram,
+    storage: Storage,
+    kept: Collection[str],
+    which: Callable[[Assign], bool] = lambda statement: True,
+) -> None:
     """Inlines statements of a program, in place, until no rule holds.
 
     Args:
         storage: how tensors are stored.
         kept: tensors that opaque operators or the caller read.
+        which: of the statements may be inlined.
     """
     waiting = list(program.statements)
     while waiting:
         name = waiting.pop()
         readers = program.readers(name) if name in program.statements else []
-        if not readers:
+        if not readers or not which(program.statements[name]):
             continue
         statement = program.statements[name]
         count = sum(
@@ -137,9 +143,7 @@ def placed(program: ModelProgram, value: Expr, producer: Assign) -> Expr:
     def visit(node: Node) -> Node:
         if isinstance(node, Access) and node.tensor == producer.target.tensor:
             fresh = {name: program.index(program.extents[name]) for name in bound}
-            renamed = rename_indices(producer.value, fresh)
-            assert isinstance(renamed, Expr)
-            return substitute(renamed, dict(zip(own, node.indices, strict=True)))
+            return substitute(renamed(producer.value, fresh), dict(zip(own, node.indices, strict=True)))
         return map_children(node, visit)
 
     found = visit(value)

@@ -3,10 +3,14 @@
 In: `0 + x[i]`, `sum(e, g[e] * sum(h, v[e,h] * w[h]))`. Out: `x[i]`, `sum(e, h, g[e] * v[e,h] * w[h])`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
-from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce, Stored
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Extent, Index, Reduce, Stored
+from sparsify.compiler.einsum.rename import rename_indices
 from sparsify.compiler.node import Node, find, map_children
+
+N = TypeVar("N", bound=Node)
 
 
 def simplify(expr: Expr) -> Expr:
@@ -94,6 +98,16 @@ def substitute(expr: Expr, indices: dict[str, Expr]) -> Expr:
     found = visit(expr)
     assert isinstance(found, Expr)
     return found
+
+
+def renamed(node: N, names: Mapping[str, str]) -> N:
+    """A node with other index variables, those of extents included."""
+
+    def visit(part: Node) -> Node:
+        part = map_children(part, visit)
+        return Extent(names[part.name]) if isinstance(part, Extent) and part.name in names else part
+
+    return visit(rename_indices(node, names))  # type: ignore[return-value]
 
 
 def enclosing(expr: Expr, tensor: str) -> frozenset[str]:

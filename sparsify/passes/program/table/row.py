@@ -26,7 +26,8 @@ from torch import fx
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.node import Node, map_children
-from sparsify.passes.program.operator_view import OperatorView, Refusal
+from sparsify.passes.program.model import Refusal
+from sparsify.passes.program.operator_view import OperatorView
 
 Translate = Callable[[OperatorView], str | Expr]
 

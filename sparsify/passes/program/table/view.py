@@ -6,8 +6,8 @@ from typing import Any
 from torch import fx
 
 from sparsify.passes.graph.operators import operator_name
-from sparsify.passes.program.model import Size
-from sparsify.passes.program.operator_view import OperatorView, Refusal, literal
+from sparsify.passes.program.model import Refusal, Size
+from sparsify.passes.program.operator_view import OperatorView, literal
 from sparsify.passes.program.table.row import is_boolean, require, row
 
 # The end of a slice that has none.
