@@ -75,6 +75,7 @@ class RegionCall:
         weights: by the positions of the arguments that are frozen weights, dense or packed, what packs them, and the
             positions of what that reads.
         differentiable: the positions of arguments whose gradients were computed by a kernel before.
+        is_general: whether the front end made the region, and no recogniser.
         preferred: what computes calls like those that it was timed for, where no gradients are wanted.
     """
 
@@ -106,6 +107,7 @@ class RegionCall:
         self.full = tuple(leaf for operand in self.operands if operand.is_full for leaf in operand.leaves)
         packing = [(o.structure, o.leaves) for o in self.operands if o.structure and o.structure.weight]
         self.weights = {leaves[0]: (structure, leaves) for structure, leaves in packing}
+        self.is_general = False
         self.handle = secrets.randbits(62)
         self.kernel = plan(program, options=options)
         self.differentiable: set[tuple[int, ...]] = set()

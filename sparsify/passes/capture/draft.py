@@ -135,6 +135,7 @@ class Draft:
         stored: how weights are packed already.
         masked: the graph with the patterns of rules in its attention, as the dense model has them not, and with the
             draws of kernels that drop weights of edges.
+        has_general: whether the front end makes regions of what no recogniser knows.
         once: what nodes that follow from parameters alone compute.
     """
 
@@ -149,6 +150,7 @@ class Draft:
     formats: dict[Key, Format] = field(default_factory=dict)
     stored: Mapping[Key, Stored] = field(default_factory=dict)
     masked: fx.Graph | None = None
+    has_general: bool = True
     once: dict[fx.Node, torch.Tensor | None] = field(default_factory=dict)
 
     @property

@@ -69,6 +69,7 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
             library = by_library(extract(draft, arguments, [region.output]), region.backend)
         settings = (draft.options, draft.notices, draft.is_strict, library, region.layout)
         call = RegionCall(region.program, operands, shapes, dense, *settings)
+        call.is_general = region.equations is not None
         call.densely = frozenset(o.argument for o in operands if o.name in region.densely)
         if library is not None:
             return Site(region, call, arguments, {}, expected_sizes(draft, region))

@@ -30,7 +30,7 @@ ROUNDS: Final = 64
 
 def front_end(draft: Draft) -> Draft:
     """The draft with regions for operators that no recogniser lifted, where they touch a marked tensor."""
-    marked = marked_leaves(draft.graph, covered_by(draft.regions))
+    marked = marked_leaves(draft.graph, covered_by(draft.regions)) if draft.has_general else {}
     if marked:
         shared = [region for region in draft.regions if reads_input(region, marked)]
         # One program of all that reads a tensor, or else what the recognisers leave.

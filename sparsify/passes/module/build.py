@@ -39,6 +39,7 @@ def drafted(
     stored: Mapping[Key, Stored],
     known: Mapping[str, torch.Tensor],
     is_mirror: bool = False,
+    has_general: bool = True,
 ) -> Draft:
     """The draft for calls like `call`; experts that no kernel computes run as the model has them.
 
@@ -48,6 +49,7 @@ def drafted(
         stored: how weights are packed already.
         known: constants of earlier captures.
         is_mirror: whether `source` is a mirror of the model that other threads run.
+        has_general: whether the front end makes regions of what no recogniser knows.
 
     Raises:
         CaptureError: as `capture`; with experts that no kernel computes and no graph can hold, the reason is theirs.
@@ -69,6 +71,7 @@ def drafted(
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
         current = _options(asked)
         draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
+        draft.has_general = has_general
         note_extents(captured.graph, examples, lambda name: captured.tensor(source, name))
         made = _run_passes(draft)
         _require_sparse(made)

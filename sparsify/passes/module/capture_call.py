@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sparsify import options as settings
-from sparsify.errors import CaptureError
+from sparsify.errors import CaptureError, VerificationError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.capture.export import ReachedError
@@ -68,17 +68,41 @@ def capture_call(
         except CaptureError as error:
             refuse(module, call, mode, error)
             return None
-        return publish(module, draft, call, tensors, mode)
+        try:
+            return publish(module, draft, call, tensors, mode)
+        except VerificationError as error:
+            if draft.is_strict or not any(region.is_general for region in draft.regions):
+                raise
+            draft.regions.clear()
+            return publish(module, recognised(module, call, tensors, mode, error), call, tensors, mode)
 
 
-def draft_of(module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode: Modes) -> Draft:
-    """The draft for calls like `call`; weights are packed as the model holds them already."""
+def recognised(
+    module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode: Modes, error: VerificationError
+) -> Draft:
+    """The draft without regions of the front end, whose results differ for this call, as where torch has 0 / 0."""
+    with torch.inference_mode(False):
+        draft = draft_of(module, call, tensors, mode, has_general=False)
+    draft.report.warnings.append(f"operators without a recognised form stay dense: {error}".splitlines()[0])
+    return draft
+
+
+def draft_of(
+    module: "SparseModule", call: calls.Call, tensors: list[Tensor], mode: Modes, *, has_general: bool = True
+) -> Draft:
+    """The draft for calls like `call`; weights are packed as the model holds them already.
+
+    Args:
+        has_general: whether the front end makes regions of what no recogniser knows.
+    """
     stored, known = module._weights.stored(module.variants), module._captures.constants()
     report_recorders(module._source, module._notices)
 
     def of(source: nn.Module, is_mirror: bool) -> Draft:
         asked, notices = module._asked, module._notices
-        return drafted(source, asked, call, tensors, asked.dynamic, notices, stored, known, is_mirror)
+        return drafted(
+            source, asked, call, tensors, asked.dynamic, notices, stored, known, is_mirror, has_general
+        )
 
     mirror = module._weights.mirror(mode)
     try:

@@ -64,7 +64,7 @@ def inline(
         kept: tensors that opaque operators or the caller read.
         which: of the statements may be inlined.
     """
-    waiting = list(program.statements)
+    waiting = list(program.statements)[::-1]  # producers first: a sampled product joins what scales it
     while waiting:
         name = waiting.pop()
         readers = program.readers(name) if name in program.statements else []
