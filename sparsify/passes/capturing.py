@@ -24,6 +24,7 @@ from sparsify.passes.hooks import drop_gradient_hooks, report_recorders
 from sparsify.passes.layouts import contiguous_inputs
 from sparsify.passes.no_graph import fail_after
 from sparsify.passes.optimizers import keep_zeros_of
+from sparsify.passes.recurrent import report_refused
 from sparsify.passes.run_apart import run_call
 from sparsify.passes.shell import Modes, in_modes, modes, share_again
 from sparsify.passes.variant import Variant, return_plainly
@@ -107,6 +108,7 @@ def refuse(module: "SparseModule", call: calls.Call, mode: Modes, error: Capture
     if module._asked.strict or settings.current().strict:
         raise error
     module._captures.refused[mode, call.shape] = str(error)
+    report_refused(module.report, module._source, module._asked, str(error))
     module.report.warnings.append(str(error))
     module._notices.warn(f"{error}; the source model runs")
 

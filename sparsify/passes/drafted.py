@@ -4,8 +4,10 @@ In: a model, a recipe and a call like those that will come. Out: a `Draft` whose
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import fx, nn
@@ -13,7 +15,7 @@ from torch import fx, nn
 from sparsify import options as settings
 from sparsify.compiler.cpp.build import has_compiler
 from sparsify.errors import CaptureError, RecipeError
-from sparsify.passes import PASSES, base, calls, own_experts
+from sparsify.passes import PASSES, base, calls, own_experts, recurrent
 from sparsify.passes.base import Asked, Draft, Key, Notices, Stored
 from sparsify.passes.capture import Dynamic, capture
 from sparsify.passes.example_extents import note_extents
@@ -50,6 +52,9 @@ def drafted(
     """
 
     def made(asked: Asked, without: Collection[str] = ()) -> Draft:
+        return recurrent.settle(partial(made_within, asked, without), source, asked)
+
+    def made_within(asked: Asked, without: Collection[str], mode: AbstractContextManager[Any]) -> Draft:
         captured = capture(
             source,
             call,
@@ -60,6 +65,7 @@ def drafted(
             known=known,
             trains=asked.is_trainable(source.training),
             is_mirror=is_mirror,
+            within=mode,
         )
         report = replace(asked.report(type(source).__name__), specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from sparsify.compiler.dtypes import name_of
 from sparsify.errors import DtypeError
+from sparsify.passes import flat_weights
 from sparsify.passes.base import Key, Stored
 from sparsify.passes.call_region import is_call
 from sparsify.passes.flat_images import FlatImages, Placed
@@ -404,6 +405,7 @@ class Weights:
             for weight, known in packed:
                 for store, name in known:
                     store[name] = weight
+            flat_weights.renew(self.source.modules())
             self.repack(rounded)
 
     def repack(self, held: Mapping[str, Held]) -> None:
