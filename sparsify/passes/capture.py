@@ -195,12 +195,9 @@ def capture(
     functionalize(graph)
     canonicalize(graph)
     wanted = dimensions(names, tensors, dynamic)
+    captured = graph, call.shape, outputs[-1], model.training, extents
     return Captured(
-        graph=graph,
-        shape=call.shape,
-        output=outputs[-1],
-        training=model.training,
-        extents=extents,
+        *captured,
         specialised=fixed_dimensions(names, extents, wanted),
         constants=constants,
         is_lifted=is_lifted(model, call, masks=masks, gates=gates),

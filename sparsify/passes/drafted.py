@@ -6,7 +6,6 @@ In: a model, a recipe and a call like those that will come. Out: a `Draft` whose
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -51,10 +50,8 @@ def drafted(
         CaptureError: as `capture`; with experts that no kernel computes and no graph can hold, the reason is theirs.
     """
 
-    def made(asked: Asked, without: Collection[str] = ()) -> Draft:
-        return recurrent.settle(partial(made_within, asked, without), source, asked)
-
-    def made_within(asked: Asked, without: Collection[str], mode: AbstractContextManager[Any]) -> Draft:
+    @recurrent.settled(source)
+    def made(mode: AbstractContextManager[Any], asked: Asked, without: Collection[str] = ()) -> Draft:
         captured = capture(
             source,
             call,
@@ -69,8 +66,7 @@ def drafted(
         )
         report = replace(asked.report(type(source).__name__), specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
-        current = _options(asked)
-        draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
+        draft = Draft(captured, source, asked, report, _options(asked), examples, [], notices, stored=stored)
         note_extents(captured.graph, examples, lambda name: captured.tensor(source, name))
         return _run_passes(draft)
 

@@ -16,6 +16,5 @@ def renew(modules: Iterable[nn.Module]) -> None:
         if isinstance(module, nn.RNNBase) and names is not None:
             parameters = module._parameters
             module.__dict__["_flat_weights"] = [
-                parameters[name] if name in parameters else getattr(module, name, None)
-                for name in names
+                parameters[name] if name in parameters else getattr(module, name, None) for name in names
             ]
