@@ -180,7 +180,7 @@ class Draft:
             if operators.tensor_value(node) is not None and operators.is_constant(node):
                 with torch.no_grad():
                     args, kwargs = fx.map_arg((node.args, node.kwargs), self.known_tensor)
-                    self.once[node] = node.target(*args, **kwargs)  # type: ignore[operator, misc]
+                    self.once[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         return self.once[node]
 
     def known_tensor(self, node: fx.Node) -> torch.Tensor | None:

@@ -115,17 +115,19 @@ class Flat(nn.Module):
         call: calls.Call,
         record: Callable[[pytree.TreeSpec], None],
         watch: AbstractContextManager[Any],
+        within: AbstractContextManager[Any],
     ) -> None:
         super().__init__()
         self.model = model
         self.call = call
         self.record = record  # export undoes assignments to attributes
         self.watch = watch
+        self.within = within
         self.written_out: list[str] = []
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         """The leaves of the model's output."""
-        with sparse_inputs.capturing(self.written_out), sparse_inputs.Contiguous(), self.watch:
+        with sparse_inputs.capturing(self.written_out), sparse_inputs.Contiguous(), self.watch, self.within:
             bound = self.call.rebuild(tensors, matrix_of)
             args, kwargs = calls.arguments_of(bound, calls.signature(self.model))
             leaves, output = pytree.tree_flatten(transformers_cache.shown(self.model(*args, **kwargs)))
@@ -153,6 +155,7 @@ def capture(
     known: Mapping[str, torch.Tensor] | None = None,
     trains: bool | None = None,
     is_mirror: bool = False,
+    within: AbstractContextManager[Any] | None = None,
 ) -> Captured:
     """The graph of `model` for calls like `call`.
 
@@ -168,6 +171,7 @@ def capture(
             others have their names.
         trains: whether gradients are wanted; `None` as the mode of the model says.
         is_mirror: whether `model` is a mirror of the one that other threads run.
+        within: entered whenever the model runs, for adapters that intercept torch's functions.
 
     Raises:
         ReachedError: the mirror computes with tensors of the original.
@@ -177,7 +181,7 @@ def capture(
     require_readable(model, call)
     outputs: list[pytree.TreeSpec] = []
     watch = Watch((*model.parameters(), *model.buffers())) if is_mirror else nullcontext()
-    flat = Flat(model, call, outputs.append, watch)
+    flat = Flat(model, call, outputs.append, watch, within or nullcontext())
     tensors = tuple(example_tensors(call))
     names = call.shape.tensor_names()
     shown = transformers_bigbird.shown(model) if masks else nullcontext()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sparsify.errors import CaptureError
+from sparsify.passes.capture import flat_weights
 
 
 class Owner(Protocol):
@@ -265,6 +266,7 @@ def share_again(shell: nn.Module, model: nn.Module) -> None:
     """Gives a filled shell the parameters and buffers that `model` has now."""
     for name, parameter in model._parameters.items():
         shell._parameters[name] = parameter
+    flat_weights.renew([shell])
     for name, buffer in model._buffers.items():
         shell._buffers[name] = buffer
     for name, child in model._modules.items():
@@ -315,5 +317,7 @@ def owners(model: nn.Module, parameter: Tensor) -> list[tuple[nn.Module, str]]:
 
 def replace(model: nn.Module, old: Tensor, new: Tensor) -> None:
     """Puts a parameter in the place of another, under each of its names."""
-    for store, name in places(model, old):
-        store[name] = new
+    found = owners(model, old)
+    for module, name in found:
+        module._parameters[name] = new  # type: ignore[assignment]
+    flat_weights.renew(module for module, _ in found)

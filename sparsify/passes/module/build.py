@@ -4,8 +4,9 @@ In: a model, a recipe and a call like those that will come. Out: a `Draft` whose
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import fx, nn
@@ -21,6 +22,7 @@ from sparsify.passes.capture.export import Dynamic, capture
 from sparsify.passes.capture.libraries import transformers_experts
 from sparsify.passes.choose.timing import together
 from sparsify.passes.decide.leaves import written_out
+from sparsify.passes.module import recurrent
 from sparsify.passes.pipeline import PASSES
 from sparsify.recipe import Rule
 from sparsify.report_text import fold
@@ -55,7 +57,8 @@ def drafted(
         CaptureError: as `capture`; with experts that no kernel computes and no graph can hold, the reason is theirs.
     """
 
-    def made(asked: Asked, without: Collection[str] = ()) -> Draft:
+    @recurrent.settled(source)
+    def made(mode: AbstractContextManager[Any], asked: Asked, without: Collection[str] = ()) -> Draft:
         captured = capture(
             source,
             call,
@@ -66,6 +69,7 @@ def drafted(
             known=known,
             trains=asked.is_trainable(source.training),
             is_mirror=is_mirror,
+            within=mode,
         )
         report = replace(asked.report(type(source).__name__), specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))

@@ -24,6 +24,7 @@ from sparsify.passes.module.compare import naming_values, report_half
 from sparsify.passes.module.hooks import drop_gradient_hooks, report_recorders
 from sparsify.passes.module.no_graph import fail_after
 from sparsify.passes.module.optimizer_steps import keep_zeros_of
+from sparsify.passes.module.recurrent import report_refused
 from sparsify.passes.module.run_eager import eager
 from sparsify.passes.module.run_without_effects import run_call
 from sparsify.passes.module.variant import Variant, return_plainly
@@ -131,6 +132,7 @@ def refuse(module: "SparseModule", call: calls.Call, mode: Modes, error: Capture
     if module._asked.strict or settings.current().strict:
         raise error
     module._captures.refused[mode, call.shape] = str(error)
+    report_refused(module.report, module._source, module._asked, str(error))
     module.report.warnings.append(str(error))
     module._notices.warn(f"{error}; the source model runs")
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from sparsify.passes.capture import flat_weights
 from sparsify.passes.capture.shell import Modes, set_modes
 
 CONTAINERS: Final = (list, dict, OrderedDict, set)
@@ -136,6 +137,7 @@ class Mirror:
             for name, tensor in new._parameters.items():
                 if id(tensor) in tensors:
                     new._parameters[name] = tensors[id(tensor)]  # type: ignore[assignment]
+        self.renew_lists()
 
     def borrow(self, tensors: Iterable[tuple[nn.Module, str, str, Any]]) -> None:
         """Puts tensors into the stores of copies of modules; they are not handed on to the model."""
@@ -145,6 +147,13 @@ class Mirror:
             if vars(new)[kind] is vars(module)[kind]:
                 new.__dict__[kind] = before[kind] = dict(vars(new)[kind])
             vars(new)[kind][name] = tensor
+        self.renew_lists()
+
+    def renew_lists(self) -> None:
+        """Gives recurrent layers among the copies lists of their parameters, which are not handed on to the model."""
+        for _, new, before in self.pairs:
+            flat_weights.renew([new])
+            before |= {name: vars(new)[name] for name in before if name == "_flat_weights"}
 
     def copy_buffers(self) -> None:
         """Gives the copy buffers of its own."""

@@ -17,6 +17,7 @@ from sparsify.compiler.dtypes import name_of
 from sparsify.errors import DtypeError
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import is_call
+from sparsify.passes.capture import flat_weights
 from sparsify.passes.capture.draft import Key, Stored
 from sparsify.passes.capture.shell import (
     Modes,
@@ -413,6 +414,7 @@ class Weights:
             for weight, known in packed:
                 for store, name in known:
                     store[name] = weight
+            flat_weights.renew(self.source.modules())
             self.repack(rounded)
 
     def repack(self, held: Mapping[str, Held]) -> None:

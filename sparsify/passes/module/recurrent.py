@@ -1,0 +1,401 @@
+"""Recurrent layers with sparse weights, captured step by step.
+
+In: `lstm(%x, (%h, %c), [%w_ih, %w_hh, ..])` of an `nn.LSTM` whose weights a rule selects, for 6 time steps.
+Out: `%g = linear(%x, %w_ih)` of all steps at once, and for each step `add(linear(%h, %w_hh), %g[t])`, the gates and the
+next state.
+
+torch's operator hides its products from the passes. The number of steps is fixed in the graph: sequences of another
+length are captured anew. A layer stays torch's operator, with an entry in the report, where its input is a packed
+sequence, where a sequence has more than `MOST_STEPS` steps, and where no kernel computes a product of its weights.
+
+Source: Hochreiter and Schmidhuber, Long short-term memory, 1997; Cho et al., Learning phrase representations using RNN
+encoder-decoder, 2014, with the reset gate behind the product as in cuDNN and torch.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from sparsify.errors import CaptureError
+from sparsify.passes.call.region_operator import is_call
+from sparsify.passes.capture.draft import Asked, Draft, Mark
+from sparsify.passes.choose.recurrent_layers import Called, Outcome, called, outcome
+from sparsify.passes.graph.operators import operator_name, scope
+from sparsify.passes.rules.prunable import selected
+from sparsify.report import Report
+from sparsify.report_text import fold
+
+# Time steps that a graph holds, over all layers and directions. Export takes 0.1 to 0.2 seconds for each.
+MOST_STEPS: Final = 256
+MATRIX: Final = 2
+State = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The parameters of one layer in one direction.
+
+    Attributes:
+        input, hidden: [gates * hidden, features] and [gates * hidden, outputs].
+        input_bias, hidden_bias: [gates * hidden], or None.
+        projection: of the hidden state of an LSTM, [outputs, hidden], or None.
+    """
+
+    input: Tensor
+    hidden: Tensor
+    input_bias: Tensor | None = None
+    hidden_bias: Tensor | None = None
+    projection: Tensor | None = None
+
+    def project_input(self, x: Tensor) -> Tensor:
+        """The product of inputs [rows, features] with the input weight."""
+        return functional.linear(x, self.input, self.input_bias)
+
+    def project_hidden(self, h: Tensor) -> Tensor:
+        """The product of hidden states [batch, outputs] with the hidden weight."""
+        return functional.linear(h, self.hidden, self.hidden_bias)
+
+
+Step = Callable[[Tensor, State, Weights], State]
+
+
+def lstm_step(x: Tensor, state: State, weights: Weights) -> State:
+    """The next hidden and cell state of an LSTM.
+
+    Args:
+        x: the product of this step's input, [batch, 4 * hidden].
+        state: the hidden and the cell state, [batch, outputs] and [batch, hidden].
+        weights: of the layer.
+    """
+    h, c = state
+    i, f, g, o = (weights.project_hidden(h) + x).chunk(4, 1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    h = o.sigmoid() * c.tanh()
+    return (h if weights.projection is None else functional.linear(h, weights.projection)), c
+
+
+def gru_step(x: Tensor, state: State, weights: Weights) -> State:
+    """The next hidden state of a GRU; arguments as those of `lstm_step`, with 3 gates."""
+    (h,) = state
+    x_r, x_z, x_n = x.chunk(3, 1)
+    h_r, h_z, h_n = weights.project_hidden(h).chunk(3, 1)
+    r, z = (x_r + h_r).sigmoid(), (x_z + h_z).sigmoid()
+    n = (x_n + r * h_n).tanh()
+    return ((h - n) * z + n,)
+
+
+def tanh_step(x: Tensor, state: State, weights: Weights) -> State:
+    """The next hidden state of an RNN with tanh; arguments as those of `lstm_step`, with 1 gate."""
+    return ((weights.project_hidden(state[0]) + x).tanh(),)
+
+
+def relu_step(x: Tensor, state: State, weights: Weights) -> State:
+    """The next hidden state of an RNN with relu; arguments as those of `lstm_step`, with 1 gate."""
+    return ((weights.project_hidden(state[0]) + x).relu(),)
+
+
+LAYERS: Final[Mapping[Any, Step]] = {
+    torch.lstm: lstm_step,
+    torch.gru: gru_step,
+    torch.rnn_tanh: tanh_step,
+    torch.rnn_relu: relu_step,
+}
+CELLS: Final[Mapping[Any, Step]] = {
+    torch.lstm_cell: lstm_step,
+    torch.gru_cell: gru_step,
+    torch.rnn_tanh_cell: tanh_step,
+    torch.rnn_relu_cell: relu_step,
+}
+OPERATORS: Final = frozenset(operator.__name__ for operator in (*LAYERS, *CELLS))
+# The arguments of a layer's operator; that of packed sequences has `batch_sizes` as its second, and no `batch_first`.
+ARGUMENTS: Final = 9
+PACKING: Final = (torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence)
+PACKED: Final = (
+    "packed sequences are not captured: the number of texts differs between time steps; give padded ones"
+)
+
+
+def run_cell(step: Step, x: Tensor, hx: Any, *parameters: Tensor | None) -> Any:
+    """The next state of a cell, as the operators `torch.lstm_cell` and the like return it."""
+    weights = Weights(*parameters)  # type: ignore[arg-type]
+    is_pair = isinstance(hx, tuple | list)
+    state = step(weights.project_input(x), tuple(hx) if is_pair else (hx,), weights)
+    return state if is_pair else state[0]
+
+
+def run_layer(
+    step: Step,
+    x: Tensor,
+    hx: Any,
+    parameters: Sequence[Tensor],
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """The outputs and last states of a recurrent layer, as the operators `torch.lstm` and the like return them.
+
+    Args:
+        step: computes the next state.
+        x: [steps, batch, features], or with `batch_first` [batch, steps, features].
+        hx: the initial states, [layers * directions, batch, outputs] each.
+        parameters: of all layers and directions in the order of `nn.LSTM`.
+        has_biases, layers, dropout, training, bidirectional, batch_first: as those of `nn.LSTM`.
+    """
+    initial = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+    directions = 2 if bidirectional else 1
+    weights = list(weights_of(parameters, layers * directions, has_biases))
+    x = x.transpose(0, 1) if batch_first else x
+    last: list[State] = []
+    for layer in range(layers):
+        if layer and training and dropout:
+            x = functional.dropout(x, dropout)
+        found = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            outputs, state = run_direction(
+                step, x, tuple(part[at] for part in initial), weights[at], is_reversed=direction == 1
+            )
+            found.append(outputs)
+            last.append(state)
+        x = torch.cat(found, -1) if bidirectional else found[0]
+    states = [torch.stack(parts) for parts in zip(*last, strict=True)]
+    return (x.transpose(0, 1) if batch_first else x, *states)
+
+
+def weights_of(parameters: Sequence[Tensor], number: int, has_biases: bool) -> Iterator[Weights]:
+    """The parameters of so many layers, directions counted."""
+    each = len(parameters) // number
+    for start in range(0, len(parameters), each):
+        own = parameters[start : start + each]
+        biases = own[2:4] if has_biases else (None, None)
+        rest = own[4:] if has_biases else own[2:]
+        yield Weights(*own[:2], *biases, *rest)
+
+
+def run_direction(
+    step: Step, x: Tensor, state: State, weights: Weights, *, is_reversed: bool
+) -> tuple[Tensor, State]:
+    """The outputs [steps, batch, outputs] and the last state of one layer in one direction."""
+    steps = int(x.shape[0])
+    projected = weights.project_input(x.flatten(0, 1)).unflatten(0, (steps, x.shape[1]))
+    outputs = []
+    for at in reversed(range(steps)) if is_reversed else range(steps):
+        state = step(projected[at], state, weights)
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if is_reversed else outputs), state
+
+
+class StepByStep(TorchFunctionMode):
+    """Computes recurrent layers with selected weights by operators of single time steps.
+
+    Args:
+        model: that is captured.
+        names: of the selected parameters.
+        whole: layers that stay torch's operators, with reasons.
+
+    Attributes:
+        captured: the layers that were computed step by step, by the name of their module, with the operators' calls.
+        whole: the layers with selected weights that were not, with reasons.
+        steps_left: how many more time steps may be captured.
+        has_packed: whether the model packed sequences.
+    """
+
+    def __init__(self, model: nn.Module, names: frozenset[str], whole: Mapping[str, str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+        self.captured: dict[str, list[Called]] = {}
+        self.whole = dict(whole)
+        self.known: dict[int, str] = {}
+        self.steps_left, self.has_packed = MOST_STEPS, False
+
+    def __enter__(self) -> "StepByStep":
+        # An export puts other tensors in the place of parameters before it runs the model.
+        named = self.model.named_parameters(remove_duplicate=False)
+        self.known = {id(parameter): name for name, parameter in reversed(list(named))}
+        self.captured, self.steps_left, self.has_packed = {}, MOST_STEPS, False
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.has_packed |= func in PACKING
+        if func not in LAYERS and func not in CELLS:
+            return func(*args, **kwargs)
+        layer = self.layer_of(func, args)
+        if layer is None or layer in self.whole:
+            return func(*args, **kwargs)
+        if reason := refusal(func, args, kwargs, self.steps_left):
+            self.whole[layer] = reason
+            return func(*args, **kwargs)
+        self.steps_left -= steps_of_call(func, args)
+        self.captured.setdefault(layer, []).append(called(func, args, self.known))
+        return run_layer(LAYERS[func], *args) if func in LAYERS else run_cell(CELLS[func], *args)
+
+    def layer_of(self, func: Any, args: Sequence[Any]) -> str | None:
+        """The module that has the selected weights among the arguments of an operator; None where none is selected."""
+        parameters = (
+            args[2:] if func in CELLS else (p for arg in args[2:4] if isinstance(arg, list) for p in arg)
+        )
+        names = (self.known.get(id(parameter)) for parameter in parameters)
+        found = next((name for name in names if name in self.names), None)
+        return None if found is None else found.rpartition(".")[0]
+
+
+def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], steps_left: int) -> str:
+    """Why a recurrent operator is not computed step by step, "" where it is."""
+    if kwargs:
+        return f"{func.__name__} has keyword arguments"
+    if func in CELLS:
+        return ""
+    if len(args) != ARGUMENTS or isinstance(args[3], list | tuple):
+        return PACKED
+    if steps_of_call(func, args) > steps_left:
+        return (
+            f"a graph holds {MOST_STEPS} time steps at most, those of all layers and directions counted, and captures "
+            "each of them"
+        )
+    return ""
+
+
+def steps_of_call(func: Any, args: Sequence[Any]) -> Any:
+    """How many time steps an operator computes, over all layers and directions; a cell is a step that its model has."""
+    if func in CELLS:
+        return 0
+    x, layers, bidirectional, batch_first = args[0], args[4], args[7], args[8]
+    return x.shape[1 if batch_first else 0] * layers * (2 if bidirectional else 1)
+
+
+def selected_weights(model: nn.Module, asked: Asked) -> frozenset[str]:
+    """The matrices among the parameters that rules make sparse, under all of their names."""
+    known = dict(model.named_parameters(remove_duplicate=False))
+    names = set[str]()
+    for position, rule in enumerate(asked.recipe.rules):
+        passed = asked.pruning.passed.get(position, {})
+        names |= {name for name in selected(model, rule) if name not in passed}
+    return frozenset(name for name in names if known[name].dim() == MATRIX)
+
+
+def settled(model: nn.Module) -> Callable[[Callable[..., Draft]], Callable[..., Draft]]:
+    """Decorates what drafts a model within a mode, `make(mode, asked, ..)`: the result needs no mode, as `settle`."""
+
+    def decorate(make: Callable[..., Draft]) -> Callable[..., Draft]:
+        def made(asked: Asked, *rest: Any) -> Draft:
+            return settle(lambda mode: make(mode, asked, *rest), model, asked)
+
+        return made
+
+    return decorate
+
+
+def settle(make: Callable[[StepByStep], Draft], model: nn.Module, asked: Asked) -> Draft:
+    """The draft whose recurrent layers run step by step where kernels compute products of their weights.
+
+    Args:
+        make: captures the model within a mode, and takes the graph through all passes.
+        model: the source model.
+        asked: what `apply` was asked for.
+
+    Raises:
+        CaptureError: with `strict`, a layer cannot be captured step by step.
+    """
+    names = selected_weights(model, asked)
+    mode = StepByStep(model, names, {})
+    try:
+        found = make(mode)
+        lost = reasons_left(found, mode.captured)
+        lost |= slower(found, mode.captured, lost)
+    except CaptureError as error:
+        if names and (mode.has_packed or PACKED in mode.whole.values()):
+            raise CaptureError(f"{PACKED}; {error}") from error
+        if not mode.captured:
+            raise
+        lost = dict.fromkeys(mode.captured, f"it cannot be captured step by step: {error}")
+    if lost:
+        mode = StepByStep(model, names, mode.whole | lost)
+        found = make(mode)
+    report_whole(found, mode.whole, refused=mode.whole.keys() - lost.keys())
+    return found
+
+
+def reasons_left(draft: Draft, layers: Iterable[str]) -> dict[str, str]:
+    """The layers no kernel computes a product of, with reasons."""
+    read = [leaf for node in draft.graph.nodes if is_call(node) for leaf in node.all_input_nodes]
+    sparse = {str(leaf.target).rpartition(".")[0] for leaf in read if is_marked(leaf)}
+    found = {}
+    for layer in layers:
+        if layer not in sparse:
+            reasons = (entry.reason for entry in draft.report.dense if entry.scope.partition("@")[0] == layer)
+            found[layer] = next(reasons, "no kernel computes its products")
+    return found
+
+
+def slower(draft: Draft, captured: Mapping[str, Sequence[Called]], known: Collection[str]) -> dict[str, str]:
+    """The layers that torch's operators are faster for, beside those that are known not to be kept, with reasons."""
+    found = {}
+    for layer, calls in captured.items():
+        outcome = race_of(draft, layer, calls) if layer not in known else None
+        if outcome is not None and not outcome.is_won:
+            found[layer] = f"torch's {calls[0].function.__name__} is faster: {outcome}"
+        elif outcome is not None:
+            entry = next(
+                (e for e in draft.report.regions if layer in (s.partition("@")[0] for s in e.scopes)), None
+            )
+            notes = [] if entry is None else entry.notes
+            notes.append(f"{layer or draft.report.model}: {outcome}")
+    return found
+
+
+def race_of(draft: Draft, layer: str, calls: Sequence[Called]) -> Outcome | None:
+    """What steps and torch's operators take; None where a recipe chooses, or the module does more than one layer."""
+    module, asked = draft.model.get_submodule(layer), draft.recipe.compile
+    weights = [n for n in draft.graph.find_nodes(op="get_attr") if str(n.target).rpartition(".")[0] == layer]
+    is_free = all(n.meta["sparse"].format == "auto" for n in weights if is_marked(n))
+    if not is_free or asked.memory == "compact" or not asked.allows("torch"):
+        return None
+    return outcome(draft, layer, calls) if isinstance(module, nn.RNNBase | nn.RNNCellBase) else None
+
+
+def report_whole(draft: Draft, reasons: Mapping[str, str], refused: Collection[str]) -> None:
+    """Reports the recurrent operators of a graph that read sparse weights, with one warning.
+
+    Args:
+        draft: after all passes.
+        reasons: by layer why it is not captured step by step.
+        refused: layers whose reason is no matter of speed.
+
+    Raises:
+        CaptureError: with `strict`, a layer is refused.
+    """
+    layers = dict[str, str]()
+    for node in draft.graph.nodes:
+        if operator_name(node) in OPERATORS and any(is_marked(leaf) for leaf in node.all_input_nodes):
+            layer = scope(node)
+            reason = reasons.get(layer.partition("@")[0], "none of its matrices is selected by a rule")
+            draft.report.left_dense(node.name, operator_name(node), layer, reason)
+            layers[layer] = reason
+            if draft.is_strict and layer in refused:
+                raise CaptureError(f"{layer or draft.report.model} stays dense: {reason}")
+    for reason in dict.fromkeys(layers.values()):
+        names = fold([layer or draft.report.model for layer, why in layers.items() if why == reason])
+        draft.report.warnings.append(f"the recurrent layers {', '.join(names)} stay dense: {reason}")
+
+
+def is_marked(node: fx.Node) -> bool:
+    """Whether a node is a parameter that a rule makes sparse."""
+    return node.op == "get_attr" and isinstance(node.meta.get("sparse"), Mark)
+
+
+def report_refused(report: Report, model: nn.Module, asked: Asked, reason: str) -> None:
+    """Reports the recurrent layers with selected weights of a model that cannot be captured."""
+    layers = {name.rpartition(".")[0] for name in selected_weights(model, asked)}
+    for name, module in model.named_modules():
+        if name in layers and isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            report.left_dense(name or report.model, type(module).__name__, name, reason)
