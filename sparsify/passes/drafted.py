@@ -114,8 +114,7 @@ def _with_fewer_gates(asked: Asked) -> Asked:
         return tuple(r.model_copy(update={"optional": True}) if r.role == "gate" else r for r in rules)
 
     whole = asked.recipe
-    stages = tuple(s.model_copy(update={"sparsify": relaxed(s.sparsify)}) for s in whole.stages)
-    recipe = whole.model_copy(update={"sparsify": relaxed(whole.sparsify), "stages": stages})
+    recipe = whole.model_copy(update={"sparsify": relaxed(whole.sparsify)})
     return replace(asked, recipe=recipe)
 
 

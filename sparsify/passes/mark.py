@@ -16,7 +16,7 @@ from sparsify.passes import operators
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.lift import experts, gather_scatter, is_message_passing
 from sparsify.passes.masked import GIVEN
-from sparsify.recipe import FormatSpec, Recipe, Rule
+from sparsify.recipe import Recipe, Rule
 from sparsify.recipe.source import nearest
 from sparsify.recipe.target import KINDS, selects
 from sparsify.report import RuleEntry
@@ -43,10 +43,9 @@ def mark(draft: Draft) -> Draft:
     """The draft with `node.meta["sparse"]` on the nodes that the recipe's rules select.
 
     Raises:
-        RecipeError: a rule matches nothing, two rules match one tensor, or a rule asks for what is not
-            there yet.
+        RecipeError: a rule matches nothing, two rules match one tensor, or a rule does not fit what it
+            matches.
     """
-    require_supported(draft.recipe)
     candidates = list(named(draft))
     for position, rule in enumerate(draft.recipe.rules):
         label = rule.id or f"rule {position + 1}"
@@ -59,31 +58,6 @@ def mark(draft: Draft) -> Draft:
             RuleEntry(label, where(draft.recipe, rule), [str(c) for c in kept], "; ".join(notes))
         )
     return draft
-
-
-def require_supported(recipe: Recipe) -> None:
-    """Raises where the recipe asks for something that this version cannot do."""
-    if recipe.stages:
-        raise rule_error(recipe, recipe.rules[0] if recipe.rules else None, "stages are not supported yet")
-    if recipe.verify.against == "masked_dense":
-        raise rule_error(recipe, None, "`verify: against: masked_dense` is not supported yet")
-    if recipe.compile.backends is not None and "own" not in recipe.compile.backends:
-        raise rule_error(recipe, None, "`compile: backends` without `own` leaves no kernels; add `own`")
-    for rule in recipe.rules:
-        if isinstance(rule.format, FormatSpec) and rule.format.block is not None:
-            raise rule_error(
-                recipe, rule, "`block` is not supported yet; write the blocks into the levels, `i/16`"
-            )
-        if rule.origin == "computed" and (rule.role != "gate" or rule.prune is not None):
-            raise rule_error(
-                recipe,
-                rule,
-                "`source: computed` is for gates that the model makes sparse itself, `role: gate` without `prune`; "
-                "others are `given`, `prune` or `mask`",
-            )
-        for key in ("ref", "schedule", "inline", "temporary", "external", "grad"):
-            if getattr(rule, key) is not None:
-                raise rule_error(recipe, rule, f"`{key}` is not supported yet by this version")
 
 
 def rule_error(recipe: Recipe, rule: Rule | None, message: str) -> RecipeError:

@@ -326,7 +326,7 @@ def test_other_rules():
     ):
         sparsify.apply(model, recipe(role="activation"), x)
     with pytest.raises(RecipeError, match="`role: gate` without `prune`"):
-        sparsify.apply(model, recipe(prune={"method": "topk", "keep": 2}), x)
+        sparsify.apply(model, recipe(prune={"method": "magnitude", "sparsity": 0.5}), x)
     with torch.no_grad():
         sparse = sparsify.apply(model, recipe(targets=["node:*softmax*"]), x)
     assert any("it is no gate" in entry.reason for entry in sparse.report.dense)
