@@ -14,6 +14,7 @@ from sparsify.passes.flatten import flatten
 from sparsify.passes.folded import fold
 from sparsify.passes.fuse import fuse
 from sparsify.passes.kept_zeros import keep_zeros
+from sparsify.passes.left_dense import left_dense
 from sparsify.passes.lift import lift
 from sparsify.passes.mark import mark
 from sparsify.passes.masked import masked
@@ -47,5 +48,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("emitted", emit, whole_graph),  # cuts out what is computed once, puts kernels in
     Pass("folded", fold, whole_graph),  # needs what is left of torch's convolutions
     Pass("written", write_in_place, whole_graph),  # needs the final readers of each tensor
+    Pass(
+        "left_dense", left_dense, whole_graph
+    ),  # needs all regions: whatever else reads sparse tensors is dense
     Pass("checked", check, whole_graph),  # last: looks at the graph that will run
 )

@@ -24,7 +24,8 @@ from sparsify.passes.base import Draft
 from sparsify.passes.estimate import example, expected_sizes
 from sparsify.passes.first_gradient import Result
 from sparsify.passes.folded import FORMS, Folded, chain_at
-from sparsify.passes.operators import operator_name, overwritten, scope
+from sparsify.passes.left_dense import choose_dense
+from sparsify.passes.operators import operator_name, overwritten
 from sparsify.passes.race import is_agreed, race
 from sparsify.passes.region import Region
 from sparsify.passes.region_call import RegionCall
@@ -73,7 +74,7 @@ def contest(draft: Draft) -> Draft:
         node = region.covered[0]
         name = operator_name(node)
         theirs = f"torch's {name} is" if module is None else "transformers' experts are"
-        draft.report.left_dense(node.name, name, scope(node), f"{theirs} faster: {found}")
+        choose_dense(draft, region, node, f"{theirs} faster: {found}")
     draft.regions = kept
     return draft
 

@@ -17,8 +17,10 @@ from sparsify.passes import PASSES, base, calls, own_experts
 from sparsify.passes.base import Asked, Draft, Key, Notices, Stored
 from sparsify.passes.capture import Dynamic, capture
 from sparsify.passes.example_extents import note_extents
+from sparsify.passes.left_dense import report_left
 from sparsify.passes.race import together
 from sparsify.recipe import Rule
+from sparsify.report import Choice
 from sparsify.report_text import fold
 
 # For as many regions as this the seconds of each are spent; most races are over sooner.
@@ -82,7 +84,9 @@ def drafted(
         found.report.warnings.append(f"all experts of {', '.join(fold(left))} are computed: {error}")
         return found
     for name, why in reasons.items():
-        found.report.left_dense(name, "experts", name, f"{why}; the model's own experts run")
+        text = f"{why}; the model's own experts run"
+        found.report.left_dense(name, "experts", name, Choice(text) if isinstance(why, Choice) else text)
+    report_left(found)
     return found
 
 
@@ -120,8 +124,11 @@ def _with_fewer_gates(asked: Asked) -> Asked:
 
 def _reason(draft: Draft, name: str) -> str:
     """Why no kernel computes the experts of this name."""
-    found = (entry.reason for entry in draft.report.dense if entry.scope.partition("@")[0] == name)
-    return next(found, "no rule chose its gate")
+    found = (entry for entry in draft.report.dense if entry.scope.partition("@")[0] == name)
+    entry = next(found, None)
+    if entry is None:
+        return Choice("no rule chose its gate")
+    return Choice(entry.reason) if entry.chosen else entry.reason
 
 
 def clear_fake_results(graph: fx.Graph) -> None:

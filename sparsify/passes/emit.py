@@ -26,6 +26,7 @@ from sparsify.passes.bind import Binding, Plan, as_methods, bind, bind_matrix, c
 from sparsify.passes.call_region import call_region, call_results
 from sparsify.passes.confront import confront, field_of
 from sparsify.passes.estimate import UNKNOWN_ROWS, estimated_us, example_sizes, expected_sizes, fixed_extents
+from sparsify.passes.left_dense import note_listed
 from sparsify.passes.operand import Operand, SizeAt
 from sparsify.passes.operators import known_size, operator_name, scope, tensor_value
 from sparsify.passes.origin import origin
@@ -123,6 +124,7 @@ def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:
     node = region.output
     reason = f"no kernel: {error}".splitlines()[0]
     draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
+    note_listed(region)
     warning = f"sparse regions stay dense, {reason}"
     if warning not in draft.report.warnings:
         draft.report.warnings.append(warning)

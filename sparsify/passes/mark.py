@@ -12,14 +12,14 @@ import torch
 from torch import fx
 
 from sparsify.errors import RecipeError, SparsifyError
-from sparsify.passes import operators
+from sparsify.passes import operators, prunable
 from sparsify.passes.base import Draft, Mark
 from sparsify.passes.lift import experts, gather_scatter, is_message_passing
 from sparsify.passes.masked import GIVEN
 from sparsify.recipe import Recipe, Rule
 from sparsify.recipe.source import nearest
 from sparsify.recipe.target import KINDS, selects
-from sparsify.report import RuleEntry
+from sparsify.report import Choice, RuleEntry
 from sparsify.sparsification import patterns
 from sparsify.sparsification.mask_spec import HEADED, MaskSpec
 from sparsify.storage.recipe_format import recipe_format
@@ -52,6 +52,7 @@ def mark(draft: Draft) -> Draft:
         passed = draft.asked.pruning.passed.get(position, {})
         selected = select(draft, rule, label, candidates, passed)
         kept, notes = within_limits(draft, rule, selected)
+        report_unread(draft, rule, candidates, passed)
         for candidate in kept:
             put(draft, rule, label, candidate)
         draft.report.rules.append(
@@ -129,9 +130,24 @@ def select(
     text += "".join(
         f"; {name} is passed over: {passed[name]}, and taken where `types` names its type" for name in left
     )
+    text += "".join(f"; nothing in this call reads param:{name}" for name in unread(draft, rule, candidates))
     raise rule_error(
         draft.recipe, rule, f"{label} matches nothing: {text}; `optional: true` lets it match nothing"
     )
+
+
+def unread(draft: Draft, rule: Rule, candidates: list[Candidate]) -> list[str]:
+    """The parameters that a rule names, and that nothing in the graph reads."""
+    read = {candidate.name for candidate in candidates if candidate.kind == "param"}
+    return [name for name in prunable.selected(draft.model, rule) if name not in read]
+
+
+def report_unread(draft: Draft, rule: Rule, candidates: list[Candidate], passed: Mapping[str, str]) -> None:
+    """Lists the parameters that a rule names, and that nothing reads, but for those that pruning passed over."""
+    for name in unread(draft, rule, candidates):
+        if name not in passed:
+            owner = name.rpartition(".")[0]
+            draft.report.left_dense(name, "param", owner, f"param:{name}: nothing reads it")
 
 
 def near_attention(draft: Draft) -> str:
@@ -178,7 +194,7 @@ def within_limits(draft: Draft, rule: Rule, selected: list[Candidate]) -> tuple[
         else:
             notes.append(f"{candidate} left dense: {complaint}")
             draft.report.left_dense(
-                candidate.node.name, candidate.kind, operators.scope(candidate.node), complaint
+                candidate.node.name, candidate.kind, operators.scope(candidate.node), Choice(complaint)
             )
     return kept, notes
 

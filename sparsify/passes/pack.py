@@ -21,8 +21,9 @@ from sparsify.passes import region as regions
 from sparsify.passes.backends import SPOKEN
 from sparsify.passes.base import Draft, Key
 from sparsify.passes.estimate import UNKNOWN_ROWS
+from sparsify.passes.left_dense import choose_dense
 from sparsify.passes.lift.matrix import Matrix
-from sparsify.passes.operators import known_size, operator_name, scope, tensor_value
+from sparsify.passes.operators import known_size, tensor_value
 from sparsify.passes.region import Region
 from sparsify.passes.tune import Timed, try_tune
 from sparsify.recipe.schema import Compile
@@ -51,10 +52,9 @@ def pack(draft: Draft) -> Draft:
                 kept.append(by_library(region, chosen, timed))
                 continue
             for name, packed in chosen.items():
-                node = region.output
                 gain = "faster" if packed.is_smaller else "smaller"
                 reason = f"the weight {sources[name]} is {gain} dense: {compared(packed, timed)}"
-                draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
+                choose_dense(draft, region, region.output, reason)
             continue
         for name, packed in chosen.items():
             weight = region.operands[name]

@@ -23,7 +23,7 @@ from sparsify.passes.operators import argument, known_size, operator_name, tenso
 from sparsify.passes.region import Region
 from sparsify.passes.windows import CSR, Grid, Window, packed_bytes, packed_format
 from sparsify.recipe.schema import Compile
-from sparsify.report import ConversionEntry
+from sparsify.report import Choice, ConversionEntry
 from sparsify.sparsification.rounding import rounded, scale_dtype
 from sparsify.storage.format import Format
 
@@ -191,7 +191,9 @@ def convolution(draft: Draft, node: fx.Node, mark: Mark, taken: Collection[fx.No
     grid = Grid(windows, tuple(extents))  # type: ignore[arg-type]
     found = packed(weight, grid, mark.dtype, draft.recipe.compile.memory == "compact")
     if not found.is_smaller:
-        return f"{found.share:.0%} of its weight are stored: they and their coordinates take more memory than all"
+        return Choice(
+            f"{found.share:.0%} of its weight are stored: they and their coordinates take more memory than all"
+        )
     return convolution_region(node, mark, grid, found, taken, draft.recipe.compile)
 
 

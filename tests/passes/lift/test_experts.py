@@ -305,6 +305,7 @@ class Deep(Gated):
         return torch.einsum("te,teo->to", self.gate(x), results)
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 @pytest.mark.parametrize(
     ("kind", "why"),
     [(ReadTwice, "mul is read elsewhere too"), (Deep, "is what experts computed, from which they compute")],
@@ -319,6 +320,7 @@ def test_stays_dense(kind, why):
         torch.testing.assert_close(sparse(x), model(x))
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_other_rules():
     model, x = Gated().eval(), torch.randn(9, WIDTH)
     with pytest.raises(
