@@ -32,6 +32,8 @@ PARTS: Final = frozenset(["getitem", "slice", "select", "split", "chunk", "narro
 FOLLOWED: Final = operators.VIEWS | operators.COPIES | operators.FILL_PRESERVING
 # The nodes that are tensors from outside, and how the report calls them.
 TENSORS: Final = {"placeholder": "input", "get_attr": "param"}
+# How `drafted` lists modules of experts; all others are nodes, of which some are computed once, outside of the graph.
+EXPERTS: Final = "experts"
 # Texts of so many readers are part of the warning.
 SHOWN: Final = 3
 
@@ -61,11 +63,13 @@ def report_left(draft: Draft) -> None:
     Raises:
         UnsupportedOperatorError: with `strict`, there is an operator among it.
     """
-    entries = [entry for entry in draft.report.dense if not entry.chosen]
+    known = {node.name for node in draft.graph.nodes}
+    is_there = [e.node in known or e.op in (*TENSORS.values(), EXPERTS) for e in draft.report.dense]
+    entries = [e for e, there in zip(draft.report.dense, is_there, strict=True) if there and not e.chosen]
     refused = [entry for entry in entries if entry.op not in TENSORS.values()]
     if refused and draft.is_strict:
         raise UnsupportedOperatorError(shown(refused), "leave out the rule for it, or apply without strict")
-    warned = [e for e in entries if not any(e.reason in known for known in draft.report.warnings)]
+    warned = [e for e in entries if not any(e.reason in text for text in draft.report.warnings)]
     if warned:
         draft.report.warnings.append(f"stays dense: {shown(warned)}")
 
