@@ -29,6 +29,7 @@ STAGES: Final = (
         "emitted",
         "folded",
         "written",
+        "left_dense",
         "checked",
     ),
     *("einsum", "notation", "schedule", "lowered", "loops", "cpp"),

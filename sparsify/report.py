@@ -43,14 +43,24 @@ class RegionEntry:
     notes: list[str] = field(default_factory=list)
 
 
+class Choice(str):
+    """A reason to stay dense that is a choice: sparse would be slower or larger, or no rule asks for it."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class DenseEntry:
-    """A node that a rule or a sparse operand reached and that stays dense, with the reason."""
+    """A node that a rule or a sparse operand reached and that stays dense, with the reason.
+
+    `chosen`: dense is faster or smaller, or no rule asks for more; otherwise there is no sparse form, `apply` warns.
+    """
 
     node: str
     op: str
     scope: str
     reason: str
+    chosen: bool = False
 
 
 @dataclass(slots=True)
@@ -211,9 +221,9 @@ class Report:
     warnings: list[str] = field(default_factory=list)
 
     def left_dense(self, node: str, op: str, scope: str, reason: str) -> None:
-        """Lists a node as dense; the first reason given for a node stays."""
+        """Lists a node as dense; the first reason given for a node stays. One that is a `Choice` gives no warning."""
         if all(entry.node != node for entry in self.dense):
-            self.dense.append(DenseEntry(node, op, scope, reason))
+            self.dense.append(DenseEntry(node, op, scope, str(reason), isinstance(reason, Choice)))
 
     @property
     def coverage(self) -> str:

@@ -52,7 +52,7 @@ def test_plain_data_survives_json():
     assert data["schema"] == 1
     assert data["regions"][0]["kernel"] == "0123456789abcdef"
     assert data["dense"] == [
-        {"node": "softmax", "op": "softmax", "scope": "c2", "reason": "needs <every> entry"},
+        {"node": "softmax", "op": "softmax", "scope": "c2", "reason": "needs <every> entry", "chosen": False},
     ]
 
 

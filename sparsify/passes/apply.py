@@ -56,7 +56,7 @@ def apply(
             `model.training` says. Parameters that stay dense are those of `model` either way.
         dynamic: None for all input dimensions where export allows, `()` for none, or a mapping of names to
             dimensions.
-        strict: raise where something would stay dense.
+        strict: raise where something that a rule makes sparse would stay dense, unless dense is faster or smaller.
         verify: compare the outputs for the example inputs with those of the dense model; of models that are trained
             the gradients of parameters, and of inputs that require one, too.
         inplace: `model` may change: it follows the modes of the result, and gives up its dense weights for those
@@ -66,6 +66,7 @@ def apply(
     Raises:
         RecipeError: the recipe is wrong, or one of its rules matches nothing.
         CaptureError: no model, no tensors, or with `strict` a model that cannot be captured.
+        UnsupportedOperatorError: with `strict`, an operator that a sparse tensor meets has no sparse form.
         CompilerError: with `strict`, a kernel cannot be built.
         VerificationError: the results differ from the dense model's beyond the recipe's limits.
     """

@@ -11,6 +11,7 @@ from torch import fx
 
 from sparsify.dump import Dump
 from sparsify.passes.capture.draft import Draft
+from sparsify.passes.choose.left_dense import left_dense
 from sparsify.passes.choose.pack import pack
 from sparsify.passes.choose.price import price
 from sparsify.passes.choose.torch_convolution import fold
@@ -71,6 +72,9 @@ PASSES: tuple[Pass, ...] = (
     Pass("emitted", emit, whole_graph),  # cuts out what is computed once, puts kernels in
     Pass("folded", fold, whole_graph),  # needs what is left of torch's convolutions
     Pass("written", write_in_place, whole_graph),  # needs the final readers of each tensor
+    Pass(
+        "left_dense", left_dense, whole_graph
+    ),  # needs all regions: whatever else reads sparse tensors is dense
     Pass("checked", check, whole_graph),  # last: looks at the graph that will run
 )
 

@@ -224,10 +224,7 @@ def require_storable(name: str, value: Any) -> None:
 def recipe_text(recipe: Recipe) -> str:
     """The recipe as YAML that reads back equal, with absolute paths of mask files."""
     data = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    for rule in [
-        *data.get("sparsify", ()),
-        *(r for stage in data.get("stages", ()) for r in stage["sparsify"]),
-    ]:
+    for rule in data.get("sparsify", ()):
         mask = rule.get("mask") or {}
         if mask.get("kind") == FILE and isinstance(mask.get("path"), str):
             mask["path"] = str(Path(mask["path"]).absolute())

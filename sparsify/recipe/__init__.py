@@ -11,7 +11,7 @@ from sparsify.recipe.builtin import copy, description, names, path, require
 
 if TYPE_CHECKING:
     from sparsify.recipe.parse import json_schema, load, loads
-    from sparsify.recipe.schema import Compile, FormatSpec, Fuse, Prune, Recipe, Rule, Stage, Verify, When
+    from sparsify.recipe.schema import Compile, FormatSpec, Fuse, Prune, Recipe, Rule, Verify, When
 
 __all__ = [
     "Compile",
@@ -20,7 +20,6 @@ __all__ = [
     "Prune",
     "Recipe",
     "Rule",
-    "Stage",
     "Verify",
     "When",
     "copy",

@@ -17,6 +17,7 @@ from sparsify.errors import RecipeError, RecipeNotFoundError, path_of
 from sparsify.recipe import builtin
 from sparsify.recipe.schema import Recipe
 from sparsify.recipe.source import MAX_BYTES, TOO_DEEP, Path, Position, Source, nearest, read, substitute
+from sparsify.recipe.unsupported import refusal
 
 # An error shows so many mistakes, each in so many characters.
 COMPLAINTS = 20
@@ -107,8 +108,6 @@ def from_source(source: Source, overrides: Mapping[str, Any]) -> Recipe:
 def position_rules(recipe: Recipe, source: Source) -> None:
     """Writes line and column into the rules of `recipe`."""
     places: list[Path] = [("sparsify", r) for r in range(len(recipe.sparsify))]
-    for s, stage in enumerate(recipe.stages):
-        places += [("stages", s, "sparsify", r) for r in range(len(stage.sparsify))]
     for rule, place in zip(recipe.rules, places, strict=True):
         at = source.position(place)
         rule._line, rule._column = at.line, at.column
@@ -117,7 +116,12 @@ def position_rules(recipe: Recipe, source: Source) -> None:
 def described(error: ValidationError, source: Source) -> RecipeError:
     """All complaints of `error`, a line each, at the position of the first."""
     found: dict[tuple[int, int], RecipeError] = {}
-    for complaint in error.errors()[:MOST_READ]:
+    complaints = error.errors()[:MOST_READ]
+    for complaint in sorted(
+        complaints, key=lambda one: one["type"] == "missing"
+    ):  # a key misspelt comes first
+        if complaint["type"] == "string_type" and isinstance(complaint["input"], dict):
+            continue  # a format by its levels is no text: the other member of the union complains
         one = complained(complaint, source)
         found.setdefault((one.line, one.column), one)  # a union complains once for each member
     first, *others = (found[place] for place in sorted(found))
@@ -133,11 +137,17 @@ def complained(complaint: Any, source: Source) -> RecipeError:
     path = written(complaint["loc"], source.data)
     name = ".".join(str(part) for part in path)
     message = complaint["msg"].removeprefix("Value error, ")
+    section = section_at(path[:-1])
+    refused = refusal(section.__name__ if section else "", str(path[-1]) if path else "", complaint["input"])
     if complaint["type"] == "extra_forbidden":
         key = str(path[-1])
-        message = f"unknown key {key!r}{nearest(key, keys_at(path[:-1]))}"
+        message = refused or f"unknown key {key!r}{nearest(key, keys_of(section))}"
+    elif complaint["type"] in ("missing", "too_short") and path[-1] == "targets":
+        message = "a rule needs `targets`"
     elif complaint["type"] == "missing":
         message = f"the key {path[-1]!r} is missing"
+    elif complaint["type"] == "literal_error" and refused:
+        message = refused
     elif complaint["type"] == "literal_error":
         options = [part.strip(" '") for part in complaint["ctx"]["expected"].replace(" or ", ", ").split(",")]
         message = f"{name}: {complaint['input']!r} is not known{nearest(str(complaint['input']), options)}"
@@ -161,15 +171,20 @@ def written(loc: tuple[str | int, ...], data: Any) -> Path:
     return tuple(path)
 
 
-def keys_at(path: Path) -> list[str]:
-    """The keys that the schema knows at `path`."""
+def section_at(path: Path) -> type[BaseModel] | None:
+    """The section of the schema at `path`."""
     model: type[BaseModel] | None = Recipe
     for part in path:
         if isinstance(part, int) or model is None:
             continue
         field = next((f for key, f in model.model_fields.items() if part in (key, f.alias)), None)
         model = model_of(field.annotation) if field else None
-    return [field.alias or key for key, field in model.model_fields.items()] if model else []
+    return model
+
+
+def keys_of(section: type[BaseModel] | None) -> list[str]:
+    """The keys of a section."""
+    return [field.alias or key for key, field in section.model_fields.items()] if section else []
 
 
 def model_of(annotation: Any) -> type[BaseModel] | None:

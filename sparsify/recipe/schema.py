@@ -1,11 +1,14 @@
 """The data model of recipe files: what a recipe may say, checked, without any file or tensor in sight.
 
+Every key and value here is read by `apply` or `run`; `unsupported.py` has the refusals of others.
+
 In: `{"schema": 1, "name": "gcn", "sparsify": [{"targets": ["input:adj"], "format": "csr"}]}`.
 Out: `Recipe(name="gcn", sparsify=(Rule(targets=("input:adj",), format="csr"),))`.
 """
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -14,10 +17,12 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
+    field_validator,
     model_validator,
 )
 
-from sparsify.recipe.target import require_target
+from sparsify.recipe.source import nearest
+from sparsify.recipe.target import kind_of, require_target
 
 Scalar = bool | int | float | str
 
@@ -35,18 +40,7 @@ def listed(value: Any) -> Any:
 
 Names = Annotated[tuple[str, ...], BeforeValidator(listed)]
 Targets = Annotated[tuple[Annotated[str, AfterValidator(require_target)], ...], BeforeValidator(listed)]
-Method = Literal[
-    "magnitude",
-    "random",
-    "threshold",
-    "topk",
-    "block_magnitude",
-    "wanda",
-    "sparsegpt",
-    "movement",
-    "rigl",
-    "constant",
-]
+Method = Literal["magnitude", "block_magnitude"]
 MaskKind = Literal[
     "bigbird",
     "longformer",
@@ -60,7 +54,19 @@ MaskKind = Literal[
 ]
 Reorder = Literal["none", "rcm", "degree", "metis"]
 StoredDtype = Literal["same", "bfloat16", "float16", "int8"]
-Role = Literal["weight", "adjacency", "gate", "attention_mask", "activation", "gradient"]
+Role = Literal["weight", "adjacency", "gate", "attention_mask", "activation"]
+# The numbers of each kind of mask: the keyword arguments of the functions in `sparsify.patterns`.
+MASK_NUMBERS: Final[dict[str, tuple[str, ...]]] = {
+    "bigbird": ("block", "window", "global", "random", "seed", "heads", "causal"),
+    "longformer": ("window", "global", "dilation", "block", "causal"),
+    "sliding_window": ("before", "after", "block", "causal"),
+    "block_diagonal": ("size", "block", "causal"),
+    "causal": ("block",),
+    "strided": ("stride", "block", "causal"),
+    "fixed": ("stride", "summary", "block", "causal"),
+    "from_file": ("path", "block", "causal"),
+    "given": (),
+}
 
 
 class GroupPattern(Section):
@@ -119,13 +125,33 @@ class Prune(Section):
     method: Method
     sparsity: float | None = Field(default=None, ge=0, le=1)
     pattern: Annotated[PatternSpec | None, BeforeValidator(structured)] = None
-    keep: int | None = Field(default=None, ge=1)
     scope: Literal["layer", "global"] = "layer"
     dim: int | Literal["in", "out"] | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> "Prune":
         group = self.pattern.nm if self.pattern else None
+        if group is None and self.sparsity is None:
+            raise ValueError(f"`method: {self.method}` needs `sparsity`, the share of zeros")
+        if self.method == "block_magnitude" and (self.pattern is None or self.pattern.block is None):
+            raise ValueError(
+                "`method: block_magnitude` needs `pattern: {block: [16, 16]}`; single entries and n:m groups are "
+                "chosen by `method: magnitude`"
+            )
+        if group is None and self.dim is not None:
+            raise ValueError(
+                "`dim` is the mode along which n:m groups lie; leave it out, or add such a `pattern`"
+            )
+        if group is not None and self.scope == "global":
+            raise ValueError(
+                "`scope: global` shares one threshold, and n:m groups have none; leave `scope` out"
+            )
+        if (
+            group is not None
+            and group.group is not None
+            and self.dim not in (None, "in", "out", -2, -1, 0, 1)
+        ):
+            raise ValueError(f"`dim: {self.dim}`: n:m:g groups are for matrices, `dim` is `in` or `out`")
         if (
             group is not None
             and self.sparsity is not None
@@ -138,26 +164,31 @@ class Prune(Section):
         return self
 
 
+def mask_numbers(schema: dict[str, Any]) -> None:
+    """Writes into the JSON schema of masks which keys each kind has."""
+    schema["allOf"] = [
+        {
+            "if": {"properties": {"kind": {"const": kind}}},
+            "then": {"propertyNames": {"enum": ["kind", *numbers]}},
+        }
+        for kind, numbers in MASK_NUMBERS.items()
+    ]
+
+
 class Mask(Section):
     """A structural pattern with its numbers."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, json_schema_extra=mask_numbers)
 
     kind: MaskKind
 
-
-class PruneSchedule(Section):
-    """How sparsity grows over steps or epochs."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-    kind: Literal["constant", "linear", "cubic", "polynomial"] = "constant"
-    start_value: float | None = Field(default=None, alias="from")
-    end_value: float | None = Field(default=None, alias="to")
-    start: int = 0
-    end: int | None = None
-    every: int = 1
-    unit: Literal["step", "epoch"] = "step"
+    @model_validator(mode="after")
+    def _has_its_numbers(self) -> "Mask":
+        known = MASK_NUMBERS[self.kind]
+        for name in self.model_extra or {}:
+            if name not in known:
+                raise ValueError(f"the mask {self.kind} has no {name!r}{nearest(name, known)}")
+        return self
 
 
 class FormatSpec(Section):
@@ -165,7 +196,6 @@ class FormatSpec(Section):
 
     levels: Annotated[tuple[str, ...], BeforeValidator(listed)]
     ordering: tuple[int, ...] | None = None
-    block: tuple[int, ...] | None = None
 
 
 class When(Section):
@@ -176,21 +206,11 @@ class When(Section):
     min_size: int | None = Field(default=None, ge=0)
 
 
-class Gradient(Section):
-    """How the gradient of a tensor is stored; `same` keeps the tensor's pattern."""
-
-    inline: Prune | None = None
-    temporary: str | None = None
-    external: Prune | None = None
-    format: str | None = None
-
-
 class Rule(Section):
     """Which tensors are sparse, and how."""
 
     id: str | None = None
-    ref: str | None = None
-    targets: Targets = ()
+    targets: Annotated[Targets, Field(min_length=1)]
     types: Names = ()
     ignore: Targets = ()
     role: Role | None = None
@@ -200,13 +220,8 @@ class Rule(Section):
     ties: Literal["share", "untie", "error"] = "error"
     prune: Prune | None = None
     mask: Mask | None = None
-    schedule: PruneSchedule | None = None
     format: str | FormatSpec = "auto"
     dtype: StoredDtype = "same"
-    inline: Prune | None = None
-    temporary: str | None = None
-    external: Prune | None = None
-    grad: Gradient | None = None
     when: When | None = None
     optional: bool = False
 
@@ -232,33 +247,52 @@ class Rule(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Rule":
-        if not self.targets and self.ref is None:
-            raise ValueError("a rule needs `targets` (or `ref`, the id of an earlier rule)")
-        if self.source == "prune" and self.prune is None and self.ref is None:
+        if self.source == "prune" and self.prune is None:
             raise ValueError("`source: prune` needs a `prune` section with a method")
-        if self.source == "mask" and self.mask is None and self.ref is None:
+        if self.source == "mask" and self.mask is None:
             raise ValueError("`source: mask` needs a `mask` section with a kind")
         if self.source == "given" and (self.prune or self.mask):
             raise ValueError(
                 "`source: given` means that the tensor is sparse already; leave out `prune` and `mask`"
             )
+        if self.prune is not None and self.mask is not None:
+            raise ValueError("`prune` is for parameters and `mask` for attention; write a rule for each")
+        if self.source == "computed" and (self.role != "gate" or self.prune is not None):
+            raise ValueError(
+                "`source: computed` is for gates that the model makes sparse itself, `role: gate` without `prune`; "
+                "others are `given`, `prune` or `mask`"
+            )
+        if (idle := next(self._idle(), None)) is not None:
+            raise ValueError("`{}` {}".format(*idle))
         return self
 
-
-class Calibration(Section):
-    """Which data a calibrated sparsifier looks at."""
-
-    samples: int = Field(default=128, ge=1)
-
-
-class Stage(Section):
-    """One step of a recipe with several."""
-
-    id: str | None = None
-    run: Literal["oneshot", "train"] = "oneshot"
-    calibration: Calibration | None = None
-    epochs: int | None = Field(default=None, ge=0)
-    sparsify: tuple[Rule, ...]
+    def _idle(self) -> Iterator[tuple[str, str]]:
+        """The keys that have no meaning beside the others of the rule, each with the reason."""
+        kinds = [kind_of(target) for target in self.targets]
+        others = [t for t, kind in zip(self.targets, kinds, strict=True) if kind not in ("param", "")]
+        if self.prune is not None and others:
+            yield "prune", f"makes zeros in parameters, and {others[0]} is none; name them as `param:...`"
+        if self.dtype != "same" and others:
+            yield (
+                f"dtype: {self.dtype}",
+                f"rounds parameters, and {others[0]} is none; name them as `param:...`",
+            )
+        if self.mask is not None and all(kind in ("param", "input") for kind in kinds):
+            yield (
+                "mask",
+                "is for attention: `targets: [op:scaled_dot_product_attention]`, or a scope that has some",
+            )
+        if self.mask is not None and self.format != "auto":
+            yield "format", "of a mask follows from its `block`; leave it out"
+        if self.ties != "error" and self.prune is None and self.dtype == "same":
+            yield "ties", "is for rules that change weights, by `prune` or `dtype`; leave it out"
+        is_input = self.prune is None and self.mask is None and any(kind != "param" for kind in kinds)
+        if self.static and not is_input:
+            yield "static: true", "is for inputs, and this rule names none; leave it out"
+        if self.reorder != "none" and (self.prune is not None or self.mask is not None):
+            yield "reorder", "is for adjacencies; leave it out"
+        if self.when is not None and (self.mask is not None or self.source == "computed"):
+            yield "when", "needs entries that are known ahead, and masks and gates have none; leave it out"
 
 
 class Factory(Section):
@@ -269,15 +303,13 @@ class Factory(Section):
 
 
 class Data(Section):
-    """A registered data set and its arguments."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
+    """A registered data set."""
 
     name: str
 
 
 class Fuse(Section):
-    """Which einsums may become one program."""
+    """Which einsums may become one program: with `across: functions` those of one call of a module."""
 
     enabled: bool = True
     max_einsums: int | None = Field(default=None, ge=1)
@@ -292,15 +324,22 @@ class Compile(Section):
     backends: tuple[Literal["own", "torch", "onednn", "torch_sparse"], ...] | None = None
     memory: Literal["fast", "compact"] = "fast"
 
+    @field_validator("backends")
+    @classmethod
+    def _has_kernels(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and "own" not in value:
+            raise ValueError("`compile: backends` without `own` leaves no kernels; add `own`")
+        return value
+
     def allows(self, backend: str) -> bool:
         """Whether a backend may be chosen."""
         return self.backends is None or backend in self.backends
 
 
 class Verify(Section):
-    """What the result is compared with."""
+    """What the result is compared with: the dense model, with the zeros and the masks that rules give it."""
 
-    against: Literal["dense", "masked_dense", "dense_with_mask"] = "dense"
+    against: Literal["dense", "dense_with_mask"] = "dense"
     rtol: float = Field(default=1e-4, ge=0)
     atol: float = Field(default=1e-5, ge=0)
 
@@ -321,7 +360,6 @@ class Recipe(Section):
     data: Data | None = None
     seed: int | None = None
     sparsify: tuple[Rule, ...] = ()
-    stages: tuple[Stage, ...] = ()
     fuse: Fuse = Fuse()
     compile: Compile = Compile()
     verify: Verify = Verify()
@@ -337,19 +375,17 @@ class Recipe(Section):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """All rules in order, those of the stages included."""
-        return self.sparsify + tuple(rule for stage in self.stages for rule in stage.sparsify)
+        """All rules in order."""
+        return self.sparsify
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
-        if self.sparsify and self.stages:
-            raise ValueError("a recipe has `sparsify` or `stages`, not both; put the rules into a stage")
+        if self.verify.against == "dense_with_mask" and all(rule.mask is None for rule in self.rules):
+            raise ValueError(
+                "`verify: against: dense_with_mask`: no rule has a `mask`; write `against: dense`"
+            )
         seen: set[str] = set()
         for rule in self.rules:
-            if rule.ref is not None and rule.ref not in seen:
-                raise ValueError(
-                    f"`ref: {rule.ref}` names no earlier rule; earlier ids: {sorted(seen) or 'none'}"
-                )
             if rule.id is not None and rule.id in seen:
                 raise ValueError(f"two rules have the id {rule.id!r}; ids are unique")
             seen |= {rule.id} if rule.id else set()

@@ -41,6 +41,16 @@ def require_target(target: str) -> str:
     return target
 
 
+def kind_of(target: str) -> str:
+    """What a target names, `param`, `input`, ...; "" where it does not say so itself.
+
+    >>> kind_of("op:softmax"), kind_of("re:param:.*"), kind_of("Linear")
+    ('op', '', '')
+    """
+    kind, separator, _ = target.partition(":")
+    return kind if separator and kind in KINDS else ""
+
+
 def selects(target: str, kind: str, name: str) -> bool:
     """Whether a target that is no module's type selects what has this name."""
     if target.startswith("re:"):

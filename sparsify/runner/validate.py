@@ -1,7 +1,7 @@
-"""What is wrong with a recipe, as far as its file alone can tell: schema, formats, the model's name.
+"""What is wrong with a recipe, as far as its file alone can tell: schema, formats, masks, the model's name.
 
 In: `complaints("mine.yaml")`. Out: `["mine.yaml:5:5: format: no level is called 'crs'; ..."]`, empty when all is well.
-Nothing here imports torch.
+Recipes without masks need no torch.
 """
 
 from sparsify import recipe as recipes
@@ -17,7 +17,7 @@ def complaints(recipe: str) -> list[str]:
         loaded = recipes.load(recipe)
     except RecipeError as error:
         return str(error).splitlines()
-    return [str(error) for error in [*wrong_formats(loaded), *wrong_model(loaded)]]
+    return [str(error) for error in [*wrong_formats(loaded), *wrong_masks(loaded), *wrong_model(loaded)]]
 
 
 def wrong_formats(recipe: Recipe) -> list[RecipeError]:
@@ -29,6 +29,20 @@ def wrong_formats(recipe: Recipe) -> list[RecipeError]:
                 recipe_format(rule.format)
         except SparsifyError as error:
             found.append(RecipeError(f"format: {error}", recipe.file, rule.line, rule.column))
+    return found
+
+
+def wrong_masks(recipe: Recipe) -> list[RecipeError]:
+    """The rules whose masks cannot be made, as their numbers are too small or their file is missing."""
+    found = []
+    for rule in recipe.rules:
+        if rule.mask is not None:
+            from sparsify.passes.rules.mark import mask_spec
+
+            try:
+                mask_spec(recipe, rule)
+            except RecipeError as error:
+                found.append(error)
     return found
 
 

@@ -83,6 +83,8 @@ def _spread(mask: Tensor, block: Sequence[int]) -> Tensor:
 def _groups(weight: Tensor, keep: int, of: int, dim: int | str | None) -> Tensor:
     """The `keep` largest of every `of` neighbours along a mode, the inputs of a layer without another one."""
     mode = dim if isinstance(dim, int) else 0 if dim == "out" else -1
+    if not -weight.dim() <= mode < weight.dim():
+        raise ShapeError(f"a weight {list(weight.shape)} has no mode {mode}; another `dim`, or `ignore`")
     turned = weight.detach().abs().transpose(mode, -1)
     if turned.shape[-1] % of:
         raise ShapeError(

@@ -94,6 +94,7 @@ def test_calls_in_several_threads_leave_the_switches_of_torch() -> None:
     assert torch.backends.mha.get_fastpath_enabled() is before
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 @pytest.mark.parametrize(
     ("how", "taken"),
     [
@@ -123,6 +124,7 @@ def test_what_rules_take(how: Any, taken: list[str]) -> None:
     assert sorted(name for name in state if not torch.equal(state[name], before[name])) == taken
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_tables_that_are_tied_to_matrices() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -164,6 +166,7 @@ class Table(nn.Module):
         return self.linear(x + self.added.weight)
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_without_an_example_the_first_call_tells() -> None:
     x = torch.randn(4, 16)
     sparse = sparsify.apply(Table().eval(), recipe())
@@ -181,6 +184,7 @@ def test_loaded_models_are_not_pruned_anew(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(x), sparse(x))
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 @pytest.mark.parametrize("how", [{"types": ["Linear"]}, {"types": ["Conv1d"]}, {}, {"ties": "share"}])
 def test_compiled_models_are_pruned_as_applied_ones(how: Any) -> None:
     class Model(nn.Module):

@@ -194,6 +194,7 @@ class Free(nn.Module):
         return torch.nn.functional.conv2d(x, self.weight)
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_weights_that_are_not_rounded_stay_dense():
     x = images()
     sparse = sparsify.apply(nn.Sequential(Free()).eval(), recipe(dtype="int8", types=[]), x)
@@ -229,6 +230,7 @@ def test_copies_states_and_files(applied, tmp_path):
         torch.testing.assert_close(copy.deepcopy(applied).double()(x.double()).float(), expected, **CLOSE)
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_training_makes_weights_dense_again():
     x = images()
     sparse = sparsify.apply(layers(), recipe(), x)

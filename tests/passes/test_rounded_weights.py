@@ -252,6 +252,7 @@ class Turned(nn.Module):
         return x @ (self.weight.t() if self.is_turned else self.weight)
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_sums_over_rows_that_have_scales_stay_dense():
     rules = recipe("int8", {"x": WAYS["unstructured"]}, targets=["param:weight"])
     for is_turned in (True, False):

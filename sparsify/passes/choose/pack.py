@@ -19,9 +19,10 @@ from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule.pack import Packing, pack_matrix
 from sparsify.passes.capture.draft import Draft, Key
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS
+from sparsify.passes.choose.left_dense import choose_dense
 from sparsify.passes.choose.linear_library import SPOKEN
 from sparsify.passes.choose.weight_format_timing import Timed, try_tune
-from sparsify.passes.graph.operators import is_constant, known_size, operator_name, scope, tensor_value
+from sparsify.passes.graph.operators import is_constant, known_size, tensor_value
 from sparsify.passes.region import region as regions
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix
@@ -51,10 +52,9 @@ def pack(draft: Draft) -> Draft:
                 kept.append(by_library(region, chosen, timed))
                 continue
             for name, packed in chosen.items():
-                node = region.output
                 gain = "faster" if packed.is_smaller else "smaller"
                 reason = f"the weight {sources[name]} is {gain} dense: {compared(packed, timed)}"
-                draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
+                choose_dense(draft, region, region.output, reason)
             continue
         for name, packed in chosen.items():
             weight = region.operands[name]

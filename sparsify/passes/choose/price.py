@@ -8,8 +8,8 @@ Regions that recognisers make have contests of their own; what the front end mak
 from sparsify.compiler import calibrate
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import estimated_us
+from sparsify.passes.choose.left_dense import choose_dense
 from sparsify.passes.choose.torch_cost import operator_us
-from sparsify.passes.graph.operators import operator_name, scope
 from sparsify.passes.region.region import Region
 
 
@@ -22,8 +22,7 @@ def price(draft: Draft) -> Draft:
     for region in draft.regions:
         reason = reason_against(draft, region) if region.equations is not None else ""
         if reason:
-            node = region.output
-            draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
+            choose_dense(draft, region, region.output, reason)
         else:
             kept.append(region)
     draft.regions = kept

@@ -25,9 +25,10 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose import dry_run
 from sparsify.passes.choose.estimate import example, expected_sizes
 from sparsify.passes.choose.grouped_experts import Rivals, module_of, rivals
+from sparsify.passes.choose.left_dense import choose_dense
 from sparsify.passes.choose.timing import is_agreed, race
 from sparsify.passes.choose.torch_convolution import FORMS, Folded, chain_at
-from sparsify.passes.graph.operators import operator_name, overwritten, scope
+from sparsify.passes.graph.operators import operator_name, overwritten
 from sparsify.passes.region.region import Region
 
 # By what share of torch's time a kernel may be slower by chance.
@@ -73,7 +74,7 @@ def contest(draft: Draft) -> Draft:
         node = region.covered[0]
         name = operator_name(node)
         theirs = f"torch's {name} is" if module is None else "transformers' experts are"
-        draft.report.left_dense(node.name, name, scope(node), f"{theirs} faster: {found}")
+        choose_dense(draft, region, node, f"{theirs} faster: {found}")
     draft.regions = kept
     return draft
 

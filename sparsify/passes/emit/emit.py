@@ -26,6 +26,7 @@ from sparsify.passes.choose.estimate import (
     UNKNOWN_ROWS,
     estimated_us,
 )
+from sparsify.passes.choose.left_dense import note_listed
 from sparsify.passes.choose.linear_library import SPOKEN
 from sparsify.passes.choose.schedules import tune_schedules
 from sparsify.passes.choose.site import Site, site_of
@@ -107,6 +108,7 @@ def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:
     node = region.output
     reason = f"no kernel: {error}".splitlines()[0]
     draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
+    note_listed(region)
     warning = f"sparse regions stay dense, {reason}"
     if warning not in draft.report.warnings:
         draft.report.warnings.append(warning)

@@ -84,10 +84,8 @@ def reads_once(region: Region, operand: fx.Node) -> bool:
 
 
 def may_join(draft: Draft, first: fx.Node, second: fx.Node) -> bool:
-    """Whether the recipe lets two nodes be in one program: across modules, or inside one module."""
-    if draft.recipe.fuse.across == "modules":
-        return True
-    return scope(first).split("@")[0].split(".")[0] == scope(second).split("@")[0].split(".")[0]
+    """Whether the recipe lets two nodes be in one program: across modules, or inside one call of a module."""
+    return draft.recipe.fuse.across == "modules" or scope(first) == scope(second)
 
 
 def join_consumers(draft: Draft, region: Region, taken: set[fx.Node], limit: int) -> None:

@@ -23,6 +23,7 @@ from sparsify.passes.operands.sliding_window import CSR, Grid, Window, packed_by
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import SCALES, Matrix, scales_of
 from sparsify.recipe.schema import Compile
+from sparsify.report import Choice
 from sparsify.sparsification.rounding import rounded, scale_dtype
 from sparsify.storage.format import Format
 
@@ -180,7 +181,9 @@ def convolution(draft: Draft, node: fx.Node, mark: Mark, taken: Collection[fx.No
     grid = Grid(windows, tuple(extents))  # type: ignore[arg-type]
     found = packed(weight, grid, mark.dtype, draft.recipe.compile.memory == "compact")
     if not found.is_smaller:
-        return f"{found.share:.0%} of its weight are stored: they and their coordinates take more memory than all"
+        return Choice(
+            f"{found.share:.0%} of its weight are stored: they and their coordinates take more memory than all"
+        )
     return convolution_region(node, mark, grid, found, taken, draft.recipe.compile)
 
 

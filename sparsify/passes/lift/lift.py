@@ -23,6 +23,7 @@ from sparsify.passes.lift.message_passing.edge_softmax import EdgeSoftmax, edge_
 from sparsify.passes.region.fragment import DTYPES, HALVES, Fragment
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix, declared_sparse
+from sparsify.report import Choice
 
 __all__ = ["Fragment", "lift"]
 
@@ -88,7 +89,7 @@ def note_weights(fragment: Fragment) -> None:
         weight = parameter_behind(operand) if isinstance(operand, fx.Node) else None
         mark = None if weight is None else weight.meta.get("sparse")
         if weight is not None and isinstance(mark, Mark):
-            weight.meta["dense_reason"] = (
+            weight.meta["dense_reason"] = Choice(
                 "rows of it are read whole for the entries of the other matrix: to look for what both store is slower"
             )
 
@@ -146,7 +147,7 @@ def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) ->
     if adjacency is not None:
         return "the dtypes of messages and features differ, or are not float32 or float64"
     if wants_message_passing(draft) and (why := gather_scatter.reason(node)):
-        return why
+        return why if isinstance(node.meta.get("sparse"), Mark) else Choice(why)  # no rule selects it
     operand = next((arg for arg in node.all_input_nodes if declared_sparse(arg) is not None), None)
     matrix = declared_sparse(operand)
     if matrix is not None and matrix.scales is not None and sums_rows(node, operand, matrix):

@@ -20,11 +20,13 @@ from sparsify.passes.capture.draft import Asked, Draft, Key, Notices, Stored
 from sparsify.passes.capture.example_extents import note_extents
 from sparsify.passes.capture.export import Dynamic, capture
 from sparsify.passes.capture.libraries import transformers_experts
+from sparsify.passes.choose.left_dense import report_left
 from sparsify.passes.choose.timing import together
 from sparsify.passes.decide.leaves import written_out
 from sparsify.passes.module import recurrent
 from sparsify.passes.pipeline import PASSES
 from sparsify.recipe import Rule
+from sparsify.report import Choice
 from sparsify.report_text import fold
 
 # For as many regions as this the seconds of each are spent; most races are over sooner.
@@ -95,7 +97,9 @@ def drafted(
         found.report.warnings.append(f"all experts of {', '.join(fold(left))} are computed: {error}")
         return found
     for name, why in reasons.items():
-        found.report.left_dense(name, "experts", name, f"{why}; the model's own experts run")
+        text = f"{why}; the model's own experts run"
+        found.report.left_dense(name, "experts", name, Choice(text) if isinstance(why, Choice) else text)
+    report_left(found)
     return found
 
 
@@ -140,15 +144,17 @@ def _with_fewer_gates(asked: Asked) -> Asked:
         return tuple(r.model_copy(update={"optional": True}) if r.role == "gate" else r for r in rules)
 
     whole = asked.recipe
-    stages = tuple(s.model_copy(update={"sparsify": relaxed(s.sparsify)}) for s in whole.stages)
-    recipe = whole.model_copy(update={"sparsify": relaxed(whole.sparsify), "stages": stages})
+    recipe = whole.model_copy(update={"sparsify": relaxed(whole.sparsify)})
     return replace(asked, recipe=recipe)
 
 
 def _reason(draft: Draft, name: str) -> str:
     """Why no kernel computes the experts of this name."""
-    found = (entry.reason for entry in draft.report.dense if entry.scope.partition("@")[0] == name)
-    return next(found, "no rule chose its gate")
+    found = (entry for entry in draft.report.dense if entry.scope.partition("@")[0] == name)
+    entry = next(found, None)
+    if entry is None:
+        return Choice("no rule chose its gate")
+    return Choice(entry.reason) if entry.chosen else entry.reason
 
 
 def clear_fake_results(graph: fx.Graph) -> None:

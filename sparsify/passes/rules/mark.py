@@ -18,10 +18,11 @@ from sparsify.passes.lift.attention.mask import GIVEN
 from sparsify.passes.lift.experts import mixture as experts
 from sparsify.passes.lift.lift import is_message_passing
 from sparsify.passes.lift.message_passing import gather_scatter
-from sparsify.recipe import FormatSpec, Recipe, Rule
+from sparsify.passes.rules import prunable
+from sparsify.recipe import Recipe, Rule
 from sparsify.recipe.source import nearest
 from sparsify.recipe.target import KINDS, selects
-from sparsify.report import RuleEntry
+from sparsify.report import Choice, RuleEntry
 from sparsify.sparsification import patterns
 from sparsify.sparsification.mask_spec import HEADED, MaskSpec
 from sparsify.storage.recipe_format import recipe_format
@@ -45,47 +46,22 @@ def mark(draft: Draft) -> Draft:
     """The draft with `node.meta["sparse"]` on the nodes that the recipe's rules select.
 
     Raises:
-        RecipeError: a rule matches nothing, two rules match one tensor, or a rule asks for what is not
-            there yet.
+        RecipeError: a rule matches nothing, two rules match one tensor, or a rule does not fit what it
+            matches.
     """
-    require_supported(draft.recipe)
     candidates = list(named(draft))
     for position, rule in enumerate(draft.recipe.rules):
         label = rule.id or f"rule {position + 1}"
         passed = draft.asked.pruning.passed.get(position, {})
         selected = select(draft, rule, label, candidates, passed)
         kept, notes = within_limits(draft, rule, selected)
+        report_unread(draft, rule, candidates, passed)
         for candidate in kept:
             put(draft, rule, label, candidate)
         draft.report.rules.append(
             RuleEntry(label, where(draft.recipe, rule), [str(c) for c in kept], "; ".join(notes))
         )
     return draft
-
-
-def require_supported(recipe: Recipe) -> None:
-    """Raises where the recipe asks for something that this version cannot do."""
-    if recipe.stages:
-        raise rule_error(recipe, recipe.rules[0] if recipe.rules else None, "stages are not supported yet")
-    if recipe.verify.against == "masked_dense":
-        raise rule_error(recipe, None, "`verify: against: masked_dense` is not supported yet")
-    if recipe.compile.backends is not None and "own" not in recipe.compile.backends:
-        raise rule_error(recipe, None, "`compile: backends` without `own` leaves no kernels; add `own`")
-    for rule in recipe.rules:
-        if isinstance(rule.format, FormatSpec) and rule.format.block is not None:
-            raise rule_error(
-                recipe, rule, "`block` is not supported yet; write the blocks into the levels, `i/16`"
-            )
-        if rule.origin == "computed" and (rule.role != "gate" or rule.prune is not None):
-            raise rule_error(
-                recipe,
-                rule,
-                "`source: computed` is for gates that the model makes sparse itself, `role: gate` without `prune`; "
-                "others are `given`, `prune` or `mask`",
-            )
-        for key in ("ref", "schedule", "inline", "temporary", "external", "grad"):
-            if getattr(rule, key) is not None:
-                raise rule_error(recipe, rule, f"`{key}` is not supported yet by this version")
 
 
 def rule_error(recipe: Recipe, rule: Rule | None, message: str) -> RecipeError:
@@ -157,9 +133,24 @@ def select(
     text += "".join(
         f"; {name} is passed over: {passed[name]}, and taken where `types` names its type" for name in left
     )
+    text += "".join(f"; nothing in this call reads param:{name}" for name in unread(draft, rule, candidates))
     raise rule_error(
         draft.recipe, rule, f"{label} matches nothing: {text}; `optional: true` lets it match nothing"
     )
+
+
+def unread(draft: Draft, rule: Rule, candidates: list[Candidate]) -> list[str]:
+    """The parameters that a rule names, and that nothing in the graph reads."""
+    read = {candidate.name for candidate in candidates if candidate.kind == "param"}
+    return [name for name in prunable.selected(draft.model, rule) if name not in read]
+
+
+def report_unread(draft: Draft, rule: Rule, candidates: list[Candidate], passed: Mapping[str, str]) -> None:
+    """Lists the parameters that a rule names, and that nothing reads, but for those that pruning passed over."""
+    for name in unread(draft, rule, candidates):
+        if name not in passed:
+            owner = name.rpartition(".")[0]
+            draft.report.left_dense(name, "param", owner, f"param:{name}: nothing reads it")
 
 
 def near_attention(draft: Draft) -> str:
@@ -206,7 +197,7 @@ def within_limits(draft: Draft, rule: Rule, selected: list[Candidate]) -> tuple[
         else:
             notes.append(f"{candidate} left dense: {complaint}")
             draft.report.left_dense(
-                candidate.node.name, candidate.kind, operators.scope(candidate.node), complaint
+                candidate.node.name, candidate.kind, operators.scope(candidate.node), Choice(complaint)
             )
     return kept, notes
 

@@ -50,11 +50,7 @@ def mark_of(operand: object) -> Mark | None:
     ):
         return None
     mark = operand.meta.get("sparse")
-    return (
-        mark
-        if isinstance(mark, Mark) and mark.role not in ("gradient",) and is_matrix_mark(operand)
-        else None
-    )
+    return mark if isinstance(mark, Mark) and is_matrix_mark(operand) else None
 
 
 def is_matrix_mark(node: fx.Node) -> bool:

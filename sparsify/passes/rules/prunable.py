@@ -64,12 +64,12 @@ def passed_over(
     reasons = {name: _reason(model, rule, name, known[name], read) for name in names}
     for name in names:
         tables = [other for other in ties[name] if isinstance(owner_of(model, other), TABLES)]
-        if tables and rule.ties == "error" and len(ties[name]) > 1 and not _is_named(rule, name):
+        if tables and rule.ties == "error" and len(ties[name]) > 1 and not is_named(rule, name):
             reasons[name] = f"tied to a table of rows, {tables[0]}; `ties: share` prunes both"
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def _is_named(rule: Rule, name: str) -> bool:
+def is_named(rule: Rule, name: str) -> bool:
     """Whether a rule names a parameter without a glob."""
     return any(target in (name, f"param:{name}") and not GLOBS & set(target) for target in rule.targets)
 
@@ -80,7 +80,7 @@ def _reason(
     """Why a rule passes over a parameter that it selects, None where it does not."""
     owner = owner_of(model, name)
     kind = type(owner).__name__
-    if _is_named(rule, name):
+    if is_named(rule, name):
         return None
     if parameter.dim() < MATRIX:
         has_matrix = any(p is not None and p.dim() >= MATRIX for p in owner._parameters.values())

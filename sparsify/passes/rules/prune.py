@@ -22,7 +22,6 @@ from sparsify.recipe import Recipe, Rule
 from sparsify.sparsification.magnitude import magnitude_masks
 from sparsify.sparsification.rounding import Moved, moved, rounded, scales
 
-METHODS: Final = ("magnitude", "block_magnitude")
 CONVOLUTIONS: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -151,11 +150,6 @@ def _apply(
 def _pruned(weights: Sequence[nn.Parameter], recipe: Recipe, rule: Rule) -> list[Tensor]:
     """The weights with zeros as a rule says."""
     assert rule.prune is not None, "rules that prune say how"
-    if rule.prune.method not in METHODS:
-        known = ", ".join(METHODS)
-        raise rule_error(recipe, rule, f"`method: {rule.prune.method}` is not supported yet; {known} are")
-    if rule.prune.sparsity is None and (rule.prune.pattern is None or rule.prune.pattern.nm is None):
-        raise rule_error(recipe, rule, f"`method: {rule.prune.method}` needs `sparsity`, the share of zeros")
     try:
         masks = magnitude_masks(weights, rule.prune)
     except SparsifyError as error:

@@ -44,6 +44,7 @@ def gradients(model: nn.Module, x: Tensor) -> Tensor:
     return next(p.grad for name, p in model.named_parameters() if name.endswith("weight"))
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 @pytest.mark.parametrize(
     ("make", "x", "left"),
     [
@@ -67,6 +68,7 @@ def test_zeros_get_no_gradient(make, x, left) -> None:
     torch.testing.assert_close(found, wanted * is_kept, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 @pytest.mark.parametrize(
     ("layer", "x"),
     [(nn.Linear(9, 5), torch.randn(4, 9)), (nn.Conv2d(9, 5, 1), torch.randn(4, 9, 2, 3))],
@@ -81,6 +83,7 @@ def test_gradients_are_verified_where_entries_are(layer, x, monkeypatch) -> None
         sparse.verify_gradients(x)
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_weights_that_are_read_dense_get_all_gradients() -> None:
     torch.manual_seed(0)
     sparse = sparsify.apply(

@@ -207,6 +207,7 @@ def test_new_weights_and_statistics_are_packed():
     assert not torch.allclose(before, after)
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_training_keeps_zeros():
     model, x = made("block")
     sparse = apply(model.train(), RECIPE, x)
@@ -220,6 +221,7 @@ def test_training_keeps_zeros():
         assert not torch.equal(own, theirs)
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [

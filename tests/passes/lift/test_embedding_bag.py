@@ -150,6 +150,7 @@ def test_no_bags_and_no_indices():
     assert sparse(empty, empty).shape == (0, COLUMNS)
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 @pytest.mark.parametrize(
     ("how", "reason"),
     [

@@ -122,6 +122,7 @@ class Given(nn.Module):
         return scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_heads_that_may_vary_stay_dense_and_say_how_not_to() -> None:
     inputs = tuple(torch.randn(2, heads, LENGTH, WIDTH) for heads in (HEADS, KEPT, KEPT))
     rule = {"targets": ["op:scaled_dot_product_attention"], "mask": {"kind": "sliding_window", "before": 2}}

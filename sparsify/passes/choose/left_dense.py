@@ -1,0 +1,194 @@
+"""Readers of sparse tensors that stay dense, as the final graph has them: listed, warned of, and refused if strict.
+
+In: a graph with `%y = conv_transpose1d(%x, %w)` and a rule for `w`, after all other passes.
+Out: the same; `report.dense` has `conv_transpose1d` with its scope and the reason, `report.warnings` one line for all.
+
+Choices are listed alone: a format that would be slower or larger, a limit of the rule. The passes that choose call
+`choose_dense`. Tensors that nothing reads are listed and warned of; there is nothing dense that `strict` could refuse.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from torch import fx
+
+from sparsify.errors import UnsupportedOperatorError
+from sparsify.passes.call.region_call import RegionCall
+from sparsify.passes.call.region_operator import is_call
+from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph import operators
+from sparsify.passes.graph.operators import operator_name, scope, tensor_value
+from sparsify.passes.operands.bag_operand import BagsOutput
+from sparsify.passes.operands.cached_operands import MatrixOutput, Structure
+from sparsify.passes.region.region import Region
+from sparsify.passes.rules import prunable
+from sparsify.report import Choice, DenseEntry
+from sparsify.storage.format import Format
+
+# A node that is part of an operator listed under another node's name.
+LISTED: Final = "listed_dense"
+ATTENTION: Final = "scaled_dot_product_attention"
+SIZES: Final = frozenset(["sym_size", "size", "sym_numel", "numel", "dim", "sym_stride", "stride"])
+PARTS: Final = frozenset(["getitem", "slice", "select", "split", "chunk", "narrow", "unbind"])
+FOLLOWED: Final = operators.VIEWS | operators.COPIES | operators.FILL_PRESERVING
+# The nodes that are tensors from outside, and how the report calls them.
+TENSORS: Final = {"placeholder": "input", "get_attr": "param"}
+# How `drafted` lists modules of experts; all others are nodes, of which some are computed once, outside of the graph.
+EXPERTS: Final = "experts"
+# Texts of so many readers are part of the warning.
+SHOWN: Final = 3
+
+
+def left_dense(draft: Draft) -> Draft:
+    """The draft, whose report lists every reader of a sparse tensor that is no kernel.
+
+    Raises:
+        UnsupportedOperatorError: with `strict`, some are not by choice.
+    """
+    for node in list(draft.graph.nodes):
+        mark = node.meta.get("sparse")
+        if not isinstance(mark, Mark) or mark.derived or is_dense(mark):
+            continue
+        if node.op in TENSORS:
+            list_readers(draft, node)
+        elif mark.role != "gate" and not is_call(node) and LISTED not in node.meta:
+            name = operator_name(node)
+            draft.report.left_dense(node.name, name, scope(node), f"{name} has no sparse form")
+    report_left(draft)
+    return draft
+
+
+def report_left(draft: Draft) -> None:
+    """Warns of all that the report lists as dense, but for choices and what a warning names already.
+
+    Raises:
+        UnsupportedOperatorError: with `strict`, there is an operator among it.
+    """
+    known = {node.name for node in draft.graph.nodes}
+    is_there = [e.node in known or e.op in (*TENSORS.values(), EXPERTS) for e in draft.report.dense]
+    entries = [e for e, there in zip(draft.report.dense, is_there, strict=True) if there and not e.chosen]
+    refused = [entry for entry in entries if entry.op not in TENSORS.values()]
+    if refused and draft.is_strict:
+        raise UnsupportedOperatorError(shown(refused), "leave out the rule for it, or apply without strict")
+    warned = [e for e in entries if not any(e.reason in text for text in draft.report.warnings)]
+    if warned:
+        draft.report.warnings.append(f"stays dense: {shown(warned)}")
+
+
+def choose_dense(draft: Draft, region: Region, node: fx.Node, reason: str) -> None:
+    """Lists `node` for all nodes of a region that is to stay dense because that is faster or smaller."""
+    draft.report.left_dense(node.name, operator_name(node), scope(node), Choice(reason))
+    note_listed(region)
+
+
+def note_listed(region: Region) -> None:
+    """Notes on the nodes of a region that the report lists it as dense."""
+    for node in region.covered:
+        node.meta[LISTED] = True
+
+
+def shown(entries: Iterable[DenseEntry]) -> str:
+    """The first reasons, each with its operator, and how many there are besides."""
+    reasons = list(dict.fromkeys(e.reason if e.op in e.reason else f"{e.op}: {e.reason}" for e in entries))
+    rest = len(reasons) - SHOWN
+    more = f"; and {rest} more, which `report.dense` lists" if rest > 0 else ""
+    return "; ".join(reasons[:SHOWN]) + more
+
+
+def is_dense(mark: Mark) -> bool:
+    """Whether a rule asks for a dense format itself."""
+    return mark.format != "auto" and Format(mark.format).is_dense
+
+
+def title(root: fx.Node) -> str:
+    """What people call an input or a parameter, `input:x`."""
+    return f"{TENSORS[root.op]}:{root.meta.get('input', root.target)}"
+
+
+def list_readers(draft: Draft, root: fx.Node) -> None:
+    """Lists what reads an input or a parameter dense; the root itself where nothing reads its entries."""
+    readers = [*readers_of(root)]
+    if not readers:
+        what = "only its shape is read" if root.users else "nothing reads it"
+        draft.report.left_dense(root.name, TENSORS[root.op], scope(root), f"{title(root)}: {what}")
+    if is_index(root) and any(is_call(reader) for _, reader in readers):
+        return  # edges and bags: what else reads them looks up rows
+    is_chosen = any(entry.node == root.name for entry in draft.report.dense)
+    for operand, reader in readers:
+        if is_call(reader) and (is_chosen or not is_read_dense(reader.meta["region"], reader, operand)):
+            continue
+        if LISTED not in reader.meta:
+            name = "output" if reader.op == "output" else operator_name(reader)
+            reason = reason_of(reader, operand, root)
+            reason = Choice(reason) if is_vector(draft, root) else reason
+            draft.report.left_dense(reader.name, name, scope(reader), reason)
+
+
+def is_vector(draft: Draft, root: fx.Node) -> bool:
+    """Whether a tensor is a parameter of one mode that a rule takes with others, and does not name itself."""
+    value = tensor_value(root)
+    labels = {rule.id or f"rule {place + 1}": rule for place, rule in enumerate(draft.recipe.rules)}
+    is_small = root.op == "get_attr" and value is not None and value.dim() < prunable.MATRIX
+    return is_small and not prunable.is_named(labels[root.meta["sparse"].rule], str(root.target))
+
+
+def is_index(root: fx.Node) -> bool:
+    """Whether a tensor holds whole numbers or truth values."""
+    value = tensor_value(root)
+    return value is not None and not value.is_floating_point() and not value.is_complex()
+
+
+def readers_of(root: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """What reads the entries of a tensor, with the operand: the tensor, a view of it or its entries one by one."""
+    waiting, seen = [root], {root}
+    while waiting:
+        operand = waiting.pop()
+        for reader in operand.users:
+            if is_where_stored(reader, operand):
+                continue
+            is_followed = operator_name(reader) in FOLLOWED and "dense_reason" not in reader.meta
+            if is_followed and reader not in seen:
+                seen.add(reader)
+                waiting.append(reader)
+            elif not is_followed and operator_name(reader) not in SIZES:
+                yield operand, reader
+
+
+def is_where_stored(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether a node is `w != 0` of `w * (w != 0)`, which keeps zeros of weights in training."""
+    is_factor = all(operator_name(user) == "mul" and operand in user.args for user in node.users)
+    return operator_name(node) == "ne" and is_factor
+
+
+def is_read_dense(call: RegionCall, node: fx.Node, operand: fx.Node) -> bool:
+    """Whether a region reads an operand as a dense tensor, beside others that are sparse."""
+    if call.library is not None:
+        return False  # chosen, and a note of the region
+    places = {place for place, argument in enumerate(node.args[1:]) if argument is operand}
+    reading = [one for one in call.operands if places & {one.argument, *one.leaves}]
+    is_sparse = any(one.structure is not None and is_matrix(one.structure, one.result) for one in reading)
+    return bool(reading) and not is_sparse
+
+
+def is_matrix(structure: Structure, result: int) -> bool:
+    """Whether a result of a structure is a sparse tensor, and no tensor that is computed once."""
+    return isinstance(structure.outputs[result], MatrixOutput | BagsOutput)
+
+
+def reason_of(reader: fx.Node, operand: fx.Node, root: fx.Node) -> str:
+    """Why a reader of a tensor, or of a view of it, stays dense."""
+    name, what = operator_name(reader), title(root)
+    if reader.op == "output":
+        return f"{what} is returned, as a dense tensor"
+    if is_call(reader):
+        return f"{what} is read dense by {reader.name}, whose kernel walks other sparse operands"
+    if name == ATTENTION:
+        return f"{name} reads {what} dense: a pattern is given to attention by a rule with `mask`"
+    if is_index(root):
+        dtype = root.meta["val"].dtype
+        return (
+            f"{name} reads {what} dense: kernels read sparse tensors of floating-point numbers, not {dtype}"
+        )
+    if operator_name(operand) in PARTS:
+        return f"{name} reads a part of {what} dense: whole tensors alone are packed"
+    return f"{name} reads {what} dense: it has no sparse form"

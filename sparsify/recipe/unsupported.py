@@ -1,0 +1,53 @@
+"""Keys and values that no version reads yet, or that say nothing: what to write instead.
+
+In: the section `Rule` and its key `schedule`, or `Prune` and `method: wanda`. Out: a sentence for the error at that
+place, "" for keys that there never were.
+"""
+
+from typing import Any, Final
+
+RESULTS: Final = (
+    "rules make inputs and parameters sparse, not results and gradients of operators; leave it out"
+)
+METHODS: Final = ("random", "threshold", "topk", "wanda", "sparsegpt", "movement", "rigl", "constant")
+# By section and key, or key and value.
+REFUSED: Final[dict[tuple[str, str], str]] = {
+    ("Recipe", "stages"): "`stages` are not supported yet; write the rules under `sparsify`",
+    ("Rule", "ref"): "`ref` is not supported yet; name the tensors in `targets`",
+    ("Rule", "schedule"): "`schedule` is not supported yet: `prune` makes all zeros at once; leave it out",
+    ("Rule", "inline"): f"`inline` is not supported yet: {RESULTS}",
+    ("Rule", "temporary"): f"`temporary` is not supported yet: {RESULTS}",
+    ("Rule", "external"): f"`external` is not supported yet: {RESULTS}",
+    (
+        "Rule",
+        "grad",
+    ): "`grad` is not supported yet: gradients of sparse parameters keep their patterns; leave it out",
+    ("Rule", "role: gradient"): (
+        "`role: gradient` is not supported yet: gradients of sparse parameters keep their patterns; leave the rule out"
+    ),
+    ("Prune", "keep"): (
+        "`prune: keep` is not supported; write `sparsity`, the share of zeros, or `pattern: {nm: {keep: 2, of: 4}}`"
+    ),
+    **{
+        ("Prune", f"method: {name}"): (
+            f"`method: {name}` is not supported yet; `magnitude` and `block_magnitude` are"
+        )
+        for name in METHODS
+    },
+    ("FormatSpec", "block"): "`block` is not supported; write the blocks into the levels, `i/16: dense`",
+    ("Verify", "against: masked_dense"): (
+        "`against: masked_dense` is not supported; `against: dense` compares with the dense model that has the zeros "
+        "and masks of the rules"
+    ),
+}
+
+
+def refusal(section: str, key: str, value: Any = None) -> str:
+    """Why a key of a section is refused, or this value of it; "" where nothing is known of it.
+
+    >>> refusal("Rule", "ref")
+    '`ref` is not supported yet; name the tensors in `targets`'
+    >>> refusal("Rule", "rfe")
+    ''
+    """
+    return REFUSED.get((section, key)) or REFUSED.get((section, f"{key}: {value}"), "")
