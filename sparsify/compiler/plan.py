@@ -26,6 +26,7 @@ from sparsify.compiler.einsum.nodes import (
 )
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_tensors
+from sparsify.compiler.einsum.shared_pattern import shared_access
 from sparsify.compiler.fuse import Fusion, fusion
 from sparsify.compiler.mixture import WHY, Mixture, mixture
 from sparsify.compiler.multiply import is_generated
@@ -35,6 +36,7 @@ from sparsify.compiler.one_kernel import check_results
 from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.order import statement_order
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.share import shared_pattern
 from sparsify.compiler.turn import Twin, turned_declaration, twins, with_twins
 from sparsify.compiler.unblock import Unblocked, assembled, index_dtypes_in, taken_apart, unblocked, whole
 from sparsify.compiler.unstored import count_unstored
@@ -89,7 +91,7 @@ class Convert:
         source = operands[0]
         if self.pattern_of is None:
             return tensor(source, self.format, fill=self.fill).to(format=self.format)
-        pattern = operands[1]._pattern  # type: ignore[attr-defined]
+        pattern = shared_pattern(operands[1]._pattern, self.format, source.shape)  # type: ignore[attr-defined]
         if not isinstance(source, SparseTensor):  # diagonals that are all stored, computed as rows
             source = tensor(source, whole(pattern.format))
         found = conversion(pattern, source.format)
@@ -273,7 +275,7 @@ def _written(
     apart = unblocked(program, statement)
     why = apart.why
     if output.pattern_of is not None:
-        format = apart.formats.get(Access(output.pattern_of, statement.target.indices), output.format)
+        format = apart.formats.get(shared_access(program, statement.target), output.format)
     else:
         format = assembled(output.format)
         why = f"no kernel writes {output.format}"
@@ -302,7 +304,7 @@ def _step(
     else:
         order = stated if set(all_indices((statement,))) <= set(stated) else ()
     found = twins(program, statement, apart, order)
-    root = found.get(Access(output.pattern_of or "", statement.target.indices))
+    root = None if output.pattern_of is None else found.get(shared_access(program, statement.target))
     if root is not None:
         output = replace(output, pattern_of=None if root.format.is_dense else root.name)
     statement = replace(statement, value=with_twins(statement.value, found))
