@@ -303,8 +303,9 @@ def _step(
         order = () if best is None else best.names
     else:
         order = stated if set(all_indices((statement,))) <= set(stated) else ()
-    found = twins(program, statement, apart, order)
-    root = None if output.pattern_of is None else found.get(shared_access(program, statement.target))
+    found = _concordant_twins(program, statement, apart, order)
+    place = None if output.pattern_of is None else shared_access(program, statement.target)
+    root = None if place is None else found.get(place)
     if root is not None:
         output = replace(output, pattern_of=None if root.format.is_dense else root.name)
     statement = replace(statement, value=with_twins(statement.value, found))
@@ -319,6 +320,24 @@ def _step(
     read += _shapes(program, statement, read)
     names = tuple(d.name for d in read), (output.name,)
     return Step(Program((statement,), (*read, output), *names, program.extents), turned, order)
+
+
+def _concordant_twins(
+    program: Program, statement: Assign, apart: Unblocked, order: tuple[str, ...]
+) -> dict[Access, Twin]:
+    """The operands that are read in another format; the pattern of the result in its own mode ordering.
+
+    Values are written at its positions as it is stored: loops in another order do not reach them.
+    """
+    found = twins(program, statement, apart, order)
+    place = shared_access(program, statement.target)
+    if place == statement.target or place not in found:
+        return found
+    format = apart.formats.get(place, program.declaration(place.tensor).format)
+    if found[place].format.ordering == format.ordering:
+        return found
+    kept = {access: twin for access, twin in found.items() if access != place}
+    return {**kept, place: replace(found[place], format=format)} if place in apart.formats else kept
 
 
 def _shapes(program: Program, statement: Assign, read: list[Declaration]) -> list[Declaration]:

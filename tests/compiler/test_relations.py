@@ -192,3 +192,28 @@ def test_positions_of_entries_with_several_coordinates() -> None:
         with options.override(**QUICK):
             found = sparsify.evaluate(text, E=E, b=b, w=w, schedule=schedule)
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [("S[i,j] = A[i,j] * b[j,0]", "order j, i"), ("S[i,j,h] = A[i,j] * b[j,h]", "order j, i, h")],
+)
+def test_loops_that_do_not_reach_the_pattern_of_a_result_are_refused(text, schedule) -> None:
+    A, b = matrix("csr", 6, 5), torch.randn(5, 3, dtype=torch.float64)
+    with pytest.raises(sparsify.errors.DiscordantError, match="opposite loop orders"):
+        sparsify.evaluate(text, A=A, b=b, schedule=schedule)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_are_a_kernel_over_rows_and_one_over_columns(layout) -> None:
+    size = (1000, 8000, 4, 16)
+    E, given = relation(*size[:2], torch.float64), operands(size, torch.float64)
+    leaves = {name: x.requires_grad_() for name, x in given.items()}
+    kernel = evaluate_kernel(SOFTMAX.replace("K", layout), E=E, **leaves)
+    adjoint = kernel.adjoint(("a", "b", "z"))
+    joined = [step for step in adjoint.generated if len(step.program.statements) > 1]
+    assert [[*step.twins] for step in joined] == [[], ["E_210"]]
+    found = sparsify.evaluate(SOFTMAX.replace("K", layout), E=E, **leaves)
+    cotangent = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    wanted = torch.autograd.grad(softmax(E, **leaves), [*leaves.values()], cotangent)
+    torch.testing.assert_close(torch.autograd.grad(found, [*leaves.values()], cotangent), wanted)
