@@ -6,7 +6,9 @@ import torch
 import sparsify
 from sparsify import options
 from sparsify.compiler.evaluate import evaluate_kernel
+from sparsify.compiler.plan import joined_rows
 from sparsify.compiler.reference import evaluate_program
+from sparsify.compiler.schedule.sizes import sizes_of
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, wrap
@@ -217,3 +219,26 @@ def test_gradients_are_a_kernel_over_rows_and_one_over_columns(layout) -> None:
     cotangent = torch.randn(found.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     wanted = torch.autograd.grad(softmax(E, **leaves), [*leaves.values()], cotangent)
     torch.testing.assert_close(torch.autograd.grad(found, [*leaves.values()], cotangent), wanted)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_heads_beside_each_other_and_rows_in_parts(layout) -> None:
+    """All heads of an entry in a vector where extents are constants; long rows by every way to hold them."""
+    text = SOFTMAX.replace("K", layout)
+    size = (30, 200, 8, 8)
+    E, given = relation(*size[:2], torch.float32), operands(size, torch.float32)
+    constants = {"h": 8, "f": 8}
+    with options.override(vector_bytes=32, **QUICK):
+        kernel = evaluate_kernel(text, E=E, sizes=constants, **given)
+        assert "order S: i, p, h" in str(kernel.generated[0].stages.schedule)
+        torch.testing.assert_close(
+            sparsify.evaluate(text, E=E, sizes=constants, **given), softmax(E, **given)
+        )
+        size = (3, 700, 2, 16)
+        E, given = relation(*size[:2], torch.float64), operands(size, torch.float64)
+        program = evaluate_kernel(text, E=E, **given).program
+        found = joined_rows(program, sizes_of(program, [{"E": E, **given}[name] for name in program.inputs]))
+        assert found is not None and {way.name for way, _ in found.ways} >= {"strip", "recomputed"}
+        for way, _ in found.ways:
+            result = sparsify.evaluate(text, E=E, schedule=str(way.schedule), **given)
+            torch.testing.assert_close(result, softmax(E, **given))
