@@ -14,9 +14,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Index, Program, Reduce
+from sparsify.compiler.einsum.sparsity import infer_sparsity
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import Node, find, walk
 from sparsify.compiler.schedule.sizes import Sizes

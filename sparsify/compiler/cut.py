@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import cast
 
 from sparsify.compiler.einsum.factor import factor
-from sparsify.compiler.einsum.infer_format import infer_format, infer_sparsity
+from sparsify.compiler.einsum.infer_format import infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices, fresh
+from sparsify.compiler.einsum.sparsity import infer_sparsity
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import Node, children, find, holds, map_children, walk
 

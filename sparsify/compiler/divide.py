@@ -35,6 +35,7 @@ from sparsify.compiler.turn import Twin, reordered, turned_declaration
 from sparsify.storage.format import Format
 
 BY_ROWS = Format("dense, compressed")
+RELATION = Format("dense, compressed, singleton")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,10 @@ def divide(program: Program, joined: bool = True) -> Divided | None:
     mask = _mask(program)
     if mask is None:
         return None
-    row, column = (index.name for index in mask.indices if isinstance(index, Index))
-    program, sums = _sums_of_rows(program, row, column)
+    names = [index.name for index in mask.indices if isinstance(index, Index)]
+    row, *entry = (names[mode] for mode in program.declaration(mask.tensor).format.ordering)
+    column = entry[-1]
+    program, sums = _sums_of_rows(program, row, tuple(entry))
     entries = [s for s in program.statements if _is_of_entries(program, s)]
     inside = {mask.tensor, *(statement.target.tensor for statement in entries)}
     first = [s for s in program.statements if s not in entries and not _reads(s) & (inside | sums)]
@@ -128,7 +131,7 @@ def divide(program: Program, joined: bool = True) -> Divided | None:
     return Divided(before, rows, _turned(columns, mask, twin), twin, rest)
 
 
-def _sums_of_rows(program: Program, row: str, column: str) -> tuple[Program, set[str]]:
+def _sums_of_rows(program: Program, row: str, entry: tuple[str, ...]) -> tuple[Program, set[str]]:
     """The program with sums over all entries as sums of what each row sums, and the names of the latter.
 
     `d_w[h,k] = sum(i, j, D[h,i,j] * X[j,h,k])` is `w[i,h,k] = sum(j, ..)`, which rows have, and `sum(i, w[i,h,k])`.
@@ -137,7 +140,7 @@ def _sums_of_rows(program: Program, row: str, column: str) -> tuple[Program, set
     statements: list[Assign] = []
     found: set[str] = set()
     for statement in program.statements:
-        parts = _sum_of_rows(program, statement, row, column, fresh("w", taken))
+        parts = _sum_of_rows(program, statement, row, entry, fresh("w", taken))
         if parts is not None:
             name = parts[0].target.tensor
             taken.add(name)
@@ -149,7 +152,7 @@ def _sums_of_rows(program: Program, row: str, column: str) -> tuple[Program, set
 
 
 def _sum_of_rows(
-    program: Program, statement: Assign, row: str, column: str, name: str
+    program: Program, statement: Assign, row: str, entry: tuple[str, ...], name: str
 ) -> tuple[Assign, Assign] | None:
     """A sum over all entries in two: of each row, and of those; `None` for other statements.
 
@@ -157,8 +160,8 @@ def _sum_of_rows(
     bilinear scores, would be a matrix for each row.
     """
     match statement.value:
-        case Reduce("sum", summed, body) if {row, column} <= set(summed):
-            rest = tuple(index for index in summed if index != column)
+        case Reduce("sum", summed, body) if {row, *entry} <= set(summed):
+            rest = tuple(index for index in summed if index not in entry)
         case _:
             return None
     if (
@@ -170,15 +173,15 @@ def _sum_of_rows(
     where: tuple[Expr, Expr] | None = None
     match body:
         case Call("where", (Expr() as condition, Expr() as kept, Const(0) as otherwise)):
-            if not {row, column} & set(free_indices(condition)):
+            if not {row, *entry} & set(free_indices(condition)):
                 where, body = (condition, otherwise), kept
     names = [index for index in free_indices(statement.target) if index in free_indices(body)]
     read = [set(free_indices(access)) for access in find(body, Access)]
-    if not any({row, column} & found and set(names) <= found for found in read):
+    if not any({row, *entry} & found and set(names) <= found for found in read):
         return None
     target = Access(name, tuple(map(Index, (row, *names))))
     value: Expr = target if where is None else Call("where", (where[0], target, where[1]))
-    of_rows = Assign(target, None, Reduce("sum", (column,), body))
+    of_rows = Assign(target, None, Reduce("sum", entry, body))
     return of_rows, replace(statement, value=Reduce("sum", (row,), value))
 
 
@@ -190,9 +193,9 @@ def _is_faster(parts: Divided, sizes: Sizes) -> bool:
 
 
 def _mask(program: Program) -> Access | None:
-    """The one sparse operand, a matrix by rows, at the index variables that all entries have it at."""
+    """The one sparse operand, a matrix or relation by rows, at the index variables that all entries have it at."""
     sparse = [d for d in program.declarations if d.name in program.inputs and not d.format.is_dense]
-    if len(sparse) != 1 or sparse[0].format.unfixed() != BY_ROWS:
+    if len(sparse) != 1 or sparse[0].format.unfixed() not in (BY_ROWS, RELATION):
         return None
     places = {
         access for s in program.statements for access in find(s, Access) if access.tensor == sparse[0].name
@@ -202,7 +205,7 @@ def _mask(program: Program) -> Access | None:
             places.add(pattern_access(program, statement.target))
     if len(places) != 1 or (place := places.pop()).tensor != sparse[0].name:
         return None
-    return place if len(set(index_names(place))) == 2 else None
+    return place if len(set(index_names(place))) == len(place.indices) else None
 
 
 def _is_of_entries(program: Program, statement: Assign) -> bool:
@@ -263,8 +266,9 @@ def _with_dtypes(part: Program, program: Program) -> Program:
 def _twin(program: Program, mask: Access) -> Twin:
     """The pattern by columns."""
     declared = program.declaration(mask.tensor)
-    name = fresh(f"{mask.tensor}_10", {d.name for d in program.declarations})
-    return Twin(name, mask.tensor, reordered(declared.format, (1, 0)), "its results belong to columns")
+    ordering = declared.format.ordering[::-1]
+    name = fresh(f"{mask.tensor}_{''.join(map(str, ordering))}", {d.name for d in program.declarations})
+    return Twin(name, mask.tensor, reordered(declared.format, ordering), "its results belong to columns")
 
 
 def _turned(part: Program, mask: Access, twin: Twin) -> Program:

@@ -20,6 +20,7 @@ from sparsify.compiler.assembled import Assembled
 from sparsify.compiler.compact import compact, compact_sizes, compactable, large
 from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.einsum.extents import check_indices
+from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.known import KNOWN
 from sparsify.compiler.loops.lower.assemble import POSITION_OVERFLOW, is_assembled
 from sparsify.compiler.pipeline import Stages
@@ -27,6 +28,7 @@ from sparsify.compiler.plan import Step, with_wide_result
 from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
+from sparsify.compiler.share import shared_pattern
 from sparsify.compiler.variants import Signature, Variant, Variants
 from sparsify.errors import CompilerError, KernelError
 from sparsify.options import Options
@@ -159,9 +161,25 @@ class GeneratedStep:
         is_turned = self._root is None and not self._is_assembled and not self._is_plain
         if len(self._outputs) > 1 or is_turned:
             return False
-        if self._root is not None and self.program.inputs[self._root] in self.twins:
+        if self._root is not None and (self._turned[self._root] or self._has_further_modes(self.output)):
             return False
         return all(DenseInput(d).format is None for d in self._declared if d.format.is_dense)
+
+    def _has_further_modes(self, output: Declaration) -> bool:
+        """Whether a result has other modes than the operand whose pattern it shares."""
+        root = self.program.declaration(output.pattern_of or output.name)
+        return len(root.extents) < len(output.extents)
+
+    def _pattern_of(
+        self, output: Declaration, operands: Sequence[torch.Tensor], shape: Sequence[int]
+    ) -> Pattern:
+        """The pattern of a result that shares that of an operand."""
+        root = self.program.inputs.index(output.pattern_of or "")
+        pattern: Pattern = operands[root]._pattern  # type: ignore[attr-defined]
+        if self._inputs[root].is_twin:
+            is_below = self._has_further_modes(output)
+            pattern = conversion(pattern, self._declared[root].format if is_below else output.format).pattern
+        return shared_pattern(pattern, output.format, shape)
 
     @property
     def current(self) -> Variant:
@@ -287,9 +305,7 @@ class GeneratedStep:
             buffers.append(result)
             frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
             return result if self._is_plain else laid_out(result, self.output.format)
-        pattern = operands[self._root]._pattern  # type: ignore[attr-defined]
-        if self._inputs[self._root].is_twin:
-            pattern = conversion(pattern, self.output.format).pattern
+        pattern = self._pattern_of(self.output, operands, frame.shape)
         stored = self._stored(pattern)
         buffers.append(stored)
         frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
@@ -376,10 +392,7 @@ class GeneratedStep:
                 if output.format.ordering != tuple(range(len(stored))):
                     results[-1] = laid_out(results[-1], output.format)
                 continue
-            root = self.program.inputs.index(output.pattern_of)
-            pattern = operands[root]._pattern  # type: ignore[attr-defined]
-            if self._inputs[root].is_twin:
-                pattern = conversion(pattern, output.format).pattern
+            pattern = self._pattern_of(output, operands, [extents[name] for name in output.extents])
             results.append(wrap(pattern, torch.empty(pattern.nnz, dtype=dtype), output.fill))
             buffers.append(results[-1]._vals)  # type: ignore[attr-defined]
         frame.call(tuple(sizes), tuple(buffers), count(self.options), None)

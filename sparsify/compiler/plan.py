@@ -26,6 +26,7 @@ from sparsify.compiler.einsum.nodes import (
 )
 from sparsify.compiler.einsum.patterns import pattern_access
 from sparsify.compiler.einsum.rename import all_indices, fresh, rename_tensors
+from sparsify.compiler.einsum.shared_pattern import shared_access
 from sparsify.compiler.fuse import Fusion, fusion
 from sparsify.compiler.mixture import WHY, Mixture, mixture
 from sparsify.compiler.multiply import is_generated
@@ -35,6 +36,7 @@ from sparsify.compiler.one_kernel import check_results
 from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.order import statement_order
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.share import shared_pattern
 from sparsify.compiler.turn import Twin, turned_declaration, twins, with_twins
 from sparsify.compiler.unblock import Unblocked, assembled, index_dtypes_in, taken_apart, unblocked, whole
 from sparsify.compiler.unstored import count_unstored
@@ -89,7 +91,7 @@ class Convert:
         source = operands[0]
         if self.pattern_of is None:
             return tensor(source, self.format, fill=self.fill).to(format=self.format)
-        pattern = operands[1]._pattern  # type: ignore[attr-defined]
+        pattern = shared_pattern(operands[1]._pattern, self.format, source.shape)  # type: ignore[attr-defined]
         if not isinstance(source, SparseTensor):  # diagonals that are all stored, computed as rows
             source = tensor(source, whole(pattern.format))
         found = conversion(pattern, source.format)
@@ -273,7 +275,7 @@ def _written(
     apart = unblocked(program, statement)
     why = apart.why
     if output.pattern_of is not None:
-        format = apart.formats.get(Access(output.pattern_of, statement.target.indices), output.format)
+        format = apart.formats.get(shared_access(program, statement.target), output.format)
     else:
         format = assembled(output.format)
         why = f"no kernel writes {output.format}"
@@ -301,8 +303,9 @@ def _step(
         order = () if best is None else best.names
     else:
         order = stated if set(all_indices((statement,))) <= set(stated) else ()
-    found = twins(program, statement, apart, order)
-    root = found.get(Access(output.pattern_of or "", statement.target.indices))
+    found = _concordant_twins(program, statement, apart, order)
+    place = None if output.pattern_of is None else shared_access(program, statement.target)
+    root = None if place is None else found.get(place)
     if root is not None:
         output = replace(output, pattern_of=None if root.format.is_dense else root.name)
     statement = replace(statement, value=with_twins(statement.value, found))
@@ -317,6 +320,24 @@ def _step(
     read += _shapes(program, statement, read)
     names = tuple(d.name for d in read), (output.name,)
     return Step(Program((statement,), (*read, output), *names, program.extents), turned, order)
+
+
+def _concordant_twins(
+    program: Program, statement: Assign, apart: Unblocked, order: tuple[str, ...]
+) -> dict[Access, Twin]:
+    """The operands that are read in another format; the pattern of the result in its own mode ordering.
+
+    Values are written at its positions as it is stored: loops in another order do not reach them.
+    """
+    found = twins(program, statement, apart, order)
+    place = shared_access(program, statement.target)
+    if place == statement.target or place not in found:
+        return found
+    format = apart.formats.get(place, program.declaration(place.tensor).format)
+    if found[place].format.ordering == format.ordering:
+        return found
+    kept = {access: twin for access, twin in found.items() if access != place}
+    return {**kept, place: replace(found[place], format=format)} if place in apart.formats else kept
 
 
 def _shapes(program: Program, statement: Assign, read: list[Declaration]) -> list[Declaration]:

@@ -15,7 +15,6 @@ from typing import Final, cast
 import torch
 
 from sparsify.compiler.einsum.infer_dtype import kind_of
-from sparsify.compiler.einsum.infer_format import DENSE, Sparsity, infer_sparsity
 from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
@@ -29,6 +28,7 @@ from sparsify.compiler.einsum.nodes import (
 )
 from sparsify.compiler.einsum.rename import fresh, substitute_scalars
 from sparsify.compiler.einsum.simplify import fold_constants
+from sparsify.compiler.einsum.sparsity import DENSE, Sparsity, infer_sparsity
 from sparsify.compiler.node import Node, find, holds, map_children
 from sparsify.errors import DtypeError, EinsumError
 from sparsify.storage.format import Format

@@ -22,6 +22,7 @@ from sparsify.compiler.differentiate import pull_back
 from sparsify.compiler.einsum import exact
 from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.compiler.einsum.verify import verify
+from sparsify.compiler.share import shared_pattern
 from sparsify.compiler.torch_operator import Operator, register
 from sparsify.storage import dispatch, parametrized
 from sparsify.storage.fill import Fill
@@ -114,7 +115,9 @@ class Traced:
             if declared.format.is_dense:
                 found += parts
             elif (root := _root(self.program, declared, operands)) is not None:
-                found.append(SparseTensor(root._pattern, parts[0], declared.fill))
+                shape = [extents[extent] for extent in declared.extents]
+                pattern = shared_pattern(root._pattern, declared.format, shape)
+                found.append(SparseTensor(pattern, parts[0], declared.fill))
             else:
                 shape = [extents[extent] for extent in declared.extents]
                 found.append(_parts_of(declared).together(iter(parts), shape))
@@ -248,7 +251,8 @@ def shapes_only(text: str, tensors: list[Tensor], extents: list[Any]) -> list[Te
         if declared.format.is_dense:
             flat.append(tensors[0].new_empty(shape, dtype=dtype))
         elif (root := _root(traced.program, declared, operands)) is not None:
-            flat.append(root._vals.new_empty(root._vals.shape, dtype=dtype))
+            pattern = shared_pattern(root._pattern, declared.format, shape)
+            flat.append(root._vals.new_empty([pattern.nnz], dtype=dtype))
         else:
             flat += _found_by_the_kernel(declared, shape, tensors[0])
     return flat

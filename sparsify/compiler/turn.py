@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Final, cast
 
-from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
+from sparsify.compiler.einsum.sparsity import infer_sparsity
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.unblock import Unblocked, index_dtypes_in
@@ -94,12 +94,26 @@ def _is_scattered(program: Program, statement: Assign) -> bool:
 
 
 def concordant(access: Access, format: Format, order: list[str]) -> tuple[int, ...]:
-    """The modes of an access in the order of the loops that give their indices; constants stay where they are."""
+    """The modes of an access in the order of the loops that give their indices; constants stay where they are.
+
+    So do dense levels below all others: their coordinates are found at any position, whichever loop gives them.
+    """
+    listed = [number for number, stored in enumerate(format.levels) if not stored.level.is_full]
+    below = set(format.ordering[max(listed, default=-1) + 1 :]) if listed else set()
     places: dict[int, int] = {}
     for mode in format.ordering:
         found = [order.index(n) if n in order else len(order) for n in index_names(access.indices[mode])]
         places[mode] = max(found) if found else max(places.values(), default=-1)
-    return tuple(sorted(places, key=lambda mode: (places[mode], format.ordering.index(mode))))
+    return tuple(
+        sorted(
+            places,
+            key=lambda mode: (
+                mode in below,
+                0 if mode in below else places[mode],
+                format.ordering.index(mode),
+            ),
+        )
+    )
 
 
 def reordered(format: Format, ordering: tuple[int, ...]) -> Format:

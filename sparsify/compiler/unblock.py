@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Index, Program, Reduce
+from sparsify.compiler.einsum.shared_pattern import shared_access
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.storage.format import Format, Kind, LevelExpression, StoredLevel
@@ -33,7 +34,7 @@ def unblocked(program: Program, statement: Assign) -> Unblocked:
     accesses = find(statement.value, Access)
     output = declarations[statement.target.tensor]
     if output.pattern_of is not None:
-        accesses.append(Access(output.pattern_of, statement.target.indices))
+        accesses.append(shared_access(program, statement.target))
     formats = {access: declarations[access.tensor].format for access in accesses}
     blocked = {a: format for a, format in formats.items() if not format.is_short or format.has_bits}
     if not blocked:

@@ -33,6 +33,7 @@ from sparsify.compiler.pipeline import Stages, compile_stages
 from sparsify.compiler.plan import Convert, Step, steps
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
+from sparsify.compiler.share import shared_pattern
 from sparsify.compiler.variants import Variant, Variants
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.options import Options
@@ -221,7 +222,7 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
             continue
         count = int(np.prod(shapes[output.name]))
         if output.pattern_of is not None:
-            count = _root(output, twins, tensors).nnz
+            count = _root(output, twins, tensors, shapes[output.name]).nnz
         arrays[f"{output.name}_vals"] = np.full(count, poison(output.dtype), array_dtype(output.dtype))
     found = interpret_loops(function, sizes, arrays, case.threads)
     assert found.status == 0, f"status {found.status}"
@@ -232,18 +233,24 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
             continue
         values = _torch(arrays[f"{output.name}_vals"], output.dtype)
         if output.pattern_of is not None:
-            results[output.name] = SparseTensor(_root(output, twins, tensors), values, output.fill)
+            pattern = _root(output, twins, tensors, shapes[output.name])
+            results[output.name] = SparseTensor(pattern, values, output.fill)
         else:
             results[output.name] = _laid_out(output, values, shapes[output.name])
     return results
 
 
-def _root(output: Declaration, twins: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Pattern:
-    """The pattern that a result has: that of an operand, or of its twin."""
+def _root(
+    output: Declaration, twins: Mapping[str, str], tensors: Mapping[str, Tensor], shape: tuple[int, ...]
+) -> Pattern:
+    """The pattern that a result has: that of an operand, or of its twin, over further modes."""
     assert output.pattern_of is not None
     source = tensors[twins.get(output.pattern_of, output.pattern_of)]
     assert isinstance(source, SparseTensor)
-    return source.pattern if output.pattern_of not in twins else source.pattern.twin(output.format)[0]
+    if output.pattern_of not in twins:
+        return shared_pattern(source.pattern, output.format, shape)
+    assert source.dim() == len(shape), "what is turned has the modes of its result"
+    return source.pattern.twin(output.format)[0]
 
 
 def poison(dtype: str) -> float | int:

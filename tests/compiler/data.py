@@ -16,7 +16,9 @@ from sparsify.compiler.einsum.extents import declared_extents
 from sparsify.compiler.einsum.infer_format import hangs_on_extents
 from sparsify.compiler.einsum.nodes import Assign, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices
+from sparsify.compiler.einsum.shared_pattern import over_modes
 from sparsify.compiler.node import walk
+from sparsify.compiler.share import shared_pattern
 from sparsify.storage.convert import level_columns
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
@@ -136,7 +138,8 @@ def fill_operands(
             kept = rng.random(shape[mode]) < 0.35
             mask = mask & kept.reshape([-1 if m == mode else 1 for m in range(len(shape))])
         if declared.pattern_of is not None:
-            mask = case.stored[declared.pattern_of]
+            root = case.program.declaration(declared.pattern_of)
+            mask = over_modes(declared, root, case.stored[root.name], shape)
         place(case, name, drawn, mask)
 
 
@@ -181,7 +184,7 @@ def place(case: Case, name: str, drawn: NDArray[np.float64], mask: NDArray[np.bo
     if not mask.ndim:
         coordinates = torch.zeros(0, int(mask))
     if declared.pattern_of is not None:
-        pattern = case.tensors[declared.pattern_of].pattern
+        pattern = shared_pattern(case.tensors[declared.pattern_of].pattern, declared.format, drawn.shape)
         at = pattern.coordinates().clamp(max=10**6)
         inside = pattern.inside()
         found = torch.full((pattern.nnz,), declared.fill, dtype=values.dtype)

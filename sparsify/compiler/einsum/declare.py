@@ -38,6 +38,7 @@ def declare(
     formats: Mapping[str, Format] | None = None,
     sizes: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    densities: Mapping[str, float] | None = None,
 ) -> Program:
     """The program of `statements` over `operands`, verified, with formats inferred.
 
@@ -46,6 +47,7 @@ def declare(
         formats: the formats of results that are not to be inferred.
         sizes: extents that are fixed.
         shapes: of operands; what is reduced over an extent of 0 has another fill where the reduction says so.
+        densities: expected ones of sparse operands; results that are expected to be full are dense then.
 
     Raises:
         EinsumError: a name, an index variable or an assignment that does not fit.
@@ -61,14 +63,23 @@ def declare(
     kept = {d.pattern_of for d in declarations if d.name in read} | read
     declarations = [d for d in declarations if d.name in kept]
     inputs = tuple(d.name for d in declarations)
-    program = infer_format(
-        Program(tuple(statements), tuple(declarations), inputs, outputs, tuple((sizes or {}).items()))
-    )
+    program = Program(tuple(statements), tuple(declarations), inputs, outputs, tuple((sizes or {}).items()))
+    known = {} if densities is None else declared_extents(program, shapes or {})
+    program = infer_format(program, densities, known)
     for name, format in (formats or {}).items():
-        program = _fix_format(program, name, format)
+        program = _fix_format(program, name, format, densities, known)
     empty = _empty(program, shapes or {})
     if not empty.keys() <= (sizes or {}).keys():
-        return declare(statements, operands, outputs, formats=formats, sizes={**(sizes or {}), **empty})
+        sizes = {**(sizes or {}), **empty}
+        return declare(
+            statements,
+            operands,
+            outputs,
+            formats=formats,
+            sizes=sizes,
+            shapes=None if densities is None else shapes,
+            densities=densities,
+        )
     program = search_diagonals(program)
     verify(program)
     return program
@@ -96,7 +107,13 @@ def _empty(program: Program, shapes: Mapping[str, Sequence[int]]) -> dict[str, i
     return {name: 0 for name in hangs_on_extents(program) if extents.get(name) == 0}
 
 
-def _fix_format(program: Program, name: str, format: Format) -> Program:
+def _fix_format(
+    program: Program,
+    name: str,
+    format: Format,
+    densities: Mapping[str, float] | None,
+    extents: Mapping[str, int],
+) -> Program:
     """`program` with the format of one result given, and those that depend on it inferred again."""
     declared = next((d for d in program.declarations if d.name == name and name not in program.inputs), None)
     if declared is None:
@@ -116,7 +133,7 @@ def _fix_format(program: Program, name: str, format: Format) -> Program:
     kept = [
         fixed if d.name == name else d for d in program.declarations if d.name == name or d.name not in later
     ]
-    return infer_format(replace(program, declarations=tuple(kept)))
+    return infer_format(replace(program, declarations=tuple(kept)), densities, extents)
 
 
 def _index_dtype(program: Program) -> str:

@@ -13,7 +13,6 @@ from math import isfinite
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
 from sparsify.compiler.einsum.infer_dtype import declared_kind, kind_of
-from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import (
     Access,
@@ -27,6 +26,7 @@ from sparsify.compiler.einsum.nodes import (
     Reduce,
 )
 from sparsify.compiler.einsum.patterns import pattern_access
+from sparsify.compiler.einsum.sparsity import infer_sparsity
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import Node
 from sparsify.compiler.rewrite import bottom_up

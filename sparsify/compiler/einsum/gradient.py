@@ -278,16 +278,16 @@ class _Reverse:
     def _drop_guard(self, expr: Expr) -> Expr:
         """`where(stored(A[i,j]), e, 0) -> e` for an `e` that is 0 outside the pattern of A."""
         match expr:
-            case Call("where", (Stored(Access(tensor, at)), yes, Const(0))):
-                root = pattern_root(self.program, tensor)
-                names = tuple(index.name for index in at if isinstance(index, Index))
-                if root is not None and len(names) == len(at) and self._is_confined(yes, root, names):
+            case Call("where", (Stored(access), yes, Const(0))):
+                is_plain = all(isinstance(index, Index) for index in access.indices)
+                root = pattern_root(self.program, access)
+                if root is not None and is_plain and self._is_confined(yes, root):
                     return yes
         return expr
 
-    def _is_confined(self, expr: Expr, root: str, indices: tuple[str, ...]) -> bool:
-        """Whether `expr` is 0 wherever `root` has no entry at `indices`."""
-        return is_confined(expr, root, indices, [*self.program.declarations, *self.declarations.values()])
+    def _is_confined(self, expr: Expr, root: Access) -> bool:
+        """Whether `expr` is 0 wherever there is no entry at `root`."""
+        return is_confined(expr, root, [*self.program.declarations, *self.declarations.values()])
 
     def _cotangent(self, name: str) -> tuple[tuple[str, ...], Expr]:
         """The gradient of a result of the program as an access: an existing one, or of a new statement."""
@@ -306,7 +306,7 @@ class _Reverse:
 
     def _total(self, name: str, indices: tuple[str, ...]) -> Expr:
         """The sum of all contributions to the gradient of a tensor, at the given index variables."""
-        root = None if name in self.recomputed else pattern_root(self.program, name)
+        root = None if name in self.recomputed else pattern_root(self.program, _access(name, indices))
         parts: list[Expr] = []
         for part in self.parts[name]:
             append(parts, self._rename_part(part, indices))
@@ -317,9 +317,9 @@ class _Reverse:
         if root is not None and sum(map(self._is_product, parts)) > 1:
             parts = [self._confined_alone(name, root, part, indices) for part in parts]
         total = reduce(lambda left, right: Call("add", (left, right)), parts)
-        if root is None or self._is_confined(total, root, indices):
+        if root is None or self._is_confined(total, root):
             return total
-        return chosen(Stored(_access(root, indices)), total)
+        return chosen(Stored(root), total)
 
     def _is_product(self, expr: Expr) -> bool:
         """Whether a contribution is a product of sparse tensors, summed up: whole it has more entries than they."""
@@ -328,13 +328,13 @@ class _Reverse:
         sparse = [access for access in read if not declared[access.tensor].format.is_dense]
         return isinstance(expr, Reduce) and len(sparse) > 1
 
-    def _confined_alone(self, name: str, root: str, expr: Expr, indices: tuple[str, ...]) -> Expr:
+    def _confined_alone(self, name: str, root: Access, expr: Expr, indices: tuple[str, ...]) -> Expr:
         """A contribution as a tensor of its own on the pattern, so that no other entries of it are computed."""
-        if not self._is_product(expr) or self._is_confined(expr, root, indices):
+        if not self._is_product(expr) or self._is_confined(expr, root):
             return expr
         target = _access(self._name(f"p_{name}"), indices)
         self._declare_gradient(name, target.tensor)
-        self._emit(target, chosen(Stored(_access(root, indices)), expr))
+        self._emit(target, chosen(Stored(root), expr))
         return target
 
     def _rename_part(self, part: Part, indices: tuple[str, ...]) -> Expr:
@@ -360,9 +360,15 @@ class _Reverse:
     def _declare_gradient(self, name: str, gradient: str) -> None:
         """Declares the gradient of a tensor: as that tensor, with fill 0, on its pattern."""
         own = self.program.declaration(name)
-        root = pattern_root(self.program, name)
+        root = pattern_root(self.program, _access(name, own.extents))
         self.declarations[gradient] = Declaration(
-            gradient, own.extents, own.format, own.dtype, 0.0, own.index_dtypes, root
+            gradient,
+            own.extents,
+            own.format,
+            own.dtype,
+            0.0,
+            own.index_dtypes,
+            None if root is None else root.tensor,
         )
 
     def _indices_of(self, name: str) -> tuple[str, ...]:

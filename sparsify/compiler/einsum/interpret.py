@@ -12,7 +12,8 @@ import numpy as np
 from sparsify.compiler.einsum.extents import index_variables, program_extents
 from sparsify.compiler.einsum.infer_dtype import declared_kind
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Assign, Extent, Index, Program
+from sparsify.compiler.einsum.nodes import Assign, Declaration, Extent, Index, Program
+from sparsify.compiler.einsum.shared_pattern import over_modes
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.einsum.values import (
     Array,
@@ -44,7 +45,7 @@ def interpret(program: Program, inputs: Mapping[str, Input]) -> dict[str, tuple[
             result = _execute(statement, tensors, extents)
         stored = ~result.is_fill
         if name in declared and declared[name].pattern_of is not None:
-            stored = tensors[str(declared[name].pattern_of)].stored
+            stored = _on_pattern(declared[name], declared, tensors, result.is_fill.shape)
             result = Grid(np.where(stored, result.values, declared[name].fill), ~stored)
         elif name in declared and declared[name].format.is_dense:
             stored = np.ones_like(stored)
@@ -53,6 +54,17 @@ def interpret(program: Program, inputs: Mapping[str, Input]) -> dict[str, tuple[
         tensors[name] = Tensor(in_dtype(result.values, kind.dtype), stored, fill, kind)
     assigned = dict.fromkeys(statement.target.tensor for statement in program.statements)
     return {name: (tensors[name].values, tensors[name].stored) for name in assigned}
+
+
+def _on_pattern(
+    own: Declaration,
+    declared: Mapping[str, Declaration],
+    tensors: Mapping[str, Tensor],
+    shape: tuple[int, ...],
+) -> Array:
+    """The mask of a tensor that shares the pattern of another one, over its further modes, too."""
+    root = declared[str(own.pattern_of)]
+    return over_modes(own, root, tensors[root.name].stored, shape)
 
 
 def input_tensors(program: Program, inputs: Mapping[str, Input]) -> dict[str, Tensor]:

@@ -3,9 +3,8 @@
 In: `A[i,j] * w[i,j]` and A. Out: the expression is confined to the pattern of A.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
@@ -18,28 +17,36 @@ from sparsify.compiler.einsum.nodes import (
     Program,
     Stored,
 )
+from sparsify.compiler.einsum.shared_pattern import root_access
+from sparsify.compiler.einsum.sparsity import infer_sparsity
 from sparsify.compiler.einsum.sums import free_indices
 
 
-def pattern_root(program: Program, name: str) -> str | None:
-    """The tensor whose pattern `name` has, itself when it shares no other's, `None` when it is dense."""
-    declared = program.declaration(name)
+def pattern_root(program: Program, access: Access) -> Access | None:
+    """The access to the tensor whose pattern `access` shares, itself where it has its own; `None` when it is dense."""
+    declared = program.declaration(access.tensor)
     while declared.pattern_of is not None:
-        declared = program.declaration(declared.pattern_of)
-    return None if declared.format.is_dense else declared.name
+        root = program.declaration(declared.pattern_of)
+        declared, access = root, root_access(declared, root, access)
+    return None if declared.format.is_dense else access
 
 
-def is_confined(expr: Expr, root: str, indices: Sequence[str], declarations: Iterable[Declaration]) -> bool:
-    """Whether `expr` is 0, by unstored zeros, wherever `root` has no entry at `indices`."""
-    sharing = {d.name for d in declarations if d.fill == 0 and (d.name == root or d.pattern_of == root)}
-    place = tuple(map(Index, indices))
+def is_confined(expr: Expr, place: Access, declarations: Iterable[Declaration]) -> bool:
+    """Whether `expr` is 0, by unstored zeros, wherever there is no entry at `place`."""
+    known = {declared.name: declared for declared in declarations}
+    root = known.get(place.tensor)
+    sharing = {d.name: d for d in known.values() if place.tensor in (d.name, d.pattern_of)}
+
+    def is_there(access: Access) -> bool:
+        declared = sharing.get(access.tensor)
+        return declared is not None and root is not None and root_access(declared, root, access) == place
 
     def confined(e: Expr) -> bool:
         match e:
             case Const(value):
                 return value == 0
-            case Access(tensor, at):
-                return tensor in sharing and at == place
+            case Access(tensor):
+                return is_there(e) and sharing[tensor].fill == 0
             case Cast(_, value):
                 return confined(value)
             case Call("mul", (left, right)):
@@ -48,8 +55,8 @@ def is_confined(expr: Expr, root: str, indices: Sequence[str], declarations: Ite
                 return confined(numerator)
             case Call("neg" | "add" | "sub", args):
                 return all(map(confined, args))
-            case Call("where", (Stored(Access(tensor, at)), yes, no)) if confined(no):
-                return (at == place and (tensor == root or tensor in sharing)) or confined(yes)
+            case Call("where", (Stored(access), yes, no)) if confined(no):
+                return is_there(access) or confined(yes)
             case Call("where", (_, yes, no)):
                 return confined(yes) and confined(no)
         return False
@@ -66,7 +73,9 @@ def pattern_access(program: Program, access: Access) -> Access:
     if declared.format.is_dense:
         return access
     if declared.pattern_of is not None:
-        return pattern_access(program, Access(declared.pattern_of, access.indices))
+        return pattern_access(
+            program, root_access(declared, program.declaration(declared.pattern_of), access)
+        )
     followed: set[Access] = set()
     for statement in program.statements:
         if statement.target.tensor != access.tensor:

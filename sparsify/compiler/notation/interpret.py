@@ -20,6 +20,7 @@ from sparsify.compiler.einsum.interpret import Input, input_tensors
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Index, Program, Reduce
 from sparsify.compiler.einsum.rename import all_indices
+from sparsify.compiler.einsum.shared_pattern import over_modes
 from sparsify.compiler.einsum.values import (
     Array,
     Grid,
@@ -115,7 +116,8 @@ class _Machine:
         """The values of an output and the mask of its stored entries."""
         tensor, declared = self.tensors[name], self._declared(name)
         if declared.pattern_of is not None and declared.pattern_of in self.tensors:
-            stored = self.tensors[declared.pattern_of].stored
+            root = self._declared(declared.pattern_of)
+            stored = over_modes(declared, root, self.tensors[root.name].stored, tensor.values.shape)
             return np.where(stored, tensor.values, declared.fill), stored
         stored = np.ones_like(tensor.stored) if declared.format.is_dense else tensor.stored
         return tensor.values, stored

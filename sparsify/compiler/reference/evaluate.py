@@ -33,6 +33,7 @@ from sparsify.compiler.einsum.nodes import (
     Reduce,
     Stored,
 )
+from sparsify.compiler.einsum.shared_pattern import root_access
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.reference.contract import contracted
 from sparsify.compiler.reference.cover import Cover, Leaf, Sets, cover
@@ -40,6 +41,7 @@ from sparsify.compiler.reference.fold import fold, joined, operation, repeated
 from sparsify.compiler.reference.grid import Grid, apply, choose, computed_dtype, number
 from sparsify.compiler.reference.join import Table, table
 from sparsify.compiler.reference.join import joined as joined_tables
+from sparsify.compiler.reference.keys import Keys
 from sparsify.compiler.reference.space import MOST_DENSE, MOST_POINTS, Space, box, boxes, check_size, sized
 from sparsify.compiler.reference.stored import (
     DenseValues,
@@ -111,7 +113,7 @@ class Evaluation:
         """The value of an expression as a tensor with a declaration."""
         kind, root = self.kinds[declared.name], declared.pattern_of
         if root is not None and not declared.format.is_dense:
-            return self._on_pattern(root, targets, expr, kind, declared.fill)
+            return self._on_pattern(declared, targets, expr)
         if declared.format.is_dense:
             found = self._all(targets, expr)
             return DenseValues(
@@ -119,19 +121,46 @@ class Evaluation:
             )
         return self._few(targets, expr, kind, declared.fill)
 
-    def _on_pattern(self, name: str, targets: Sequence[str], expr: Expr, kind: Kind, fill: float) -> Values:
-        """The values of an expression where a tensor is stored."""
-        root, stored = self.tensors[name], Access(name, tuple(map(Index, targets)))
+    def _on_pattern(self, declared: Declaration, targets: Sequence[str], expr: Expr) -> Values:
+        """The values of an expression where the tensor is stored whose pattern a result shares."""
+        kind, name = self.kinds[declared.name], str(declared.pattern_of)
+        root, owner = self.tensors[name], self.program.declaration(name)
         assert isinstance(root, Entries), "only sparse tensors lend their pattern"
+        stored = root_access(declared, owner, Access(name, tuple(map(Index, targets))))
+        entries, place = root, torch.arange(root.coordinates.shape[1], device=self.device)
+        if len(targets) > len(stored.indices):
+            entries, place = self._over_modes(root, [str(index) for index in stored.indices], targets)
         found, step = [], max(1, MOST_POINTS // 64)
-        for start in range(0, max(1, root.coordinates.shape[1]), step):
-            places = root.coordinates[:, start : start + step]
+        for start in range(0, max(1, entries.coordinates.shape[1]), step):
+            places = entries.coordinates[:, start : start + step]
             columns: dict[str | Expr, Tensor] = dict(zip(targets, places, strict=True))
-            columns[stored] = torch.arange(start, start + places.shape[1], device=self.device)
+            columns[stored] = place[start : start + step]
             space = Space(places.shape[1], columns, {}, self.device)
             values = self.evaluate(expr, space).cast(kind.dtype).values
             found.append(values.expand(places.shape[1]))
-        return Entries(root.coordinates, torch.cat(found), root.shape, kind, fill, root.is_fill, root.keys)
+        values = torch.cat(found)
+        return Entries(
+            entries.coordinates, values, entries.shape, kind, declared.fill, entries.is_fill, entries.keys
+        )
+
+    def _over_modes(
+        self, root: Entries, names: Sequence[str], targets: Sequence[str]
+    ) -> tuple[Entries, Tensor]:
+        """Entries at each coordinate of further modes, sorted, and which entry of `root` each of them is."""
+        shape = [self.extents[name] for name in targets]
+        further = [name for name in targets if name not in names]
+        count = prod(self.extents[name] for name in further)
+        place = torch.arange(root.coordinates.shape[1], device=self.device).repeat_interleave(count)
+        rest = torch.arange(count, device=self.device).repeat(root.coordinates.shape[1])
+        columns = {name: root.coordinates[mode].index_select(0, place) for mode, name in enumerate(names)}
+        for name in reversed(further):
+            extent = max(1, self.extents[name])
+            columns[name], rest = rest % extent, rest // extent
+        coordinates = torch.stack([columns[name] for name in targets])
+        order = Keys(list(coordinates), shape).values.argsort()
+        coordinates, place = coordinates[:, order], place[order]
+        is_fill = None if root.is_fill is None else root.is_fill[place]
+        return Entries(coordinates, place, shape, root.kind, root.fill, is_fill), place
 
     def _all(self, targets: Sequence[str], expr: Expr) -> DenseValues:
         """The values of an expression at all coordinates."""

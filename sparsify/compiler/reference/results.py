@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsify.compiler.dtypes import torch_dtype
 from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.reference.stored import DenseValues, Entries, Values, entries_of, permutation
+from sparsify.compiler.share import shared_pattern
 from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
 from sparsify.storage.interop import tensor
@@ -31,7 +32,8 @@ def result(declared: Declaration, values: Values, operands: Mapping[str, Tensor]
     found = entries_of(values, declared.fill)
     root = operands.get(declared.pattern_of or "")
     if isinstance(root, SparseTensor):
-        return _on_pattern(root._pattern, found, declared, dtype)
+        pattern = shared_pattern(root._pattern, declared.format, found.shape)
+        return _on_pattern(pattern, found, declared, dtype)
     made = tensor(
         (found.coordinates, found.values.to(dtype), found.shape), declared.format, fill=declared.fill
     ).to(format=declared.format)

@@ -5,7 +5,11 @@ Out: `T[j,l] = sum(k, B[j,k] * C[k,l]); Y[i,l] = sum(j, A[i,j] * T[j,l])`.
 
 The path is the cheapest by `paths.py`; one nest over all operands is among those that are compared. A temporary with
 a sparse factor is stored sparse: what none of its terms reaches then meets nothing, as in the one sum that it comes
-from.
+from. Where sparse factors leave one variable of it, and most rows have something, it is dense, and a truth value says
+for each row whether a term reaches it:
+
+In: `Y[i,l] = sum(j, k, A[i,j] * A[j,k] * C[k,l])`, A sparse, C dense.
+Out: `R[j] = or(k, stored(A[j,k])); T[j,l] = sum(k, A[j,k] * C[k,l]); Y[i,l] = sum(j, where(R[j], A[i,j] * T[j,l], 0))`.
 """
 
 from collections.abc import Mapping
@@ -23,6 +27,7 @@ from sparsify.compiler.einsum.nodes import (
     Index,
     Program,
     Reduce,
+    Stored,
 )
 from sparsify.compiler.einsum.rename import all_indices
 from sparsify.compiler.loops.lower.declared import DeclaredTensors
@@ -75,6 +80,7 @@ class _Split:
         self.declared: list[Declaration] = []
         self.stored: dict[str, int] = {}
         self.before: list[Assign] = []
+        self.reached: dict[str, Access] = {}
         self.taken = {d.name for d in program.declarations} | set(all_indices(program.statements))
 
     def statements(self) -> list[Assign]:
@@ -128,7 +134,7 @@ class _Split:
             return None
         constants = [factor for factor in factors or () if not isinstance(factor, Access)]
         rest = [self.emit(part, nest, accesses) for part in path.parts]
-        body = _product([*constants, *rest])
+        body = self.guarded(_product([*constants, *rest]), rest)
         summed = tuple(n for n in node.indices if n in all_indices((body,)))
         return Reduce("sum", summed, body) if summed else body
 
@@ -141,15 +147,48 @@ class _Split:
         names = tuple(nest.variables[bit.bit_length() - 1] for bit in part.modes)
         target = Access(name, tuple(map(Index, names)))
         body = _product(list(inner))
+        if not part.rows or any(child.is_sparse for child in part.parts):
+            body = self.guarded(body, inner)
         summed = tuple(n for n in dict.fromkeys(all_indices((body,))) if n not in names)
         self.before.append(Assign(target, None, Reduce("sum", summed, body) if summed else body))
         made = self.declare(name, names, part, nest, accesses)
         self.declared.append(made)
+        if part.rows:
+            self.reached[name] = self.rows_reached(part, inner, nest, made)
         if part.is_sparse:
             self.stored[name] = round(part.entries)
         # A sum around this one reads what was made here.
-        self.program = replace(self.program, declarations=(*self.program.declarations, made))
+        declarations = {d.name: d for d in (*self.program.declarations, *self.declared)}
+        self.program = replace(self.program, declarations=tuple(declarations.values()))
         self.sizes = self.sizes.expecting(self.stored)
+        return target
+
+    def guarded(self, body: Expr, factors: list[Access]) -> Expr:
+        """`a * T -> where(R, a * T, 0)` for each factor of which only some rows are reached."""
+        for condition in dict.fromkeys(self.reached[f.tensor] for f in factors if f.tensor in self.reached):
+            body = Call("where", (condition, body, Const(0)))
+        return body
+
+    def rows_reached(self, part: Part, factors: list[Access], nest: Nest, made: Declaration) -> Access:
+        """Whether a row of a temporary is reached: by an entry of each sparse factor, in rows of others that are."""
+        row = nest.variables[part.rows.bit_length() - 1]
+        known = dict.fromkeys(self.reached[f.tensor] for f in factors if f.tensor in self.reached)
+        stored = [Stored(f) for f, child in zip(factors, part.parts, strict=True) if child.is_sparse]
+        if not stored:
+            (found,) = known
+            return found
+        value: Expr = Const(value=True)
+        for condition in (*known, *reversed(stored)):
+            value = (
+                condition
+                if value == Const(value=True)
+                else Call("where", (condition, value, Const(value=False)))
+            )
+        summed = tuple(n for n in dict.fromkeys(all_indices((value,))) if n != row)
+        target = Access(self.name("R"), (Index(row),))
+        self.before.append(Assign(target, None, Reduce("or", summed, value) if summed else value))
+        extent = made.extents[part.modes.index(part.rows)]
+        self.declared.append(Declaration(target.tensor, (extent,), _levels(("dense",)), "bool"))
         return target
 
     def declare(
@@ -173,10 +212,10 @@ class _Split:
         dtypes = tuple(("", "") if kind == "dense" else (integer, integer) for kind in kinds)
         return Declaration(name, shape, _levels(tuple(kinds)), dtype, index_dtypes=dtypes)
 
-    def name(self) -> str:
+    def name(self, letter: str = "T") -> str:
         """`T`, `T1`, `T2`, ...: the next name that nothing has."""
         number = 0
-        while (name := f"T{number or ''}") in self.taken:
+        while (name := f"{letter}{number or ''}") in self.taken:
             number += 1
         self.taken.add(name)
         return name

@@ -30,6 +30,7 @@ class EntryChunks(Chunks[EntryRows]):
         group, member = name("po"), name("pi")
         steps = [
             *first,
+            *chain.fused(),
             d.Pos(chain.listed, position, chain.mask.name),
             d.Split(position, chunk, inside, CHUNK_VECTORS * rows.lanes),
             d.Split(inside, group, member, rows.lanes),

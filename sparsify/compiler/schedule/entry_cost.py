@@ -125,7 +125,9 @@ class EntryCost:
     def _apart(self, nest: Nest) -> float:
         """Loops of a kernel of its own."""
         if nest.kind in ("entries", "reduction"):
-            return min(self._in_vectors(nest), self._one_by_one(nest))
+            one_by_one = self._one_by_one(nest)
+            # Loops over several coordinates of an entry are not fused there.
+            return one_by_one if self.chain.is_relation else min(self._in_vectors(nest), one_by_one)
         return self._by_rows(nest)
 
     def _one_by_one(self, nest: Nest) -> float:
@@ -223,7 +225,7 @@ class EntryCost:
     def _is_picked(self, access: Access) -> bool:
         """Whether the column picks what an access reads."""
         names = {index.name for index in access.indices if isinstance(index, Index)}
-        return self.chain.column in names and self.chain.row not in names
+        return bool(names & set(self.chain.entry)) and self.chain.row not in names
 
     def _gathered_us(self, nest: Nest, is_beside: bool) -> float:
         """What rows of tables take beyond the loops where they come from far: whole lines, for each head apart."""

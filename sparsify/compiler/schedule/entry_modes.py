@@ -67,6 +67,11 @@ class EntryModes:
         return self.chain.leading[0]
 
     @property
+    def listed(self) -> str:
+        """The loop over the entries of a row, of relations over their positions."""
+        return self.chain.fresh("p") if self.chain.is_relation else self.chain.listed
+
+    @property
     def is_known(self) -> bool:
         """Whether all extents are known that decide how many registers hold sums."""
         names = {self.beside, *(nest.lane or nest.inner for nest in self.chain.nests)} - {""}
@@ -97,7 +102,7 @@ class EntryModes:
     @property
     def mean(self) -> float:
         """The entries of a row."""
-        return max(1.0, self.sizes.mean_below(self.chain.mask) or ROW)
+        return max(1.0, self.chain.mean(self.sizes) or ROW)
 
     def cycles_apart(self) -> float:
         """What it costs with a pass over the row for each coordinate beside it, entries of the row in vectors."""
@@ -115,7 +120,9 @@ class EntryModes:
     def schedule(self) -> d.Schedule:
         """A row at a time, each nest in its order over the row's entries, what they share in scratch."""
         chain, name = self.chain, self.chain.fresh
-        steps: list[d.Directive] = []
+        steps: list[d.Directive] = chain.fused()
+        if chain.is_relation:
+            steps.append(d.Pos(chain.listed, self.listed, chain.mask.name))
         splits: dict[str, tuple[str, str]] = {}
         for nest in chain.nests:
             along = nest.lane or nest.inner
@@ -137,13 +144,13 @@ class EntryModes:
 
     def _ordered(self, nest: Nest, outer: str, inner: str) -> list[d.Directive]:
         """The loops of a nest in their order, and what its sums are collected in."""
-        chain, row, beside = self.chain, self.chain.outer, self.beside
-        entries = (row, chain.listed, beside)
+        row, beside = self.chain.outer, self.beside
+        entries = (row, self.listed, beside)
         match nest.kind:
             case "scores":
                 return [
                     d.Order(entries, nest.result),
-                    d.Precompute(nest.summed, "register", at=chain.listed),
+                    d.Precompute(nest.summed, "register", at=self.listed),
                     d.Order((outer, beside, inner), nest.summed),
                     d.Precompute(self._apart(nest), "register", source=nest.summed, over=inner),
                 ]
@@ -153,7 +160,7 @@ class EntryModes:
                 sums = d.Precompute(self._sums(nest), "register", at=row, source=nest.result)
                 return [d.Order(entries, nest.result), sums]
             case "product":
-                return [d.Order((row, outer, chain.listed, beside, inner), nest.result)]
+                return [d.Order((row, outer, self.listed, beside, inner), nest.result)]
             case "total":
                 lanes = d.Precompute(self._apart(nest), "register", source=nest.result, over=inner)
                 return [d.Order((row, beside, outer, inner), nest.result), lanes]

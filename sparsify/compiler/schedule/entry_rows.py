@@ -56,6 +56,7 @@ class EntryRows:
         position = name("p")
         group, member = name(f"{position}o"), name(f"{position}i")
         steps: list[d.Directive] = [
+            *chain.fused(),
             d.Pos(chain.listed, position, chain.mask.name),
             d.Split(position, group, member, self.lanes),
         ]

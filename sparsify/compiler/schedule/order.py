@@ -17,9 +17,9 @@ from functools import lru_cache
 from math import inf
 from typing import Final
 
-from sparsify.compiler.einsum.infer_format import infer_sparsity
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Assign, Program
+from sparsify.compiler.einsum.sparsity import infer_sparsity
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.schedule.work import Factor, Nest, body_of, nest_of
 

@@ -27,6 +27,8 @@ from sparsify.compiler.schedule.work import TURN_MADE, Factor, Nest
 MOST_FACTORS: Final = 7
 # A product of two dense operands is one of a library.
 LIBRARY: Final = 0.25
+# Products that are something at so many of their coordinates may be dense.
+FULL: Final = 0.5
 # Every statement is a call of a kernel, and a temporary is written and read.
 STATEMENT: Final = 20_000.0
 
@@ -40,6 +42,7 @@ class Part:
         modes: its variables, in the order of its modes.
         entries: that it stores, all of them when it is dense.
         is_sparse: whether what it does not store meets nothing.
+        rows: of a dense product, the variable at some of whose coordinates nothing meets, 0 where all have something.
         whole: what a nest looks through, where it is sparse: an operand as it is stored, a product all compressed.
         cost: of computing it.
         parts: that it is the product of.
@@ -53,6 +56,7 @@ class Part:
     whole: Factor | None = None
     cost: float = 0.0
     parts: tuple["Part", ...] = ()
+    rows: int = 0
 
     mask: int = field(init=False, compare=False, repr=False)
 
@@ -159,10 +163,19 @@ class Paths:
         mask = reduce(lambda a, b: a | b, (part.mask for part in parts)) & needed
         if not mask:
             return None
-        is_sparse = any(part.is_sparse for part in parts)
+        rows = self.rows(parts, mask)
+        if not rows and any(part.rows for part in parts):
+            return None
+        is_sparse = any(part.is_sparse for part in parts) and not rows
         search = self.search(parts, mask, is_sparse)
         entries = min(search.nest.written, self.most_entries(search.nest))
-        made = self.product(parts, search, STATEMENT + entries, limit)
+        more = STATEMENT + entries
+        if rows:
+            entries = self.nest.coordinates(mask)
+            more = STATEMENT + entries
+            if any(part.is_sparse for part in parts):  # what tells the rows apart is a statement of its own
+                more += STATEMENT + sum(part.entries for part in parts if part.is_sparse)
+        made = self.product(parts, search, more, limit)
         if made.cost > limit:
             return None
         modes = tuple(bit for bit in self.natural if mask & bit)
@@ -170,7 +183,25 @@ class Paths:
         if is_sparse:
             compressed = (False,) * len(modes)
             stored = Factor(Access(f"T{made.factors}"), modes, compressed, {}, entries, TURN_MADE)
-        return replace(made, modes=modes, entries=entries, is_sparse=is_sparse, whole=stored)
+        return replace(made, modes=modes, entries=entries, is_sparse=is_sparse, whole=stored, rows=rows)
+
+    def rows(self, parts: tuple[Part, ...], mask: int) -> int:
+        """The variable whose coordinates decide where a product is something, 0 where it is not worth to be dense.
+
+        It is the only one that sparse parts leave, a sparse operand outside drives loops over it, and most of its
+        coordinates have something. `sum(k, A[j,k] * x[k,c])` has rows `j`, where `A[i,j]` follows.
+        """
+        left = 0
+        for part in parts:
+            left |= part.mask if part.is_sparse else part.rows
+        left &= mask
+        if left.bit_count() != 1 or self.nest.levels:
+            return 0
+        inside = sum(part.factors for part in parts)
+        if not any(leaf.is_sparse and leaf.mask & left for leaf in self.leaves if not leaf.factors & inside):
+            return 0
+        reached = self.nest_over(parts, mask, False).written
+        return left if reached >= FULL * self.nest.coordinates(mask) else 0
 
     def search(self, parts: tuple[Part, ...], target: int, is_sparse: bool, last: bool = False) -> Search:
         """The search for the order of the loops of a product, which both kinds of path ask for."""

@@ -3,18 +3,23 @@
 In:  the nests of `S[h,i,j] = M's pattern: Q K; m[h,i] max= S; P = exp(S - m); d[h,i] += P; Y[h,i,l] += P V / d`.
 Out: `RowChain(leading=("h",), row="i", column="j", ..)`, its nests with what each is: scores, a reduction, entries,
      a reduction, a product, rows.
+
+The pattern may be a relation, `E[i,e,j]` in `dense, compressed, singleton`: an entry of a row then has two coordinates.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from math import prod
 from typing import Final, Literal
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
+from sparsify.compiler.einsum.rename import fresh
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.notation.nodes import Let, Notation, Sequence, Split, Statement, Temporary
+from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.chains import Body, loop_chain, loop_names
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.storage.levels import Compressed
+from sparsify.storage.levels import Compressed, Singleton
 
 # What nests compute: an entry each from a sum of its own, an entry each, a number a row, a vector a row from
 # entries, a vector or a number a row from others, a number a row from a vector; and what rows add to columns: vectors
@@ -63,6 +68,7 @@ class Rows:
     Attributes:
         leading: the index variables before the row: batch, heads.
         row, column: those of the pattern.
+        entry: those of an entry within its row: the column, or of relations several, the column last.
         outer, listed: the loops over rows, or blocks of them, and over what is stored of each.
         within_row, within_column: the loops inside a block, "" without blocks.
         height, width: of a block, 1 without.
@@ -72,6 +78,7 @@ class Rows:
     leading: tuple[str, ...]
     row: str
     column: str
+    entry: tuple[str, ...]
     outer: str
     listed: str
     within_row: str
@@ -93,7 +100,14 @@ class Rows:
     @property
     def of_entries(self) -> set[str]:
         """The loops around an entry."""
+        if self.is_relation:
+            return self.of_rows | set(self.entry)
         return self.of_rows | ({self.listed, self.within_column} - {""})
+
+    @property
+    def is_relation(self) -> bool:
+        """Whether an entry has several coordinates within its row, whose loops are fused to one."""
+        return len(self.entry) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +149,17 @@ class RowChain(Rows):
         added = [nest.apart for nest in self.nests if nest.kind in OF_COLUMNS]
         return tuple(name for name in self.leading if all(name in names for names in added))
 
+    def mean(self, sizes: Sizes) -> float | None:
+        """The mean number of entries of a row, `None` where it is not known."""
+        if not self.is_relation:
+            return sizes.mean_below(self.mask)
+        above = self.mask.format.levels[: -len(self.entry)]
+        extents = [sizes.extents.get(self.mask.extents[stored.expression.mode]) for stored in above]
+        stored = sizes.stored.get(self.mask.name)
+        if stored is None or None in extents:
+            return None
+        return stored / max(1, prod(extent for extent in extents if extent is not None))
+
     def shares_rows(self, sizes: Sizes) -> bool:
         """Whether threads share rows: there are few iterations around them."""
         if self.adds_to_columns:
@@ -156,11 +181,29 @@ class RowChain(Rows):
         picked = [access for nest in self.nests for access in (nest.panel, nest.turned) if access is not None]
         places = [access.indices.index for access in picked]
         return any(
-            at(Index(self.column)) < at(Index(name))
+            at(Index(entry)) < at(Index(name))
             for access, at in zip(picked, places, strict=True)
             for name in self.leading
-            if Index(name) in access.indices
+            for entry in self.entry
+            if {Index(name), Index(entry)} <= set(access.indices)
         )
+
+    def fused(self) -> list[d.Directive]:
+        """What makes one loop over the entries of a row of those over their coordinates; nothing for one coordinate."""
+        if not self.is_relation:
+            return []
+        steps: list[d.Directive] = []
+        for nest in self.nests:
+            if nest.kind in ("scores", "entries", "reduction", "product"):
+                loops = (*self.leading, self.outer, nest.lane, *self.entry)
+                steps.append(d.Order(tuple(name for name in loops if name), nest.result))
+        first = self.entry[0]
+        for number, second in enumerate(self.entry[1:], 2):
+            last = number == len(self.entry)
+            name = self.listed if last else self.fresh(f"{self.listed}{number}")
+            steps.append(d.Fuse(first, second, name))
+            first = name
+        return steps
 
     def lanes(self) -> tuple[str, ...]:
         """The index variables along rows of products."""
@@ -180,6 +223,9 @@ def row_chain(program: Notation) -> RowChain | None:
         return None
     taken = frozenset(loop_names(program)) | {d.name for d in program.declarations}
     taken |= {t.name for let in find(body, Let) for t in let.temporaries}
+    if rows.is_relation:
+        rows = replace(rows, listed=fresh("".join(rows.entry), taken))
+        taken |= {rows.listed}
     nests = [_nest(statement, rows, kept[0]) for statement in body.body.statements]
     found = tuple(nest for nest in nests if nest is not None)
     if len(found) < len(nests) or len(found) < 2 or not {nest.kind for nest in found} & {"product", "scores"}:
@@ -216,21 +262,26 @@ def _rows(program: Notation, kept: Temporary) -> Rows | None:
         return None
     levels = mask.format.levels
     lists = [number for number, stored in enumerate(levels) if not stored.level.is_full]
-    if len(lists) != 1 or not isinstance(levels[lists[0]].level, Compressed) or lists[0] == 0:
+    if not lists or not isinstance(levels[lists[0]].level, Compressed) or lists[0] == 0:
+        return None
+    if any(not isinstance(levels[number].level, Singleton) for number in lists[1:]):
         return None
     modes = [stored.expression.mode for stored in levels]
     kinds = [stored.expression.kind for stored in levels[lists[0] - 1 :]]
-    row, column = (kept.pattern_indices[modes[lists[0] + step]] for step in (-1, 0))
-    leading = tuple(name for name in kept.indices if name not in (row, column))
-    if kinds == ["whole", "whole"]:
-        return Rows(leading, row, column, row, column, "", "", 1, 1, mask)
+    row, *entry = (kept.pattern_indices[modes[level]] for level in (lists[0] - 1, *lists))
+    column = entry[-1]
+    leading = tuple(name for name in kept.indices if name not in (row, *entry))
+    if kinds == ["whole"] * (1 + len(entry)):
+        return Rows(leading, row, column, tuple(entry), row, column, "", "", 1, 1, mask)
+    if len(entry) > 1:
+        return None
     after = modes[lists[0] + 1 :]
     if kinds != ["block", "block", "within", "within"] or after != modes[lists[0] - 1 : lists[0] + 1]:
         return None
     splits = {relation.index: relation for relation in program.relations if isinstance(relation, Split)}
     rows, columns = splits[row], splits[column]
     inside = (rows.inner, columns.inner, rows.size, columns.size)
-    return Rows(leading, row, column, rows.outer, columns.outer, *inside, mask)
+    return Rows(leading, row, column, (column,), rows.outer, columns.outer, *inside, mask)
 
 
 def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
@@ -238,15 +289,15 @@ def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
     chain, inner = loop_chain(statement)
     loops = {loop.index for loop in chain}
     if isinstance(inner, Let):
-        return _scores(inner, rows.column, kept) if loops == rows.of_entries else None
+        return _scores(inner, rows.entry, kept) if loops == rows.of_entries else None
     if not isinstance(inner, Assign):
         return None
     target = inner.target
     names = set(index_names(target))
     if len(target.indices) != len(names):
         return None
-    if rows.column in names and (rows.row not in names or not names >= set(rows.leading)):
-        return _of_columns(inner, loops, rows)
+    if names & set(rows.entry) and (rows.row not in names or not names >= set(rows.leading)):
+        return None if rows.is_relation else _of_columns(inner, loops, rows)
     if not {*rows.leading, rows.row} <= names:
         return None
     if loops == rows.of_entries and index_names(target) == kept.indices and inner.monoid is None:
@@ -260,7 +311,7 @@ def _nest(statement: Body, rows: Rows, kept: Temporary) -> Nest | None:
     if len(more) > 1 or (lane and index_names(target)[-1] != lane):
         return None
     if loops >= rows.of_entries and inner.monoid is not None and _is_along(inner, lane):
-        return Nest("product", inner, lane, panel=_panel(inner, lane, rows.column))
+        return Nest("product", inner, lane, panel=_panel(inner, lane, rows.entry))
     return Nest("rows", inner, lane) if loops - more == rows.of_rows and inner.monoid is None else None
 
 
@@ -289,14 +340,15 @@ def _is_along(assign: Assign, lane: str) -> bool:
     return all(access.indices and access.indices[-1] == Index(lane) for access in reads)
 
 
-def _panel(assign: Assign, lane: str, column: str) -> Access | None:
-    """The only operand with the column and the lanes, where its indices are plain."""
-    reads = [access for access in find(assign.value, Access) if {lane, column} <= _names(access)]
+def _panel(assign: Assign, lane: str, entry: tuple[str, ...]) -> Access | None:
+    """The only operand with a coordinate of entries and the lanes, where its indices are plain."""
+    lanes = [access for access in find(assign.value, Access) if lane in _names(access)]
+    reads = [access for access in lanes if _names(access) & set(entry)]
     plain = len(reads) == 1 and all(isinstance(index, Index) for index in reads[0].indices)
     return reads[0] if lane and plain else None
 
 
-def _scores(let: Let, column: str, kept: Temporary) -> Nest | None:
+def _scores(let: Let, entry: tuple[str, ...], kept: Temporary) -> Nest | None:
     """A sum for each entry, over the product of what its row has and what its column has."""
     statements = let.body.statements if isinstance(let.body, Sequence) else ()
     if len(statements) != 2 or len(let.temporaries) != 1 or let.temporaries[0].indices:
@@ -309,8 +361,9 @@ def _scores(let: Let, column: str, kept: Temporary) -> Nest | None:
         return None
     inner = chain[0].index
     reads = [access for access in dict.fromkeys(find(summed.value, Access)) if inner in _names(access)]
-    keys = [access for access in reads if column in _names(access)]
-    if summed.monoid is None or len(keys) != 1 or keys[0].indices[-1] not in (Index(inner), Index(column)):
+    keys = [access for access in reads if _names(access) & set(entry)]
+    last = {Index(name) for name in (inner, *entry)}
+    if summed.monoid is None or len(keys) != 1 or keys[0].indices[-1] not in last:
         return None
     turned = keys[0] if keys[0].indices[-1] == Index(inner) else None
     if turned is not None and not all(isinstance(index, Index) for index in turned.indices):

@@ -8,8 +8,8 @@ Cuts are convex: nothing that a cut reads follows from what it computes.
 
 from dataclasses import dataclass, field
 
-from sparsify.compiler.einsum.infer_format import Sparsity
 from sparsify.compiler.einsum.nodes import Access, Assign, Reduce
+from sparsify.compiler.einsum.sparsity import Sparsity
 from sparsify.compiler.node import find
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram

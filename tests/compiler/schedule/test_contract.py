@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -95,8 +95,10 @@ def test_a_chain_times_a_vector_runs_from_the_right() -> None:
     a, b, c = (random((1000, 1000), 0.01, "csr", seed) for seed in range(3))
     assert statements("ij,jk,kl,l->i", a, b, c, dense(1000)) == [
         "T[k] = sum(l, C[k,l] * D[l])",
-        "T1[j] = sum(k, B[j,k] * T[k])",
-        "Y[i] = sum(j, A[i,j] * T1[j])",
+        "R[k] = or(l, stored(C[k,l]))",
+        "T1[j] = sum(k, where(R[k], B[j,k] * T[k], 0))",
+        "R1[j] = or(k, where(stored(B[j,k]), R[k], False))",
+        "Y[i] = sum(j, where(R1[j], A[i,j] * T1[j], 0))",
     ]
 
 
@@ -227,3 +229,69 @@ def trees(paths: Paths, parts: tuple[Part, ...]) -> Iterator[float]:
             made = paths.join(pair) if pair[0].mask & pair[1].mask else None
             if made is not None:
                 yield from trees(paths, (*(part for part in parts if part not in pair), made))
+
+
+def powers(count: int, size: int = 400) -> tuple[str, list[torch.Tensor]]:
+    """A matrix so many times and a narrow dense one, some rows of the matrix empty."""
+    letters = "ijklm"[: count + 1]
+    text = ",".join([a + b for a, b in pairwise(letters)] + [letters[-1] + "c"]) + "->ic"
+    entries = random((size, size), 0.02, "csr").to_dense()
+    entries[::7] = 0
+    return text, [sparsify.tensor(entries, "csr")] * count + [dense(size, 16)]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_powers_of_a_sparse_matrix_have_dense_temporaries(count: int) -> None:
+    text, operands = powers(count)
+    program, sizes = program_of(text, *operands)
+    split = contract(program, sizes).program
+    temporaries = [d for d in split.declarations if d.name.startswith("T")]
+    assert len(temporaries) == count - 1 and all(d.format.is_dense for d in temporaries)
+    wanted = operands[-1]
+    for matrix in operands[:-1]:
+        wanted = matrix.to_dense() @ wanted
+    torch.testing.assert_close(sparsify.einsum(text, *operands), wanted)
+
+
+def test_what_says_which_rows_are_reached() -> None:
+    text, operands = powers(3)
+    found = statements(text, *operands)
+    assert found == [
+        "T[k,c] = sum(l, C[k,l] * D[l,c])",
+        "R[k] = or(l, stored(C[k,l]))",
+        "T1[j,c] = sum(k, where(R[k], B[j,k] * T[k,c], 0))",
+        "R1[j] = or(k, where(stored(B[j,k]), R[k], False))",
+        "Y[i,c] = sum(j, where(R1[j], A[i,j] * T1[j,c], 0))",
+    ]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_entries_that_are_no_numbers_meet_no_empty_rows(bad: float) -> None:
+    text, (matrix, _, x) = powers(2)
+    entries = matrix.to_dense()
+    entries[3, 7] = bad  # row 7 is empty
+    a = sparsify.tensor(entries, "csr")
+    assert len(statements(text, a, a, x)) == 3
+    found = sparsify.einsum(text, a, a, x)
+    assert torch.isfinite(found[[0, 1, 2, 4, 5]]).all() and torch.isfinite(found[3]).all()
+    torch.testing.assert_close(found[3], matrix.to_dense()[3] @ (matrix.to_dense() @ x))
+
+
+def test_temporaries_with_few_rows_stay_sparse() -> None:
+    a, b, x = random((400, 400), 0.02, "csr"), random((400, 400), 0.0005, "csr"), dense(400, 16)
+    program, sizes = program_of("ij,jk,kc->ic", a, b, x)
+    made = [d for d in contract(program, sizes).program.declarations if d.name == "T"]
+    assert all(not d.format.is_dense for d in made)
+    torch.testing.assert_close(sparsify.einsum("ij,jk,kc->ic", a, b, x), a.to_dense() @ (b.to_dense() @ x))
+
+
+def test_gradients_through_powers() -> None:
+    text, (matrix, _, x) = powers(2, 40)
+    x = x[:, :3].clone().requires_grad_()
+    values = matrix.values().clone().requires_grad_()
+
+    def call(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        a = sparsify.SparseTensor(matrix.pattern, values)
+        return sparsify.einsum(text, a, a, x)
+
+    assert torch.autograd.gradcheck(call, (values, x))

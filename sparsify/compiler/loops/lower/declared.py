@@ -10,6 +10,7 @@ from functools import cached_property
 from sparsify.compiler.dtypes import Kind, held
 from sparsify.compiler.einsum.infer_dtype import declared_kind
 from sparsify.compiler.einsum.nodes import Access, Declaration
+from sparsify.compiler.einsum.shared_pattern import root_access
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class DeclaredTensors:
     def root_of(self, access: Access) -> Access:
         """The access to the tensor whose pattern this one shares, itself when it has its own."""
         found = self.declarations.get(access.tensor)
-        root = None if found is None else found.pattern_of
-        if root is None or root not in self.declarations:
+        root = None if found is None else self.declarations.get(found.pattern_of or "")
+        if found is None or root is None:
             return access
-        return self.root_of(Access(root, access.indices))
+        return self.root_of(root_access(found, root, access))

@@ -117,10 +117,18 @@ def _clamped(low: Lowering, access: Access, mode: int, found: Coordinate, env: E
 
 def place_of(low: Lowering, access: Access, env: Environment) -> Place:
     """How far `access` gets with the coordinates known: dense levels are located, others must be iterated."""
-    access = low.root_of(access)
-    declaration = low.declaration(access.tensor)
-    place = env.places.get(access, Place(0, scalar(ZERO)))
-    levels = declaration.format.levels
+    root = low.root_of(access)
+    place = _located(low, root, env.places.get(root, Place(0, scalar(ZERO))), env)
+    if root == access or access.tensor not in low.declarations:
+        return place
+    if place.levels < len(low.declaration(root.tensor).format.levels):
+        return place
+    return _located(low, access, place, env)
+
+
+def _located(low: Lowering, access: Access, place: Place, env: Environment) -> Place:
+    """The place after the dense levels from here on whose coordinates are known."""
+    levels = low.declaration(access.tensor).format.levels
     while place.levels < len(levels) and is_located(levels[place.levels]):
         stored = levels[place.levels]
         coordinate = known_coordinate(low, access, stored, env)

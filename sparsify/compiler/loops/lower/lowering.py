@@ -12,6 +12,7 @@ from typing import assert_never
 from sparsify.compiler.dtypes import BYTES, held
 from sparsify.compiler.einsum.monoids import MONOIDS
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
+from sparsify.compiler.einsum.shared_pattern import further_extents, root_access
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import (
     ZERO,
@@ -233,6 +234,12 @@ class Lowering:
             )
         return self.extent(index)
 
+    def parts(self, index: str) -> tuple[str, ...]:
+        """The index variables that a loop variable was fused of, itself when it is one."""
+        if (fuse := self.fused.get(index)) is None:
+            return (index,)
+        return (*self.parts(fuse.first), *self.parts(fuse.second))
+
     def register_offset(self, index: str, coordinate: Coordinate, env: Environment) -> loops.Expr:
         """The place of a register's element along `index`: its coordinate within the range."""
         known = env.ranges.get(index)
@@ -282,7 +289,7 @@ class Lowering:
         declared = self.declarations.get(access.tensor)
         if declared is None or declared.pattern_of is None:
             return access
-        return Access(declared.pattern_of, access.indices)
+        return root_access(declared, self.declarations[declared.pattern_of], access)
 
     def root_of_name(self, tensor: str) -> str:
         """The operand whose pattern a tensor follows, itself when it has its own."""
@@ -316,7 +323,9 @@ class Lowering:
         monoids = {a.monoid for a in find(self.program.body, Assign) if a.target.tensor == name and a.monoid}
         value = MONOIDS[monoids.pop()].identity(declaration.dtype) if monoids else declaration.fill
         if declaration.pattern_of is not None:
-            count: loops.Expr = loops.Var(f"{declaration.pattern_of}_nnz", loops.INT)
+            stored = loops.Var(f"{declaration.pattern_of}_nnz", loops.INT)
+            below = further_extents(declaration, self.declarations[declaration.pattern_of])
+            count = product([stored, *(self.extent(index) for index in below)])
         else:
             count = product([self.extent(index) for index in declaration.extents])
         return loops.Fill(f"{name}_vals", ZERO, count, loops.Literal(value, loops.Type(declaration.dtype)))

@@ -1,6 +1,7 @@
 """Loops over stored positions: `p` runs over a segment of an operand, its coordinates are read from there.
 
 In: `pos j p A`, `forall p: y[i] += A[i,j] * x[j]`. Out: `for p in A2_pos[i]..A2_pos[i + 1]: j = A2_crd[p]; ...`.
+In: `fuse e j f; pos f p E`, E in `dense, compressed, singleton`. Out: the same with `e = E2_crd[p]; j = E3_crd[p]`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def driver_of_position(
 
     A part of a loop over positions may compute what another part reads: then the access stands elsewhere.
     """
-    wanted = low.root_of_name(relation.tensor)
+    wanted, indices = low.root_of_name(relation.tensor), low.parts(relation.index)
     here = sparse.stored_accesses(low, body, env)
     for access in [*here, *sparse.stored_accesses(low, low.program.body, env)]:
         if access.tensor != wanted:
@@ -42,7 +43,10 @@ def driver_of_position(
         levels = low.declaration(access.tensor).format.levels
         if place.levels == len(levels) or is_located(levels[place.levels]):
             continue
-        if level_variable(low, access, levels[place.levels]) == relation.index:
+        listed = levels[place.levels : place.levels + len(indices)]
+        if all(stored.level.is_branchless for stored in listed[1:]) and indices == tuple(
+            level_variable(low, access, stored) for stored in listed
+        ):
             if levels[place.levels].level.stride > 1:
                 raise ScheduleError(
                     f"{relation.position} runs over positions of {access}, which take turns with those of neighbours",
@@ -82,20 +86,39 @@ def bind_position(
     """The operand is at position `value`, its index variable at the coordinate stored there."""
     access, place = driver_of_position(low, relation, body, env)
     begin = sparse.level_range(low, access, place).begin
-    env = advance(env, access, Place(place.levels + 1, value, segment=begin))
+    indices = low.parts(relation.index)
+    env = advance(env, access, Place(place.levels + len(indices), value, segment=begin))
     if padded_split(low, relation.index) is not None:
         raise ScheduleError(
             f"{relation.position} runs over positions of {access}, some of which are padding",
             f"loop over {relation.index}",
         )
-    found = coordinate_at(low, access, place.levels, place.position.start, value, env.lane)
+    lowered: Lowered = []
+    for level, index in enumerate(indices, place.levels):
+        more, env = _bind_coordinate(low, access, place, level, index, value, body, env)
+        lowered += more
+    return lowered, env
+
+
+def _bind_coordinate(
+    low: Lowering,
+    access: Access,
+    place: Place,
+    level: int,
+    index: str,
+    value: Coordinate,
+    body: notation.Statement | Assign,
+    env: Environment,
+) -> tuple[Lowered, Environment]:
+    """`index` is at the coordinate that a level stores at position `value`, below the place that was reached."""
+    found = coordinate_at(low, access, level, place.position.start, value, env.lane)
     if value.is_uniform or env.lane is None:
-        var = loops.Var(low.fresh(relation.index), loops.INT)
+        var = loops.Var(low.fresh(index), loops.INT)
         declared: Lowered = [loops.Declare(var, found.start)]
-        more, env = ranges.bind(low, relation.index, scalar(var), body, env)
-        fetched = prefetch.prefetches(low, access, place.levels, value.start, relation.index, body, env)
+        more, env = ranges.bind(low, index, scalar(var), body, env)
+        fetched = prefetch.prefetches(low, access, level, value.start, index, body, env)
         return [*declared, *fetched, *more], env
     lanes = env.lane.lanes
-    name = loops.Var(low.fresh(relation.index), loops.Type("int64", lanes))
-    more, env = ranges.bind(low, relation.index, Coordinate(ZERO, ZERO, name), body, env)
+    name = loops.Var(low.fresh(index), loops.Type("int64", lanes))
+    more, env = ranges.bind(low, index, Coordinate(ZERO, ZERO, name), body, env)
     return [loops.Declare(name, found.as_vector(lanes)), *more], env

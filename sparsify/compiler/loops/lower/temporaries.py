@@ -315,16 +315,20 @@ def _stored_position(low: Lowering, access: Access, env: Environment) -> Coordin
 
 
 def _strip_level(low: Lowering, temporary: notation.Temporary, index: str) -> int | None:
-    """The compressed level of the pattern whose coordinates are those of `index`, `None` for a dense mode."""
+    """The compressed level of the pattern whose coordinates are those of `index`, `None` for a dense mode.
+
+    An index of positions that have coordinates in several levels is fused of theirs: the first one is compressed.
+    """
     root = Access(temporary.pattern_of or "", tuple(Index(name) for name in temporary.pattern_indices))
     levels = list(enumerate(low.declaration(root.tensor).format.levels))
     stored = {level_variable(low, root, s): number for number, s in levels if not is_located(s)}
-    inside = [name for name in temporary.indices if name in stored]
+    first = {name: low.parts(name)[0] for name in temporary.indices}
+    inside = [part for part in first.values() if part in stored]
     if len(inside) > 1 or any(levels[stored[name]][1].level.is_branchless for name in inside):
         raise ScheduleError(
             f"{temporary} has positions of several levels of {root}", "precompute it further inside"
         )
-    return stored.get(index)
+    return stored.get(first[index])
 
 
 def _strip_bound(low: Lowering, temporary: notation.Temporary, index: str) -> loops.Expr:
