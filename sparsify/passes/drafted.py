@@ -17,7 +17,7 @@ from sparsify.passes import PASSES, base, calls, own_experts
 from sparsify.passes.base import Asked, Draft, Key, Notices, Stored
 from sparsify.passes.capture import Dynamic, capture
 from sparsify.passes.example_extents import note_extents
-from sparsify.passes.left_dense import report_left
+from sparsify.passes.left_dense import EXPERTS, report_left
 from sparsify.passes.race import together
 from sparsify.recipe import Rule
 from sparsify.report import Choice
@@ -83,11 +83,16 @@ def drafted(
     except RecipeError as error:  # rules name nodes that are others now
         found.report.warnings.append(f"all experts of {', '.join(fold(left))} are computed: {error}")
         return found
+    _list_experts(found, reasons)
+    return found
+
+
+def _list_experts(draft: Draft, reasons: Mapping[str, str]) -> None:
+    """Lists experts that run as the model has them, by name with the reason, and warns unless that is a choice."""
     for name, why in reasons.items():
         text = f"{why}; the model's own experts run"
-        found.report.left_dense(name, "experts", name, Choice(text) if isinstance(why, Choice) else text)
-    report_left(found)
-    return found
+        draft.report.left_dense(name, EXPERTS, name, Choice(text) if isinstance(why, Choice) else text)
+    report_left(draft)
 
 
 def _run_passes(draft: Draft) -> Draft:
