@@ -111,17 +111,17 @@ def list_readers(draft: Draft, root: fx.Node) -> None:
     if not readers:
         what = "only its shape is read" if root.users else "nothing reads it"
         draft.report.left_dense(root.name, TENSORS[root.op], scope(root), f"{title(root)}: {what}")
-    if is_index(root) and any(is_call(reader) for _, reader in readers):
+    sparsely = {reader for operand, reader in readers if is_call(reader) and is_read_sparse(reader, operand)}
+    if is_index(root) and sparsely:
         return  # edges and bags: what else reads them looks up rows
-    is_chosen = any(entry.node == root.name for entry in draft.report.dense)
+    is_listed = any(entry.node == root.name for entry in draft.report.dense)
     for operand, reader in readers:
-        if is_call(reader) and (is_chosen or not is_read_dense(reader.meta["region"], reader, operand)):
+        if reader in sparsely or LISTED in reader.meta or (is_listed and is_call(reader)):
             continue
-        if LISTED not in reader.meta:
-            name = "output" if reader.op == "output" else operator_name(reader)
-            reason = reason_of(reader, operand, root)
-            reason = Choice(reason) if is_vector(draft, root) else reason
-            draft.report.left_dense(reader.name, name, scope(reader), reason)
+        name = "output" if reader.op == "output" else "region" if is_call(reader) else operator_name(reader)
+        reason = reason_of(reader, operand, root)
+        reason = Choice(reason) if is_vector(draft, root) else reason
+        draft.report.left_dense(reader.name, name, scope(reader), reason)
 
 
 def is_vector(draft: Draft, root: fx.Node) -> bool:
@@ -160,14 +160,15 @@ def is_where_stored(node: fx.Node, operand: fx.Node) -> bool:
     return operator_name(node) == "ne" and is_factor
 
 
-def is_read_dense(call: RegionCall, node: fx.Node, operand: fx.Node) -> bool:
-    """Whether a region reads an operand as a dense tensor, beside others that are sparse."""
+def is_read_sparse(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether the call of a region reads the entries of an operand as a sparse tensor's, if it reads them at all."""
+    call: RegionCall = node.meta["region"]
     if call.library is not None:
-        return False  # chosen, and a note of the region
+        return True  # dense by choice, as a note of the region says
     places = {place for place, argument in enumerate(node.args[1:]) if argument is operand}
     reading = [one for one in call.operands if places & {one.argument, *one.leaves}]
     is_sparse = any(one.structure is not None and is_matrix(one.structure, one.result) for one in reading)
-    return bool(reading) and not is_sparse
+    return is_sparse or not reading
 
 
 def is_matrix(structure: Structure, result: int) -> bool:
@@ -181,7 +182,9 @@ def reason_of(reader: fx.Node, operand: fx.Node, root: fx.Node) -> str:
     if reader.op == "output":
         return f"{what} is returned, as a dense tensor"
     if is_call(reader):
-        return f"{what} is read dense by {reader.name}, whose kernel walks other sparse operands"
+        return Choice(
+            f"rows of {what} are read whole for the entries of other operands: to look for what both store is slower"
+        )
     if name == ATTENTION:
         return f"{name} reads {what} dense: a pattern is given to attention by a rule with `mask`"
     if is_index(root):

@@ -20,7 +20,7 @@ from sparsify.passes.capture.draft import Asked, Draft, Key, Notices, Stored
 from sparsify.passes.capture.example_extents import note_extents
 from sparsify.passes.capture.export import Dynamic, capture
 from sparsify.passes.capture.libraries import transformers_experts
-from sparsify.passes.choose.left_dense import report_left
+from sparsify.passes.choose.left_dense import EXPERTS, report_left
 from sparsify.passes.choose.timing import together
 from sparsify.passes.decide.leaves import written_out
 from sparsify.passes.module import recurrent
@@ -96,11 +96,16 @@ def drafted(
     except RecipeError as error:  # rules name nodes that are others now
         found.report.warnings.append(f"all experts of {', '.join(fold(left))} are computed: {error}")
         return found
+    _list_experts(found, reasons)
+    return found
+
+
+def _list_experts(draft: Draft, reasons: Mapping[str, str]) -> None:
+    """Lists experts that run as the model has them, by name with the reason, and warns unless that is a choice."""
     for name, why in reasons.items():
         text = f"{why}; the model's own experts run"
-        found.report.left_dense(name, "experts", name, Choice(text) if isinstance(why, Choice) else text)
-    report_left(found)
-    return found
+        draft.report.left_dense(name, EXPERTS, name, Choice(text) if isinstance(why, Choice) else text)
+    report_left(draft)
 
 
 def _require_sparse(draft: Draft) -> None:

@@ -70,6 +70,7 @@ def test_biases_and_alternating_columns():
 
 
 @pytest.mark.model
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_experts_without_a_kernel_are_those_of_the_model():
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     config = transformers.MixtralConfig(**SIZES, num_local_experts=5, hidden_act="mish")

@@ -341,7 +341,7 @@ def test_a_model_that_cannot_be_captured_does_not_run_unmasked():
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        ({"kind": "bigbird", "blok": 3}, "the mask bigbird has no 'blok'; it has block, window"),
+        ({"kind": "bigbird", "blok": 3}, "the mask bigbird has no 'blok'; did you mean 'block'"),
         ({"kind": "bigbird", "block": "wide"}, "block='wide'; a whole number"),
         ({"kind": "from_file"}, "the mask from_file needs 'path'"),
         ({"kind": "spiral"}, "spiral"),
