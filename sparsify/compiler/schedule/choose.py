@@ -57,8 +57,8 @@ def candidates(
         sizes: of the operands, as far as they are known.
         order: of the loops, where it was found by cost.
     """
-    if (found := sampled(program)) is not None:
-        yield from found.schedules(lanes, item_bytes, sizes)
+    if (samples := sampled(program)) is not None:
+        yield from samples.schedules(lanes, item_bytes, sizes)
         return
     if (sums := scattered(program)) is not None:
         yield from sums.schedules(sizes, order)
@@ -77,7 +77,10 @@ def candidates(
     if len(nests) <= 2:
         shape = _Shape(program, nests, lanes, item_bytes, sizes, order)
         if (copies := transposed_copies(program, shape.order, shape.lane)) is not None:
-            yield from copies.schedules(lanes, item_bytes, sizes)
+            found = list(copies.schedules(lanes, item_bytes, sizes))
+            yield from found
+            if not found and copies.is_ordered_for_copies:
+                shape = _Shape(program, nests, lanes, item_bytes, sizes, ())
         yield shape.schedule(parallel=True)
         yield shape.schedule(parallel=True, sets=False)
         yield shape.schedule(parallel=False)

@@ -45,6 +45,7 @@ class Order:
         iterations: of all loops together.
         turned: the operands that are not stored so.
         workspace: whether the result is assembled from a workspace a row.
+        copied: the variable along which lanes run thanks to transposed copies of dense operands, if it is so.
     """
 
     names: tuple[str, ...]
@@ -52,6 +53,7 @@ class Order:
     iterations: float
     turned: tuple[str, ...] = ()
     workspace: bool = False
+    copied: str = ""
 
     def __str__(self) -> str:
         return ", ".join(self.names)
@@ -203,7 +205,12 @@ def described(nest: Nest, order: tuple[int, ...], workspace: bool) -> Order:
         outer |= bit
     turned = [f.access.tensor for f in nest.factors if not is_concordant(f.order, order)]
     names = tuple(nest.variables[bit.bit_length() - 1] for bit in order)
-    return Order(names, cost, iterations, tuple(dict.fromkeys(turned)), workspace)
+    copied = ""
+    if order and order[-1] in nest.copies:
+        around = nest.full ^ order[-1]
+        if loop_cost(nest, around, order[-1], workspace) == _copied_cost(nest, around, order[-1], workspace):
+            copied = names[-1]
+    return Order(names, cost, iterations, tuple(dict.fromkeys(turned)), workspace, copied)
 
 
 def is_concordant(levels: tuple[int, ...], order: tuple[int, ...]) -> bool:
@@ -275,9 +282,15 @@ def _loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
     if is_last:
         cost += nest.count(inner) * _body_cost(nest, bit)
         if bit in nest.copies:
-            copied = _run_cost(nest, outer, bit, workspace, LANES) + nest.copies[bit]
-            cost = min(cost, copied + nest.count(inner) / LANES)
+            cost = min(cost, _copied_cost(nest, outer, bit, workspace))
     return cost
+
+
+def _copied_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
+    """The same of the last loop where transposed copies take the place of what lies across its lanes."""
+    lanes = min(LANES, nest.extents[bit.bit_length() - 1])
+    copied = nest.copies[bit] + nest.count(nest.full) / max(1.0, lanes)
+    return copied + _run_cost(nest, outer, bit, workspace, max(1.0, lanes))
 
 
 def _run_cost(nest: Nest, outer: int, bit: int, workspace: bool, lanes: float) -> float:

@@ -12,7 +12,7 @@ operands and the result share.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from math import inf, prod
 from typing import Final
@@ -61,6 +61,7 @@ class Lanes:
         leading: the loops of the result inside of them, before the first sum.
         after: the other loops, without the lanes.
         part: of the first one of `leading`, that threads share; 0 for the whole.
+        is_shared: whether threads share the first one of `leading` inside of the copies instead.
         cost: in the time of a multiply and add of a vector.
     """
 
@@ -71,6 +72,7 @@ class Lanes:
     leading: tuple[str, ...]
     after: tuple[str, ...]
     part: int
+    is_shared: bool
     cost: float
 
 
@@ -114,6 +116,11 @@ class TransposedCopies:
             return
         yield self.schedule(best, lanes)
         yield self.schedule(best, lanes, in_registers=False)
+
+    @property
+    def is_ordered_for_copies(self) -> bool:
+        """Whether the innermost loop has neighbours in memory nowhere: an order that only copies make a good one."""
+        return self.lane is None and len(self.order) > 1 and self.order[-1] in self.free
 
     @property
     def free(self) -> list[str]:
@@ -193,6 +200,8 @@ class TransposedCopies:
         elif not across and self.result.tensor not in nests:
             nests.append(self.result.tensor)
         steps += [d.Vector(inner, nest) for nest in nests]
+        if way.is_shared:
+            return d.Schedule((*steps, replace(self._parallel(leading[0]), nest=self.result.tensor)))
         return d.Schedule((*steps, self._parallel(loops[0])))
 
     def _copy(
@@ -208,8 +217,8 @@ class TransposedCopies:
         """An operand copied inside the loops `first`, in the order in which it is read there."""
         names = [tiled.get(n, n) for n in index_names(access) if n != way.name]
         inside = [n for n in loops if n in names and n not in first]
-        copy = self._name(f"{access.tensor}_copy")
-        steps: list[d.Directive] = [d.Pack(copy, access.tensor, (*inside, inner), first[-1], "thread")]
+        copy, scope = self._name(f"{access.tensor}_copy"), "memory" if way.is_shared else "thread"
+        steps: list[d.Directive] = [d.Pack(copy, access.tensor, (*inside, inner), first[-1], scope)]
         if in_registers and names[-1] == inside[-1]:
             steps.append(d.Transpose(names[-1], inner, copy))
         elif in_registers and names[-1] in inside:
@@ -298,16 +307,11 @@ class _Counts:
         copies = TURNED * sum(prod(self.extents[n] for n in index_names(a)) for a in copied)
         written = WRITTEN * across * prod(self.extents[n] for n in kept)
         part, parts = self.part(first, leading, tiles, cost / max(copies, 1.0))
-        return Lanes(
-            name,
-            size,
-            copied,
-            tuple(first),
-            tuple(leading),
-            tuple(after),
-            part,
-            cost + copies * parts + written,
-        )
+        written_last = index_names(product.result)[-1] if across else ""
+        is_shared = self.has_few(first, tiles) and not part and leading[:1] not in ([], [written_last])
+        cost += copies * parts + written
+        loops = tuple(first), tuple(leading), tuple(after)
+        return Lanes(name, size, copied, *loops, part, is_shared, cost)
 
     def tile(self, name: str, copied: Sequence[Access], first: Sequence[str], across: bool) -> int:
         """The lanes of a tile, 0 where its copies would not stay near."""
@@ -317,10 +321,13 @@ class _Counts:
         most = COPY_BYTES // (max(row, 1) * self.item_bytes) // self.lanes * self.lanes
         return min(most, tile_rows(self.extents[name], self.lanes, self.item_bytes))
 
+    def has_few(self, first: Sequence[str], tiles: int) -> bool:
+        """Whether the outermost loop has too few iterations for threads to share."""
+        return (tiles if len(first) == 1 else self.extents[first[0]]) < FEW
+
     def part(self, first: Sequence[str], leading: Sequence[str], tiles: int, worth: float) -> tuple[int, int]:
         """The size of the parts of a loop that threads share, and how many there are: 0 and 1 for none."""
-        count = tiles if len(first) == 1 else self.extents[first[0]]
-        if count >= FEW or not leading or leading[0] in self.product.listed():
+        if not self.has_few(first, tiles) or not leading or leading[0] in self.product.listed():
             return 0, 1
         parts = min(PARTS, int(worth * COPIED_SHARE) or 1, self.extents[leading[0]] // 2)
         if parts < FEW:
