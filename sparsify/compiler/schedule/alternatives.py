@@ -70,6 +70,8 @@ def said(order: Order) -> str:
         notes.append("a workspace a row")
     if order.turned:
         notes.append(f"{', '.join(order.turned)} {'is' if len(order.turned) == 1 else 'are'} turned")
+    if order.copied:
+        notes.append(f"transposed copies of dense operands, so that lanes run along {order.copied}")
     counts = f"{rounded(order.iterations)} iterations, {rounded(order.cost)} steps"
     return f"{order}   {counts}{': ' if notes else ''}{', '.join(notes)}"
 

@@ -23,6 +23,7 @@ from sparsify.compiler.schedule.chains import (
     loop_names,
     rewrite_loops,
 )
+from sparsify.compiler.schedule.distribute import distribute
 from sparsify.compiler.schedule.merge import merge
 from sparsify.compiler.schedule.place import pack, precompute_at, precompute_of, precompute_over
 from sparsify.compiler.schedule.recompute import recompute
@@ -68,6 +69,8 @@ def _step(program: Notation, directive: d.Directive) -> Notation:
             return precompute_of(program, directive)
         case d.Precompute():
             return precompute_at(program, directive)
+        case d.Distribute():
+            return distribute(program, directive)
         case d.Recompute():
             return recompute(program, directive)
         case d.Rescale():

@@ -30,6 +30,7 @@ from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.schedule.tiles import tiles
+from sparsify.compiler.schedule.transposed_copies import transposed_copies
 
 # Gathered rows are asked for so many bytes ahead: what memory delivers while a few rows are on their way, and what
 # stays in the nearest cache until it is read.
@@ -56,8 +57,8 @@ def candidates(
         sizes: of the operands, as far as they are known.
         order: of the loops, where it was found by cost.
     """
-    if (found := sampled(program)) is not None:
-        yield from found.schedules(lanes, item_bytes, sizes)
+    if (samples := sampled(program)) is not None:
+        yield from samples.schedules(lanes, item_bytes, sizes)
         return
     if (sums := scattered(program)) is not None:
         yield from sums.schedules(sizes, order)
@@ -75,6 +76,11 @@ def candidates(
     nests = _nests(program)
     if len(nests) <= 2:
         shape = _Shape(program, nests, lanes, item_bytes, sizes, order)
+        if (copies := transposed_copies(program, shape.order, shape.lane)) is not None:
+            found = list(copies.schedules(lanes, item_bytes, sizes))
+            yield from found
+            if not found and copies.is_ordered_for_copies:
+                shape = _Shape(program, nests, lanes, item_bytes, sizes, ())
         yield shape.schedule(parallel=True)
         yield shape.schedule(parallel=True, sets=False)
         yield shape.schedule(parallel=False)

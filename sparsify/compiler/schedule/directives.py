@@ -120,6 +120,16 @@ class Precompute(Directive):
 
 
 @dataclass(frozen=True, slots=True)
+class Distribute(Directive):
+    """`distribute w`: what is summed in `w` and then multiplied is multiplied first and summed in the result."""
+
+    temporary: str
+
+    def __str__(self) -> str:
+        return f"distribute {self.temporary}"
+
+
+@dataclass(frozen=True, slots=True)
 class Recompute(Directive):
     """`recompute S after m`: what comes after `m` reads an `S_again` of its own, computed as `S` is."""
 
@@ -311,6 +321,7 @@ _FORMS: tuple[tuple[str, str, type[Directive]], ...] = (
         rf"precompute\s+(?P<temporary>{_NAME})(?:\s*=\s*(?P<source>{_NAME}))?\s+(?:at\s+(?P<at>{_NAME})|over\s+(?P<over>{_NAME}))\s+in\s+(?P<scope>{_NAME})(?:\s+(?P<listed>listed)|\s+(?P<marked>marked))?",
         Precompute,
     ),
+    ("distribute w", rf"distribute\s+(?P<temporary>{_NAME})", Distribute),
     (
         "recompute S after m",
         rf"recompute\s+(?P<temporary>{_NAME})\s+after\s+(?P<after>{_NAME})",

@@ -33,6 +33,8 @@ def gloss(directive: d.Directive) -> str:
             return f"{position} runs over the stored positions of {tensor}, {index} is read from them"
         case d.Precompute():
             return _precompute(directive)
+        case d.Distribute(temporary):
+            return f"what {temporary} collects is multiplied entry by entry and added to the result"
         case d.Recompute(temporary, after):
             return f"what comes after {after} computes {temporary} again"
         case d.Rescale(maximum, at):

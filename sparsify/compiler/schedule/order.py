@@ -45,6 +45,7 @@ class Order:
         iterations: of all loops together.
         turned: the operands that are not stored so.
         workspace: whether the result is assembled from a workspace a row.
+        copied: the variable along which lanes run thanks to transposed copies of dense operands, if it is so.
     """
 
     names: tuple[str, ...]
@@ -52,6 +53,7 @@ class Order:
     iterations: float
     turned: tuple[str, ...] = ()
     workspace: bool = False
+    copied: str = ""
 
     def __str__(self) -> str:
         return ", ".join(self.names)
@@ -95,7 +97,7 @@ class _Key:
     def __init__(self, nest: Nest) -> None:
         self.nest = nest
         factors = [(f.order, f.is_dense, tuple(f.known.items()), f.stored, f.turn) for f in nest.factors]
-        rest = (nest.points, nest.target, nest.levels, nest.reads, nest.is_sampled)
+        rest = (nest.points, nest.target, nest.levels, nest.reads, nest.is_sampled, nest.may_copy)
         self._all = (nest.extents, tuple(factors), rest)
 
     def __hash__(self) -> int:
@@ -203,7 +205,12 @@ def described(nest: Nest, order: tuple[int, ...], workspace: bool) -> Order:
         outer |= bit
     turned = [f.access.tensor for f in nest.factors if not is_concordant(f.order, order)]
     names = tuple(nest.variables[bit.bit_length() - 1] for bit in order)
-    return Order(names, cost, iterations, tuple(dict.fromkeys(turned)), workspace)
+    copied = ""
+    if order and order[-1] in nest.copies:
+        around = nest.full ^ order[-1]
+        if loop_cost(nest, around, order[-1], workspace) == _copied_cost(nest, around, order[-1], workspace):
+            copied = names[-1]
+    return Order(names, cost, iterations, tuple(dict.fromkeys(turned)), workspace, copied)
 
 
 def is_concordant(levels: tuple[int, ...], order: tuple[int, ...]) -> bool:
@@ -251,8 +258,8 @@ def may_follow(nest: Nest, outer: int, bit: int, workspace: bool) -> bool:
 def least_cost(nest: Nest) -> float:
     """What every order of the loops costs at least: the body, and the entries of a result that is assembled."""
     body = nest.count(nest.full)
-    each = [STRIDE * nest.strides[bit] + 1.0 / (LANES if bit == nest.lane else 1.0) for bit in nest.bits]
-    cost = body * min(each, default=1.0)
+    each = [_body_cost(nest, bit) for bit in nest.bits]
+    cost = body * min([*each, *(1.0 / LANES for _ in nest.copies)], default=1.0)
     if nest.levels:
         appended = APPEND * nest.count(nest.target)
         cost += min(appended, INSERT * nest.written + SCATTER * body) if nest.sums else appended
@@ -268,11 +275,28 @@ def loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
 
 
 def _loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
-    count, inner = nest.count(outer), outer | bit
-    visits, lists = nest.visits(outer, bit)
+    inner = outer | bit
     is_last = inner == nest.full
     # A loop over neighbours in memory runs inside all others: its variable costs nothing to move there.
-    lanes = LANES if is_last and bit == nest.lane else 1.0
+    cost = _run_cost(nest, outer, bit, workspace, LANES if is_last and bit == nest.lane else 1.0)
+    if is_last:
+        cost += nest.count(inner) * _body_cost(nest, bit)
+        if bit in nest.copies:
+            cost = min(cost, _copied_cost(nest, outer, bit, workspace))
+    return cost
+
+
+def _copied_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
+    """The same of the last loop where transposed copies take the place of what lies across its lanes."""
+    lanes = min(LANES, nest.extents[bit.bit_length() - 1])
+    copied = nest.copies[bit] + nest.count(nest.full) / max(1.0, lanes)
+    return copied + _run_cost(nest, outer, bit, workspace, max(1.0, lanes))
+
+
+def _run_cost(nest: Nest, outer: int, bit: int, workspace: bool, lanes: float) -> float:
+    """What a loop costs beside its body, with as many iterations at a time."""
+    count, inner = nest.count(outer), outer | bit
+    visits, lists = nest.visits(outer, bit)
     cost = count * visits * (MERGE if lists > 1 else VISIT) / lanes
     for _, factor in nest.having[bit]:
         if factor.above[bit] & ~outer:
@@ -282,15 +306,18 @@ def _loop_cost(nest: Nest, outer: int, bit: int, workspace: bool) -> float:
     if nest.levels:
         if bit == nest.levels[-1]:
             cost += INSERT * nest.written if workspace else APPEND * nest.count(inner)
-        if is_last and workspace:
+        if inner == nest.full and workspace:
             cost += SCATTER * nest.count(inner)
     elif bit & nest.target and outer & sums:
         cost += SCATTER * nest.count(inner) / lanes
     if outer == 0 and bit & sums and nest.target:
         cost += SERIAL * nest.count(nest.full) / (LANES if nest.lane else 1.0)
-    if is_last:
-        cost += nest.count(inner) * (STRIDE * nest.strides[bit] + 1.0 / lanes)
     return cost
+
+
+def _body_cost(nest: Nest, bit: int) -> float:
+    """What one run of the body costs where the loop over `bit` is the innermost one."""
+    return STRIDE * nest.strides[bit] + 1.0 / (LANES if bit == nest.lane else 1.0)
 
 
 def _positions(nest: Nest, factor: Factor, inner: int) -> float:

@@ -26,7 +26,8 @@ from sparsify.compiler.schedule.product_cost import (
     packed_us,
     slices_us,
 )
-from sparsify.storage.format import Format
+from sparsify.storage.format import Format, LevelExpression, StoredLevel
+from sparsify.storage.levels import Compressed, Dense
 
 # Columns of a panel, and rows of a block, that are compared.
 WIDTHS: Final = (96, 128, 192, 384, 768, 1536)
@@ -45,6 +46,9 @@ SLICES: Final = Format(
 LANE_BYTES: Final = 4
 # Bytes of a coordinate, and how many coordinates they tell apart.
 SHORT: Final = ((1, 1 << 7), (2, 1 << 15), (4, 1 << 31))
+# A level is compressed where it stores less than one of so many coordinates; bytes of a coordinate by default.
+SPREAD: Final = 4
+WIDE_COORDINATE: Final = 4
 # Bytes of a compact format at most, as a multiple of those of the values and of two more for each.
 COMPACT: Final = 1.15
 
@@ -139,6 +143,45 @@ def _packings(
         us = slices_us(slots, tiles, rows, size, outputs, columns, machine, lane_bytes)
         entries = outputs * columns
         yield Packing(SLICES, slots * SLICE_ROWS, entries, size, entries * item_bytes, us, dense)
+
+
+def pack_tensor(subscripts: str, place: int, mask: Tensor) -> Format:
+    """The format of a sparse operand of any rank in an einsum whose other operands are dense.
+
+    Index variables of the result are outside, those that another operand has, too, before the others; summed ones are
+    inside, the longest last. Then sums stay in registers while lanes run along an index variable that the operand
+    lacks. A level is dense unless most of its coordinates would store nothing.
+
+    Args:
+        subscripts: of the einsum, with its result.
+        place: of the sparse operand among the operands.
+        mask: where it is not zero.
+
+    >>> import torch
+    >>> str(pack_tensor("bmk,bkn->bmn", 1, torch.ones(2, 800, 40, dtype=torch.bool)))
+    'i: dense, k: dense, j: compressed(crd=int16)'
+    """
+    inputs, _, result = subscripts.replace(" ", "").partition("->")
+    operands = inputs.split(",")
+    names = operands.pop(place)
+    shared = {name for name in names if any(name in other for other in operands)}
+
+    def rank(mode: int) -> tuple[bool, bool, int]:
+        name = names[mode]
+        return name not in result, name not in shared, mask.shape[mode] if name not in result else 0
+
+    ordering = sorted(range(len(names)), key=rank)
+    left, levels = mask.permute(ordering), list[StoredLevel]()
+    before, is_listed = 1, False
+    for depth, mode in enumerate(ordering):
+        inner = left.flatten(depth + 1) if depth + 1 < len(ordering) else left.unsqueeze(-1)
+        stored = int(inner.any(-1).sum())
+        is_listed |= depth + 1 == len(ordering) or SPREAD * stored < before * mask.shape[mode]
+        before = stored
+        short = next(size for size, most in SHORT if mask.shape[mode] <= most)
+        crd = f"int{8 * short}" if short < WIDE_COORDINATE else ""
+        levels.append(StoredLevel(LevelExpression(mode), Compressed(crd=crd) if is_listed else Dense()))
+    return Format(tuple(levels))
 
 
 def slots_of(mask: Tensor) -> tuple[int, int]:

@@ -4,10 +4,14 @@ In:  `forall i: forall j: let w: (forall k: w += Q[i,k] * K[j,k]); S[i,j] = A[i,
 Out: `pos j p A; split p po pi 4 tail 2 1; precompute w at po in register; split k ko ki 16 tail 8;
      order w: ko, pi, ki; precompute lanes = w over ki in register; unroll pi; vector ki; parallel i dynamic A;
      prefetch K 16`: four entries at a time share the row of Q, and their sums are reduced together.
+
+Lanes run along the sum. Operands that have it in another mode, `G[k,i] * X[k,j]`, are first copied transposed, as a
+whole, where that is expected to be faster than to read them across.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
 from sparsify.compiler.node import find
@@ -22,13 +26,21 @@ TOGETHER = 4
 # How many stored positions ahead gathered rows are asked for, of tables larger than twice a near cache.
 AHEAD = 16
 NEAR_TABLE = 2 * NEAR_BYTES
+# What an entry of a copy costs, and a product whose numbers lie apart, in vectors' times.
+COPIED = 3.0
+APART = 3.0
+# Bytes of copies that stay near: of more than these, parts along the sum are copied and used one after the other, each
+# of four vectors at least.
+COPY_BYTES = NEAR_BYTES
+VECTORS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sum `temporary` over `sums`, computed at each stored entry of `mask`, whose levels are `levels`."""
+    """A sum `temporary` over `sums`, computed for `target` at each stored entry of `mask`, with the loops `levels`."""
 
     temporary: str
+    target: str
     sums: tuple[str, ...]
     mask: Declaration
     levels: tuple[str, ...]
@@ -45,6 +57,11 @@ class Sampled:
         """The best one first for operands of these sizes; the last one always lowers."""
         share = d.Parallel(self.levels[0], "dynamic", self.mask.name)
         order = [d.Order(self.levels)] if len(self.levels) > 1 else []
+        if lanes > 1 and (copied := self.copied(lanes, item_bytes, sizes)):
+            size = self.chunk(copied, lanes, item_bytes, sizes)
+            if size < sizes.extents[self.sums[-1]]:
+                yield self._in_chunks(copied, lanes, size)
+            yield self._with_copies(copied, lanes)
         if lanes > 1 and self.lane is not None and not self.mask.format.levels[-1].level.is_branchless:
             yield d.Schedule(
                 (*order, *self._together(self.lane, lanes), share, *self._ahead(self.lane, item_bytes, sizes))
@@ -60,14 +77,102 @@ class Sampled:
         last = {index_names(access.indices[-1]) for access in reads}
         return self.sums[-1] if last == {(self.sums[-1],)} else None
 
-    def _together(self, lane: str, lanes: int) -> list[d.Directive]:
-        """The innermost loop in groups, their sums along the lanes."""
+    def copied(self, lanes: int, item_bytes: int, sizes: Sizes) -> tuple[Access, ...]:
+        """The operands that are copied transposed, so that lanes run along the last sum; none where that is slower."""
+        reads = [access for access in self.reads if set(index_names(access)) & set(self.sums)]
+        names = {name for access in reads for name in index_names(access)}
+        stored, extents = sizes.stored.get(self.mask.name), sizes.extents
+        across = tuple(access for access in reads if index_names(access)[-1:] != self.sums[-1:])
+        tensors = [access.tensor for access in self.reads]
+        is_plain = all(_is_plain(access) and tensors.count(access.tensor) == 1 for access in across)
+        if not across or not is_plain or not all(self.sums[-1] in index_names(access) for access in reads):
+            return ()
+        if self.mask.format.levels[-1].level.is_branchless or type(stored) is not int:
+            return ()
+        if any(type(extents.get(name)) is not int for name in names):
+            return ()
+        entries = [prod(extents[name] for name in index_names(access)) for access in across]
+        products = stored * prod(extents[name] for name in self.sums)
+        with_copies = products / lanes + COPIED * sum(entries)
+        return across if with_copies < products * APART else ()
+
+    def chunk(self, copied: tuple[Access, ...], lanes: int, item_bytes: int, sizes: Sizes) -> int:
+        """How much of the last sum is copied at a time: as much as stays near."""
+        entries = [prod(sizes.extents[name] for name in index_names(access)) for access in copied]
+        row = max(entries) // max(1, sizes.extents[self.sums[-1]]) * item_bytes
+        step = 2 * lanes
+        return max(COPY_BYTES // max(1, row) // step, VECTORS * lanes // step) * step
+
+    def _with_copies(self, copied: tuple[Access, ...], lanes: int) -> d.Schedule:
+        """Operands copied as a whole, by all threads, then lanes along the sum."""
+        lane = self.sums[-1]
+        names = {access: self.name(f"{access.tensor}_copy") for access in copied}
+        step, within = self.name(f"{lane}o"), self.name(f"{lane}i")
+        packs = [
+            d.Pack(copy, access.tensor, (*_others(access, lane), lane), "", "memory")
+            for access, copy in names.items()
+        ]
+        order = [d.Order(self.levels, self.target)] if len(self.levels) > 1 else []
+        *steps, vector = self._together(lane, lanes)
+        copies = self._copies(names, lane, step, within)
+        share = d.Parallel(self.levels[0], "dynamic", self.mask.name, nest=self.target)
+        return d.Schedule((*order, *packs, *steps, *copies, vector, share))
+
+    def _in_chunks(self, copied: tuple[Access, ...], lanes: int, size: int) -> d.Schedule:
+        """Chunks of the sum around all other loops: what is copied of one stays near while all entries read it."""
+        lane = self.sums[-1]
+        names = {access: self.name(f"{access.tensor}_copy") for access in copied}
+        chunk, part = self.name(f"{lane}s"), self.name(f"{lane}p")
+        step, within = self.name(f"{lane}o"), self.name(f"{lane}i")
+        position, outer, inner, listed = self._places()
+        collected = self.name(f"sum_{self.target}")
+        return d.Schedule(
+            (
+                d.Distribute(self.temporary),
+                d.Split(lane, chunk, part, size, masked=True),
+                *listed,
+                d.Split(position, outer, inner, TOGETHER, (2, 1)),
+                d.Split(part, step, within, 2 * lanes),
+                d.Order((chunk, *self.levels[:-1], outer, *self.sums[:-1], step, inner, within)),
+                *(
+                    d.Pack(copy, access.tensor, (*_others(access, lane), step, within), chunk, "memory")
+                    for access, copy in names.items()
+                ),
+                d.Precompute(collected, "register", at=outer, source=self.target),
+                d.Precompute(self.name("lanes"), "register", source=collected, over=within),
+                d.Unroll(inner),
+                *self._copies(names, lane, step, within),
+                d.Vector(within),
+                d.Parallel(self._outermost(outer), "dynamic", self.mask.name, nest=self.target),
+            )
+        )
+
+    def _copies(
+        self, names: Mapping[Access, str], lane: str, step: str, within: str
+    ) -> Iterator[d.Directive]:
+        """Copies made in square tiles that are transposed in registers, by all threads."""
+        for access, copy in names.items():
+            *others, row = _others(access, lane)
+            yield d.Order((step, *others, row, within), copy)
+            yield d.Transpose(row, within, copy)
+            yield d.Parallel(step, "dynamic", nest=copy)
+
+    def _outermost(self, position: str) -> str:
+        """The loop that threads share."""
+        return self.levels[0] if len(self.levels) > 1 else position
+
+    def _places(self) -> tuple[str, str, str, list[d.Directive]]:
+        """The innermost loop by position, over groups of entries, inside a group; and what makes it one by position."""
         position = self.levels[-1]
-        steps: list[d.Directive] = []
+        listed: list[d.Directive] = []
         if not self.mask.format.levels[-1].level.is_full:
             position = self.name("p")
-            steps.append(d.Pos(self.levels[-1], position, self.mask.name))
-        outer, inner = self.name(f"{position}o"), self.name(f"{position}i")
+            listed.append(d.Pos(self.levels[-1], position, self.mask.name))
+        return position, self.name(f"{position}o"), self.name(f"{position}i"), listed
+
+    def _together(self, lane: str, lanes: int) -> list[d.Directive]:
+        """The innermost loop in groups, their sums along the lanes."""
+        position, outer, inner, steps = self._places()
         step, within = self.name(f"{lane}o"), self.name(f"{lane}i")
         return [
             *steps,
@@ -112,7 +217,20 @@ def sampled(program: Notation) -> Sampled | None:
     mask = declared[next(iter(masks)).tensor]
     reads = tuple(find(summed.value, Access))
     taken = frozenset(loop_names(program)) | frozenset(declared)
-    return Sampled(temporary.name, tuple(loop.index for loop in loops), mask, levels, reads, taken)
+    return Sampled(
+        temporary.name, written.target.tensor, tuple(loop.index for loop in loops), mask, levels, reads, taken
+    )
+
+
+def _others(access: Access, lane: str) -> tuple[str, ...]:
+    """The index variables of an access but that of the lanes."""
+    return tuple(name for name in index_names(access) if name != lane)
+
+
+def _is_plain(access: Access) -> bool:
+    """Whether every index is an index variable, and each another one."""
+    names = [index.name for index in access.indices if isinstance(index, Index)]
+    return len(set(names)) == len(access.indices)
 
 
 def _is_mask(access: Access, declared: dict[str, Declaration], program: Notation) -> bool:

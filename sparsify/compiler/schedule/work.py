@@ -17,7 +17,7 @@ from math import expm1, inf, log2, prod
 from typing import Final
 
 from sparsify.compiler.einsum.monoids import MONOIDS
-from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Declaration, Expr, Index, Program, Reduce
 from sparsify.compiler.loops.lower.declared import DeclaredTensors
 from sparsify.compiler.loops.lower.lattice import EVERYWHERE, Point, expression_regions
 from sparsify.compiler.node import find, holds
@@ -28,6 +28,12 @@ UNKNOWN_EXTENT: Final = 1000
 UNKNOWN_ENTRIES: Final = 10
 # Two lists are searched instead of merged when one is so many times longer.
 GALLOP: Final = 8
+# What it costs to copy an entry of a dense operand transposed, and to write one of a result so; and how many bytes of
+# an operand's tile of lanes stay near.
+COPY: Final = 1.0
+COPY_BACK: Final = 2.5
+COPY_BYTES: Final = 1 << 19
+TILE_BYTES: Final = 64
 # What it costs to turn an entry of an operand, whose pattern is turned once and whose values with every call, and of a
 # result of an earlier step, all of it every time.
 TURN: Final = 2.5
@@ -81,12 +87,14 @@ class Nest:
         levels: the variables of its levels in order when it is assembled, else nothing.
         reads: per dense operand its variables, and the bit of its last mode; the target is the last of them.
         is_sampled: whether the target is stored at known positions, which sums around their loops do not keep.
+        may_copy: whether dense operands that lie across the lanes may be copied transposed.
         costs: of loops, by those around, the variable and whether there is a workspace, as far as they were asked for.
         bits: the variables that have a loop.
         sums: those that are summed.
         above: per variable of the assembled result those of the levels above its own.
         having: per variable the factors that have it, with their numbers.
         strides: per variable how many dense operands have it in another mode than their last one.
+        copies: what transposed copies cost, per variable along which lanes run with them.
     """
 
     variables: tuple[str, ...]
@@ -98,11 +106,13 @@ class Nest:
     levels: tuple[int, ...] = ()
     reads: tuple[tuple[int, int], ...] = ()
     is_sampled: bool = False
+    may_copy: bool = False
     bits: tuple[int, ...] = field(init=False, compare=False, repr=False)
     sums: int = field(init=False, compare=False, repr=False)
     above: Mapping[int, int] = field(init=False, compare=False, repr=False)
     having: Mapping[int, Sequence[tuple[int, Factor]]] = field(init=False, compare=False, repr=False)
     strides: Mapping[int, int] = field(init=False, compare=False, repr=False)
+    copies: Mapping[int, float] = field(init=False, compare=False, repr=False)
     _meeting: Sequence[int] = field(init=False, compare=False, repr=False)
     costs: dict[tuple[int, int, bool], float] = field(
         init=False, default_factory=dict, compare=False, repr=False
@@ -127,6 +137,7 @@ class Nest:
             ("_meeting", [sum([1 << number for number in point]) for point in self.points]),
         ):
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "copies", self._copies() if self.may_copy else {})
 
     def bit(self, name: str) -> int:
         """The bit of a variable."""
@@ -216,6 +227,34 @@ class Nest:
         reached = self.count(self.full)
         return spread(reached, self.coordinates(self.target)) if sums else reached
 
+    def _copies(self) -> dict[int, float]:
+        """What copies cost by the variable of the lanes: one of the result, or of the sums at stored positions."""
+        found: dict[int, float] = {}
+        if len(self.factors) != 1 or self.points != ((0,),) or self.levels:
+            return found
+        reads, written = (self.reads, 0) if self.is_sampled else (self.reads[:-1], self.reads[-1][1])
+        for bit in self.bits:
+            across = [(mask, last) for mask, last in reads if mask & bit and last != bit]
+            is_written = written not in (0, bit)
+            wanted = self.sums if self.is_sampled else self.target
+            if bit & self.factors[0].mask or not bit & wanted or not (across or is_written):
+                continue
+            if self._is_near(bit, across, is_written):
+                cost = COPY * sum([self.coordinates(mask) for mask, _ in across])
+                found[bit] = cost + is_written * COPY_BACK * self.coordinates(self.target)
+        return found
+
+    def _is_near(self, bit: int, across: Sequence[tuple[int, int]], is_written: bool) -> bool:
+        """Whether copies of a tile of lanes stay near; at stored positions whole operands are copied."""
+        if self.is_sampled:
+            return all(mask & bit for mask, _ in self.reads)
+        outer = self.target
+        for mask, last in (*across, *self.reads[-1:]):
+            outer &= mask & ~last
+        entries = sum([self.coordinates(mask & ~bit & ~outer) for mask, _ in across])
+        entries += is_written * self.coordinates(self.target & ~bit & ~outer)
+        return entries * TILE_BYTES <= COPY_BYTES
+
     @cached_property
     def lane(self) -> int:
         """The variable whose iterations are neighbours in memory wherever it occurs, 0 without one."""
@@ -273,7 +312,27 @@ def nest_of(
         reads.append(_read(_names(target), output, bits))
     is_sampled = output is not None and not output.format.is_dense and output.pattern_of is not None
     full = sum(bits.values())
-    return Nest(names, extents, factors, points, written, full, levels, tuple(reads), is_sampled)
+    may_copy = monoid == "sum" and all(name in known for name in names) and may_be_copied(body, declared)
+    return Nest(names, extents, factors, points, written, full, levels, tuple(reads), is_sampled, may_copy)
+
+
+def may_be_copied(body: Expr, declared: Mapping[str, Declaration]) -> bool:
+    """Whether a sum is one of products that read each dense operand in one way, so that copies take its place."""
+    reads = dense_factors(body, declared)
+    return reads is not None and len({access.tensor for access in reads}) == len(set(reads))
+
+
+def dense_factors(body: Expr, declared: Mapping[str, Declaration]) -> list[Access] | None:
+    """The dense operands of a product of sparse ones and of what is computed of dense ones; `None` otherwise."""
+    match body:
+        case Call("mul", (left, right)):
+            parts = dense_factors(left, declared), dense_factors(right, declared)
+            return None if parts[0] is None or parts[1] is None else [*parts[0], *parts[1]]
+        case Access() if not declared[body.tensor].format.is_dense:
+            return []
+    found = find(body, Access)
+    is_dense = all(declared[access.tensor].format.is_dense for access in found)
+    return found if is_dense and not holds(body, Reduce) else None
 
 
 def is_plain(access: Access, declared: Declaration) -> bool:

@@ -19,6 +19,7 @@ TEXTS = {
     "precompute w at ko in register": "inside ko, w is computed right before it is read, in registers",
     "precompute a = Y at root in memory": "before all loops, a collects what is added to Y, in memory",
     "precompute a = w over p in register": "each iteration of p has a w of its own, a, combined at the end",
+    "distribute w": "what w collects is multiplied entry by entry and added to the result",
     "recompute S after m": "what comes after m computes S again",
     "rescale m at jo": "each iteration of jo has a m of what came so far, by which earlier sums are rescaled",
     "pack P = B[j, k] at ko in thread": (

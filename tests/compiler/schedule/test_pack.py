@@ -5,7 +5,8 @@ import torch
 
 import sparsify
 from sparsify.compiler.schedule.machine import Machine, scaled
-from sparsify.compiler.schedule.pack import COMPACT, SLICES, Packing, pack_matrix, slots_of
+from sparsify.compiler.schedule.pack import COMPACT, SLICES, Packing, pack_matrix, pack_tensor, slots_of
+from sparsify.storage.format import Format
 
 
 def packed(density: float, rows: int, *, height: int = 1, outputs: int = 768, columns: int = 768) -> Packing:
@@ -122,3 +123,26 @@ def test_wide_matrices_have_wide_coordinates_only_without_panels():
     mask[:, ::5000] = True
     text = str(pack_matrix(mask[:7], 1, 4, Machine())[0].format)
     assert "int16" in text or text == "dense, compressed"
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "place", "expected"),
+    [
+        ("bmk,bkn->bmn", 1, "i: dense, k: dense, j: compressed(crd=int8)"),
+        ("bmk,bnk->bmn", 1, "i: dense, j: dense, k: compressed(crd=int8)"),
+        ("bti,hoi->bhto", 1, "i: dense, j: dense, k: compressed(crd=int8)"),
+        ("oij,bi,bj->bo", 0, "i: dense, j: dense, k: compressed(crd=int8)"),
+        ("oij,bo,bj->bi", 0, "j: dense, i: dense, k: compressed(crd=int8)"),
+    ],
+)
+def test_tensors_have_sums_inside(subscripts, place, expected):
+    mask = torch.rand(6, 7, 8, generator=torch.Generator().manual_seed(0)) < 0.5
+    assert pack_tensor(subscripts, place, mask) == Format(expected)
+
+
+def test_levels_of_which_little_is_stored_are_compressed():
+    mask = torch.zeros(100, 200, 300, dtype=torch.bool)
+    mask[::3, 5, ::7] = True
+    found = pack_tensor("oij,bi,bj->bo", 0, mask)
+    assert found == Format("i: dense, j: compressed(crd=int16), k: compressed(crd=int16)")
+    assert pack_tensor("bmk,bkn->bmn", 1, torch.zeros(0, 3, 4, dtype=torch.bool)).rank == 3
