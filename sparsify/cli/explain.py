@@ -18,8 +18,9 @@ STAGES = "graph, marked, einsum, formats, cost, notation, schedule, loops, cpp, 
 
 def explain(
     subject: Annotated[
-        str, typer.Argument(help="A registered model, a recipe file, subscripts ij,jk->ik or index notation.")
-    ],
+        str | None,
+        typer.Argument(help="A registered model, a recipe file, subscripts ij,jk->ik or index notation."),
+    ] = None,
     rest: Annotated[
         list[str] | None,
         typer.Argument(
@@ -46,13 +47,25 @@ def explain(
     layers: Layers = None,
     seq: Seq = None,
     picture: Annotated[bool, typer.Option("--picture", help="Draw the patterns of attention.")] = False,
-    ops: Annotated[bool, typer.Option("--ops", help="List the operators that rules may name.")] = False,
+    ops: Annotated[
+        bool,
+        typer.Option(
+            "--ops", help="List operators: those of a model, which rules may name, or the whole table."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show graph, einsum, formats, notation, schedule, loops and C++ of a model's region or of an expression.
 
     The model's weights are not trained, and nothing is measured.
     """
+    if subject is None:
+        if not ops:
+            raise SparsifyError(
+                "nothing to explain", "name a model, a recipe or an expression, or give --ops"
+            )
+        show_table(as_json)
+        return
     of_model = {"recipe": recipe, "dataset": dataset, "data_root": data_root, "seed": seed}
     of_model |= {"sparse_attn": sparse_attn, "layers": layers, "seq": seq}
     of_expression = {"sizes": sizes, "density": density, "dtype": dtype, "schedule": schedule}
@@ -140,6 +153,23 @@ def show(found: "Shown | str", as_json: bool) -> None:
         print_json({"text": found} if isinstance(found, str) else found.to_dict())
     else:
         typer.echo(str(found))
+
+
+def show_table(as_json: bool) -> None:
+    """Prints the operator table: each operator in index notation, or why torch's operator computes it."""
+    from sparsify.passes.program.table import OPAQUE, ROWS, SECTIONS
+
+    rows = sorted(ROWS.values(), key=lambda row: (SECTIONS.index(row.section), row.operator))
+    if as_json:
+        known = [
+            {"operator": r.operator, "section": r.section, "notation": r.notation, "example": r.examples[0]}
+            for r in rows
+        ]
+        print_json({"operators": known, "opaque": dict(sorted(OPAQUE.items()))})
+        return
+    print_rows((row.section, row.operator, row.notation) for row in rows)
+    typer.echo("")
+    print_rows(("opaque", name, reason) for name, reason in sorted(OPAQUE.items()))
 
 
 def show_operators(request: "Request", as_json: bool) -> None:

@@ -107,7 +107,10 @@ class Captured:
 
 
 class Flat(nn.Module):
-    """The model as a function of a flat list of tensors; tells `record` the tree of its output."""
+    """The model as a function of a flat list of tensors.
+
+    Tells `record` the tree of its output, `record_dense` the operators that take sparse inputs as dense tensors.
+    """
 
     def __init__(
         self,
@@ -116,6 +119,7 @@ class Flat(nn.Module):
         record: Callable[[pytree.TreeSpec], None],
         watch: AbstractContextManager[Any],
         within: AbstractContextManager[Any],
+        record_dense: Callable[[str], None],
     ) -> None:
         super().__init__()
         self.model = model
@@ -123,11 +127,11 @@ class Flat(nn.Module):
         self.record = record  # export undoes assignments to attributes
         self.watch = watch
         self.within = within
-        self.written_out: list[str] = []
+        self.record_dense = record_dense
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         """The leaves of the model's output."""
-        with sparse_inputs.capturing(self.written_out), sparse_inputs.Contiguous(), self.watch, self.within:
+        with sparse_inputs.capturing(self.record_dense), sparse_inputs.Contiguous(), self.watch, self.within:
             bound = self.call.rebuild(tensors, matrix_of)
             args, kwargs = calls.arguments_of(bound, calls.signature(self.model))
             leaves, output = pytree.tree_flatten(transformers_cache.shown(self.model(*args, **kwargs)))
@@ -181,7 +185,8 @@ def capture(
     require_readable(model, call)
     outputs: list[pytree.TreeSpec] = []
     watch = Watch((*model.parameters(), *model.buffers())) if is_mirror else nullcontext()
-    flat = Flat(model, call, outputs.append, watch, within or nullcontext())
+    written_out: list[str] = []
+    flat = Flat(model, call, outputs.append, watch, within or nullcontext(), written_out.append)
     tensors = tuple(example_tensors(call))
     names = call.shape.tensor_names()
     shown = transformers_bigbird.shown(model) if masks else nullcontext()
@@ -203,7 +208,7 @@ def capture(
         extents=extents,
         specialised=fixed_dimensions(names, extents, wanted),
         constants=constants,
-        written_out=tuple(dict.fromkeys(flat.written_out)),
+        written_out=tuple(dict.fromkeys(written_out)),
         is_lifted=is_lifted(model, call, masks=masks, gates=gates),
         holds=holds,
     )

@@ -23,7 +23,7 @@ from sparsify.runtime.confined import substituted
 Table = dict[str, Callable[..., Any]]
 _EMPTY = torch.empty(0)
 # The operators that took matrices as dense tensors in a capture.
-_written_out: ContextVar[list[str]] = ContextVar("written_out")
+_written_out: ContextVar[Callable[[str], None]] = ContextVar("written_out")
 
 
 class CapturedSparse(torch.Tensor):
@@ -70,7 +70,7 @@ class CapturedSparse(torch.Tensor):
                 f"{name} is not known on a sparse input while capturing",
                 f"known are {', '.join(sorted(TABLE))}",
             )
-        _written_out.get().append(name)
+        _written_out.get()(name)
         given, named = pytree.tree_map(written_out, (args, kwargs or {}))
         return func(*given, **named)
 
@@ -299,11 +299,11 @@ REGISTRY: dict[str, Callable[..., Any]] = {
 
 
 @contextmanager
-def capturing(written_out: list[str]) -> Iterator[None]:
+def capturing(written_out: Callable[[str], None]) -> Iterator[None]:
     """Within this context sparse tensors that the model builds are captured matrices.
 
     Args:
-        written_out: gets the names of operators that take matrices as dense tensors, which passes must take away.
+        written_out: is told the operators that take matrices as dense tensors, which passes must take away.
     """
     token = _written_out.set(written_out)
     home = sys.modules.get("torch_geometric.utils.sparse")

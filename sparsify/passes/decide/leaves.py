@@ -35,6 +35,8 @@ from sparsify.storage.format import Format
 DTYPES: Final = (torch.float32, torch.float64, torch.bool)
 # Operators have marks, too, which are for kernels of attention or experts.
 LEAVES: Final = ("placeholder", "get_attr")
+# Whether a node is a sparse input as a dense tensor.
+WRITTEN_OUT: Final = "written_out"
 
 
 def marked_leaves(graph: fx.Graph, covered: set[fx.Node]) -> dict[str, Matrix]:
@@ -45,6 +47,7 @@ def marked_leaves(graph: fx.Graph, covered: set[fx.Node]) -> dict[str, Matrix]:
     found = {}
     for node in graph.nodes:
         matrix = declared(node) if node.op in LEAVES else written_out(node)
+        node.meta[WRITTEN_OUT] = matrix is not None and node.op not in LEAVES
         readers = (user for user in node.users if operator_name(user) not in ("sym_size", "size"))
         if matrix is not None and not matrix.format.is_dense and not covered.issuperset(readers):
             found[node.name] = matrix

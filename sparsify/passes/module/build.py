@@ -22,7 +22,7 @@ from sparsify.passes.capture.export import Dynamic, capture
 from sparsify.passes.capture.libraries import transformers_experts
 from sparsify.passes.choose.left_dense import EXPERTS, report_left
 from sparsify.passes.choose.timing import together
-from sparsify.passes.decide.leaves import written_out
+from sparsify.passes.decide.leaves import WRITTEN_OUT
 from sparsify.passes.module import recurrent
 from sparsify.passes.pipeline import PASSES
 from sparsify.recipe import Rule
@@ -115,7 +115,7 @@ def _require_sparse(draft: Draft) -> None:
         CaptureError: it names the operators.
     """
     names = draft.captured.written_out
-    if names and any(written_out(node) is not None for node in draft.graph.nodes):
+    if names and any(node.meta.get(WRITTEN_OUT) for node in draft.graph.nodes):
         raise CaptureError(
             f"{', '.join(names)}: no kernel computes this of a sparse input, and it is not made dense while capturing"
         )

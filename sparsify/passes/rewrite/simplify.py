@@ -14,7 +14,11 @@ N = TypeVar("N", bound=Node)
 
 
 def simplify(expr: Expr) -> Expr:
-    """An expression without `0 + x`, `1 * x`, `where` of numbers and `where` inside of one with the same pattern."""
+    """An expression without what says nothing.
+
+    `0 + x -> x`, `1 * x -> x`, `where(True, x, y) -> x`, `A * where(stored(A), x, 0) -> A * x`, and `where` inside of
+    one with the same pattern.
+    """
     found = _simplified(expr, frozenset())
     assert isinstance(found, Expr)
     return found
@@ -36,6 +40,10 @@ def _simplified(node: Node, known: frozenset[Node]) -> Node:
             return other
         case Call("mul", (Const(value), other)) | Call("mul", (other, Const(value))) if is_number(value, 1):
             return other
+        case Call("mul", (Access() as factor, Call("where", (Stored(access), other, Const(0))))) if (
+            factor == access
+        ):
+            return Call("mul", (factor, other))
     return node
 
 

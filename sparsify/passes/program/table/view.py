@@ -33,7 +33,7 @@ def transpose(view: OperatorView) -> str:
     return view.at(view["self"], names)
 
 
-@row("t(x[m,n])", names=("numpy_T", "mT", "matrix_H"))
+@row("t(x[m,n])", names=("numpy_T", "mT"))
 def t(view: OperatorView) -> str:
     """`self[j,i]`."""
     return view.at(

@@ -1,0 +1,208 @@
+"""Operators that no recogniser knows, in whole models: one program each, right, and dense where that is better."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import sparsify
+from sparsify.errors import UnsupportedOperatorError
+
+N, K = 60, 16
+
+
+def recipe(targets=None):
+    rules = [{"targets": [name], "source": "given", "format": form} for name, form in (targets or {}).items()]
+    own = {"targets": ["input:a"], "source": "given", "format": "csr", "role": "adjacency"}
+    return {"schema": 1, "name": "test", "sparsify": rules or [own]}
+
+
+def model(forward, **parameters):
+    made = type("Model", (nn.Module,), {"forward": forward})()
+    for name, value in parameters.items():
+        setattr(made, name, nn.Parameter(value) if value.is_floating_point() else value)
+    return made
+
+
+def adjacency(n=N, m=None, density=0.1, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    shape = (n, m or n)
+    return torch.rand(shape, generator=draw) * (torch.rand(shape, generator=draw) < density) + torch.eye(
+        *shape
+    )
+
+
+def weight(*shape, density=0.1):
+    draw = torch.Generator().manual_seed(1)
+    return torch.randn(shape, generator=draw) * (torch.rand(shape, generator=draw) < density)
+
+
+def applied(made, inputs, targets=None, **options):
+    """The sparse model, its program texts; results are compared with the dense model's in float64 before."""
+    sparse = sparsify.apply(made.eval(), recipe(targets), inputs, **options)
+    with torch.no_grad():
+        found = sparse(*inputs)
+        exact = made.double()(*(t.double() if t.is_floating_point() else t for t in inputs))
+        made.float()
+    for have, want in zip(
+        torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(exact), strict=True
+    ):
+        torch.testing.assert_close(have.double(), want.double(), rtol=1e-4, atol=1e-5)
+    return sparse, [region.einsum for region in sparse.report.regions]
+
+
+# A model of a sparse matrix and a dense one, and its program.
+MODELS = {
+    "sampled": (lambda self, a, x: a * (x @ x.T), "Y[i,k] = A[i,k] * sum(j, X[i,j] * X[k,j])"),
+    "scaled": (lambda self, a, x: (a * 2) @ x, "Y[i,k] = sum(j, A[i,j] * 2 * X[j,k])"),
+    "negated": (lambda self, a, x: -a.T @ x, "Y[i,k] = sum(j, -A[j,i] * X[j,k])"),
+    "rows": (
+        lambda self, a, x: (a / a.sum(1, keepdim=True)) @ x,
+        "T[i] = sum(j, A[i,j]); Y[i,k] = sum(j, A[i,j] / T[i] * X[j,k])",
+    ),
+    "symmetric": (
+        lambda self, a, x: ((d := a.sum(1).rsqrt())[:, None] * a * d[None]) @ x,
+        "T[i] = 1 / sqrt(sum(j, A[i,j])); Y[i,k] = sum(j, T[i] * A[i,j] * T[j] * X[j,k])",
+    ),
+    "softmax": (
+        lambda self, a, x: torch.softmax(torch.where(a != 0, x @ x.T, -torch.inf), -1) @ x,
+        "T[i,j] = where(A[i,j] != 0, where(stored(A[i,j]), sum(k, X[i,k] * X[j,k]), 0), -inf); T1[i] = max(j, T[i,j]);"
+        " T2[i,j] = exp(T[i,j] - where(T1[i] == -inf, 0, T1[i])); T3[i] = sum(j, T2[i,j]);"
+        " Y[i,k] = sum(j, T2[i,j] / T3[i] * X[j,k])",
+    ),
+    "farthest": (
+        lambda self, a, x: torch.where((a != 0)[..., None], x[None], -torch.inf).amax(1),
+        "Y[i,k] = max(j, where(A[i,j] != 0, X[j,k], -inf))",
+    ),
+    "slices": (
+        lambda self, a, x: a[:, : N // 2] @ x[: N // 2],
+        "Y[i,k] = sum(j, A[i,j+0] * X[j,k])",
+    ),
+    "polynomial": (lambda self, a, x: torch.einsum("ij,jk,kl->il", a, x, x.T), None),
+    "energy": (lambda self, a, x: (x * (a @ x)).sum(), None),
+    "residual": (lambda self, a, x: ((a @ x - x) ** 2).mean(), None),
+    "several": (lambda self, a, x: (a.sum(0), (a.relu() @ x).tanh(), a.abs().sum(1, keepdim=True)), None),
+    "units": (lambda self, a, x: (a * a.sum(1, keepdim=True)).unsqueeze(1).sum(2, keepdim=True), None),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_operators_become_one_program(name):
+    forward, text = MODELS[name]
+    inputs = (adjacency(), torch.randn(N, K))
+    sparse, texts = applied(model(forward), inputs)
+    assert len(texts) == 1 and not sparse.report.dense, sparse.report
+    assert text is None or texts == [text]
+    other = (adjacency(N + 7, seed=3), torch.randn(N + 7, K + 1))
+    if name != "slices":  # of a fixed number of columns
+        with torch.no_grad():
+            found, want = sparse(*other), forward(None, *other)
+        for have, wanted in zip(
+            torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(want), strict=True
+        ):
+            torch.testing.assert_close(have, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["sparsify", "csr", "csc", "coo"])
+@pytest.mark.parametrize("name", ["sampled", "rows", "symmetric", "residual"])
+def test_sparse_inputs_in_any_operator(layout, name):
+    forward, _ = MODELS[name]
+    a, x = adjacency(), torch.randn(N, K)
+    given = sparsify.tensor(a, "csr")
+    if layout != "sparsify":
+        given = getattr(a, f"to_sparse_{layout}")()
+    sparse = sparsify.apply(model(forward).eval(), recipe(), (given, x))
+    assert len(sparse.report.regions) == 1
+    with torch.no_grad():
+        found = sparse(given, x)
+    found = found.to_dense() if found.layout is not torch.strided else found
+    torch.testing.assert_close(found, forward(None, a, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:torch.Tensor.cumsum")  # the model's own
+def test_what_no_kernel_computes_of_a_sparse_input_runs_as_the_model_has_it():
+    made = model(lambda self, a, x: a.cumsum(1) @ x)
+    a, x = adjacency(), torch.randn(N, K)
+    with pytest.warns(RuntimeWarning, match="cumsum: no kernel computes this of a sparse input"):
+        sparse = sparsify.apply(made.eval(), recipe(), (sparsify.tensor(a, "csr"), x))
+    torch.testing.assert_close(sparse(sparsify.tensor(a, "csr"), x), made(a, x))
+
+
+WEIGHTS = {
+    "einsum": (lambda self, x: torch.einsum("bi,oi->bo", x, self.w), (64, 48), (8, 48)),
+    "heads": (lambda self, x: torch.einsum("bti,hoi->bhto", x, self.w), (4, 16, 48), (2, 5, 48)),
+    "batches": (lambda self, x: torch.bmm(x, self.w), (4, 48, 16), (4, 40, 48)),
+    "scaled": (lambda self, x: torch.addmm(x[:, 0:1], x, self.w, beta=0.5, alpha=2.0), (48, 64), (8, 48)),
+    "normed": (lambda self, x: x @ (self.w / (1 + self.w.norm(dim=1, keepdim=True))).T, (64, 48), (8, 48)),
+    "bilinear": (lambda self, x: F.bilinear(x, x, self.w), (10, 48, 48), (6, 48)),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_in_any_product(name):
+    forward, shape, given = WEIGHTS[name]
+    made = model(forward, w=weight(*shape))
+    sparse, texts = applied(made, (torch.randn(given),), {"param:w": "auto"}, trainable=False)
+    reasons = [entry.reason for entry in sparse.report.dense]
+    assert len(texts) == 1 or all("expected to take" in reason for reason in reasons), sparse.report
+
+
+def test_masked_weights_are_made_once():
+    made = model(lambda self, x: F.linear(x, self.w * self.mask), w=torch.randn(64, 48))
+    made.register_buffer("mask", (torch.rand(64, 48) < 0.1).float())
+    sparse, texts = applied(made, (torch.randn(200, 48),), {"param:mask": "auto"}, trainable=False)
+    assert texts == ["Y[i,k] = sum(j, X[i,j] * W[k,j])"]
+    with torch.no_grad():
+        made.w.mul_(2)
+        x = torch.randn(200, 48)
+        torch.testing.assert_close(sparse(x), made(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sampled", "rows", "symmetric", "farthest", "residual", "several"])
+def test_gradients(name):
+    forward, _ = MODELS[name]
+    made = model(lambda self, a, x: forward(self, a, x @ self.w), w=torch.randn(K, K))
+    a, x = adjacency(), torch.randn(N, K, requires_grad=True)
+    sparse = sparsify.apply(made.train(), recipe(), (a, x))
+    total = sum(part.square().sum() for part in torch.utils._pytree.tree_leaves(sparse(a, x)))
+    found = torch.autograd.grad(total, [sparse.w, x])
+    total = sum(part.square().sum() for part in torch.utils._pytree.tree_leaves(made(a, x)))
+    for have, want in zip(found, torch.autograd.grad(total, [made.w, x]), strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-3, atol=1e-3 * float(want.abs().max()))
+
+
+def test_a_mask_as_an_input_of_attention():
+    made = model(lambda self, q, k, v, m: F.scaled_dot_product_attention(q, k, v, attn_mask=m))
+    near = (torch.arange(256)[:, None] - torch.arange(256)).abs() <= 4
+    inputs = (*(torch.randn(2, 3, 256, 32) for _ in range(3)), near)
+    sparse, texts = applied(made, inputs, {"input:m": "csr"})
+    assert len(texts) == 1 and not sparse.report.dense
+
+
+def test_rows_of_nothing_stay_as_torch_has_them():
+    made = model(lambda self, a, x: (a / a.sum(1, keepdim=True)) @ x).eval()
+    a = adjacency()
+    a[3] = 0
+    with pytest.warns(
+        RuntimeWarning, match="stay dense: output differs from the dense model's where one is NaN"
+    ):
+        sparse = sparsify.apply(made, recipe(), (a, torch.randn(N, K)))
+    x = torch.randn(N, K)
+    assert torch.equal(sparse(a, x).isnan(), made(a, x).isnan())
+
+
+def test_nothing_is_left_out():
+    made = model(lambda self, x: torch.cdist(x, self.w), w=weight(64, 48)).eval()
+    with pytest.warns(RuntimeWarning, match="cdist"):
+        sparse = sparsify.apply(made, recipe({"param:w": "auto"}), (torch.randn(8, 48),), trainable=False)
+    assert not sparse.report.regions
+    with pytest.raises(UnsupportedOperatorError, match="cdist"):
+        sparsify.apply(made, recipe({"param:w": "auto"}), (torch.randn(8, 48),), trainable=False, strict=True)
+
+
+def test_one_region_serves_all_extents():
+    sparse = sparsify.apply(model(MODELS["rows"][0]).eval(), recipe(), (adjacency(), torch.randn(N, K)))
+    for n in (2, 17, 130):
+        a, x = adjacency(n), torch.randn(n, 3)
+        torch.testing.assert_close(sparse(a, x), MODELS["rows"][0](None, a, x), rtol=1e-4, atol=1e-4)
+    assert len(sparse.variants) == 1
