@@ -80,6 +80,18 @@ def test_compiler_knows_no_graphs_of_torch() -> None:
         assert [name for name in names if f"{name}.".startswith("torch.fx.")] == [], path
 
 
+def test_the_architecture_page_shows_the_passes() -> None:
+    from sparsify.passes import PASSES
+
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    shown = [
+        line.split()[0]
+        for line in page.split("model + recipe")[1].split("```")[0].splitlines()
+        if line.strip()
+    ]
+    assert shown[1 : 1 + len(PASSES)] == [step.name for step in PASSES]
+
+
 def test_environment_is_read_in_options_alone() -> None:
     pattern = re.compile(r"""(environ\b.*|getenv\()["']SPARSIFY_""")
     found = [name_of(path) for path in SOURCES if pattern.search(path.read_text(encoding="utf-8"))]

@@ -18,8 +18,7 @@ STAGES = "graph, marked, einsum, formats, cost, notation, schedule, loops, cpp, 
 
 def explain(
     subject: Annotated[
-        str | None,
-        typer.Argument(help="A registered model, a recipe file, subscripts ij,jk->ik or index notation."),
+        str | None, typer.Argument(help="A model, a recipe file, subscripts ij,jk->ik or index notation.")
     ] = None,
     rest: Annotated[
         list[str] | None,
@@ -48,10 +47,7 @@ def explain(
     seq: Seq = None,
     picture: Annotated[bool, typer.Option("--picture", help="Draw the patterns of attention.")] = False,
     ops: Annotated[
-        bool,
-        typer.Option(
-            "--ops", help="List operators: those of a model, which rules may name, or the whole table."
-        ),
+        bool, typer.Option("--ops", help="List the operators of a model, or the whole table.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -60,11 +56,7 @@ def explain(
     The model's weights are not trained, and nothing is measured.
     """
     if subject is None:
-        if not ops:
-            raise SparsifyError(
-                "nothing to explain", "name a model, a recipe or an expression, or give --ops"
-            )
-        show_table(as_json)
+        show_table(as_json, is_asked=ops)
         return
     of_model = {"recipe": recipe, "dataset": dataset, "data_root": data_root, "seed": seed}
     of_model |= {"sparse_attn": sparse_attn, "layers": layers, "seq": seq}
@@ -78,15 +70,19 @@ def explain(
     request = resolved(subject, rest or [], of_model)
     if ops:
         show_operators(request, as_json)
-        return
+    else:
+        show(of_request(request, region or "1", stage or [], picture=picture), as_json)
+
+
+def of_request(request: "Request", region: str, stages: list[str], *, picture: bool) -> "Shown | str":
+    """The patterns of a model's attention, or the stages of a region."""
     if picture:
         from sparsify.runner.picture import pictures
 
-        show(pictures(request), as_json)
-        return
+        return pictures(request)
     from sparsify.runner.explain import explain_model_request
 
-    show(explain_model_request(request, region=region or "1", stages=stage or []), as_json)
+    return explain_model_request(request, region=region, stages=stages)
 
 
 def is_expression(subject: str) -> bool:
@@ -155,8 +151,14 @@ def show(found: "Shown | str", as_json: bool) -> None:
         typer.echo(str(found))
 
 
-def show_table(as_json: bool) -> None:
-    """Prints the operator table: each operator in index notation, or why torch's operator computes it."""
+def show_table(as_json: bool, *, is_asked: bool) -> None:
+    """Prints the operator table: each operator in index notation, or why torch's operator computes it.
+
+    Raises:
+        SparsifyError: nobody asked for it, and there is nothing else to explain.
+    """
+    if not is_asked:
+        raise SparsifyError("nothing to explain", "name a model, a recipe or an expression, or give --ops")
     from sparsify.passes.program.table import OPAQUE, ROWS, SECTIONS
 
     rows = sorted(ROWS.values(), key=lambda row: (SECTIONS.index(row.section), row.operator))

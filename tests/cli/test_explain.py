@@ -47,6 +47,16 @@ def test_a_recipe_file(cli: Cli, small: None, tmp_path: Path) -> None:
     assert "mine.yaml:" in found.out
 
 
+def test_the_operator_table(cli: Cli) -> None:
+    found = cli("explain", "--ops")
+    assert found.status == FINE
+    assert "leaky_relu" in found.out and "where(self > 0, self, negative_slope * self)" in found.out
+    assert "an order of entries is no function of an entry" in found.out
+    rows = json.loads(cli("explain", "--ops", "--json").out)
+    assert {row["operator"] for row in rows["operators"]}.isdisjoint(rows["opaque"])
+    assert cli("explain").status == USAGE
+
+
 def test_operators(cli: Cli, small: None) -> None:
     found = cli("explain", "gcn", "--ops")
     assert found.status == FINE

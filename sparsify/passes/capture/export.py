@@ -168,24 +168,21 @@ def capture(
         call: example inputs taken apart by `calls.flatten`.
         dynamic: None for all input dimensions where export allows, `()` for none, or a mapping of input
             names to dimensions, `{"x": (0,)}`.
-        masks: whether attention that has a pattern itself is captured without it, `transformers_bigbird` has it then.
+        masks: whether attention that has a pattern itself is captured without it, by `transformers_bigbird`.
         gates: whether experts of transformers are captured as einsums over all of them, by `transformers_experts`.
         without: names of experts that are not.
-        known: constants of other captures that are in one module with this one; equal ones are shared, and no
-            others have their names.
+        known: constants of other captures of the same module, by name; equal ones are shared.
         trains: whether gradients are wanted; `None` as the mode of the model says.
         is_mirror: whether `model` is a mirror of the one that other threads run.
         within: entered whenever the model runs, for adapters that intercept torch's functions.
 
     Raises:
         ReachedError: the mirror computes with tensors of the original.
-        CaptureError: export fails, a tensor is not in main memory, gradients are wanted that a graph does not have, or
-            the model changes its buffers in a way that a graph cannot hold.
+        CaptureError: export fails, or the model or a tensor is one that no graph can hold.
     """
     require_readable(model, call)
-    outputs: list[pytree.TreeSpec] = []
+    outputs, written_out = list[pytree.TreeSpec](), list[str]()
     watch = Watch((*model.parameters(), *model.buffers())) if is_mirror else nullcontext()
-    written_out: list[str] = []
     flat = Flat(model, call, outputs.append, watch, within or nullcontext(), written_out.append)
     tensors = tuple(example_tensors(call))
     names = call.shape.tensor_names()
@@ -199,14 +196,13 @@ def capture(
     holds = granted(graph)
     functionalize(graph)
     canonicalize(graph)
-    wanted = dimensions(names, tensors, dynamic)
     return Captured(
         graph=graph,
         shape=call.shape,
         output=outputs[-1],
         training=model.training,
         extents=extents,
-        specialised=fixed_dimensions(names, extents, wanted),
+        specialised=fixed_dimensions(names, extents, dimensions(names, tensors, dynamic)),
         constants=constants,
         written_out=tuple(dict.fromkeys(written_out)),
         is_lifted=is_lifted(model, call, masks=masks, gates=gates),

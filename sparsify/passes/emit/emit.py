@@ -19,7 +19,7 @@ from sparsify.compiler.schedule.hubs import said
 from sparsify.errors import InvalidTensorError, SparsifyError
 from sparsify.passes.call.bind import Plan, as_methods, bind, bind_matrix, cut_out
 from sparsify.passes.call.region_call import RegionCall
-from sparsify.passes.call.region_operator import call_region, call_results
+from sparsify.passes.call.region_operator import call_region, call_results, is_call
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.adjacency import confront, field_of
 from sparsify.passes.choose.estimate import (
@@ -73,12 +73,20 @@ def emit(draft: Draft) -> Draft:
         if draft.is_strict or isinstance(error, InvalidTensorError) or not isinstance(error, SparsifyError):
             raise error
         keep_dense(draft, region, error)
-    draft.regions = calls
     for node in replaced.values():
         keep_layout(node)
     canonicalize.remove_unused(draft.graph)
     as_methods(draft.graph)
+    keep_live(draft, calls)
     return draft
+
+
+def keep_live(draft: Draft, calls: list[RegionCall]) -> None:
+    """Leaves the regions to the draft that something reads once all are in place, and to its report."""
+    live = [node.meta["region"] for node in draft.graph.nodes if is_call(node)]
+    draft.regions = [call for call in calls if call in live]
+    dead = {call.name for call in calls if call not in live}
+    draft.report.regions = [entry for entry in draft.report.regions if entry.name not in dead]
 
 
 def choose(draft: Draft, site: Site) -> None:

@@ -53,10 +53,10 @@ def drafted(
         stored: how weights are packed already.
         known: constants of earlier captures.
         is_mirror: whether `source` is a mirror of the model that other threads run.
-        has_general: whether the front end makes regions of what no recogniser knows.
+        has_general: whether the front end makes regions.
 
     Raises:
-        CaptureError: as `capture`; with experts that no kernel computes and no graph can hold, the reason is theirs.
+        CaptureError: as `capture`; that of experts that no kernel computes and no graph can hold.
     """
 
     @recurrent.settled(source)
@@ -75,13 +75,8 @@ def drafted(
         )
         report = replace(asked.report(type(source).__name__), specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
-        current = _options(asked)
-        draft = Draft(captured, source, asked, report, current, examples, notices=notices, stored=stored)
-        draft.has_general = has_general
-        note_extents(captured.graph, examples, lambda name: captured.tensor(source, name))
-        made = _run_passes(draft)
-        _require_sparse(made)
-        return made
+        given = captured, source, asked, report, _options(asked), examples
+        return _run_passes(Draft(*given, notices=notices, stored=stored, has_general=has_general))
 
     found = made(asked)
     left = transformers_experts.left_over(found.graph, source) if asked.has_gates else []
@@ -123,11 +118,14 @@ def _require_sparse(draft: Draft) -> None:
 
 def _run_passes(draft: Draft) -> Draft:
     """The draft after all passes; results that stand for others in its graph are dropped."""
+    note_extents(draft.graph, draft.examples, lambda name: draft.captured.tensor(draft.model, name))
     with together(REGIONS * draft.options.tune_seconds):
         try:
-            return pipeline.run(PASSES, draft)
+            draft = pipeline.run(PASSES, draft)
         finally:
             clear_fake_results(draft.graph)
+    _require_sparse(draft)
+    return draft
 
 
 def _options(asked: Asked) -> settings.Options:
