@@ -151,7 +151,7 @@ class Draft:
     stored: Mapping[Key, Stored] = field(default_factory=dict)
     masked: fx.Graph | None = None
     has_general: bool = True
-    once: dict[fx.Node, torch.Tensor | None] = field(default_factory=dict)
+    once: dict[fx.Node, Any] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:
@@ -175,12 +175,19 @@ class Draft:
 
     def computed_once(self, node: fx.Node) -> torch.Tensor | None:
         """What a node that follows from parameters alone computes, `None` for other ones."""
+        if operators.tensor_value(node) is None or not operators.is_constant(node):
+            return None
+        with torch.no_grad():
+            found = self.value_once(node)
+        return found if isinstance(found, torch.Tensor) else None
+
+    def value_once(self, node: fx.Node) -> Any:
+        """What a node computes from parameters, computed at the first time; several tensors for some."""
+        if node.op == "get_attr":
+            return self.known_tensor(node)
         if node not in self.once:
-            self.once[node] = None
-            if operators.tensor_value(node) is not None and operators.is_constant(node):
-                with torch.no_grad():
-                    args, kwargs = fx.map_arg((node.args, node.kwargs), self.known_tensor)
-                    self.once[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self.value_once)
+            self.once[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         return self.once[node]
 
     def known_tensor(self, node: fx.Node) -> torch.Tensor | None:

@@ -107,8 +107,10 @@ def title(root: fx.Node) -> str:
 
 def list_readers(draft: Draft, root: fx.Node) -> None:
     """Lists what reads an input or a parameter dense; the root itself where nothing reads its entries."""
-    readers = [*readers_of(root)]
-    if not readers:
+    readers = [(operand, reader) for operand, reader in readers_of(root) if not is_recurrent(reader)]
+    if not readers and any(name == root.target for name, _ in draft.stored):
+        return  # graphs of other calls read it
+    if not readers and not any(is_recurrent(reader) for _, reader in readers_of(root)):
         what = "only its shape is read" if root.users else "nothing reads it"
         draft.report.left_dense(root.name, TENSORS[root.op], scope(root), f"{title(root)}: {what}")
     sparsely = {reader for operand, reader in readers if is_call(reader) and is_read_sparse(reader, operand)}
@@ -124,12 +126,22 @@ def list_readers(draft: Draft, root: fx.Node) -> None:
         draft.report.left_dense(reader.name, name, scope(reader), reason)
 
 
+def is_recurrent(node: fx.Node) -> bool:
+    """Whether a node is a recurrent layer, which is listed with the reason why it is not taken step by step."""
+    return operator_name(node) in operators.RECURRENT
+
+
 def is_vector(draft: Draft, root: fx.Node) -> bool:
     """Whether a tensor is a parameter of one mode that a rule takes with others, and does not name itself."""
     value = tensor_value(root)
-    labels = {rule.id or f"rule {place + 1}": rule for place, rule in enumerate(draft.recipe.rules)}
     is_small = root.op == "get_attr" and value is not None and value.dim() < prunable.MATRIX
-    return is_small and not prunable.is_named(labels[root.meta["sparse"].rule], str(root.target))
+    return is_small and not is_named(draft, root)
+
+
+def is_named(draft: Draft, root: fx.Node) -> bool:
+    """Whether a tensor is an input, or a parameter that its rule names itself, not among others."""
+    labels = {rule.id or f"rule {place + 1}": rule for place, rule in enumerate(draft.recipe.rules)}
+    return root.op != "get_attr" or prunable.is_named(labels[root.meta["sparse"].rule], str(root.target))
 
 
 def is_index(root: fx.Node) -> bool:

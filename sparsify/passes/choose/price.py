@@ -22,7 +22,7 @@ def price(draft: Draft) -> Draft:
     for region in draft.regions:
         reason = reason_against(draft, region) if region.equations is not None else ""
         if reason:
-            choose_dense(draft, region, region.output, reason)
+            choose_dense(draft, region, region.shown, reason)
         else:
             kept.append(region)
     draft.regions = kept

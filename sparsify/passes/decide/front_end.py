@@ -23,6 +23,7 @@ from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.passes.rewrite.demand import demand
 from sparsify.passes.rewrite.inline import inline, is_view
+from sparsify.report import Choice
 
 # Rounds of inference and demand: each restricts one tensor.
 ROUNDS: Final = 64
@@ -30,7 +31,8 @@ ROUNDS: Final = 64
 
 def front_end(draft: Draft) -> Draft:
     """The draft with regions for operators that no recogniser lifted, where they touch a marked tensor."""
-    marked = marked_leaves(draft.graph, covered_by(draft.regions)) if draft.has_general else {}
+    known = covered_by(draft.regions) | settled(draft.graph)
+    marked = marked_leaves(draft.graph, known) if draft.has_general else {}
     if marked:
         shared = [region for region in draft.regions if reads_input(region, marked)]
         # One program of all that reads a tensor, or else what the recognisers leave.
@@ -63,7 +65,7 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
     Args:
         is_whole: whether one cut without a region means none at all.
     """
-    covered = covered_by(others)
+    covered = covered_by(others) | settled(draft.graph)
     marked = marked_leaves(draft.graph, covered)
     program = translate(
         draft.graph,
@@ -92,8 +94,7 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
         elif is_whole:
             return []
         else:
-            for name in found.outputs:
-                program.nodes[name].meta["dense_reason"] = region
+            note_refusal([program.nodes[name] for name in found.names if name in program.nodes], region)
     for region in made:
         once = sources_of(matrix.dense for matrix in region.matrices if matrix.dense is not None)
         for node in (*region.covered, *once):
@@ -107,6 +108,18 @@ def report_dense(draft: Draft, covered: set[fx.Node]) -> None:
         why = node.meta.get("dense_reason")
         if why and node not in covered:
             draft.report.left_dense(node.name, operator_name(node), scope(node), why)
+
+
+def settled(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that recognisers leave dense as that is faster, and convolutions, which have roads of their own."""
+    reasons = {node: node.meta["dense_reason"] for node in graph.nodes if "dense_reason" in node.meta}
+    return {n for n, why in reasons.items() if isinstance(why, Choice) or operator_name(n).startswith("conv")}
+
+
+def note_refusal(nodes: list[fx.Node], reason: str) -> None:
+    """Says of the first of some nodes why they stay dense, where none says so itself."""
+    if not any("dense_reason" in node.meta for node in nodes):
+        nodes[0].meta["dense_reason"] = reason
 
 
 def sources_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -113,7 +113,7 @@ def substituted(draft: Draft, site: Site) -> None:
 
 def keep_dense(draft: Draft, region: Region, error: SparsifyError) -> None:
     """Lists the nodes of a region that has no kernel."""
-    node = region.output
+    node = region.shown
     reason = f"no kernel: {error}".splitlines()[0]
     draft.report.left_dense(node.name, operator_name(node), scope(node), reason)
     note_listed(region)

@@ -116,6 +116,9 @@ RANDOM = frozenset(
         "native_dropout",
     ]
 )
+RECURRENT = frozenset(
+    ["lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"]
+)
 DROPOUTS = frozenset(["dropout", "alpha_dropout", "feature_alpha_dropout"])
 # By the environment of a capture.
 _data_extents: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()

@@ -25,7 +25,7 @@ from sparsify.errors import CaptureError
 from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Asked, Draft, Mark
 from sparsify.passes.choose.recurrent_layers import Called, Outcome, called, outcome
-from sparsify.passes.graph.operators import operator_name, scope
+from sparsify.passes.graph.operators import RECURRENT, operator_name, scope
 from sparsify.passes.rules.prunable import selected
 from sparsify.report import Report
 from sparsify.report_text import fold
@@ -111,7 +111,6 @@ CELLS: Final[Mapping[Any, Step]] = {
     torch.rnn_tanh_cell: tanh_step,
     torch.rnn_relu_cell: relu_step,
 }
-OPERATORS: Final = frozenset(operator.__name__ for operator in (*LAYERS, *CELLS))
 # The arguments of a layer's operator; that of packed sequences has `batch_sizes` as its second, and no `batch_first`.
 ARGUMENTS: Final = 9
 PACKING: Final = (torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence)
@@ -376,7 +375,7 @@ def report_whole(draft: Draft, reasons: Mapping[str, str], refused: Collection[s
     """
     layers = dict[str, str]()
     for node in draft.graph.nodes:
-        if operator_name(node) in OPERATORS and any(is_marked(leaf) for leaf in node.all_input_nodes):
+        if operator_name(node) in RECURRENT and any(is_marked(leaf) for leaf in node.all_input_nodes):
             layer = scope(node)
             reason = reasons.get(layer.partition("@")[0], "none of its matrices is selected by a rule")
             draft.report.left_dense(node.name, operator_name(node), layer, reason)

@@ -31,6 +31,10 @@ Statement = tuple[fx.Node, tuple[str, ...], Expr]
 SUM_NAMES = ("j", "f", "g", "h", "l", "m", "n", "p", "q", "r")
 
 
+# The node that reports show in place of one.
+SHOWN = "shown"
+
+
 class Equations(Protocol):
     """Statements under the names that textbooks use, and the extents that no operand gives."""
 
@@ -79,6 +83,13 @@ class Region:
     def output(self) -> fx.Node:
         """The node whose value the region computes, the first one of several."""
         return self.outputs[0]
+
+    @property
+    def shown(self) -> fx.Node:
+        """The node that stands for the region in reports."""
+        found = self.output.meta.get(SHOWN, self.output)
+        assert isinstance(found, fx.Node)
+        return found
 
     @property
     def outputs(self) -> tuple[fx.Node, ...]:

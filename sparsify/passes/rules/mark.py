@@ -146,11 +146,14 @@ def unread(draft: Draft, rule: Rule, candidates: list[Candidate]) -> list[str]:
 
 
 def report_unread(draft: Draft, rule: Rule, candidates: list[Candidate], passed: Mapping[str, str]) -> None:
-    """Lists the parameters that a rule names, and that nothing reads, but for those that pruning passed over."""
+    """Lists the parameters that a rule names, and that nothing reads, but for those that pruning passed over.
+
+    Graphs of later calls, such as those of a decoder alone, need not read all.
+    """
     for name in unread(draft, rule, candidates):
         if name not in passed:
-            owner = name.rpartition(".")[0]
-            draft.report.left_dense(name, "param", owner, f"param:{name}: nothing reads it")
+            owner, text = name.rpartition(".")[0], f"param:{name}: nothing reads it"
+            draft.report.left_dense(name, "param", owner, Choice(text) if draft.stored else text)
 
 
 def near_attention(draft: Draft) -> str:

@@ -13,6 +13,7 @@ from sparsify.passes.apply import apply
 from sparsify.passes.capture import calls
 from sparsify.passes.capture import draft as base
 from sparsify.passes.capture.export import capture
+from sparsify.passes.decide.front_end import front_end
 from sparsify.passes.fuse.fuse import fuse
 from sparsify.passes.lift.lift import lift
 from sparsify.passes.rules.mark import mark
@@ -158,7 +159,7 @@ def test_what_stays_dense_is_listed_with_its_reason():
         def forward(self, x, edge_index):
             return self.conv(x, edge_index)
 
-    draft = fused(Products().eval(), graph(), {**MESSAGES, "optional": True})
+    draft = front_end(fused(Products().eval(), graph(), {**MESSAGES, "optional": True}))
     assert not draft.regions
     assert "scatters by prod" in draft.report.dense[0].reason
 
@@ -166,7 +167,9 @@ def test_what_stays_dense_is_listed_with_its_reason():
         def forward(self, a, x):
             return torch.softmax(a, -1) @ x
 
-    draft = fused(Softmax(), (adjacency(), graph()[0]), {"targets": ["input:a"], "role": "adjacency"})
+    draft = front_end(
+        fused(Softmax(), (adjacency(), graph()[0]), {"targets": ["input:a"], "role": "adjacency"})
+    )
     assert [(entry.node, entry.reason) for entry in draft.report.dense] == [
         ("softmax", "softmax has no sparse form for a")
     ]

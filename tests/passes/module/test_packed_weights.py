@@ -260,6 +260,7 @@ class AlsoDense(nn.Module):
         return y if shift is None else y + shift * self.linear.weight[:, 0]
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_what_is_needed_dense_too_is_reported():
     model, shift = AlsoDense().eval(), torch.ones(1)
     sparse = sparsify.apply(model, GIVEN, example())

@@ -318,11 +318,10 @@ def test_steps_of_training() -> None:
     assert_same(sparse.original(x), twin(x))
 
 
-def test_under_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_dynamo() -> None:
     import torch._dynamo
 
-    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)
     model, x = pruned(Wrapped(nn.GRU(FEATURES, HIDDEN))).eval(), torch.randn(STEPS, BATCH, FEATURES)
     compiled = torch.compile(model, backend="sparsify", options={"recipe": recipe(), "inner": "eager"})
-    with torch.no_grad():
+    with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-6)

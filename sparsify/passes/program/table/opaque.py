@@ -35,9 +35,10 @@ opaque(
     "sym_numel",
     "sym_stride",
     "sym_storage_offset",
+    "sym_is_contiguous",
 )
 opaque("its entries have no values yet", "empty", "empty_strided", "empty_like", "new_empty")
-opaque("strides of memory are no index variables", "as_strided")
+opaque("strides of memory are no index variables", "as_strided", "resize_", "resize")
 opaque("a transform in n log n steps", "_fft_c2r", "_fft_r2c", "_fft_c2c")
 opaque(
     "reads at rounded or interpolated coordinates", "grid_sampler_2d", "upsample_bilinear2d", "upsample_nearest2d",

@@ -154,7 +154,8 @@ def getitem(view: OperatorView) -> str:
     if operator_name(node) == "unbind":
         return selected(view, tensor, view.mode(tensor, default=0), place)
     mode = view.mode(tensor, default=0)
-    before = [part.shape[mode] for part in node.meta["val"][:place]]
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    before = [part.shape[mode] for part in node.target(*args, **kwargs)[:place]]  # type: ignore[operator]
     require(all(isinstance(extent, int) for extent in before), "where a part starts is known in a call alone")
     return shifted(view, tensor, mode, sum(before))
 

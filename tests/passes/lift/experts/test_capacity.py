@@ -206,6 +206,7 @@ class Unknown(GShard):
         return super().combine(x).sqrt()
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
