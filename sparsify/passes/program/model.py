@@ -67,6 +67,7 @@ class ModelProgram:
     constants: set[str] = field(default_factory=set)
     equal: dict[Size, Size] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
+    _reads: dict[str, tuple[Assign, list[str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.nodes = {node.name: node for node in self.graph.nodes}
@@ -105,7 +106,12 @@ class ModelProgram:
 
     def reads(self, name: str) -> list[str]:
         """The tensors that a statement reads, each once."""
-        return list(dict.fromkeys(access.tensor for access in find(self.statements[name].value, Access)))
+        statement = self.statements[name]
+        known = self._reads.get(name)
+        if known is None or known[0] is not statement:
+            read = list(dict.fromkeys(access.tensor for access in find(statement.value, Access)))
+            known = self._reads[name] = statement, read
+        return known[1]
 
     def inputs_of(self, name: str) -> list[str]:
         """What a tensor is computed from: the reads of its statement, else the inputs of its node."""
@@ -119,9 +125,13 @@ class ModelProgram:
             return []
         return [node.name for node in self.nodes[name].all_input_nodes]
 
-    def readers(self, name: str) -> list[str]:
-        """The statements that read a tensor."""
-        return [reader for reader in self.statements if name in self.reads(reader)]
+    def readers(self) -> dict[str, set[str]]:
+        """By tensor the statements that read it now."""
+        found: dict[str, set[str]] = {}
+        for name in self.statements:
+            for read in self.reads(name):
+                found.setdefault(read, set()).add(name)
+        return found
 
     def order(self) -> None:
         """Puts statements after those that they read."""

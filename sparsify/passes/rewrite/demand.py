@@ -25,12 +25,13 @@ def demand(program: ModelProgram, storage: Storage, kept: Collection[str]) -> bo
     Args:
         kept: tensors that opaque operators or the caller read, in all entries.
     """
+    readers = program.readers()
     for name in reversed(program.statements):
         statement = program.statements[name]
         if name in kept or storage.is_sparse(name) or not find(statement.value, Access):
             continue
         patterns = [
-            guards(program.statements[reader], statement, storage) for reader in program.readers(name)
+            guards(program.statements[reader], statement, storage) for reader in readers.get(name, ())
         ]
         common = set.intersection(*patterns) if patterns else set()
         for tensor, indices in sorted(common, key=str):

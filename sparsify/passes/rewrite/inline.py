@@ -16,6 +16,7 @@ from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.rewrite.simplify import (
+    depth,
     enclosing,
     factors,
     functions_of,
@@ -49,6 +50,8 @@ CHEAP: Final = frozenset(
         *("logical_not", "logical_and", "logical_or", "square", "abs"),
     )
 )
+# Of expressions, which passes walk by recursion.
+DEEPEST: Final = 60
 
 
 def inline(
@@ -64,26 +67,33 @@ def inline(
         kept: tensors that opaque operators or the caller read.
         which: of the statements may be inlined.
     """
+    readers = program.readers()
     waiting = list(program.statements)[::-1]  # producers first: a sampled product joins what scales it
     while waiting:
         name = waiting.pop()
-        readers = program.readers(name) if name in program.statements else []
-        if not readers or not which(program.statements[name]):
+        known = sorted(readers.get(name, ())) if name in program.statements else []
+        if not known or not which(program.statements[name]):
             continue
-        statement = program.statements[name]
+        statement, own = program.statements[name], program.reads(name)
         count = sum(
-            access.tensor == name for r in readers for access in find(program.statements[r].value, Access)
+            access.tensor == name for r in known for access in find(program.statements[r].value, Access)
         )
-        fitting = [r for r in readers if may_inline(program, storage, name, r, count, name in kept)]
-        if len(fitting) < len(readers) and not is_view(statement):
+        fitting = [r for r in known if may_inline(program, storage, name, r, count, name in kept)]
+        if len(fitting) < len(known) and not is_view(statement):
             continue
         for reader in fitting:
-            consumer = program.statements[reader]
+            consumer, before = program.statements[reader], program.reads(reader)
             value = simplify(placed(program, consumer.value, statement))
             program.statements[reader] = replace(consumer, value=value)
-        if len(fitting) == len(readers) and name not in kept:
+            for tensor in before:
+                readers[tensor].discard(reader)
+            for tensor in program.reads(reader):
+                readers.setdefault(tensor, set()).add(reader)
+                waiting += [tensor] if tensor in program.statements else []
+        if len(fitting) == len(known) and name not in kept:
             del program.statements[name]
-        waiting += [read for r in fitting for read in program.reads(r) if read in program.statements]
+            for tensor in own:
+                readers[tensor].discard(name)
 
 
 def is_view(statement: Assign) -> bool:
@@ -107,6 +117,8 @@ def may_inline(
         case Access(tensor, indices):
             # Slices of a dense tensor cost nothing as views of torch, and a lot inside of loops.
             return all(isinstance(index, Index) for index in indices) or storage.is_sparse(tensor)
+    if depth(producer.value) + depth(consumer.value) > DEEPEST:
+        return False
     functions = functions_of(producer.value)
     reduces, consumes = bool(find(producer.value, Reduce)), bool(find(consumer.value, Reduce))
     is_cheap = storage.is_sparse(name) and not reduces and functions <= CHEAP

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Extent, Index, Reduce, Stored
 from sparsify.compiler.einsum.rename import rename_indices
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.node import Node, children, find, map_children
 
 N = TypeVar("N", bound=Node)
 
@@ -136,6 +136,11 @@ def enclosing(expr: Expr, tensor: str) -> frozenset[str]:
         return next((found for part in parts if (found := visit(part, inside)) is not None), None)
 
     return visit(expr, frozenset()) or frozenset()
+
+
+def depth(expr: Node) -> int:
+    """How deep an expression is."""
+    return 1 + max((depth(child) for child in children(expr)), default=0)
 
 
 def functions_of(expr: Expr) -> set[str]:
