@@ -18,6 +18,7 @@ from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph import operators
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
+from sparsify.passes.lift.lift import is_message_passing
 from sparsify.passes.operands.bag_operand import BagsOutput
 from sparsify.passes.operands.cached_operands import MatrixOutput, Structure
 from sparsify.passes.region.region import Region
@@ -53,7 +54,10 @@ def left_dense(draft: Draft) -> Draft:
             list_readers(draft, node)
         elif mark.role != "gate" and not is_call(node) and LISTED not in node.meta:
             name = operator_name(node)
-            draft.report.left_dense(node.name, name, scope(node), f"{name} has no sparse form")
+            reason = f"{name} has no sparse form"
+            if is_message_passing(node):  # softmax over edges in front of what became a kernel
+                reason = Choice(f"what {name} gives is read elsewhere, too")
+            draft.report.left_dense(node.name, name, scope(node), reason)
     report_left(draft)
     return draft
 

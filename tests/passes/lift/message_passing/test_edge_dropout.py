@@ -218,7 +218,6 @@ def test_edges_that_are_there_twice_are_dropped_each_by_itself():
         sparsify.apply(model, MESSAGES, (x, edge_index), strict=True)(x, twice)
 
 
-@pytest.mark.filterwarnings("ignore:.*stays dense")  # the weights of edges themselves
 def test_weights_that_the_model_returns_are_those_that_count():
     class Returning(nn.Module):
         def __init__(self):
@@ -231,7 +230,7 @@ def test_weights_that_the_model_returns_are_those_that_count():
 
     torch.manual_seed(0)
     model, (x, edge_index) = Returning().train(), simple_graph()
-    sparse = sparsify.apply(model, MESSAGES, (x, edge_index))
+    sparse = sparsify.apply(model, MESSAGES, (x, edge_index), strict=True)
     found, (source, target), weights = sparse(x, edge_index)
     values = model.conv.lin(x)
     torch.testing.assert_close(found, torch.zeros_like(found).index_add(0, target, weights * values[source]))

@@ -154,7 +154,6 @@ def test_large_scores_do_not_overflow():
     assert found.isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_weights_that_the_model_returns_stay():
     class Returning(nn.Module):
         def __init__(self):
