@@ -222,6 +222,8 @@ def run_source(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
             raise
         try:
             return run(as_ours)
+        except SparsifyError:
+            raise  # it says what to write instead
         except Exception:
             raise error from None
 

@@ -22,6 +22,7 @@ from sparsify.passes.capture.export import Dynamic, capture
 from sparsify.passes.capture.libraries import transformers_experts
 from sparsify.passes.choose.left_dense import EXPERTS, report_left
 from sparsify.passes.choose.timing import together
+from sparsify.passes.choose.torch_cost import bytes_of
 from sparsify.passes.decide.leaves import WRITTEN_OUT
 from sparsify.passes.module import recurrent
 from sparsify.passes.pipeline import PASSES
@@ -31,6 +32,8 @@ from sparsify.report_text import fold
 
 # For as many regions as this the seconds of each are spent; most races are over sooner.
 REGIONS: Final = 15
+# Of a result that is dense where the model would return a sparse tensor.
+MOST_BYTES: Final = 1 << 30
 
 
 def drafted(
@@ -104,12 +107,18 @@ def _list_experts(draft: Draft, reasons: Mapping[str, str]) -> None:
 
 
 def _require_sparse(draft: Draft) -> None:
-    """Raises where an operator still reads a sparse input as a dense tensor.
+    """Raises where an operator still reads a sparse input as a dense tensor, or the result is one that is too large.
 
     Raises:
-        CaptureError: it names the operators.
+        CaptureError: it names the operators, or the result.
     """
     names = draft.captured.written_out
+    results = draft.graph.output_node().all_input_nodes if names else []
+    large = next((node for node in results if bytes_of(node) > MOST_BYTES), None)
+    if large is not None:
+        raise CaptureError(
+            f"{large.name} of a sparse input is returned, and has {bytes_of(large):,} bytes as a dense tensor"
+        )
     if names and any(node.meta.get(WRITTEN_OUT) for node in draft.graph.nodes):
         raise CaptureError(
             f"{', '.join(names)}: no kernel computes this of a sparse input, and it is not made dense while capturing"

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sparsify
-from sparsify.errors import UnsupportedOperatorError
+from sparsify.errors import DenseSizeError, UnsupportedOperatorError
 
 N, K = 60, 16
 
@@ -206,3 +206,23 @@ def test_one_region_serves_all_extents():
         a, x = adjacency(n), torch.randn(n, 3)
         torch.testing.assert_close(sparse(a, x), MODELS["rows"][0](None, a, x), rtol=1e-4, atol=1e-4)
     assert len(sparse.variants) == 1
+
+
+def test_sparse_results_too_large_to_be_dense_stay_as_the_model_has_them():
+    count = 40_000
+    at = torch.arange(count)
+    a = torch.sparse_coo_tensor(
+        torch.stack([at, at]), torch.linspace(-1, 1, count), (count, count)
+    ).coalesce()
+    made = model(lambda self, a: torch.relu(a))
+    with pytest.warns(RuntimeWarning, match="is returned, and has 6,400,000,000 bytes as a dense tensor"):
+        sparse = sparsify.apply(made.eval(), recipe(), (sparsify.tensor(a, "csr"),))
+    assert sparse(a).layout is torch.sparse_coo
+
+
+def test_operators_that_no_layout_has_say_what_to_write():
+    count = 60_000
+    at = torch.arange(count)
+    a = sparsify.tensor((torch.stack([at, at]), torch.ones(count), (count, count)), "csr")
+    with pytest.raises(DenseSizeError, match="cumsum would take"):
+        sparsify.apply(model(lambda self, a, x: a.cumsum(1) @ x).eval(), recipe(), (a, torch.ones(count, 2)))
