@@ -19,19 +19,8 @@ from sparsify.errors import SparsifyError
 # graph, then `compiler.pipeline.STAGES`. Here, so that a wrong name is an error before anything is imported.
 STAGES: Final = (
     *("graph", "attention", "marked", "masked", "drawn", "propagated", "flattened", "reordered"),
-    *(
-        "lifted",
-        "together",
-        "fused",
-        "packed",
-        "contested",
-        "kept",
-        "emitted",
-        "folded",
-        "written",
-        "left_dense",
-        "checked",
-    ),
+    *("lifted", "together", "fused", "general", "packed", "priced", "contested", "kept"),
+    *("emitted", "folded", "written", "left_dense", "checked"),
     *("einsum", "notation", "schedule", "lowered", "loops", "cpp"),
 )
 

@@ -67,6 +67,7 @@ def test_explain_prints_it(applied):
     assert sparsify.explain(applied) == str(explain_model(applied))
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_what_stays_dense_is_listed_with_its_reason():
     class Softmaxed(nn.Module):
         def __init__(self):

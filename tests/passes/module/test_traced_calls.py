@@ -195,6 +195,7 @@ def test_calls_with_sparse_matrices(kind):
     assert len(sparse.variants) == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*stays dense")
 def test_no_rows_after_a_call_with_a_matrix():
     sparse, dense = applied({"x": X})
     compiled = torch.compile(sparse, backend="eager")

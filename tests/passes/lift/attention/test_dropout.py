@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_attention import WIDTH, Attention, recipe
+from test_find import WIDTH, Attention, recipe
 from torch import Tensor, nn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 

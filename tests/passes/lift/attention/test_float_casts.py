@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from test_attention import recipe
+from test_find import recipe
 from torch import Tensor, nn
 from torch.nn import functional
 

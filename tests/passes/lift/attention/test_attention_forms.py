@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_attention import recipe
+from test_find import recipe
 from torch import Tensor, nn
 
 import sparsify
