@@ -12,6 +12,7 @@ from contextvars import copy_context
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import InternalTorchDynamoError
 from torch.fx import _symbolic_trace as tracing
 
 import sparsify
@@ -381,7 +382,13 @@ def test_compiled_models():
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), reference(x), rtol=1e-4, atol=1e-4)
 
-    assert not together(*[lambda rows=rows: call(rows) for rows in (1, 8, 64, 5)])
+    calls = [lambda rows=rows: call(rows) for rows in (1, 8, 64, 5)]
+    errors = together(*calls)
+    if errors and all(isinstance(error, InternalTorchDynamoError) for error in errors):
+        errors = together(
+            *calls
+        )  # Dynamo itself loses symbols of threads now and then; calls after that succeed
+    assert not errors
     assert not torch.compiler.is_compiling()
 
 
