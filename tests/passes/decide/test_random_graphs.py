@@ -13,8 +13,8 @@ from torch import nn
 
 import sparsify
 
-SEEDS = range(40)
-MORE = range(40, int(os.environ.get("SPARSIFY_RANDOM_GRAPHS", "400")))
+SEEDS = range(300)
+MORE = range(300, int(os.environ.get("SPARSIFY_RANDOM_GRAPHS", "600")))
 FORMATS = ("csr", "csc", "coo", "dcsr", "auto")
 UNARY = (
     torch.relu, torch.tanh, torch.sigmoid, torch.abs, torch.neg, torch.square, torch.sin, torch.sign,
