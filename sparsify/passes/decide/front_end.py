@@ -67,14 +67,11 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
     """
     covered = covered_by(others) | settled(draft.graph)
     marked = marked_leaves(draft.graph, covered)
-    program = translate(
-        draft.graph,
-        apart=covered | {draft_node for draft_node in draft.graph.nodes if draft_node.name in marked},
-    )
+    program = translate(draft.graph, apart=covered | {n for n in draft.graph.nodes if n.name in marked})
     leaves = {name: operand_of(matrix) for name, matrix in marked.items()}
     shares = densities(draft, marked)
     if not draft.is_trainable:
-        made_once = computed_weights(draft, program, infer(program, leaves, shares))
+        made_once = computed_weights(program, infer(program, leaves, shares))
         for name in made_once:
             del program.statements[name]
             program.constants.add(name)

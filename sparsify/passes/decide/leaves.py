@@ -93,7 +93,7 @@ def written_out(node: fx.Node) -> Matrix | None:
     )  # fmt: skip
 
 
-def computed_weights(draft: Draft, program: ModelProgram, storage: Storage) -> dict[str, Matrix]:
+def computed_weights(program: ModelProgram, storage: Storage) -> dict[str, Matrix]:
     """Sparse tensors that follow from frozen parameters alone, such as `w * mask`, as operands that are made once."""
     found: dict[str, Matrix] = {}
     for name in program.statements:

@@ -10,11 +10,12 @@ from typing import Final
 
 from torch import fx
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Extent, Index, Reduce
-from sparsify.compiler.node import Node, find, map_children
+from sparsify.compiler.einsum.nodes import Access, Assign, Index
+from sparsify.compiler.node import find
 from sparsify.passes.decide.cut import Cut
 from sparsify.passes.graph.operators import parameter_behind
 from sparsify.passes.program.model import ModelProgram, index_names
+from sparsify.passes.region.region import rename
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.passes.rewrite.simplify import renamed
 
@@ -44,23 +45,10 @@ def textbook(
     indices = index_texts(statements, outputs)
     names = tensor_texts(found, outputs, operands)
 
-    def visit(node: Node) -> Node:
-        node = map_children(node, visit)
-        match node:
-            case Index(name):
-                return Index(indices[name])
-            case Extent(name):
-                return Extent(indices[name])
-            case Access(tensor, at):
-                return Access(names[tensor], at)
-            case Reduce(monoid, bound, body):
-                return Reduce(monoid, tuple(indices[name] for name in bound), body)
-        return node
-
-    texts = tuple(visit(statement) for statement in statements)
+    texts = tuple([rename(statement, names, indices) for statement in statements])
     unread = unread_indices(statements)
     sizes = {indices[name]: program.extents[name] for name in unread}
-    return Text(texts, names, sizes)  # type: ignore[arg-type]
+    return Text(texts, names, sizes)
 
 
 def unified(program: ModelProgram, statements: Sequence[Assign]) -> list[Assign]:

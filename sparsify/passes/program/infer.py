@@ -27,13 +27,11 @@ class Storage:
 
     Attributes:
         leaves: by name the sparse leaves.
-        densities: by name of a leaf the share of its entries that are stored, as far as known.
         declarations: by name every tensor of the program.
     """
 
     program: ModelProgram
     leaves: Mapping[str, Operand]
-    densities: Mapping[str, float]
     declarations: dict[str, Declaration] = field(default_factory=dict)
 
     def is_sparse(self, name: str) -> bool:
@@ -61,7 +59,7 @@ def infer(program: ModelProgram, leaves: Mapping[str, Operand], densities: Mappi
         leaves: the sparse leaves; others are dense.
         densities: of sparse leaves.
     """
-    storage = Storage(program, leaves, densities)
+    storage = Storage(program, leaves)
     known, expected = storage.declarations, dict(densities)
     extents = {name: number_of(size) for name, size in program.extents.items()}
     for name, statement in program.statements.items():

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from itertools import chain, count
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import fx
 
@@ -17,7 +17,7 @@ from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.extents import equal_extents
 from sparsify.compiler.einsum.infer_format import dense_format
-from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Index, Program, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Extent, Index, Program, Reduce
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, find, map_children, walk
 from sparsify.passes.graph.operators import parameter_behind, tensor_value
@@ -33,6 +33,7 @@ SUM_NAMES = ("j", "f", "g", "h", "l", "m", "n", "p", "q", "r")
 
 # The node that reports show in place of one.
 SHOWN = "shown"
+N = TypeVar("N", bound=Node)
 
 
 class Equations(Protocol):
@@ -348,23 +349,23 @@ def indices_of(indices: tuple[str, ...], value: Expr) -> list[str]:
     return [*indices, *inside, *bound]
 
 
-def rename(expr: Expr, tensors: Mapping[str, str], indices: Mapping[str, str]) -> Expr:
-    """`expr` with short names."""
+def rename(node: N, tensors: Mapping[str, str], indices: Mapping[str, str]) -> N:
+    """An expression or a statement with short names."""
 
     def visit(node: Node) -> Node:
         node = map_children(node, visit)
         match node:
             case Index(name):
                 return Index(indices[name])
+            case Extent(name):
+                return Extent(indices[name])
             case Access(tensor, at):
                 return Access(tensors[tensor], at)
             case Reduce(monoid, names, body):
                 return Reduce(monoid, tuple(indices[name] for name in names), body)
         return node
 
-    result = visit(expr)
-    assert isinstance(result, Expr)
-    return result
+    return visit(node)  # type: ignore[return-value]
 
 
 def copied(region: Region) -> Region:

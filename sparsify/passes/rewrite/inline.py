@@ -15,6 +15,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Const, Expr, Index, R
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.region.region import place
 from sparsify.passes.rewrite.simplify import (
     depth,
     enclosing,
@@ -24,32 +25,14 @@ from sparsify.passes.rewrite.simplify import (
     join_sums,
     renamed,
     simplify,
-    substitute,
 )
 
 # Functions that cost less than to read their result again.
-CHEAP: Final = frozenset(
-    (
-        *(
-            "mul",
-            "neg",
-            "add",
-            "sub",
-            "where",
-            "relu",
-            "eq",
-            "ne",
-            "lt",
-            "le",
-            "gt",
-            "ge",
-            "max",
-            "min",
-            "div",
-        ),
-        *("logical_not", "logical_and", "logical_or", "square", "abs"),
-    )
+ARITHMETIC: Final = frozenset(("mul", "neg", "add", "sub", "div", "relu", "max", "min", "square", "abs"))
+LOGIC: Final = frozenset(
+    ("where", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or")
 )
+CHEAP: Final = ARITHMETIC | LOGIC
 # Of expressions, which passes walk by recursion.
 DEEPEST: Final = 60
 
@@ -155,7 +138,7 @@ def placed(program: ModelProgram, value: Expr, producer: Assign) -> Expr:
     def visit(node: Node) -> Node:
         if isinstance(node, Access) and node.tensor == producer.target.tensor:
             fresh = {name: program.index(program.extents[name]) for name in bound}
-            return substitute(renamed(producer.value, fresh), dict(zip(own, node.indices, strict=True)))
+            return place(renamed(producer.value, fresh), dict(zip(own, node.indices, strict=True)))
         return map_children(node, visit)
 
     found = visit(value)

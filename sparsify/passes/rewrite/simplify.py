@@ -6,7 +6,7 @@ In: `0 + x[i]`, `sum(e, g[e] * sum(h, v[e,h] * w[h]))`. Out: `x[i]`, `sum(e, h, 
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Extent, Index, Reduce, Stored
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Extent, Reduce, Stored
 from sparsify.compiler.einsum.rename import rename_indices
 from sparsify.compiler.node import Node, children, find, map_children
 
@@ -93,19 +93,6 @@ def join_sums(expr: Expr) -> Expr:
                 product = Call("mul", (product, part))
             return Reduce("sum", tuple(names), product)
     return expr
-
-
-def substitute(expr: Expr, indices: dict[str, Expr]) -> Expr:
-    """An expression with other index expressions in place of index variables."""
-
-    def visit(node: Node) -> Node:
-        if isinstance(node, Index) and node.name in indices:
-            return indices[node.name]
-        return map_children(node, visit)
-
-    found = visit(expr)
-    assert isinstance(found, Expr)
-    return found
 
 
 def renamed(node: N, names: Mapping[str, str]) -> N:

@@ -144,7 +144,10 @@ def test_weights_in_any_product(name):
     made = model(forward, w=weight(*shape))
     sparse, texts = applied(made, (torch.randn(given),), {"param:w": "auto"}, trainable=False)
     reasons = [entry.reason for entry in sparse.report.dense]
-    assert len(texts) == 1 or all("expected to take" in reason for reason in reasons), sparse.report
+    if not texts:  # so few rows may be faster dense; the report says so
+        assert reasons and all("expected to take" in r or "smaller dense" in r for r in reasons), (
+            sparse.report
+        )
 
 
 def test_masked_weights_are_made_once():

@@ -151,7 +151,13 @@ def _of_booleans(view: OperatorView, notation: str) -> Expr:
     return substituted(view, notation)
 
 
-@row("to(x[m,n], torch.float32)", "_to_copy(x[m,n])", names=("_to_copy", "type_as"))
+@row(
+    "to(x[m,n], torch.float32)",
+    "to(x[m,n], torch.int64)",
+    "to(x[m,n], torch.bool)",
+    "_to_copy(x[m,n])",
+    names=("_to_copy", "type_as"),
+)
 def to(view: OperatorView) -> str:
     """`dtype(self)`."""
     return view.at(view.get("self"))

@@ -11,7 +11,7 @@ docstring is the notation that `sparsify explain --ops` prints:
     def mv(view): "`y[i] = sum(j, self[i,j] * vec[j])`"
 
 Examples are calls of operators with the shapes of tensors in brackets, letters for extents; `x[m]:bool` holds truth
-values, `x[m]:n` integers from 0 to n - 1, `x[m]:set(n)` such that are all different.
+values.
 """
 
 from collections.abc import Callable

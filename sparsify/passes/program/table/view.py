@@ -10,9 +10,6 @@ from sparsify.passes.program.model import Refusal, Size
 from sparsify.passes.program.operator_view import OperatorView, literal
 from sparsify.passes.program.table.row import is_boolean, require, row
 
-# The end of a slice that has none.
-END = 2**63 - 1
-
 
 @row("permute(x[m,n,k], [2, 0, 1])")
 def permute(view: OperatorView) -> str:
