@@ -149,7 +149,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
         rows=plan.output(matrix.rows),
         columns=plan.output(matrix.columns),
         values=values,
-        extents=(plan.output(matrix.extents[0]), plan.output(matrix.extents[1])),
+        extents=tuple([plan.output(extent) for extent in matrix.extents]),
         joins=matrix.joins,
     )
     node = None if is_once else matrix.values

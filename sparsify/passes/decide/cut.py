@@ -105,7 +105,8 @@ def cut(program: ModelProgram, storage: Storage) -> list[Cut]:
 
 def sparse_inputs(program: ModelProgram, storage: Storage, read: list[str]) -> set[str]:
     """The sparse inputs of the model among some tensors: one region reads them for several results."""
-    return {name for name in read if name in storage.leaves and program.nodes[name].op != "get_attr"}
+    leaves = (name for name in read if name in storage.leaves)
+    return {name for name in leaves if name in program.relations or program.nodes[name].op != "get_attr"}
 
 
 def touches_sparse(program: ModelProgram, storage: Storage, name: str) -> bool:
@@ -157,10 +158,10 @@ def in_order(program: ModelProgram) -> list[str]:
 
 def complete(program: ModelProgram, found: Cut) -> None:
     """Adds to a cut the statements that it reads and that no node of the graph computes by itself."""
-    missing = [name for name in found.operands if name not in program.nodes]
-    while missing:
+    while missing := [
+        name for name in found.operands if name in program.statements and name not in program.nodes
+    ]:
         found.statements[:0] = [program.statements[name] for name in missing]
-        missing = [name for name in found.operands if name not in program.nodes]
     place = {name: number for number, name in enumerate(program.statements)}
     found.statements.sort(key=lambda statement: place[statement.target.tensor])
 

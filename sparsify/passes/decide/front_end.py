@@ -13,7 +13,15 @@ from torch import fx
 from sparsify.compiler.einsum.declare import Operand
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.decide.cut import cut, kept
-from sparsify.passes.decide.leaves import computed_weights, densities, marked_leaves, operand_of
+from sparsify.passes.decide.leaves import (
+    computed_weights,
+    densities,
+    is_relation_wanted,
+    marked_leaves,
+    operand_of,
+    relation_mark,
+    relation_operands,
+)
 from sparsify.passes.decide.to_region import region_of
 from sparsify.passes.graph.operators import operator_name, scope
 from sparsify.passes.program.infer import Storage, infer
@@ -23,6 +31,8 @@ from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.passes.rewrite.demand import demand
 from sparsify.passes.rewrite.inline import inline, is_view
+from sparsify.passes.rewrite.relation import relate
+from sparsify.passes.rules.scatters import SCATTERS
 from sparsify.report import Choice
 
 # Rounds of inference and demand: each restricts one tensor.
@@ -33,7 +43,7 @@ def front_end(draft: Draft) -> Draft:
     """The draft with regions for operators that no recogniser lifted, where they touch a marked tensor."""
     known = covered_by(draft.regions) | settled(draft.graph)
     marked = marked_leaves(draft.graph, known) if draft.has_general else {}
-    if marked:
+    if marked or (draft.has_general and has_relations(draft.graph, known)):
         shared = [region for region in draft.regions if reads_input(region, marked)]
         # One program of all that reads a tensor, or else what the recognisers leave.
         made = shared and general_regions(draft, [r for r in draft.regions if r not in shared], is_whole=True)
@@ -44,6 +54,12 @@ def front_end(draft: Draft) -> Draft:
         draft.regions = sorted([*draft.regions, *made], key=lambda region: place[region.output])
     report_dense(draft, covered_by(draft.regions))
     return draft
+
+
+def has_relations(graph: fx.Graph, covered: set[fx.Node]) -> bool:
+    """Whether a rule selects a scatter that no region covers, or the edges of one."""
+    scatters = (n for n in graph.nodes if operator_name(n) in SCATTERS and n not in covered)
+    return any(relation_mark(n.all_input_nodes, n) is not None for n in scatters)
 
 
 def covered_by(regions: Iterable[Region]) -> set[fx.Node]:
@@ -68,8 +84,11 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
     covered = covered_by(others) | settled(draft.graph)
     marked = marked_leaves(draft.graph, covered)
     program = translate(draft.graph, apart=covered | {n for n in draft.graph.nodes if n.name in marked})
-    leaves = {name: operand_of(matrix) for name, matrix in marked.items()}
-    shares = densities(draft, marked)
+    inline(program, infer(program, {}, {}), kept(program), is_view)
+    relate(program, is_relation_wanted(program))
+    relations = relation_operands(program)
+    leaves = {name: operand_of(matrix) for name, matrix in (marked | relations).items()}
+    shares = densities(draft, marked | relations)
     if not draft.is_trainable:
         made_once = computed_weights(program, infer(program, leaves, shares))
         for name in made_once:
@@ -79,13 +98,13 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
         shares |= densities(draft, made_once)
         marked |= made_once
     storage = canonical(program, leaves, shares)
-    for name in marked:
+    for name in marked:  # but relations, which are read by what they are made of
         for reader in program.nodes[name].users:
             if reader.name in program.opaque and reader not in covered:
                 reader.meta.setdefault("dense_reason", program.opaque[reader.name])
     made = []
     for found in cut(program, storage):
-        region = region_of(program, found, marked)
+        region = region_of(program, found, marked | relations)
         if not isinstance(region, str):
             made.append(region)
         elif is_whole:

@@ -4,10 +4,10 @@ In: a placeholder `a` with a mark, or `zeros.index_put((rows, columns), values)`
 stand-in of a sparse input is. Out: `Matrix("a", ...)`, and how programs read it: `Operand(csr, float32)`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -18,6 +18,8 @@ from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.choose.estimate import extents_of, stored_entries
+from sparsify.passes.graph import insert
+from sparsify.passes.graph.canonicalize import input_of_expression, size_node
 from sparsify.passes.graph.operators import (
     argument,
     is_constant,
@@ -27,10 +29,13 @@ from sparsify.passes.graph.operators import (
     tensor_value,
 )
 from sparsify.passes.program.infer import Storage
-from sparsify.passes.program.model import ModelProgram, sizes_of
+from sparsify.passes.program.model import ModelProgram, Relation, Size, sizes_of
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.storage.format import Format
 
+aten: Final = torch.ops.aten
+# Of relations with the numbers of edges as a mode: `A[i,e,j]`.
+RELATION: Final = Format("dense, compressed, singleton")
 # Of marked tensors that programs read.
 DTYPES: Final = (torch.float32, torch.float64, torch.bool)
 # Operators have marks, too, which are for kernels of attention or experts.
@@ -112,6 +117,76 @@ def computed_weights(program: ModelProgram, storage: Storage) -> dict[str, Matri
                 dtype=value.dtype, mark=mark, packed=form, parts=tuple(sources([node])),
             )  # fmt: skip
     return found
+
+
+def is_relation_wanted(program: ModelProgram) -> Callable[[str, set[str]], bool]:
+    """Whether a rule selects a scatter: its node, or an input from which the places of edges are made."""
+
+    def is_wanted(name: str, places: set[str]) -> bool:
+        node = program.nodes.get(name)
+        return relation_mark([program.nodes[place] for place in places], node) is not None
+
+    return is_wanted
+
+
+def relation_mark(places: Iterable[fx.Node], node: fx.Node | None) -> Mark | None:
+    """The mark of a scatter, else that of an adjacency behind the places of its edges."""
+    own = None if node is None else node.meta.get("sparse")
+    if isinstance(own, Mark):
+        return own
+    marks = (source.meta.get("sparse") for source in sources(list(places)))
+    return next((mark for mark in marks if isinstance(mark, Mark) and mark.role == "adjacency"), None)
+
+
+def relation_operands(program: ModelProgram) -> dict[str, Matrix]:
+    """The relations of a program as sparse operands."""
+    found = {}
+    readers = program.readers()
+    for name, relation in program.relations.items():
+        users = [program.source[reader] for reader in readers.get(name, ())]
+        if users:
+            found[name] = relation_operand(program, relation, users)
+    return found
+
+
+def relation_operand(program: ModelProgram, relation: Relation, users: list[fx.Node]) -> Matrix:
+    """A relation as a sparse operand: its coordinates are tensors of the graph."""
+    nodes = [program.nodes[name] for name in relation.inputs]
+    place = {node: number for number, node in enumerate(program.graph.nodes)}
+    first = min(users, key=place.__getitem__)
+    mark = next((mark for user in users if (mark := relation_mark(nodes, user)) is not None), None)
+    assert mark is not None, "rules select what becomes a relation"
+    rows, *others = [vector(node, first) for node in nodes]
+    extents = tuple([extent_node(program, size, rows, first) for size in program.sizes[relation.name]])
+    columns = others.pop(0) if relation.columns is not None else numbers_of(rows, extents[1], first)
+    return Matrix(
+        name=relation.name, extents=extents, rows=rows, columns=columns, values=others[0] if others else None,
+        dense=None, transposed=False, dtype=getattr(torch, relation.dtype), mark=mark,
+        packed=RELATION if len(extents) > 2 else None,
+    )  # fmt: skip
+
+
+def vector(node: fx.Node, user: fx.Node) -> fx.Node:
+    """A tensor over edges, whose other modes have extent 1, as a vector."""
+    shape = node.meta["val"].shape
+    units = [mode for mode, extent in enumerate(shape) if type(extent) is int and extent == 1]
+    return insert.call_before(user, aten.squeeze.dims, node, units) if units else node
+
+
+def numbers_of(rows: fx.Node, count: Any, user: fx.Node) -> fx.Node:
+    """The numbers of the edges that these rows belong to."""
+    with user.graph.inserting_before(user):
+        node = user.graph.call_function(aten.arange.default, (count,))
+    node.meta["val"] = rows.meta["val"].new_empty(rows.meta["val"].shape, dtype=torch.int64)
+    return node
+
+
+def extent_node(program: ModelProgram, size: Size, edges: fx.Node, user: fx.Node) -> Any:
+    """An extent as a number, or as a node in front of `user` that computes it."""
+    if isinstance(size, int):
+        return size
+    source, mode = input_of_expression(program.graph, size) or (edges, 0)
+    return size_node(source, mode, source.meta["val"].shape[mode], user)
 
 
 def storage_format(mark: Mark, rank: int) -> Format | None:

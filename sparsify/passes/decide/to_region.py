@@ -35,7 +35,7 @@ def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -
         return "an extent of a result is known in a call alone"
     place = {node.name: number for number, node in enumerate(program.graph.nodes)}
     outputs = sorted(found.outputs, key=place.__getitem__)
-    sources = {name: marked.get(name, program.nodes[name]) for name in found.operands}
+    sources = {name: marked[name] if name in marked else program.nodes[name] for name in found.operands}
     text = textbook(program, found, outputs, sources)
     declared = {
         text.names[name]: operand_of(source) if isinstance(source, Matrix) else dense_operand(program, name)
@@ -47,7 +47,12 @@ def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -
         )
     except SparsifyError as error:
         return f"no program: {error}".splitlines()[0]
-    inside = between([program.nodes[name] for name in outputs], [program.nodes[name] for name in sources])
+    read = [
+        program.nodes[n]
+        for name in sources
+        for n in (program.relations[name].inputs if name in program.relations else [name])
+    ]
+    inside = between([program.nodes[name] for name in outputs], read)
     operands: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, source in sources.items():

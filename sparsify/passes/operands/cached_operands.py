@@ -41,7 +41,7 @@ class MatrixOutput:
     Attributes:
         rows, columns: positions of the coordinates among the outputs.
         values: position of the values; None for ones, -1 when the caller brings them.
-        extents: positions of the extents.
+        extents: positions of the extents; of three, the entries have numbers as a mode between rows and columns.
         dense: position of a dense tensor, of any number of modes, whose zeros are left out; the other positions are
             then unused.
         places: position of a tensor that is 0 where the dense one has no entries, None where its zeros say so.
@@ -57,7 +57,7 @@ class MatrixOutput:
     rows: int = 0
     columns: int = 0
     values: int | None = None
-    extents: tuple[int, int] = (0, 0)
+    extents: tuple[int, ...] = (0, 0)
     dense: int | None = None
     places: int | None = None
     transposed: bool = False
@@ -254,7 +254,9 @@ class Structure:
             decides = raw[spec.dense if spec.places is None else spec.places]
             dense = decides.t() if spec.transposed else decides
             return align_entries(dense, spec.format)
-        shape = (int(raw[spec.extents[0]]), int(raw[spec.extents[1]]))
+        shape = tuple([int(raw[extent]) for extent in spec.extents])
+        if len(shape) > 2:
+            return align_numbered(raw[spec.rows], raw[spec.columns], shape, spec.format)
         return align_edges(raw[spec.rows], raw[spec.columns], shape, spec.format)
 
     def result(self, spec: Output, raw: Sequence[Any], aligned: Aligned | None) -> Any:
@@ -313,7 +315,7 @@ def align_entries(dense: torch.Tensor, form: Format) -> Aligned:
     return Aligned(pattern, positions)
 
 
-def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int], form: Format) -> Aligned:
+def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format) -> Aligned:
     """The pattern of edges (row, column) of a matrix, and the slot of each edge; equal edges share one.
 
     Args:
@@ -343,6 +345,31 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int
     kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no edge
     target = torch.empty(len(key), dtype=torch.int64).index_copy_(0, moved[kept], kept)
     return Aligned(pattern, target if positions is None else target[positions])
+
+
+def align_numbered(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format) -> Aligned:
+    """The pattern of entries (row, e, column) of edges with their numbers e, and the slot of each edge.
+
+    Args:
+        rows, columns: [edges], any order, duplicates allowed.
+        shape: rows, edges and columns; coordinates outside of it are an error.
+    """
+    require_inside(rows, shape[0], "row")
+    require_inside(columns, shape[2], "column")
+    if max(shape) >= 2**31:
+        raise UnsupportedProgramError(f"a relation {list(shape)} needs wider coordinates")
+    starts = torch.zeros(shape[0] + 1, dtype=torch.int32)
+    starts[1:] = torch.bincount(rows, minlength=shape[0]).cumsum(0)
+    positions: torch.Tensor | None = None
+    order = torch.arange(len(rows))
+    if bool((rows[1:] < rows[:-1]).any()):
+        order = torch.argsort(rows, stable=True)
+        positions = torch.empty_like(order).index_copy_(0, order, torch.arange(len(rows)))
+    # A copy: later writes of the caller's do not reach what kernels read.
+    crd = (None, order.int(), columns.index_select(0, order).int())
+    return Aligned(
+        Pattern(form, tuple(shape), (None, starts, None), crd, is_private=True).trusted(), positions
+    )
 
 
 def unique_slots(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ Tensors of programs have no modes of extent 1: `unsqueeze`, `squeeze`, `expand` 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -24,6 +24,35 @@ class Refusal(Exception):
 
 # The number of coordinates of a mode: a number, or the expression of symbols that export writes.
 Size = Any
+
+
+# What the entries of a relation are: pairs of nodes, pairs with a number each, or edges with their numbers as a mode.
+By = Literal["nodes", "values", "edges"]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """An adjacency: `A[i,j]` counts or weights the edges from j to i, `A[i,e,j]` and `A[i,e]` is 1 where edge e is one.
+
+    Attributes:
+        name: of the leaf.
+        rows, columns: the tensors of the nodes where edges end and start; None where no node is read at the start.
+        by: what its entries are.
+        dtype: of its values.
+        values: the tensor of the numbers of edges, None where they count as 1.
+    """
+
+    name: str
+    rows: str
+    columns: str | None
+    by: By
+    dtype: str
+    values: str | None = None
+
+    @property
+    def inputs(self) -> list[str]:
+        """The tensors that it is made of."""
+        return [name for name in (self.rows, self.columns, self.values) if name is not None]
 
 
 def size_of(extent: Any) -> Size:
@@ -54,6 +83,7 @@ class ModelProgram:
         nodes: of the graph, by name.
         constants: tensors that are computed once, from parameters alone.
         equal: by symbolic extent another one that operators make equal, as those of keys and values.
+        relations: the adjacencies among its leaves, by name.
     """
 
     graph: fx.Graph
@@ -66,6 +96,7 @@ class ModelProgram:
     nodes: dict[str, fx.Node] = field(init=False)
     constants: set[str] = field(default_factory=set)
     equal: dict[Size, Size] = field(default_factory=dict)
+    relations: dict[str, Relation] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
     _reads: dict[str, tuple[Assign, list[str]]] = field(default_factory=dict)
 
@@ -120,7 +151,9 @@ class ModelProgram:
         return self.node_inputs(name)
 
     def node_inputs(self, name: str) -> list[str]:
-        """What the operator of a node reads; nothing where it is computed once."""
+        """What the operator of a node reads, or a relation; nothing where it is computed once."""
+        if name in self.relations:
+            return self.relations[name].inputs
         if name in self.constants or name not in self.nodes:
             return []
         return [node.name for node in self.nodes[name].all_input_nodes]

@@ -31,7 +31,8 @@ class Matrix:
 
     Attributes:
         name: its name in einsum programs.
-        extents: numbers or size nodes; None for a dense tensor, whose shape says it.
+        extents: numbers or size nodes; None for a dense tensor, whose shape says it. Of three, the second is the
+            number of entries: each has a number of its own as a mode between rows and columns.
         rows, columns: coordinates of the entries, [entries], None for a dense tensor.
         values: [entries], None when all are 1.
         dense: a dense tensor that a rule declares sparse.
@@ -47,7 +48,7 @@ class Matrix:
     """
 
     name: str
-    extents: tuple[Any, Any] | None
+    extents: tuple[Any, ...] | None
     rows: fx.Node | None
     columns: fx.Node | None
     values: fx.Node | None

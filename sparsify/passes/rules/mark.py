@@ -17,8 +17,9 @@ from sparsify.passes.graph import operators
 from sparsify.passes.lift.attention.mask import GIVEN
 from sparsify.passes.lift.experts import mixture as experts
 from sparsify.passes.lift.lift import is_message_passing
-from sparsify.passes.lift.message_passing import gather_scatter
+from sparsify.passes.lift.message_passing import edge_softmax, gather_scatter
 from sparsify.passes.rules import prunable
+from sparsify.passes.rules.scatters import scatters_features
 from sparsify.recipe import Recipe, Rule
 from sparsify.recipe.source import nearest
 from sparsify.recipe.target import KINDS, selects
@@ -78,6 +79,7 @@ def where(recipe: Recipe, rule: Rule) -> str:
 def named(draft: Draft) -> Iterator[Candidate]:
     """Every node under every name by which a rule may select it."""
     parameters = aliases(draft.model)
+    inside = inside_edge_softmax(draft.graph)
     for node in draft.graph.nodes:
         if node.op == "placeholder":
             name = str(node.meta.get("input", node.target))
@@ -95,8 +97,14 @@ def named(draft: Draft) -> Iterator[Candidate]:
             yield Candidate("op", operators.operator_name(node), node)
             if (mixture := experts.recognise(node)) is not None:
                 yield Candidate("op", "experts", mixture.gate)
-            if is_message_passing(node):
+            if is_message_passing(node) or (node not in inside and scatters_features(node)):
                 yield Candidate("op", "message_passing", node)
+
+
+def inside_edge_softmax(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that attention over edges covers, its scatters of maxima and sums above all."""
+    found = (edge_softmax.recognise(node) for node in graph.nodes)
+    return {node for match in found if match is not None for node in match.covered if node is not match.node}
 
 
 def aliases(model: torch.nn.Module) -> dict[str, list[str]]:

@@ -32,6 +32,8 @@ def instance(example, sizes, generator):
             tensors[name] = torch.randn(extents, generator=generator, dtype=torch.float64)
             if kind == "bool":
                 tensors[name] = tensors[name] > 0
+            elif kind:  # places of a mode
+                tensors[name] = torch.randint(0, sizes[kind] + 1, extents, generator=generator)
         return name
 
     text = TENSOR.sub(

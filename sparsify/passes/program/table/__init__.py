@@ -13,6 +13,7 @@ from sparsify.passes.program.table import (
     opaque,
     pointwise,
     reduce,
+    relation,
     view,
     window,
 )
@@ -20,6 +21,6 @@ from sparsify.passes.program.table.row import OPAQUE, ROWS, Row
 
 SECTIONS = tuple(
     section.__name__.rpartition(".")[2]
-    for section in (pointwise, reduce, contract, normalise, view, factory, window, loss)
+    for section in (pointwise, reduce, contract, normalise, view, factory, relation, window, loss)
 )
 __all__ = ["OPAQUE", "ROWS", "SECTIONS", "Row", "opaque"]

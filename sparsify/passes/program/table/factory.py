@@ -20,7 +20,8 @@ def arange(view: OperatorView) -> str:
     """`start + i * step`."""
     start, step = view.number("start", 0), view.number("step", 1)
     i = "0" if view.sizes[0] == 1 else view.out[0]
-    return f"{i} * {literal(step)} + {literal(start)}"
+    scaled = i if step == 1 and i != "0" else f"{i} * {literal(step)}"
+    return scaled if start == 0 else f"{scaled} + {literal(start)}"
 
 
 @row("eye(4)", "eye(3, 5)")

@@ -59,8 +59,5 @@ opaque(
     "native_group_norm_backward", "avg_pool2d_backward", "embedding_dense_backward",
 )  # fmt: skip
 opaque("overlapping windows are added up: the adjoint of `unfold`", "col2im")
-opaque(
-    "reads or writes at places that a tensor holds: a relation, not an index variable", "index", "index_select",
-    "gather", "embedding", "_embedding_bag", "embedding_bag", "index_put", "index_add", "scatter", "scatter_add",
-    "scatter_reduce", "one_hot",
-)  # fmt: skip
+opaque("rows of a table are summed bag by bag, and bags may be empty", "_embedding_bag", "embedding_bag")
+opaque("which one of several writes to a place counts is not defined", "scatter")

@@ -1,0 +1,188 @@
+"""Reads and writes at places that a tensor holds: `index[e] == j` says where.
+
+The place is a condition of index notation like any other, so that all spellings of a gather or a scatter meet:
+`rewrite/relation` makes an adjacency of it, and what it does not lift stays torch's operator.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from sparsify.passes.program.model import Refusal
+from sparsify.passes.program.operator_view import OperatorView, literal
+from sparsify.passes.program.table.row import is_boolean, require, row
+
+# By the name of a reduction of torch the monoid and what it starts with.
+MONOIDS = {"sum": ("sum", "0"), "mean": ("sum", "0"), "amax": ("max", "-inf"), "amin": ("min", "inf")}
+
+
+def read(view: OperatorView, tensor: fx.Node, mode: int, places: str, names: Sequence[str]) -> str:
+    """`sum(j, where(places == j, tensor[.., j, ..], 0))`, the other modes of the tensor at `names`."""
+    size = view.shape(tensor)[mode]
+    require(size not in (0, 1), "a mode of extent 0 or 1")
+    require(not is_boolean(tensor), "truth values are not added up")
+    j = view.index(size)
+    entry = view.at(tensor, [*names[:mode], j, *names[mode:]])
+    return f"sum({j}, where({places} == {j}, {entry}, 0))"
+
+
+def require_places(view: OperatorView, index: Any) -> fx.Node:
+    """The tensor of whole numbers that names places.
+
+    Raises:
+        Refusal: the argument is something else.
+    """
+    if not isinstance(index, fx.Node) or is_boolean(index) or index.meta["val"].is_floating_point():
+        raise Refusal("places are whole numbers")
+    return index
+
+
+@row("index_select(x[m,n+1], 1, i[k]:n)", "index_select(x[m+1,n], 0, i[k]:m)")
+def index_select(view: OperatorView) -> str:
+    """`sum(j, where(index[e] == j, self[j,k], 0))`."""
+    tensor, mode = view["self"], view.mode(view["self"])
+    index = require_places(view, view["index"])
+    return read(
+        view, tensor, mode, view.at(index, [view.out[mode]]), [*view.out[:mode], *view.out[mode + 1 :]]
+    )
+
+
+@row("embedding(w[n+1,k], i[m]:n)", "embedding(w[n+1,k], i[m,p]:n)")
+def embedding(view: OperatorView) -> str:
+    """`sum(j, where(indices[e] == j, weight[j,k], 0))`."""
+    index = require_places(view, view["indices"])
+    return read(view, view["weight"], 0, view.at(index, view.out[:-1]), [view.out[-1]])
+
+
+@row("index(x[m+1,n], [i[k]:m])", "index(x[m,n+1], [None, i[k]:n])", "index(x[m+1,n], [i[k,p]:m])")
+def index(view: OperatorView) -> str:
+    """`sum(j, where(indices[e] == j, self[j,k], 0))`."""
+    known = [(mode, found) for mode, found in enumerate(view["indices"]) if found is not None]
+    require(len(known) == 1, "places of several modes")
+    mode, places = known[0][0], require_places(view, known[0][1])
+    last = mode + view.rank(places)
+    names = [*view.out[:mode], *view.out[last:]]
+    return read(view, view["self"], mode, view.at(places, view.out[mode:last]), names)
+
+
+@row("gather(x[m,n+1], 1, i[m,k]:n)")
+def gather(view: OperatorView) -> str:
+    """`sum(j, where(index[e,k] == j, self[j,k], 0))`."""
+    tensor, mode = view["self"], view.mode(view["self"])
+    places = require_places(view, view["index"])
+    others = [*view.out[:mode], *view.out[mode + 1 :]]
+    require_same(view, without(view.shape(tensor), mode), without(view.shape(places), mode))
+    return read(view, tensor, mode, view.at(places, view.out), others)
+
+
+@row("one_hot(i[m]:n, n+1)")
+def one_hot(view: OperatorView) -> str:
+    """`where(self[e] == k, 1, 0)`."""
+    require(view.sizes[-1] != 1, "a mode of extent 1")
+    return f"where({view.at(require_places(view, view['self']), view.out[:-1])} == {view.out[-1]}, 1, 0)"
+
+
+@row("index_add(x[m+1,n], 0, i[k]:m, y[k,n])", "index_add(x[m,n+1], 1, i[k]:n, y[m,k], alpha=2)")
+def index_add(view: OperatorView) -> str:
+    """`self[i,k] + sum(e, where(index[e] == i, source[e,k], 0))`."""
+    mode = view.mode(view["self"])
+    places, e = require_places(view, view["index"]), view.index(view.shape(view["index"])[0])
+    factor = view.number("alpha", 1)
+    entry = view.at(view["source"], replaced(view.out, mode, e))
+    entry = entry if factor == 1 else f"{literal(factor)} * {entry}"
+    return written(view, mode, view.at(places, [e]), [e], entry, "sum", is_included=True)
+
+
+@row("index_put(x[m+1,n], [i[k]:m], y[k,n], True)", "index_put(x[m+1,n], [i[k]:m], y[n], True)")
+def index_put(view: OperatorView) -> str:
+    """`self[i,k] + sum(e, where(indices[e] == i, values[e,k], 0))`."""
+    known = list(view["indices"])
+    require(bool(view["accumulate"]), "the last one of several writes to a place counts")
+    require(len(known) == 1 and known[0] is not None, "places of several modes")
+    places = require_places(view, known[0])
+    require(view.rank(places) == 1, "places of several modes")
+    e = view.index(view.shape(places)[0])
+    entry = view.at(view["values"], replaced(view.out, 0, e))
+    return written(view, 0, view.at(places, [e]), [e], entry, "sum", is_included=True)
+
+
+@row(
+    "scatter_add(x[m+1,n], 0, i[k,n]:m, y[k,n])",
+    "scatter_reduce(x[m+1,n], 0, i[k,n]:m, y[k,n], 'sum')",
+    "scatter_reduce(x[m+1,n], 0, i[k,n]:m, y[k,n], 'mean', include_self=False)",
+    "scatter_reduce(x[m+1,n], 0, i[k,n]:m, y[k,n], 'mean')",
+    "scatter_reduce(x[m+1,n], 0, i[k,n]:m, y[k,n], 'amax', include_self=False)",
+    "scatter_reduce(x[m,n+1], 1, i[m,k]:n, y[m,k], 'amin')",
+    names=("scatter_reduce",),
+)
+def scatter_add(view: OperatorView) -> str:
+    """`self[i,k] + sum(e, where(index[e,k] == i, src[e,k], 0))`, or another monoid."""
+    how = view.get("reduce", default="sum")
+    require(how in MONOIDS, f"reduce={how!r}")
+    mode = view.mode(view["self"])
+    places, source = require_places(view, view["index"]), view["src"]
+    shape = view.shape(places)
+    require_same(view, shape, view.shape(source))
+    require_same(view, without(shape, mode), without(view.sizes, mode))
+    e = view.index(shape[mode])
+    names = replaced(view.out, mode, e)
+    included = bool(view.get("include_self", default=True)) if "include_self" in view.arguments else True
+    return written(view, mode, view.at(places, names), [e], view.at(source, names), how, is_included=included)
+
+
+def written(
+    view: OperatorView,
+    mode: int,
+    places: str,
+    edges: Sequence[str],
+    entry: str,
+    how: str,
+    *,
+    is_included: bool,
+) -> str:
+    """The tensor `self` with entries reduced into it, those that name the same place together.
+
+    Args:
+        mode: along which places are named.
+        places: the place of an entry.
+        edges: the index variables of entries.
+        entry: what is written.
+        how: `sum`, `mean`, `amax` or `amin`.
+        is_included: whether the value that was there counts.
+    """
+    i, base = view.out[mode], view.at(view["self"])
+    require(view.sizes[mode] not in (0, 1) and not is_boolean(view["self"]), "a mode of extent 0 or 1")
+    monoid, fill = MONOIDS[how]
+    found = view.reduce(monoid, edges, f"where({places} == {i}, {entry}, {fill})")
+    if how == "sum" and is_included:
+        return f"{base} + {found}"
+    if how in ("amax", "amin") and is_included:
+        return f"{monoid}({base}, {found})"
+    count = view.let("count", view.out, view.reduce("sum", edges, f"where({places} == {i}, 1.0, 0.0)"))
+    if how == "mean":
+        require(view.value.is_floating_point(), "a mean of whole numbers")
+        total = f"({base} + {found})" if is_included else found
+        number = f"({count} + 1.0)" if is_included else f"{count}"
+        return f"where({count} == 0, {base}, {total} / {number})"
+    return f"where({count} == 0, {base}, {found})"
+
+
+def replaced(names: Sequence[str], mode: int, name: str) -> list[str]:
+    """Index variables with another one for a mode."""
+    return [*names[:mode], name, *names[mode + 1 :]]
+
+
+def without(sizes: Sequence[Any], mode: int) -> list[Any]:
+    """The extents of all modes but one."""
+    return [*sizes[:mode], *sizes[mode + 1 :]]
+
+
+def require_same(view: OperatorView, first: Sequence[Any], second: Sequence[Any]) -> None:
+    """Raises a refusal where places are named of a part of a tensor alone; extents that a call knows are equal.
+
+    Raises:
+        Refusal: they differ.
+    """
+    require(len(first) == len(second), "the places of a part alone")
+    view.require_equal(*zip(first, second, strict=True))

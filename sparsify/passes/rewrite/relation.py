@@ -1,0 +1,464 @@
+"""Gathers and scatters by tensors of places as products with an adjacency.
+
+In: `g[e,k] = sum(j, where(c[e] == j, x[j,k], 0)); m[e,k] = relu(g[e,k]); y[i,k] = sum(e, where(r[e] == i, m[e,k], 0))`.
+Out: `y[i,k] = sum(j, A[i,j] * relu(x[j,k]))` with as many in A[i,j] as edges lead from j to i.
+
+The law is that a place is taken once: `f(sum(j, where(c[e] == j, x[j], 0))) = sum(j, where(c[e] == j, f(x[j]), 0))`. So
+all that is computed entry by entry over edges, and read under a scatter, is computed over the pairs of nodes that they
+join; `A[i,e,j]` has the number of an edge as a mode of its own where data of edges are read.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from torch import fx
+
+from sparsify.compiler.dtypes import name_of
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.graph.canonicalize import input_of_expression
+from sparsify.passes.graph.operators import tensor_value
+from sparsify.passes.program.model import By, ModelProgram, Refusal, Relation, Size
+from sparsify.passes.region.region import place
+from sparsify.passes.rewrite.demand import follows
+from sparsify.passes.rewrite.simplify import renamed, simplify
+
+FLOATS: Final = ("float32", "float64")
+# By monoid what a reduction starts with.
+EMPTY: Final = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
+LEAVES: Final = ("placeholder", "get_attr")
+UNLIFTED: Final = "reads or writes at places that a tensor holds, and no scatter that a rule selects needs it"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`monoid(bound, where(places[e] == place, body, ..))`: entries chosen by a tensor of places."""
+
+    monoid: str
+    bound: tuple[str, ...]
+    places: str
+    edge: str
+    place: str
+    body: Expr
+
+    @property
+    def is_gather(self) -> bool:
+        """Whether one place is read for each edge."""
+        return self.bound == (self.place,)
+
+    @property
+    def is_scatter(self) -> bool:
+        """Whether the edges that name a place are reduced."""
+        return self.edge in self.bound and self.place not in self.bound
+
+
+def choice_of(expr: Node) -> Choice | None:
+    """A gather or a scatter by a vector of places, `None` for other expressions."""
+    match expr:
+        case Reduce(monoid, bound, Call("where", (Call("eq", (chosen, Index(at))), body, Const(value)))):
+            match chosen:
+                case Access(places, (Index(edge),)) if value == EMPTY.get(monoid):
+                    return Choice(monoid, tuple(bound), places, edge, at, body)
+    return None
+
+
+@dataclass
+class Lifting:
+    """Statements over edges that become statements over the entries of a relation.
+
+    Attributes:
+        relation: the adjacency.
+        shared: statements over edges that become statements of their own, others are inlined.
+        made: by statement over edges the statement over the relation.
+    """
+
+    program: ModelProgram
+    relation: Relation
+    shared: set[str]
+    made: dict[str, str] = field(default_factory=dict)
+
+    def modes(self) -> list[str]:
+        """New index variables for the modes of the relation."""
+        return [self.program.index(size) for size in self.program.sizes[self.relation.name]]
+
+    def entry(self, modes: Iterable[str]) -> Access:
+        """The entry of the relation at these coordinates."""
+        return Access(self.relation.name, tuple(map(Index, modes)))
+
+    def lifted(self, expr: Expr, edge: str, modes: list[str]) -> Expr:
+        """An expression over an edge as one over an entry of the relation."""
+        ends = {self.relation.columns: modes[-1], self.relation.rows: modes[0]}
+
+        def visit(node: Node) -> Node:
+            choice = choice_of(node)
+            if choice is not None and choice.is_gather and choice.edge == edge:
+                at = ends.get(choice.places)
+                if at is None or not self.is_equal(at, choice.place):
+                    raise Refusal(f"{choice.places} names other nodes than the ends of edges")
+                return visit(place(choice.body, {choice.place: Index(at)}))
+            if isinstance(node, Access) and Index(edge) in node.indices:
+                return self.access(node, edge, modes)
+            return map_children(node, visit)
+
+        found = visit(expr)
+        assert isinstance(found, Expr)
+        return found
+
+    def is_equal(self, first: str, second: str) -> bool:
+        """Whether two index variables have the same extent."""
+        first_size, second_size = (self.program.known(self.program.extents[name]) for name in (first, second))
+        return bool(first_size == second_size)
+
+    def access(self, access: Access, edge: str, modes: list[str]) -> Expr:
+        """A tensor over edges at an entry of the relation."""
+        name = access.tensor
+        statement = self.program.statements.get(name)
+        mode = access.indices.index(Index(edge))
+        if statement is None or self.is_other(statement, mode):
+            if self.relation.by != "edges":
+                raise Refusal(f"{name} is read at edges")
+            return place(access, {edge: Index(modes[1])})
+        own = [str(index) for index in statement.target.indices]
+        rest = [(o, index) for o, index in zip(own, access.indices, strict=True) if index != Index(edge)]
+        if name not in self.shared:
+            bound = {b for reduction in find(statement.value, Reduce) for b in reduction.indices}
+            fresh = {b: self.program.index(self.program.extents[b]) for b in bound}
+            value = place(renamed(statement.value, fresh), dict(rest))
+            return self.lifted(value, own[mode], modes)
+        if name not in self.made:
+            self.make(statement, mode)
+        return Access(self.made[name], (*map(Index, modes), *(index for _, index in rest)))
+
+    def is_other(self, statement: Assign, mode: int) -> bool:
+        """Whether a statement reads other nodes than the ends of edges, or none: torch's operator computes it."""
+        name, relation = statement.target.tensor, self.relation
+        choice = choice_of(statement.value)
+        if name not in self.program.nodes:
+            return False
+        if choice is not None:
+            return choice.places not in (relation.rows, relation.columns)
+        edge = str(statement.target.indices[mode])
+        return not places_of(self.program, statement.value, edge)
+
+    def make(self, statement: Assign, mode: int) -> None:
+        """Adds the statement over the relation of a statement over edges."""
+        program, name = self.program, statement.target.tensor
+        own = [str(index) for index in statement.target.indices]
+        edge = own.pop(mode)
+        names = {old: program.index(program.extents[old]) for old in own}
+        bound = {b for reduction in find(statement.value, Reduce) for b in reduction.indices}
+        names |= {b: program.index(program.extents[b]) for b in bound}
+        modes = self.modes()
+        value = self.lifted(renamed(statement.value, names), edge, modes)
+        made = self.made[name] = f"{name}_over_{self.relation.name}"
+        chosen = Call("where", (Stored(self.entry(modes)), value, Const(0)))
+        program.assign(made, (*modes, *(names[old] for old in own)), chosen, program.source[name])
+        program.dtypes[made] = program.dtypes[name]
+
+
+def relate(program: ModelProgram, is_wanted: Callable[[str, set[str]], bool]) -> None:
+    """Lifts the scatters of a program that rules select, in place; other gathers and scatters become opaque.
+
+    Args:
+        is_wanted: whether a rule selects a scatter, by the name of its tensor and those of the places of its edges.
+    """
+    if not any(choices_in(statement.value) for statement in program.statements.values()):
+        return
+    narrow(program)
+    for name in list(program.statements):
+        for choice in scatters_of(program, name):
+            attempt(program, lambda name=name, choice=choice: weighted(program, name, choice, is_wanted))
+    groups: dict[str, list[str]] = {}
+    for name in list(program.statements):
+        for choice in scatters_of(program, name):
+            groups.setdefault(choice.places, []).append(name)
+    for rows, names in groups.items():
+        group = list(dict.fromkeys(names))
+        attempt(program, lambda rows=rows, group=group: lift_group(program, rows, group, is_wanted))
+    drop_choices(program)
+    program.order()
+
+
+def attempt(program: ModelProgram, change: Callable[[], None]) -> None:
+    """Makes a change of a program, or none where it is refused."""
+    before = dict(program.statements), dict(program.relations)
+    try:
+        change()
+    except Refusal:
+        program.statements, program.relations = before
+
+
+def choices_in(expr: Expr) -> list[Choice]:
+    """The gathers and scatters of an expression."""
+    return [choice for choice in map(choice_of, find(expr, Reduce)) if choice is not None]
+
+
+def scatters_of(program: ModelProgram, name: str) -> list[Choice]:
+    """The scatters of a statement that can be lifted: of real numbers."""
+    if program.dtypes.get(name) not in FLOATS:
+        return []
+    return [choice for choice in choices_in(program.statements[name].value) if choice.is_scatter]
+
+
+def narrow(program: ModelProgram) -> None:
+    """`n[i,k] = sum(e, where(r[e] == i, 1, 0)) -> n[i] = ..`, for statements that are no nodes."""
+    for name, statement in list(program.statements.items()):
+        indices = statement.target.indices
+        used = [at for at, index in enumerate(indices) if index in find(statement.value, Index)]
+        if name in program.nodes or len(used) == len(indices):
+            continue
+        program.assign(name, tuple(str(indices[at]) for at in used), statement.value, program.source[name])
+
+        def narrowed(node: Node, name: str = name, used: Sequence[int] = tuple(used)) -> Node:
+            if isinstance(node, Access) and node.tensor == name:
+                return Access(name, tuple(node.indices[at] for at in used))
+            return map_children(node, narrowed)
+
+        for reader in program.readers().get(name, ()):
+            found = program.statements[reader]
+            program.statements[reader] = replace(found, value=narrowed(found.value))  # type: ignore[arg-type]
+
+
+def weighted(
+    program: ModelProgram, name: str, choice: Choice, is_wanted: Callable[[str, set[str]], bool]
+) -> None:
+    """`sum(e, where(r[e] == i, w[e] * sum(j, where(c[e] == j, x[j,k], 0)), 0)) -> sum(j, A[i,j] * x[j,k])`.
+
+    The values of A are the numbers w of its edges, which are no functions of features.
+    """
+    parts = edge_factors(program, choice.body, choice.edge)
+    numbers = [part for part in parts if is_number_of_edge(program, part, choice.edge)]
+    if choice.monoid != "sum" or choice.bound != (choice.edge,) or len(numbers) != 1 or len(parts) < 2:
+        return
+    rest = [part for part in parts if part not in numbers]
+    places = Counter(place for part in rest for place in places_of(program, part, choice.edge))
+    columns = next((found for found in places if found != choice.places), None)
+    if columns is None or not is_wanted(name, {choice.places, columns}):
+        return
+    (number,) = numbers
+    assert isinstance(number, Access), "numbers of edges are tensors"
+    relation = relation_of(program, name, choice, columns, "values", number.tensor)
+    put(program, name, choice, Lifting(program, relation, set()), rest)
+
+
+def is_number_of_edge(program: ModelProgram, expr: Expr, edge: str) -> bool:
+    """Whether an expression is a tensor with one number for each edge that follows from no features of nodes."""
+    if not isinstance(expr, Access) or expr.indices != (Index(edge),) or expr.tensor not in program.nodes:
+        return False
+    is_float = dtype_of(program, expr.tensor) in FLOATS
+    return is_float and (expr.tensor not in program.statements or is_structural(program, expr.tensor))
+
+
+def edge_factors(program: ModelProgram, expr: Expr, edge: str) -> list[Expr]:
+    """The factors of a message, with those of a product over edges that it reads."""
+    match expr:
+        case Call("mul", (left, right)):
+            return edge_factors(program, left, edge) + edge_factors(program, right, edge)
+        case Access(name, indices) if Index(edge) in indices and name in program.statements:
+            statement = program.statements[name]
+            is_product = isinstance(statement.value, Call) and statement.value.function == "mul"
+            is_number = len(indices) == 1 and is_structural(program, name)
+            if is_product and not is_number and all(isinstance(index, Index) for index in indices):
+                names = dict(zip(map(str, statement.target.indices), map(str, indices), strict=True))
+                return edge_factors(program, renamed(statement.value, names), edge)
+    return [expr]
+
+
+def lift_group(
+    program: ModelProgram, rows: str, group: list[str], is_wanted: Callable[[str, set[str]], bool]
+) -> None:
+    """Lifts the scatters by one tensor of places of which a rule selects some, with those that they follow from."""
+    group = [name for name in group if name not in program.nodes or not is_structural(program, name)]
+    places = Counter(place for name in group for place in places_of_scatters(program, name, rows))
+    columns = next((found for found, _ in places.most_common() if found != rows), None)
+    ends = {rows} | ({columns} if columns is not None else set())
+    chosen = [name for name in group if is_wanted(name, ends)]
+    wanted = [
+        name for name in group if name in chosen or any(follows(program, found, name) for found in chosen)
+    ]
+    if not wanted:
+        return
+    first = next(choice for choice in scatters_of(program, wanted[0]) if choice.places == rows)
+    shared = shared_over_edges(program, wanted, rows, columns)
+    before = dict(program.statements), dict(program.relations)
+    for by in ("nodes", "edges"):  # pairs of nodes say all where no data of edges are read
+        relation = relation_of(program, wanted[0], first, columns, by)
+        try:
+            lifting = Lifting(program, relation, shared)
+            for name in wanted:
+                for choice in scatters_of(program, name):
+                    if choice.places == rows:
+                        put(program, name, choice, lifting, [choice.body])
+            return
+        except Refusal:
+            program.statements, program.relations = dict(before[0]), dict(before[1])
+            if by == "edges":
+                raise
+
+
+def put(program: ModelProgram, name: str, choice: Choice, lifting: Lifting, parts: Sequence[Expr]) -> None:
+    """Writes a reduction over the entries of a relation in place of a scatter."""
+    statement = program.statements[name]
+    modes = [choice.place, *lifting.modes()[1:]]
+    if (
+        not lifting.is_equal(choice.place, lifting.modes()[0])
+        or program.dtypes[name] != lifting.relation.dtype
+    ):
+        raise Refusal("scatters by the same places to tensors of different kinds")
+    entry = lifting.entry(modes)
+    found = [lifting.lifted(part, choice.edge, modes) for part in parts]
+    if choice.monoid == "sum":
+        body: Expr = entry
+        for part in found:
+            body = body if part == Const(1.0) else Call("mul", (body, part))
+    else:
+        body = Call("where", (Stored(entry), found[0], Const(EMPTY[choice.monoid])))
+    bound = (*modes[1:], *(b for b in choice.bound if b != choice.edge))
+    made = Reduce(choice.monoid, bound, body)
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Reduce) and choice_of(node) == choice:
+            return made
+        node = map_children(node, visit)
+        match node:
+            case Call(
+                "add", (Const(0), Reduce() as total)
+            ):  # of the same dtype: the tensor that is written into
+                return total
+        return node
+
+    value = visit(statement.value)
+    assert isinstance(value, Expr)
+    program.statements[name] = replace(statement, value=simplify(value))
+
+
+def relation_of(
+    program: ModelProgram, name: str, choice: Choice, columns: str | None, by: By, values: str | None = None
+) -> Relation:
+    """The relation of a scatter, a leaf of the program.
+
+    Raises:
+        Refusal: the nodes that edges start from are of different numbers.
+    """
+    receivers, edges = program.extents[choice.place], program.extents[choice.edge]
+    read = {
+        program.known(program.extents[gather.place])
+        for statement in program.statements.values() for gather in choices_in(statement.value)
+        if gather.is_gather and gather.places == columns
+    }  # fmt: skip
+    if len(read) != (columns is not None):
+        raise Refusal("edges start from several kinds of nodes")
+    if any(
+        not isinstance(n, int) and input_of_expression(program.graph, n) is None for n in (receivers, *read)
+    ):
+        raise Refusal("how many nodes there are is known in a call alone")
+    sizes: dict[By, tuple[Size, ...]] = {"edges": (receivers, edges, *read)}
+    sizes["nodes"] = sizes["values"] = (receivers, *(read or (edges,)))
+    label = "_".join(part for part in (choice.places, columns, values, by) if part)
+    made = Relation(label, choice.places, columns, by if columns else "edges", program.dtypes[name], values)
+    program.relations[label] = made
+    program.sizes[label] = sizes[by if columns else "edges"]
+    program.dtypes[label] = program.dtypes[name]
+    return made
+
+
+def places_of_scatters(program: ModelProgram, name: str, rows: str) -> list[str]:
+    """The tensors of places by which the messages of scatters are gathered."""
+    found = (choice for choice in scatters_of(program, name) if choice.places == rows)
+    return [place for choice in found for place in places_of(program, choice.body, choice.edge)]
+
+
+def places_of(program: ModelProgram, expr: Expr, edge: str) -> list[str]:
+    """The tensors of places by which an expression over an edge reads nodes."""
+    return [gather.places for gather in walk_edges(program, expr, edge) if isinstance(gather, Choice)]
+
+
+def walk_edges(program: ModelProgram, expr: Expr, edge: str) -> Iterator[Choice | Assign]:
+    """The gathers of an expression over an edge, and the statements over edges that it reads, each once."""
+    seen: set[str] = set()
+
+    def visit(expr: Expr, edge: str) -> Iterator[Choice | Assign]:
+        for choice in choices_in(expr):
+            if choice.is_gather and choice.edge == edge:
+                yield choice
+        for access in find(expr, Access):
+            statement = program.statements.get(access.tensor)
+            if statement is not None and Index(edge) in access.indices and access.tensor not in seen:
+                seen.add(access.tensor)
+                yield statement
+                own = statement.target.indices[access.indices.index(Index(edge))]
+                yield from visit(statement.value, str(own))
+
+    yield from visit(expr, edge)
+
+
+def shared_over_edges(
+    program: ModelProgram, names: Sequence[str], rows: str, columns: str | None
+) -> set[str]:
+    """The statements over edges that several others read, or that reduce something: they are computed once."""
+    over: dict[str, Assign] = {}
+    for name in names:
+        for choice in scatters_of(program, name):
+            if choice.places == rows:
+                found = walk_edges(program, choice.body, choice.edge)
+                over |= {s.target.tensor: s for s in found if isinstance(s, Assign)}
+    readers = [*over.values(), *(program.statements[name] for name in names)]
+    count = Counter(access.tensor for statement in readers for access in find(statement.value, Access))
+    return {
+        name for name, statement in over.items()
+        if choice_of(statement.value) is None
+        and (count[name] > 1 or len(find(statement.value, Reduce)) > len(choices_in(statement.value)))
+    }  # fmt: skip
+
+
+def is_structural(program: ModelProgram, name: str) -> bool:
+    """Whether a tensor follows from whole numbers and numbers of edges alone, as the degrees of nodes do."""
+    seen: set[str] = set()
+
+    def visit(name: str) -> bool:
+        if name in seen:
+            return True
+        seen.add(name)
+        if name not in program.statements:
+            return is_given(program.nodes.get(name))
+        value = program.statements[name].value
+        gathered = {a.tensor for c in choices_in(value) if c.is_gather for a in find(c.body, Access)}
+        return not any(map(is_real_leaf, gathered)) and all(map(visit, program.reads(name)))
+
+    def is_real_leaf(name: str) -> bool:
+        return (
+            name not in program.statements
+            and program.source[name].op in LEAVES
+            and dtype_of(program, name) in FLOATS
+        )
+
+    def is_given(node: fx.Node | None) -> bool:
+        value = None if node is None else tensor_value(node)
+        if node is None or value is None:
+            return node is not None
+        if node.op in LEAVES:
+            return not value.is_floating_point() or (node.op == "placeholder" and value.dim() == 1)
+        return all(visit(source.name) for source in node.all_input_nodes)
+
+    return visit(name)
+
+
+def dtype_of(program: ModelProgram, name: str) -> str:
+    """The dtype of a tensor, a leaf included."""
+    return program.dtypes.get(name) or name_of(program.source[name].meta["val"].dtype)
+
+
+def drop_choices(program: ModelProgram) -> None:
+    """Leaves to torch the gathers and scatters that are not lifted, in place."""
+    for name, statement in list(program.statements.items()):
+        if choices_in(statement.value):
+            del program.statements[name]
+            if name in program.nodes:
+                program.opaque[name] = UNLIFTED
+    readers = program.readers()
+    for name in reversed(list(program.statements)):
+        if name not in program.nodes and not readers.get(name):
+            del program.statements[name]
+            readers = program.readers()
