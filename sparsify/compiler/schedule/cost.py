@@ -8,7 +8,7 @@ roofline: the loops of a kernel at the speed of registers, what they gather at t
 and results once at that of memory. Loops are counted in the time of one multiply and add of a vector register.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import Final
 
@@ -157,7 +157,9 @@ def loops_us(
 ) -> float:
     """The time of one thread for the loops of a statement."""
     lanes = max(1, machine.vector_bytes // computed_bytes(program, [statement.target]))
-    iterated = iterations(program, set(index_names(statement.target)), statement.value, extents, stored)
+    iterated = float(stored.get(statement.target.tensor, 0)) or iterations(
+        program, set(index_names(statement.target)), statement.value, extents, stored
+    )
     busy = 0.0
     for part, driver in parts(program, statement.value):
         if isinstance(part, Reduce):
@@ -237,6 +239,7 @@ def reduction_us(
         other = next(access for access in accesses if access is not sparse[0])
         rows = prod(extents[name] for name in index_names(other) - index_names(sparse[0]))
         return packed_loops_us(found, rows, machine, item)
+    sparse = one_of_each_pattern(program, sparse, stored)
     count, first = products(sparse, extents, stored)
     joined = {name for access in sparse for name in index_names(access)}
     inner = prod(extents[name] for name in variables - joined)
@@ -281,6 +284,19 @@ def sampled_us(
     table = max(prod(extents[name] for name in index_names(access)) * item for access in accesses)
     gathered = count * inner * item / machine.gathers.at(table)
     return max(count * (DOT + 2 * inner / lanes) * machine.vector_us, gathered)
+
+
+def one_of_each_pattern(
+    program: Program, sparse: Sequence[Access], stored: Mapping[str, int]
+) -> list[Access]:
+    """The sparse operands without those whose entries are, at the same places, a part of another one's."""
+    largest: dict[Access, Access] = {}
+    for access in sparse:
+        root = pattern_access(program, access)
+        known = largest.get(root)
+        if known is None or stored[known.tensor] < stored[access.tensor]:
+            largest[root] = access
+    return list(largest.values())
 
 
 def products(
