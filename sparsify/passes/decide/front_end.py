@@ -23,7 +23,7 @@ from sparsify.passes.decide.leaves import (
     relation_operands,
 )
 from sparsify.passes.decide.to_region import region_of
-from sparsify.passes.graph.operators import operator_name, scope
+from sparsify.passes.graph.operators import operator_name, scope, tensor_value
 from sparsify.passes.program.infer import Storage, infer
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.program.translate import translate
@@ -35,6 +35,8 @@ from sparsify.passes.rewrite.relation import relate
 from sparsify.passes.rules.scatters import SCATTERS
 from sparsify.report import Choice
 
+# Views that repeat places along further modes.
+REPEATS: Final = ("expand", "expand_as", "view", "unsqueeze", "repeat")
 # Rounds of inference and demand: each restricts one tensor.
 ROUNDS: Final = 64
 
@@ -43,8 +45,9 @@ def front_end(draft: Draft) -> Draft:
     """The draft with regions for operators that no recogniser lifted, where they touch a marked tensor."""
     known = covered_by(draft.regions) | settled(draft.graph)
     marked = marked_leaves(draft.graph, known) if draft.has_general else {}
-    if marked or (draft.has_general and has_relations(draft.graph, known)):
-        shared = [region for region in draft.regions if reads_input(region, marked)]
+    edges = edges_of(draft.graph, known) if draft.has_general else set()
+    if marked or edges:
+        shared = [r for r in draft.regions if reads_input(r, marked) or reads_edges(r, edges)]
         # One program of all that reads a tensor, or else what the recognisers leave.
         made = shared and general_regions(draft, [r for r in draft.regions if r not in shared], is_whole=True)
         if made:
@@ -56,10 +59,28 @@ def front_end(draft: Draft) -> Draft:
     return draft
 
 
-def has_relations(graph: fx.Graph, covered: set[fx.Node]) -> bool:
-    """Whether a rule selects a scatter that no region covers, or the edges of one."""
-    scatters = (n for n in graph.nodes if operator_name(n) in SCATTERS and n not in covered)
-    return any(relation_mark(n.all_input_nodes, n) is not None for n in scatters)
+def edges_of(graph: fx.Graph, covered: set[fx.Node]) -> set[fx.Node]:
+    """The inputs, with the marks of adjacencies or behind scatters with marks, that places are made of."""
+    found = set[fx.Node]()
+    for node in graph.nodes:
+        if operator_name(node) in SCATTERS and node not in covered:
+            places = places_of(node)
+            if relation_mark(places, node) is not None:
+                found.update(places)
+    return found
+
+
+def places_of(scatter: fx.Node) -> list[fx.Node]:
+    """The tensors of whole numbers that a scatter reads, without the views that repeat them."""
+    found = []
+    for node in scatter.all_input_nodes:
+        value = tensor_value(node)
+        if value is None or value.is_floating_point():
+            continue
+        while operator_name(node) in REPEATS:
+            node = node.all_input_nodes[0]
+        found.append(node)
+    return found
 
 
 def covered_by(regions: Iterable[Region]) -> set[fx.Node]:
@@ -73,6 +94,11 @@ def reads_input(region: Region, marked: Mapping[str, Matrix]) -> bool:
         matrix.dense is not None and matrix.dense.op == "placeholder" and matrix.dense.name in marked
         for matrix in region.matrices
     )
+
+
+def reads_edges(region: Region, edges: set[fx.Node]) -> bool:
+    """Whether a region reads an adjacency by places of which further scatters are made."""
+    return any(matrix.rows in edges for matrix in region.matrices)
 
 
 def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = False) -> list[Region]:

@@ -151,6 +151,7 @@ def replace_nodes(
         value.meta |= {key: node.meta[key] for key in ("val", "nn_module_stack") if key in node.meta}
         node.replace_all_uses_with(value)
         replaced[node] = value
+    insert.move_behind_inputs(new)
     draft.report.regions.append(entry)
 
 

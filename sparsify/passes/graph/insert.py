@@ -31,3 +31,19 @@ def put_behind(node: fx.Node, target: Any, *args: Any) -> fx.Node:
     for user in users:
         user.replace_input_with(node, new)
     return new
+
+
+def move_behind_inputs(node: fx.Node) -> None:
+    """Moves a node behind all that it reads, and what lies between and reads it behind it, in the order that it has."""
+    later = [read for read in node.all_input_nodes if node < read]
+    if not later:
+        return
+    last = max(later)
+    behind, at = {node: None}, node.next
+    while at is not last:
+        if any(read in behind for read in at.all_input_nodes):
+            behind[at] = None
+        at = at.next
+    for moved in behind:
+        last.append(moved)
+        last = moved

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Const, Expr, Index, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Cast, Const, Expr, Index, Reduce
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
@@ -81,7 +81,10 @@ def inline(
 
 def is_view(statement: Assign) -> bool:
     """Whether a statement only renames or selects entries of another tensor, or has a number in each."""
-    return isinstance(statement.value, Access | Const | Index)
+    value = statement.value
+    return isinstance(value, Access | Const | Index) or (
+        isinstance(value, Cast) and isinstance(value.value, Const)
+    )
 
 
 def may_inline(
@@ -97,6 +100,8 @@ def may_inline(
     match producer.value:
         case Const() | Index():
             return True
+        case Cast(dtype, Const()):  # a number in a statement of its dtype needs no cast
+            return dtype == program.dtypes[reader]
         case Access(tensor, indices):
             # Slices of a dense tensor cost nothing as views of torch, and a lot inside of loops.
             return all(isinstance(index, Index) for index in indices) or storage.is_sparse(tensor)
@@ -138,7 +143,12 @@ def placed(program: ModelProgram, value: Expr, producer: Assign) -> Expr:
     def visit(node: Node) -> Node:
         if isinstance(node, Access) and node.tensor == producer.target.tensor:
             fresh = {name: program.index(program.extents[name]) for name in bound}
-            return place(renamed(producer.value, fresh), dict(zip(own, node.indices, strict=True)))
+            value = (
+                producer.value.value
+                if is_view(producer) and isinstance(producer.value, Cast)
+                else producer.value
+            )
+            return place(renamed(value, fresh), dict(zip(own, node.indices, strict=True)))
         return map_children(node, visit)
 
     found = visit(value)

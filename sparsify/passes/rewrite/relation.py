@@ -20,7 +20,7 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, In
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.graph.canonicalize import input_of_expression
 from sparsify.passes.graph.operators import tensor_value
-from sparsify.passes.program.model import By, ModelProgram, Refusal, Relation, Size
+from sparsify.passes.program.model import By, ModelProgram, Refusal, Relation, Size, index_names
 from sparsify.passes.region.region import place
 from sparsify.passes.rewrite.demand import follows
 from sparsify.passes.rewrite.simplify import renamed, simplify
@@ -140,7 +140,7 @@ class Lifting:
         if choice is not None:
             return choice.places not in (relation.rows, relation.columns)
         edge = str(statement.target.indices[mode])
-        return not places_of(self.program, statement.value, edge)
+        return is_product(statement.value, edge) or not places_of(self.program, statement.value, edge)
 
     def make(self, statement: Assign, mode: int) -> None:
         """Adds the statement over the relation of a statement over edges."""
@@ -178,16 +178,17 @@ def relate(program: ModelProgram, is_wanted: Callable[[str, set[str]], bool]) ->
         group = list(dict.fromkeys(names))
         attempt(program, lambda rows=rows, group=group: lift_group(program, rows, group, is_wanted))
     drop_choices(program)
+    merge_equal(program)
     program.order()
 
 
 def attempt(program: ModelProgram, change: Callable[[], None]) -> None:
     """Makes a change of a program, or none where it is refused."""
-    before = dict(program.statements), dict(program.relations)
+    before = dict(program.statements), dict(program.relations), dict(program.dtypes)
     try:
         change()
     except Refusal:
-        program.statements, program.relations = before
+        program.statements, program.relations, program.dtypes = before
 
 
 def choices_in(expr: Expr) -> list[Choice]:
@@ -284,7 +285,7 @@ def lift_group(
     shared = shared_over_edges(program, wanted, rows, columns)
     before = dict(program.statements), dict(program.relations)
     for by in ("nodes", "edges"):  # pairs of nodes say all where no data of edges are read
-        relation = relation_of(program, wanted[0], first, columns, by)
+        relation = relation_of(program, chosen[0], first, columns, by)
         try:
             lifting = Lifting(program, relation, shared)
             for name in wanted:
@@ -301,12 +302,16 @@ def lift_group(
 def put(program: ModelProgram, name: str, choice: Choice, lifting: Lifting, parts: Sequence[Expr]) -> None:
     """Writes a reduction over the entries of a relation in place of a scatter."""
     statement = program.statements[name]
-    modes = [choice.place, *lifting.modes()[1:]]
-    if (
-        not lifting.is_equal(choice.place, lifting.modes()[0])
-        or program.dtypes[name] != lifting.relation.dtype
-    ):
-        raise Refusal("scatters by the same places to tensors of different kinds")
+    modes = lifting.modes()
+    if name not in program.nodes:  # a count of edges, in the dtype of their relation
+        program.dtypes[name] = lifting.relation.dtype
+    if not lifting.is_equal(choice.place, modes[0]):
+        raise Refusal("scatters by the same places to different numbers of nodes")
+    if program.dtypes[name] != lifting.relation.dtype:
+        raise Refusal(
+            f"{name} scatters by the same places in {program.dtypes[name]} and {lifting.relation.dtype}"
+        )
+    modes[0] = choice.place
     entry = lifting.entry(modes)
     found = [lifting.lifted(part, choice.edge, modes) for part in parts]
     if choice.monoid == "sum":
@@ -323,9 +328,7 @@ def put(program: ModelProgram, name: str, choice: Choice, lifting: Lifting, part
             return made
         node = map_children(node, visit)
         match node:
-            case Call(
-                "add", (Const(0), Reduce() as total)
-            ):  # of the same dtype: the tensor that is written into
+            case Call("add", (Const(0), Reduce() as total)):  # zeros of the same dtype
                 return total
         return node
 
@@ -385,11 +388,13 @@ def walk_edges(program: ModelProgram, expr: Expr, edge: str) -> Iterator[Choice 
                 yield choice
         for access in find(expr, Access):
             statement = program.statements.get(access.tensor)
-            if statement is not None and Index(edge) in access.indices and access.tensor not in seen:
+            if statement is None or Index(edge) not in access.indices or access.tensor in seen:
+                continue
+            own = str(statement.target.indices[access.indices.index(Index(edge))])
+            if not is_product(statement.value, own):
                 seen.add(access.tensor)
                 yield statement
-                own = statement.target.indices[access.indices.index(Index(edge))]
-                yield from visit(statement.value, str(own))
+                yield from visit(statement.value, own)
 
     yield from visit(expr, edge)
 
@@ -411,6 +416,18 @@ def shared_over_edges(
         if choice_of(statement.value) is None
         and (count[name] > 1 or len(find(statement.value, Reduce)) > len(choices_in(statement.value)))
     }  # fmt: skip
+
+
+def is_product(expr: Expr, edge: str) -> bool:
+    """Whether an expression multiplies features of an edge by a matrix: torch's product of all edges is faster."""
+    for reduction in find(expr, Reduce):
+        read = [access for access in find(reduction.body, Access) if choice_of(reduction) is None]
+        of_edges = {index for access in read if Index(edge) in access.indices for index in access.indices}
+        if of_edges and any(
+            Index(edge) not in access.indices and not of_edges.issuperset(access.indices) for access in read
+        ):
+            return True
+    return False
 
 
 def is_structural(program: ModelProgram, name: str) -> bool:
@@ -448,6 +465,31 @@ def is_structural(program: ModelProgram, name: str) -> bool:
 def dtype_of(program: ModelProgram, name: str) -> str:
     """The dtype of a tensor, a leaf included."""
     return program.dtypes.get(name) or name_of(program.source[name].meta["val"].dtype)
+
+
+def merge_equal(program: ModelProgram) -> None:
+    """`n[i] = sum(j, A[i,j]); m[i] = sum(j, A[i,j])`: only the first of equal statements that no node is stays."""
+    known: dict[Node, str] = {}
+    same: dict[str, str] = {}
+    for name, statement in list(program.statements.items()):
+        if name in program.nodes:
+            continue
+        order = {index: f"at{number}" for number, index in enumerate(index_names(statement))}
+        key = renamed(replace(statement, target=Access("", statement.target.indices)), order)
+        first = known.setdefault(key, name)
+        if first != name:
+            same[name] = first
+            del program.statements[name]
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Access) and node.tensor in same:
+            return Access(same[node.tensor], node.indices)
+        return map_children(node, visit)
+
+    for name, statement in program.statements.items() if same else ():
+        value = visit(statement.value)
+        assert isinstance(value, Expr)
+        program.statements[name] = replace(statement, value=value)
 
 
 def drop_choices(program: ModelProgram) -> None:
