@@ -32,6 +32,7 @@ from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.passes.rewrite.demand import demand
 from sparsify.passes.rewrite.inline import inline, is_view
 from sparsify.passes.rewrite.relation import relate
+from sparsify.passes.rewrite.softmax import normalise
 from sparsify.passes.rules.scatters import SCATTERS
 from sparsify.report import Choice
 
@@ -184,6 +185,7 @@ def canonical(program: ModelProgram, leaves: Mapping[str, Operand], shares: Mapp
     inline(program, infer(program, leaves, shares), kept(program), is_view)
     restrict(program, leaves, shares)  # before products of sums are joined: sampled ones stay by themselves
     inline(program, infer(program, leaves, shares), kept(program))
+    normalise(program)
     restrict(program, leaves, shares)
     inline(program, infer(program, leaves, shares), kept(program))
     return infer(program, leaves, shares)

@@ -140,13 +140,14 @@ def relation_mark(places: Iterable[fx.Node], node: fx.Node | None) -> Mark | Non
 
 def relation_operands(program: ModelProgram) -> dict[str, Matrix]:
     """The relations of a program as sparse operands."""
-    found = {}
     readers = program.readers()
+    users: dict[str, list[fx.Node]] = {}
     for name, relation in program.relations.items():
-        users = [program.source[reader] for reader in readers.get(name, ())]
-        if users:
-            found[name] = relation_operand(program, relation, users)
-    return found
+        users.setdefault(relation.rows, []).extend(program.source[reader] for reader in readers.get(name, ()))
+    return {
+        name: relation_operand(program, relation, users[relation.rows])
+        for name, relation in program.relations.items() if users[relation.rows]
+    }  # fmt: skip
 
 
 def relation_operand(program: ModelProgram, relation: Relation, users: list[fx.Node]) -> Matrix:
@@ -163,6 +164,7 @@ def relation_operand(program: ModelProgram, relation: Relation, users: list[fx.N
         name=relation.name, extents=extents, rows=rows, columns=columns, values=others[0] if others else None,
         dense=None, transposed=False, dtype=getattr(torch, relation.dtype), mark=mark,
         packed=RELATION if len(extents) > 2 else None,
+        joins="logsumexp" if relation.by == "logarithms" else "sum",
     )  # fmt: skip
 
 

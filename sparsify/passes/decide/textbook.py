@@ -29,7 +29,7 @@ class Text:
 
     Attributes:
         names: by name in the model program the name in the text.
-        sizes: by index variable the extents that no operand gives.
+        sizes: by index variable the extents that every call has.
     """
 
     statements: tuple[Assign, ...]
@@ -46,8 +46,8 @@ def textbook(
     names = tensor_texts(found, outputs, operands)
 
     texts = tuple([rename(statement, names, indices) for statement in statements])
-    unread = unread_indices(statements)
-    sizes = {indices[name]: program.extents[name] for name in unread}
+    known = ((text, program.known(program.extents[name])) for name, text in indices.items())
+    sizes = {text: size for text, size in known if isinstance(size, int)}
     return Text(texts, names, sizes)
 
 

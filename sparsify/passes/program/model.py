@@ -26,8 +26,9 @@ class Refusal(Exception):
 Size = Any
 
 
-# What the entries of a relation are: pairs of nodes, pairs with a number each, or edges with their numbers as a mode.
-By = Literal["nodes", "values", "edges"]
+# The entries of a relation: pairs of nodes with how many edges join them, the logarithm of that or the sum of a number
+# of each edge; or edges with their numbers as a mode.
+By = Literal["nodes", "logarithms", "values", "edges"]
 
 
 @dataclass(frozen=True)

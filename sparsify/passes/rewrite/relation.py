@@ -23,7 +23,8 @@ from sparsify.passes.graph.operators import tensor_value
 from sparsify.passes.program.model import By, ModelProgram, Refusal, Relation, Size, index_names
 from sparsify.passes.region.region import place
 from sparsify.passes.rewrite.demand import follows
-from sparsify.passes.rewrite.simplify import renamed, simplify
+from sparsify.passes.rewrite.inline import CHEAP
+from sparsify.passes.rewrite.simplify import functions_of, renamed, simplify
 
 FLOATS: Final = ("float32", "float64")
 # By monoid what a reduction starts with.
@@ -97,7 +98,7 @@ class Lifting:
                 at = ends.get(choice.places)
                 if at is None or not self.is_equal(at, choice.place):
                     raise Refusal(f"{choice.places} names other nodes than the ends of edges")
-                return visit(place(choice.body, {choice.place: Index(at)}))
+                return visit(self.of_edges(place(choice.body, {choice.place: Index(at)}), modes[0]))
             if isinstance(node, Access) and Index(edge) in node.indices:
                 return self.access(node, edge, modes)
             return map_children(node, visit)
@@ -110,6 +111,30 @@ class Lifting:
         """Whether two index variables have the same extent."""
         first_size, second_size = (self.program.known(self.program.extents[name]) for name in (first, second))
         return bool(first_size == second_size)
+
+    def of_edges(self, expr: Expr, receiver: str) -> Expr:
+        """`where(n[i] == 0, c, x[i]) -> x[i]` at the receiver of an edge, n the number of edges that lead there."""
+        if not isinstance(expr, Access) or Index(receiver) not in expr.indices:
+            return expr
+        statement = self.program.statements.get(expr.tensor)
+        match statement:
+            case Assign(
+                target, _, Call("where", (Call("eq", (Access(count), Const(0))), _, Access() as kept))
+            ):
+                if self.counts_edges(count) and all(isinstance(index, Index) for index in target.indices):
+                    return place(kept, dict(zip(map(str, target.indices), expr.indices, strict=True)))
+        return expr
+
+    def counts_edges(self, name: str) -> bool:
+        """Whether a tensor counts, for each node, the edges of the relation that lead to it."""
+        statement = self.program.statements.get(name)
+        match statement:
+            case Assign(_, _, Reduce("sum", (edge,), Call("where", (_, Const(1.0), Const(0.0)))) as value):
+                choice = choice_of(value)
+                return choice is not None and choice.places == self.relation.rows and choice.edge == edge
+            case Assign(_, _, Reduce("sum", _, Access(tensor))):
+                return tensor == self.relation.name
+        return False
 
     def access(self, access: Access, edge: str, modes: list[str]) -> Expr:
         """A tensor over edges at an entry of the relation."""
@@ -292,6 +317,8 @@ def lift_group(
                 for choice in scatters_of(program, name):
                     if choice.places == rows:
                         put(program, name, choice, lifting, [choice.body])
+            if by == "nodes" and columns is not None:
+                relation_of(program, chosen[0], first, columns, "logarithms")
             return
         except Refusal:
             program.statements, program.relations = dict(before[0]), dict(before[1])
@@ -358,7 +385,7 @@ def relation_of(
     ):
         raise Refusal("how many nodes there are is known in a call alone")
     sizes: dict[By, tuple[Size, ...]] = {"edges": (receivers, edges, *read)}
-    sizes["nodes"] = sizes["values"] = (receivers, *(read or (edges,)))
+    sizes["nodes"] = sizes["values"] = sizes["logarithms"] = (receivers, *(read or (edges,)))
     label = "_".join(part for part in (choice.places, columns, values, by) if part)
     made = Relation(label, choice.places, columns, by if columns else "edges", program.dtypes[name], values)
     program.relations[label] = made
@@ -410,12 +437,17 @@ def shared_over_edges(
                 found = walk_edges(program, choice.body, choice.edge)
                 over |= {s.target.tensor: s for s in found if isinstance(s, Assign)}
     readers = [*over.values(), *(program.statements[name] for name in names)]
-    count = Counter(access.tensor for statement in readers for access in find(statement.value, Access))
-    return {
-        name for name, statement in over.items()
-        if choice_of(statement.value) is None
-        and (count[name] > 1 or len(find(statement.value, Reduce)) > len(choices_in(statement.value)))
-    }  # fmt: skip
+    read = [[access.tensor for access in find(statement.value, Access)] for statement in readers]
+
+    def is_shared(name: str, statement: Assign) -> bool:
+        others = sum(name in tensors for tensors in read)
+        is_again = (
+            max(tensors.count(name) for tensors in read) > 1 and not functions_of(statement.value) <= CHEAP
+        )
+        is_sum = len(find(statement.value, Reduce)) > len(choices_in(statement.value))
+        return choice_of(statement.value) is None and (others > 1 or is_again or is_sum)
+
+    return {name for name, statement in over.items() if is_shared(name, statement)}
 
 
 def is_product(expr: Expr, edge: str) -> bool:
@@ -493,14 +525,17 @@ def merge_equal(program: ModelProgram) -> None:
 
 
 def drop_choices(program: ModelProgram) -> None:
-    """Leaves to torch the gathers and scatters that are not lifted, in place."""
+    """Leaves to torch the gathers and scatters that are not lifted, and what nothing needs any more, in place."""
     for name, statement in list(program.statements.items()):
         if choices_in(statement.value):
             del program.statements[name]
             if name in program.nodes:
                 program.opaque[name] = UNLIFTED
-    readers = program.readers()
-    for name in reversed(list(program.statements)):
-        if name not in program.nodes and not readers.get(name):
-            del program.statements[name]
-            readers = program.readers()
+    needed, waiting = set[str](), [node.name for node in program.graph.output_node().all_input_nodes]
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting += program.inputs_of(name)
+    for name in program.statements.keys() - needed:
+        del program.statements[name]

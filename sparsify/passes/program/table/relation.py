@@ -160,6 +160,7 @@ def written(
     if how in ("amax", "amin") and is_included:
         return f"{monoid}({base}, {found})"
     count = view.let("count", view.out, view.reduce("sum", edges, f"where({places} == {i}, 1.0, 0.0)"))
+    found = view.let("reduced", view.out, found)
     if how == "mean":
         require(view.value.is_floating_point(), "a mean of whole numbers")
         total = f"({base} + {found})" if is_included else found
