@@ -12,6 +12,7 @@ from sparsify.compiler.einsum.diagonal import search_diagonals
 from sparsify.compiler.einsum.extents import declared_extents, equal_extents, mode_extents
 from sparsify.compiler.einsum.infer_format import hangs_on_extents, infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Program
+from sparsify.compiler.einsum.places import expand_places, has_places, name_entries
 from sparsify.compiler.einsum.register import expand_statements
 from sparsify.compiler.einsum.verify import verify, verify_statements
 from sparsify.compiler.node import Node, find, map_children
@@ -57,6 +58,8 @@ def declare(
     outputs = tuple(outputs) or (statements[-1].target.tensor,)
     verify_statements(statements, ranks, outputs)
     statements = _extents_by_name(expand_statements(statements))
+    if asks_places := has_places(statements):
+        statements = name_entries(statements, tuple(operands))
     extents = mode_extents(statements, ranks)
     declarations = [_declaration(name, extents[name], operand) for name, operand in operands.items()]
     read = {node.tensor for s in statements for node in find(s, Access)}
@@ -68,6 +71,16 @@ def declare(
     program = infer_format(program, densities, known)
     for name, format in (formats or {}).items():
         program = _fix_format(program, name, format, densities, known)
+    if asks_places:
+        return declare(
+            expand_places(statements, {declared.name: declared for declared in program.declarations}),
+            operands,
+            outputs,
+            formats=formats,
+            sizes=sizes,
+            shapes=shapes,
+            densities=densities,
+        )
     empty = _empty(program, shapes or {})
     if not empty.keys() <= (sizes or {}).keys():
         sizes = {**(sizes or {}), **empty}

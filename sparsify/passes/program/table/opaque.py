@@ -50,7 +50,6 @@ opaque(
     "replication_pad1d", "replication_pad2d", "replication_pad3d",
 )  # fmt: skip
 opaque("it fills places one after the other", "masked_scatter")
-opaque("there is no function that rounds half to even", "round")
 opaque("groups of channels join modes", "native_group_norm", "group_norm")
 opaque("statistics of a batch change buffers", "_native_batch_norm_legit")
 opaque("pairs of rows are counted by one number", "_pdist_forward")
