@@ -177,7 +177,7 @@ def test_numbers_from_matrices_of_16_bit_floats(form, dtype):
     check(sparsify.evaluate("s = A[i,j] * x[j]", A=stored, x=x), (A.float() @ x.float()).sum().to(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.int64], ids=str)
 @pytest.mark.parametrize("name", ["round", "floor", "ceil", "trunc"])
 def test_roundings(name, dtype):
     """Halves to even, infinities, NaN and the sign of 0 as torch has them, in vectors and what they leave over."""

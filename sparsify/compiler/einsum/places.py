@@ -6,11 +6,11 @@ In: `I[i] = argmax(j, X[i,j])`, X dense. Out, where `extent(j)` is no place:
     I[i] = min(j, where(logical_or(X[i,j] == m[i], X[i,j] != X[i,j]), j, extent(j)))
 
 The first of equal entries counts, and the first NaN before all others, as in torch. Entries that are not stored take
-part with the fill f: the first of them is at 0, or behind a stored one,
+part with the fill f: the first of them, u, is at 0 or behind a stored one. With m the extremum of stored entries alone,
 
     s[i] = min(j, where(stored(X[i,j]), where(logical_or(X[i,j] == m[i], X[i,j] != X[i,j]), j, inf), inf))
     u[i] = min(where(stored(X[i,0]), inf, 0), min(j, where(stored(X[i,j]), where(stored(X[i,j+1]), inf, j + 1), inf)))
-    I[i] = int64(min(s[i], where(m[i] == f, u[i], inf)))
+    I[i] = int64(where(f > m[i], where(u[i] < extent(j), u[i], s[i]), where(f == m[i], min(s[i], u[i]), s[i])))
 
 with places as float64, which have an identity of min, so that loops visit stored entries alone. What is compared is
 stored: sums and products that are computed twice may differ in their last place.
@@ -22,7 +22,7 @@ from math import inf, isnan
 from typing import Final, cast
 
 from sparsify.compiler.dtypes import BOOL, INTEGER, category
-from sparsify.compiler.einsum.monoids import PLACES
+from sparsify.compiler.einsum.monoids import MONOIDS, PLACES
 from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
@@ -60,7 +60,9 @@ def name_entries(statements: Sequence[Assign], taken: Sequence[str]) -> tuple[As
     return rule.over(statements, rule.named)
 
 
-def expand_places(statements: Sequence[Assign], declarations: Mapping[str, Declaration]) -> tuple[Assign, ...]:
+def expand_places(
+    statements: Sequence[Assign], declarations: Mapping[str, Declaration]
+) -> tuple[Assign, ...]:
     """`argmax(j, T[i,j])` as a reduction of places, with a statement for the extremum before.
 
     Args:
@@ -117,16 +119,21 @@ class _Apart:
         """The place as a reduction."""
         entries, (index,) = cast(Access, node.body), node.indices
         declared = self.declarations[entries.tensor]
-        best = self.extremum(Reduce(PLACES[node.monoid], node.indices, entries))
-        is_best = Call("logical_or", (Call("eq", (entries, best)), Call("ne", (entries, entries))))
         end = Extent(declared.extents[entries.indices.index(Index(index))])
+        monoid = PLACES[node.monoid]
         if declared.format.is_dense:
-            place = Reduce("min", (index,), Call("where", (is_best, Index(index), end)))
+            best = self.extremum(Reduce(monoid, (index,), entries))
+            place = Reduce("min", (index,), Call("where", (_is_best(entries, best), Index(index), end)))
             return Call("min", (place, end))
-        stored = _first(index, entries, is_best, Cast(PLACE, Index(index)))
-        unstored = Call("where", (_is_fill(best, declared), _first_unstored(index, entries), NOWHERE))
-        first = Call("min", (Call("min", (stored, unstored)), Cast(PLACE, end)))
-        return Cast("int64", first)
+        nothing = Const(MONOIDS[monoid].identity(declared.dtype))
+        best = self.assign("m", Reduce(monoid, (index,), Call("where", (Stored(entries), entries, nothing))))
+        end = Cast(PLACE, end)
+        stored = self.assign("s", _first(index, entries, _is_best(entries, best), Cast(PLACE, Index(index))))
+        unstored = self.assign("u", _first_unstored(index, entries))
+        is_fill, is_beyond = _fill_against(best, declared, monoid)
+        fills = Call("where", (Call("lt", (unstored, end)), unstored, stored))
+        ties = Call("where", (is_fill, Call("min", (stored, unstored)), stored))
+        return Cast("int64", Call("min", (Call("where", (is_beyond, fills, ties)), end)))
 
     def extremum(self, value: Reduce) -> Access:
         """The extremum, of the statement before that computes it if there is one."""
@@ -142,6 +149,11 @@ class _Apart:
         return self.assign("m", value)
 
 
+def _is_best(entries: Access, best: Access) -> Expr:
+    """Whether an entry is the extremum, or NaN."""
+    return Call("logical_or", (Call("eq", (entries, best)), Call("ne", (entries, entries))))
+
+
 def _first(index: str, entries: Access, condition: Expr, place: Expr) -> Reduce:
     """`min(j, where(stored(T[i,j]), where(condition, place, inf), inf))`."""
     found = Call("where", (condition, place, NOWHERE))
@@ -152,7 +164,9 @@ def _first_unstored(index: str, entries: Access) -> Expr:
     """The first coordinate where a tensor is not stored, its extent where there is none."""
 
     def at(other: Expr) -> Stored:
-        return Stored(Access(entries.tensor, tuple(other if i == Index(index) else i for i in entries.indices)))
+        return Stored(
+            Access(entries.tensor, tuple(other if i == Index(index) else i for i in entries.indices))
+        )
 
     begin = Call("where", (at(Const(0)), NOWHERE, Const(0.0)))
     after = Call("add", (Index(index), Const(1)))
@@ -160,15 +174,17 @@ def _first_unstored(index: str, entries: Access) -> Expr:
     return Call("min", (begin, _first(index, entries, is_last, Cast(PLACE, after))))
 
 
-def _is_fill(best: Expr, declared: Declaration) -> Expr:
-    """Whether an entry that is not stored has the best value."""
+def _fill_against(best: Expr, declared: Declaration, monoid: str) -> tuple[Expr, Expr]:
+    """Whether entries that are not stored are as good as the best stored one, and whether they are better."""
     if isnan(declared.fill):
-        return Const(True)
+        return Call("ne", (best, best)), Call("eq", (best, best))
     kind = category(declared.dtype)
     fill = bool(declared.fill) if kind == BOOL else int(declared.fill) if kind == INTEGER else declared.fill
-    return Call("eq", (best, Const(fill)))
+    return Call("eq", (best, Const(fill))), Call("lt" if monoid == "max" else "gt", (best, Const(fill)))
 
 
 def _is_plain(access: Access) -> bool:
     """Whether every index is an index variable, and each another one."""
-    return all(isinstance(i, Index) for i in access.indices) and len(set(access.indices)) == len(access.indices)
+    return all(isinstance(i, Index) for i in access.indices) and len(set(access.indices)) == len(
+        access.indices
+    )

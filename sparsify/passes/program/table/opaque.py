@@ -12,9 +12,8 @@ opaque(
     "unique",
 )
 opaque(
-    "places of extrema need pairs of a value and a place", "argmax", "argmin", "max_pool2d_with_indices",
-    "max_pool3d_with_indices", "max_pool2d_with_indices_backward", "max_pool1d", "max_pool2d", "max_pool3d",
-    "adaptive_max_pool2d",
+    "windows at the border have fewer entries", "max_pool2d_with_indices", "max_pool3d_with_indices",
+    "max_pool2d_with_indices_backward", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d",
 )  # fmt: skip
 opaque(
     "each entry depends on all before it: a product with a triangle costs n squared",
