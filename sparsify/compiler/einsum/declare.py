@@ -6,6 +6,7 @@ name the extents, with the format of y inferred.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 from sparsify.compiler.einsum.diagonal import search_diagonals
@@ -60,42 +61,39 @@ def declare(
     statements = _extents_by_name(expand_statements(statements))
     if asks_places := has_places(statements):
         statements = name_entries(statements, tuple(operands))
+    again = partial(declare, operands=operands, outputs=outputs, formats=formats, densities=densities)
+    program = _with_inputs(statements, operands, outputs, sizes or {})
+    known = {} if densities is None else declared_extents(program, shapes or {})
+    program = infer_format(program, densities, known)
+    for name, format in (formats or {}).items():
+        program = _fix_format(program, name, format, densities, known)
+    if asks_places:
+        found = {declared.name: declared for declared in program.declarations}
+        return again(expand_places(statements, found), sizes=sizes, shapes=shapes)
+    empty = _empty(program, shapes or {})
+    if not empty.keys() <= (sizes or {}).keys():
+        kept = None if densities is None else shapes
+        return again(statements, sizes={**(sizes or {}), **empty}, shapes=kept)
+    program = search_diagonals(program)
+    verify(program)
+    return program
+
+
+def _with_inputs(
+    statements: Sequence[Assign],
+    operands: Mapping[str, Operand],
+    outputs: tuple[str, ...],
+    sizes: Mapping[str, int],
+) -> Program:
+    """The program of `statements` with declarations of the operands that it reads."""
+    ranks = {name: operand.format.rank for name, operand in operands.items()}
     extents = mode_extents(statements, ranks)
     declarations = [_declaration(name, extents[name], operand) for name, operand in operands.items()]
     read = {node.tensor for s in statements for node in find(s, Access)}
     kept = {d.pattern_of for d in declarations if d.name in read} | read
     declarations = [d for d in declarations if d.name in kept]
     inputs = tuple(d.name for d in declarations)
-    program = Program(tuple(statements), tuple(declarations), inputs, outputs, tuple((sizes or {}).items()))
-    known = {} if densities is None else declared_extents(program, shapes or {})
-    program = infer_format(program, densities, known)
-    for name, format in (formats or {}).items():
-        program = _fix_format(program, name, format, densities, known)
-    if asks_places:
-        return declare(
-            expand_places(statements, {declared.name: declared for declared in program.declarations}),
-            operands,
-            outputs,
-            formats=formats,
-            sizes=sizes,
-            shapes=shapes,
-            densities=densities,
-        )
-    empty = _empty(program, shapes or {})
-    if not empty.keys() <= (sizes or {}).keys():
-        sizes = {**(sizes or {}), **empty}
-        return declare(
-            statements,
-            operands,
-            outputs,
-            formats=formats,
-            sizes=sizes,
-            shapes=None if densities is None else shapes,
-            densities=densities,
-        )
-    program = search_diagonals(program)
-    verify(program)
-    return program
+    return Program(tuple(statements), tuple(declarations), inputs, outputs, tuple(sizes.items()))
 
 
 def _extents_by_name(statements: Sequence[Assign]) -> tuple[Assign, ...]:

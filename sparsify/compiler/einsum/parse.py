@@ -17,6 +17,9 @@ In: `y[i] = relu(A[i,j] * x[j] + b[i])`. Out: `(Assign(Access("y", (Index("i"),)
 A slice sums, as every index that is missing on the left does, or is an index variable of the target that nothing
 else on the right gives: `Y[i,j] = A[2:10:2,j]`; it goes back where its step is below 0. What counts from the end of a
 mode, `A[2:,j]`, `A[:-1,j]` and `A[-1,j]`, needs its extent. `extent(j)` is how many coordinates `j` has.
+
+`max(j, A[i,j])` reduces, and so do the other monoids. `argmax(j, A[i,j])` and `argmin` give the first place of an
+extremum as int64: of NaN where there is one, and 0 of no entries at all.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -119,7 +119,7 @@ class _Apart:
         """The place as a reduction."""
         entries, (index,) = cast(Access, node.body), node.indices
         declared = self.declarations[entries.tensor]
-        end = Extent(declared.extents[entries.indices.index(Index(index))])
+        end: Expr = Extent(declared.extents[entries.indices.index(Index(index))])
         monoid = PLACES[node.monoid]
         if declared.format.is_dense:
             best = self.extremum(Reduce(monoid, (index,), entries))
