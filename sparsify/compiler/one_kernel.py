@@ -4,9 +4,19 @@ In: `C[i,k] = sum(j, A[i,j] * B[j,k]); D[i,k] = 2 * C[i,k]`, both stored by row.
 entries a kernel finds out, and D, which has to wait for them.
 """
 
+from sparsify.compiler.cpp import target
+from sparsify.compiler.einsum.infer_format import infer_format
 from sparsify.compiler.einsum.nodes import Program
+from sparsify.compiler.loops.lower import lower
+from sparsify.compiler.notation.concretize import concretize
+from sparsify.compiler.notation.lane import lane_bytes, lanes
+from sparsify.compiler.notation.verify import verify
+from sparsify.compiler.schedule.apply import apply
+from sparsify.compiler.schedule.choose import candidates
+from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.unblock import assembled
-from sparsify.errors import UnsupportedProgramError
+from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
+from sparsify.options import current
 
 
 def check_results(program: Program) -> None:
@@ -26,3 +36,27 @@ def check_results(program: Program) -> None:
             f"one kernel for {' and '.join(names)}: which entries of {found[0]} are stored is not known before",
             f"no schedule=, a call for each statement, or format={{{dense}}}",
         )
+
+
+def is_one_kernel(program: Program, whole: Program, sizes: Sizes) -> bool:
+    """Whether some schedule of all statements lowers.
+
+    Args:
+        program: with its results as they are asked for.
+        whole: the same with results that a kernel writes.
+    """
+    plain = concretize(infer_format(whole))
+    vector_bytes = target.vector_bytes(current())
+    try:
+        check_results(program)
+    except UnsupportedProgramError:
+        return False
+    for schedule in candidates(plain, lanes(plain, vector_bytes), lane_bytes(plain), sizes):
+        try:
+            tree = apply(plain, schedule)
+            verify(tree)
+            lower(tree, vector_bytes)
+        except (DiscordantError, ScheduleError, UnsupportedProgramError):
+            continue
+        return True
+    return False

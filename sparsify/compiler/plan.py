@@ -32,7 +32,7 @@ from sparsify.compiler.mixture import WHY, Mixture, mixture
 from sparsify.compiler.multiply import is_generated
 from sparsify.compiler.narrow import narrow
 from sparsify.compiler.node import find
-from sparsify.compiler.one_kernel import check_results
+from sparsify.compiler.one_kernel import check_results, is_one_kernel
 from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.order import statement_order
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
@@ -133,6 +133,8 @@ def steps(
     """
     program = collect(program)
     if len(program.statements) > 1 and (scheduled or _leaves_blocks(program)):
+        if not scheduled and not is_one_kernel(program, _whole(program)[0].program, sizes):
+            return apart(program, sizes)
         check_results(program)
         return _whole(program)
     if scheduled:

@@ -267,3 +267,32 @@ def test_halves_are_rounded_once(dtype, form):
     for one, other in zip((found, *gradients), (expected, *wanted), strict=True):
         assert one.dtype == dtype
         assert (one.double() - other).abs().max() <= 8 * torch.finfo(dtype).eps * other.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("one head", "bcsr(8,8)"),
+        ("heads", "bcsr(8,8)"),
+        ("heads", "csr"),
+        pytest.param("batch and heads", "bcsr(8,8)", marks=pytest.mark.slow),
+        pytest.param("dropped, heads", "bcsr(8,8)", marks=pytest.mark.slow),
+    ],
+)
+def test_second_derivatives(name, form):
+    """Programs whose blocked pattern meets rows of entries, which no loops visit together, are cut."""
+    given = operands(TEXTS[name], 27, form)
+    wrt = [name for name, value in given.items() if name != "M" and value.is_floating_point()]
+    ours = {name: value.requires_grad_() if name in wrt else value for name, value in given.items()}
+    theirs = {n: v.detach().double().requires_grad_() if n in wrt else v for n, v in given.items()}
+    with options.override(**QUICK):
+        found = second(sparsify.evaluate(TEXTS[name], "Y", **ours), [ours[n] for n in wrt])
+    wanted = second(dense(theirs), [theirs[n] for n in wrt])
+    for gradient, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(gradient.double(), other, rtol=1e-4, atol=1e-5 * other.abs().max())
+
+
+def second(result: torch.Tensor, wrt: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The gradients of the squared length of gradients."""
+    first = torch.autograd.grad(result.square().sum(), wrt, create_graph=True)
+    return torch.autograd.grad(sum(gradient.square().sum() for gradient in first), wrt)

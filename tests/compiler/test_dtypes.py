@@ -177,6 +177,25 @@ def test_numbers_from_matrices_of_16_bit_floats(form, dtype):
     check(sparsify.evaluate("s = A[i,j] * x[j]", A=stored, x=x), (A.float() @ x.float()).sum().to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.int64], ids=str)
+@pytest.mark.parametrize("name", ["round", "floor", "ceil", "trunc"])
+def test_roundings(name, dtype):
+    """Halves to even, infinities, NaN and the sign of 0 as torch has them, in vectors and what they leave over."""
+    special = [0.5, 1.5, 2.5, -0.5, -1.5, -0.0, 0.49999997, 1e30, float("inf"), -float("inf"), float("nan")]
+    x = torch.arange(-17, 20).div(4).to(dtype)
+    if dtype.is_floating_point:
+        x = torch.cat([torch.tensor(special, dtype=dtype), x])
+    found, expected = sparsify.evaluate(f"y[i] = {name}(x[i])", x=x), getattr(torch, name)(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    if dtype.is_floating_point:
+        assert torch.equal(found.signbit() & (found == 0), expected.signbit() & (expected == 0))
+        steps = x[torch.isfinite(x)].requires_grad_()
+        (slope,) = torch.autograd.grad(sparsify.evaluate(f"y[i] = {name}(x[i]) + x[i]", x=steps).sum(), steps)
+        assert torch.equal(slope, torch.ones_like(steps))
+    A = torch.where(x.outer(x) > 0, x[:, None], 0).nan_to_num()
+    check(sparsify.evaluate(f"Y[i,j] = {name}(A[i,j])", A=sparsify.tensor(A, "csr")), getattr(torch, name)(A))
+
+
 def test_functions_of_truth_values():
     A = drawn(torch.bool, 7, 9)
     stored = sparsify.tensor(A, "csr")

@@ -42,7 +42,7 @@ UNARY += (
     "gelu",
     "gelu_tanh",
 )
-UNARY += ("silu", "erf", "logical_not")
+UNARY += ("silu", "erf", "logical_not", "round", "floor", "ceil", "trunc")
 BINARY = ["min", "max", "atan2", "mod", "heaviside", "logical_and", "logical_or", "logical_xor"]
 INFIX = ["+", "-", "*", "/", "**", "==", "!=", "<", "<=", ">", ">="]
 STATEMENTS = [

@@ -212,6 +212,18 @@ def lanewise(name: str, builtin: str, arguments: str) -> Template:
     return template
 
 
+def _rounding(name: str, builtin: str) -> Template:
+    """The template of a rounding to integers, of which those of integer types leave their argument as it is."""
+    of_floats = lanewise(name, builtin, "x")
+
+    def template(unit: Unit, dtype: str, lanes: int) -> str:
+        if types.is_float(dtype):
+            return of_floats(unit, dtype, lanes)
+        return define(unit, name, dtype, lanes, "x", ["return x;"])
+
+    return template
+
+
 def power_of_two(divisor: nodes.Expr, type: nodes.Type) -> int | None:
     """The power of two that an integer divisor is, `None` where it is no constant or another number."""
     match divisor:
@@ -234,7 +246,11 @@ TEMPLATES: Final[dict[str, Template]] = {
     "heaviside": _heaviside,
     "floordiv": _floordiv,
     "mod": _mod,
-    "floor": lanewise("floor", "floor", "x"),
+    # Half to even, which is the rounding mode that processes start with.
+    "round": _rounding("round", "nearbyint"),
+    "floor": _rounding("floor", "floor"),
+    "ceil": _rounding("ceil", "ceil"),
+    "trunc": _rounding("trunc", "trunc"),
     "sqrt": lanewise("sqrt", "sqrt", "x"),
     "fmod": lanewise("fmod", "fmod", "x y"),
 }

@@ -6,12 +6,14 @@ name the extents, with the format of y inferred.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 from sparsify.compiler.einsum.diagonal import search_diagonals
 from sparsify.compiler.einsum.extents import declared_extents, equal_extents, mode_extents
 from sparsify.compiler.einsum.infer_format import hangs_on_extents, infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Program
+from sparsify.compiler.einsum.places import expand_places, has_places, name_entries
 from sparsify.compiler.einsum.register import expand_statements
 from sparsify.compiler.einsum.verify import verify, verify_statements
 from sparsify.compiler.node import Node, find, map_children
@@ -57,32 +59,41 @@ def declare(
     outputs = tuple(outputs) or (statements[-1].target.tensor,)
     verify_statements(statements, ranks, outputs)
     statements = _extents_by_name(expand_statements(statements))
+    if asks_places := has_places(statements):
+        statements = name_entries(statements, tuple(operands))
+    again = partial(declare, operands=operands, outputs=outputs, formats=formats, densities=densities)
+    program = _with_inputs(statements, operands, outputs, sizes or {})
+    known = {} if densities is None else declared_extents(program, shapes or {})
+    program = infer_format(program, densities, known)
+    for name, format in (formats or {}).items():
+        program = _fix_format(program, name, format, densities, known)
+    if asks_places:
+        found = {declared.name: declared for declared in program.declarations}
+        return again(expand_places(statements, found), sizes=sizes, shapes=shapes)
+    empty = _empty(program, shapes or {})
+    if not empty.keys() <= (sizes or {}).keys():
+        kept = None if densities is None else shapes
+        return again(statements, sizes={**(sizes or {}), **empty}, shapes=kept)
+    program = search_diagonals(program)
+    verify(program)
+    return program
+
+
+def _with_inputs(
+    statements: Sequence[Assign],
+    operands: Mapping[str, Operand],
+    outputs: tuple[str, ...],
+    sizes: Mapping[str, int],
+) -> Program:
+    """The program of `statements` with declarations of the operands that it reads."""
+    ranks = {name: operand.format.rank for name, operand in operands.items()}
     extents = mode_extents(statements, ranks)
     declarations = [_declaration(name, extents[name], operand) for name, operand in operands.items()]
     read = {node.tensor for s in statements for node in find(s, Access)}
     kept = {d.pattern_of for d in declarations if d.name in read} | read
     declarations = [d for d in declarations if d.name in kept]
     inputs = tuple(d.name for d in declarations)
-    program = Program(tuple(statements), tuple(declarations), inputs, outputs, tuple((sizes or {}).items()))
-    known = {} if densities is None else declared_extents(program, shapes or {})
-    program = infer_format(program, densities, known)
-    for name, format in (formats or {}).items():
-        program = _fix_format(program, name, format, densities, known)
-    empty = _empty(program, shapes or {})
-    if not empty.keys() <= (sizes or {}).keys():
-        sizes = {**(sizes or {}), **empty}
-        return declare(
-            statements,
-            operands,
-            outputs,
-            formats=formats,
-            sizes=sizes,
-            shapes=None if densities is None else shapes,
-            densities=densities,
-        )
-    program = search_diagonals(program)
-    verify(program)
-    return program
+    return Program(tuple(statements), tuple(declarations), inputs, outputs, tuple(sizes.items()))
 
 
 def _extents_by_name(statements: Sequence[Assign]) -> tuple[Assign, ...]:

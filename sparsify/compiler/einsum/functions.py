@@ -22,12 +22,15 @@ NEGATION: Final = 4
 POWER: Final = 5
 ATOM: Final = 6
 
-NOT_OF_BOOL: Final = frozenset({"sub", "neg", "abs", "relu", "mod", "pow", "conj", "real", "uniform"})
+ROUNDINGS: Final = ("round", "floor", "ceil", "trunc")
+NOT_OF_BOOL: Final = frozenset(
+    {"sub", "neg", "abs", "relu", "mod", "pow", "conj", "real", "uniform", *ROUNDINGS}
+)
 # Complex numbers have no order, and these have no complex extension in torch.
 NOT_OF_COMPLEX: Final = frozenset(
     {
         *("lt", "le", "gt", "ge", "min", "max", "relu", "sign", "heaviside", "mod"),
-        *("atan2", "cbrt", "erf", "gelu", "gelu_tanh", "uniform"),
+        *("atan2", "cbrt", "erf", "gelu", "gelu_tanh", "uniform", *ROUNDINGS),
     }
 )
 
@@ -128,6 +131,16 @@ def _sign(x: Any) -> Any:
     return np.sign(np.where(np.isnan(x), 0, x)).astype(np.asarray(x).dtype)
 
 
+def _rounded(function: Evaluate) -> Evaluate:
+    """A rounding of floating numbers; integers as they are."""
+
+    def evaluate(x: Any) -> Any:
+        x = np.asarray(x)
+        return x if x.dtype.kind in "iub" else function(x)
+
+    return evaluate
+
+
 _OPERATORS = (
     _infix("eq", "==", COMPARISON, np.equal, None, None),
     _infix("ne", "!=", COMPARISON, np.not_equal, None, None),
@@ -151,6 +164,11 @@ _UNARY = (
     _unary("cbrt", np.cbrt, "1 / (3 * square(f))"),
     _unary("abs", np.abs, "sign(x)", "promote"),
     _unary("sign", _sign, None, "promote"),
+    # To the nearest integer, of two the even one, as torch.round does.
+    _unary("round", _rounded(np.rint), None, "promote"),
+    _unary("floor", _rounded(np.floor), None, "promote"),
+    _unary("ceil", _rounded(np.ceil), None, "promote"),
+    _unary("trunc", _rounded(np.trunc), None, "promote"),
     _unary("square", np.square, "2 * x", "promote"),
     _unary("reciprocal", lambda x: np.true_divide(1, x), "-square(f)"),
     _unary("sin", np.sin, "cos(x)"),

@@ -24,6 +24,7 @@ from sparsify.compiler.dtypes import (
     real,
 )
 from sparsify.compiler.einsum.functions import FUNCTIONS, argument_names
+from sparsify.compiler.einsum.monoids import PLACES
 from sparsify.compiler.einsum.nodes import (
     Access,
     Assign,
@@ -161,8 +162,10 @@ def reduced(kind: Kind, monoid: str, body: Expr, kinds: Mapping[str, Kind]) -> K
     Raises:
         DtypeError: the values have no order.
     """
-    if monoid in ("min", "max") and category(kind.dtype) == COMPLEX:
+    if monoid in ("min", "max", *PLACES) and category(kind.dtype) == COMPLEX:
         raise DtypeError(f"the {monoid} of complex numbers ({kind.dtype})", "the absolute values")
+    if monoid in PLACES:
+        return Kind("int64", max(kind.strength, SCALAR))
     if monoid in ("or", "and"):
         return Kind("bool", kind.strength)
     if monoid in ("sum", "prod") and category(kind.dtype) <= INTEGER and not _is_contraction(body, kinds):

@@ -82,7 +82,10 @@ def hangs_on_extents(program: Program) -> tuple[str, ...]:
     """The index variables of reductions that give another value than their fill where nothing is reduced."""
     declarations = {declared.name: declared for declared in program.declarations}
     found: list[tuple[str, tuple[str, ...], Expr]] = [
-        (node.monoid, node.indices, node.body) for s in program.statements for node in find(s.value, Reduce)
+        (node.monoid, node.indices, node.body)
+        for s in program.statements
+        for node in find(s.value, Reduce)
+        if node.monoid in MONOIDS
     ]
     for s in program.statements:
         free = free_indices(s.target)

@@ -6,6 +6,7 @@ of the assignment, `max=`.
 
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 FLOATING = frozenset({"float64", "float32", "float16", "bfloat16", "complex64", "complex128"})
 INTEGER_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8}
@@ -59,6 +60,10 @@ MONOIDS: dict[str, Monoid] = {
         Monoid("and", "logical_and", True, False, "&="),
     )
 }
+
+
+# The first place of an extremum, by the monoid of its value: reductions of pairs, see `places.py`.
+PLACES: Final = {"argmax": "max", "argmin": "min"}
 
 
 def monoid(name: str) -> Monoid:

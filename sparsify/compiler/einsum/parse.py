@@ -17,6 +17,9 @@ In: `y[i] = relu(A[i,j] * x[j] + b[i])`. Out: `(Assign(Access("y", (Index("i"),)
 A slice sums, as every index that is missing on the left does, or is an index variable of the target that nothing
 else on the right gives: `Y[i,j] = A[2:10:2,j]`; it goes back where its step is below 0. What counts from the end of a
 mode, `A[2:,j]`, `A[:-1,j]` and `A[-1,j]`, needs its extent. `extent(j)` is how many coordinates `j` has.
+
+`max(j, A[i,j])` reduces, and so do the other monoids. `argmax(j, A[i,j])` and `argmin` give the first place of an
+extremum as int64: of NaN where there is one, and 0 of no entries at all.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,7 +30,7 @@ from math import inf, nan
 from sparsify.compiler.einsum import slices
 from sparsify.compiler.einsum.extents import accesses, bind_extents
 from sparsify.compiler.einsum.functions import COMPARISON, FUNCTIONS, PRODUCT, SUM
-from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.monoids import MONOIDS, PLACES
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Extent, Index, Reduce, Stored
 from sparsify.compiler.einsum.rename import fresh, rename_indices
 from sparsify.compiler.einsum.sums import free_indices, make_sums_explicit
@@ -331,7 +334,7 @@ class _Reader:
 
     def call(self, name: Token) -> Expr:
         """What follows `name(`: a reduction, `stored` or a function."""
-        if name.text in MONOIDS:
+        if name.text in MONOIDS or name.text in PLACES:
             indices = self.reduced_indices(name.text)
             if indices:
                 return self.reduction(name, indices)
@@ -386,7 +389,8 @@ def _index_names(tokens: tuple[Token, ...]) -> frozenset[str]:
         depth += (token.text == "[") - (token.text == "]")
         if token.kind == "name" and depth > 0 and (token.text, tokens[n + 1].text) != (EXTENT, "("):
             names.add(token.text)
-        if token.text in MONOIDS and token.text not in FUNCTIONS and tokens[n + 1].text == "(":
+        is_reduction = (token.text in MONOIDS and token.text not in FUNCTIONS) or token.text in PLACES
+        if is_reduction and tokens[n + 1].text == "(":
             place = n + 2
             while tokens[place].kind == "name" and tokens[place + 1].text == ",":
                 names.add(tokens[place].text)

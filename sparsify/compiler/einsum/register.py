@@ -126,7 +126,7 @@ def expand_statements(statements: Sequence[Assign]) -> tuple[Assign, ...]:
 def _with_built_in(node: N) -> N:
     def visit(current: Node) -> Node:
         current = map_children(current, visit)
-        if isinstance(current, Assign | Reduce) and current.monoid is not None:
+        if isinstance(current, Assign | Reduce) and current.monoid in MONOIDS:
             used = MONOIDS[current.monoid]
             same = [m for m in BUILT_IN.values() if (m.combine, m.neutral) == (used.combine, used.neutral)]
             return replace(current, monoid=same[0].name) if same else current

@@ -12,7 +12,7 @@ from math import isinf, isnan
 import numpy as np
 
 from sparsify.compiler.einsum.functions import FUNCTIONS
-from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.monoids import MONOIDS, PLACES
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Declaration, Expr, Reduce, Stored
 from sparsify.compiler.einsum.shared_pattern import root_access
 from sparsify.compiler.einsum.sums import free_indices
@@ -138,7 +138,7 @@ def of_reduction(monoid: str, indices: Sequence[str], body: Sparsity, empty: Col
 
     Over nothing it is its identity: `max(m, A[i] * B[m])` of an empty B is -inf for each i, of integers their least.
     """
-    if body.is_number or body.fill is None:
+    if body.is_number or body.fill is None or monoid in PLACES:
         return DENSE
     fill = body.fill if set(indices).isdisjoint(empty) else MONOIDS[monoid].neutral
     if not is_kept(monoid, body.fill) or (fill != body.fill and isinf(fill)):

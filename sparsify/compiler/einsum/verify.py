@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from sparsify.compiler.einsum.affine import affine
 from sparsify.compiler.einsum.extents import mode_extents
 from sparsify.compiler.einsum.functions import FUNCTIONS
-from sparsify.compiler.einsum.monoids import MONOIDS
+from sparsify.compiler.einsum.monoids import MONOIDS, PLACES
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Expr, Index, Program, Reduce, Stored
 from sparsify.compiler.einsum.sums import free_indices
 from sparsify.compiler.node import children, find, walk
@@ -117,8 +117,15 @@ def _verify_expression(statement: Assign, ranks: Mapping[str, int]) -> None:
                     raise EinsumError(
                         f"`{statement}`: {name} takes {arity} arguments, {len(args)} were given"
                     )
+            case Reduce(monoid, indices, body) if monoid in PLACES:
+                if len(indices) != 1 or indices[0] not in free_indices(body):
+                    raise EinsumError(
+                        f"`{statement}`: {monoid} runs over {_list(indices)}; it takes one index variable that its "
+                        f"body has, {monoid}(j, A[i,j])"
+                    )
             case Reduce(monoid, _, _) if monoid not in MONOIDS:
-                raise EinsumError(f"`{statement}`: {monoid} is not a reduction{_suggest(monoid, MONOIDS)}")
+                known = [*MONOIDS, *PLACES]
+                raise EinsumError(f"`{statement}`: {monoid} is not a reduction{_suggest(monoid, known)}")
 
 
 def _verify_access(statement: Assign, access: Access, ranks: Mapping[str, int]) -> None:

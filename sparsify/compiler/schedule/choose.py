@@ -204,7 +204,14 @@ class _Shape:
             for name in free
             if all(name in self._contiguous(a) for a in self.reads if name in self._derived(a))
         ]
+        if best and best[0] not in whole and (along := self._long_sum(whole)) is not None:
+            return along
         return next(iter(best or whole), None)
+
+    def _long_sum(self, whole: list[str]) -> str | None:
+        """The loop over a sum of neighbours in memory that fill vectors, as rows of `X[i,j]` do in `m[i] += X[i,j]`."""
+        sums = [name for name in whole if name not in self.target]
+        return next((name for name in sums if self.sizes.extents.get(name, self.lanes) >= self.lanes), None)
 
     def _concordant(self) -> list[str]:
         """The loops in an order that every sparse operand allows: those of the result first, lanes last."""

@@ -33,8 +33,9 @@ from tests.compiler.loops.build import F32, INT, add, block, kernel, lanes_for, 
 
 WIDTHS = (64, 32, 16, 0)
 SIZES = {"float32": 4, "float64": 8, "int8": 1, "int16": 2, "int32": 4, "int64": 8}
-FLOAT_OPS = {"relu": 1, "abs": 1, "neg": 1, "square": 1, "reciprocal": 1, "sqrt": 1}
-INTEGER_OPS = {"relu": 1, "abs": 1, "neg": 1, "square": 1}
+ROUNDINGS = {"round": 1, "floor": 1, "ceil": 1, "trunc": 1}
+FLOAT_OPS = {"relu": 1, "abs": 1, "neg": 1, "square": 1, "reciprocal": 1, "sqrt": 1, **ROUNDINGS}
+INTEGER_OPS = {"relu": 1, "abs": 1, "neg": 1, "square": 1, **ROUNDINGS}
 BINARY_OPS = {"add": 2, "sub": 2, "mul": 2, "min": 2, "max": 2, "fma": 3}
 FLOAT_BINARY_OPS = {"div": 2, "mod": 2}
 NAN_DIFFERS = {"sign": 1, "heaviside": 2}

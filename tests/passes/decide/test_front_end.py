@@ -82,6 +82,10 @@ MODELS = {
     "energy": (lambda self, a, x: (x * (a @ x)).sum(), None),
     "residual": (lambda self, a, x: ((a @ x - x) ** 2).mean(), None),
     "several": (lambda self, a, x: (a.sum(0), (a.relu() @ x).tanh(), a.abs().sum(1, keepdim=True)), None),
+    "rounded": (
+        lambda self, a, x: (a * 4).round() @ x,
+        "T[i,j] = round(A[i,j] * 4); Y[i,k] = sum(j, T[i,j] * X[j,k])",
+    ),
     "units": (lambda self, a, x: (a * a.sum(1, keepdim=True)).unsqueeze(1).sum(2, keepdim=True), None),
 }
 
@@ -101,6 +105,20 @@ def test_operators_become_one_program(name):
             torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(want), strict=True
         ):
             torch.testing.assert_close(have, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_places_of_extrema_and_the_gradients_of_their_entries():
+    """Gradients go to the first of equal entries, as those of `torch.max` over one mode do; `amax` has all of them."""
+    n = 2000
+    a, x = adjacency(n, density=0.002).ceil(), torch.randint(1, 3, (n, n)).float()
+    places, texts = applied(model(lambda self, a, x: ((a - 0.5 * a * a).argmax(1), a.argmin(0))), (a, a))
+    assert len(texts) == 1 and "argmax" not in texts[0] and not places.report.dense
+    sparse, texts = applied(model(lambda self, a, x: (a * x).max(1).values + (a * x).min(1)[0]), (a, x))
+    assert texts and not sparse.report.dense
+    ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+    sparse(a, ours).square().sum().backward()
+    ((a * theirs).max(1).values + (a * theirs).min(1)[0]).square().sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 @pytest.mark.parametrize("layout", ["sparsify", "csr", "csc", "coo"])

@@ -12,9 +12,8 @@ opaque(
     "unique",
 )
 opaque(
-    "places of extrema need pairs of a value and a place", "argmax", "argmin", "max_pool2d_with_indices",
-    "max_pool3d_with_indices", "max_pool2d_with_indices_backward", "max_pool1d", "max_pool2d", "max_pool3d",
-    "adaptive_max_pool2d",
+    "windows at the border have fewer entries", "max_pool2d_with_indices", "max_pool3d_with_indices",
+    "max_pool2d_with_indices_backward", "max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d",
 )  # fmt: skip
 opaque(
     "each entry depends on all before it: a product with a triangle costs n squared",
@@ -50,7 +49,6 @@ opaque(
     "replication_pad1d", "replication_pad2d", "replication_pad3d",
 )  # fmt: skip
 opaque("it fills places one after the other", "masked_scatter")
-opaque("there is no function that rounds half to even", "round")
 opaque("groups of channels join modes", "native_group_norm", "group_norm")
 opaque("statistics of a batch change buffers", "_native_batch_norm_legit")
 opaque("pairs of rows are counted by one number", "_pdist_forward")

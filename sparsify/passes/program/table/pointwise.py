@@ -6,6 +6,7 @@ from sparsify.passes.program.table.row import is_boolean, pointwise, require, ro
 
 for _name in (
     *("relu", "sigmoid", "tanh", "exp", "abs", "sqrt", "square", "reciprocal", "sign", "log", "log10"),
+    *("floor", "ceil", "trunc"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "silu"),
 ):
     pointwise(_name, f"{_name}(self)")
@@ -21,10 +22,7 @@ pointwise("isnan", "self != self")
 pointwise("isinf", "abs(self) == inf")
 pointwise("isfinite", "abs(self) < inf")
 pointwise("logical_not", "logical_not(self)")
-pointwise("floor", "self - mod(self, 1)")
-pointwise("ceil", "self + mod(-self, 1)")
-pointwise("trunc", "sign(self) * (abs(self) - mod(abs(self), 1))")
-pointwise("frac", "sign(self) * mod(abs(self), 1)")
+pointwise("frac", "self - trunc(self)")
 pointwise("relu6", "min(max(self, 0), 6)")
 pointwise("hardsigmoid", "min(max(self + 3, 0), 6) / 6")
 pointwise("hardswish", "self * min(max(self + 3, 0), 6) / 6")
@@ -90,7 +88,18 @@ def div(view: OperatorView) -> Expr:
         return substituted(view, "self / other")
     if mode == "floor":
         return substituted(view, "(self - mod(self, other)) / other")
-    return substituted(view, "sign(self / other) * (abs(self / other) - mod(abs(self / other), 1))")
+    return substituted(view, "trunc(self / other)")
+
+
+@row("round(x[m,n])", "round(x[m,n], decimals=2)", "round(x[m,n], decimals=-1)")
+def round_(view: OperatorView) -> Expr:
+    """`round(self * 10 ** decimals) / 10 ** decimals`."""
+    decimals = view.number("decimals", 0)
+    if not decimals:
+        return substituted(view, "round(self)")
+    scale = 10.0 ** abs(decimals)
+    text = f"round(self * {scale}) / {scale}" if decimals > 0 else f"round(self / {scale}) * {scale}"
+    return substituted(view, text)
 
 
 @row("pow(x[m,n], 2)", "pow(x[m,n], 3.0)", "pow(abs(x[m,n]), y[n])", "pow(x[m,n], -0.5)")

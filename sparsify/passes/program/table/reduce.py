@@ -61,22 +61,52 @@ def amin(view: OperatorView) -> str:
     return reduced(view, "min")
 
 
-@row("max(x[m+1,n+1])")
+@row("max(x[m+1,n+1])", "max(x[m,n+1], 1)[0]", "max(x[m,n+1], -1, True)[1]", "max(x[m+1,n], 0)[0]")
 def max_(view: OperatorView) -> str:
-    """`max(j, self[.., j])` without places."""
+    """`max(j, self[.., j])`; over one mode the entry at `argmax(j, self[.., j])`, and the place."""
     return _extremum(view, "max")
 
 
-@row("min(x[m+1,n+1])")
+@row("min(x[m+1,n+1])", "min(x[m,n+1], 1)[0]", "min(x[m,n+1], -1, True)[1]")
 def min_(view: OperatorView) -> str:
-    """`min(j, self[.., j])` without places."""
+    """`min(j, self[.., j])`; over one mode the entry at `argmin(j, self[.., j])`, and the place."""
     return _extremum(view, "min")
 
 
 def _extremum(view: OperatorView, monoid: str) -> str:
     if "other" in view:
         return f"{monoid}({view.at(view['self'])}, {view.at(view['other'])})"
-    return reduced(view, monoid)
+    if "dim" not in view:
+        return reduced(view, monoid)
+    place, over, entry = _place(view, f"arg{monoid}")
+    if view.result.args[1] == 1 or not over:
+        return place if view.result.args[1] == 1 else entry
+    # The gradient goes to this entry alone, also among equal ones: that of `max(j, ..)` goes to all of them.
+    at = view.let("place", [name for name in view.out if name not in over], place)
+    return view.reduce("sum", over, f"where({over[0]} == {at}, {entry}, 0)")
+
+
+@row("argmax(x[m,n+1], 1)", "argmax(x[m+1,n], 0, True)", "argmax(x[m+1])", "argmax(x[m,1], 1)")
+def argmax(view: OperatorView) -> str:
+    """`argmax(j, self[.., j])`."""
+    return _place(view, "argmax")[0]
+
+
+@row("argmin(x[m,n+1], 1)", "argmin(x[m+1])")
+def argmin(view: OperatorView) -> str:
+    """`argmin(j, self[.., j])`."""
+    return _place(view, "argmin")[0]
+
+
+def _place(view: OperatorView, name: str) -> tuple[str, list[str], str]:
+    """The first place of an extremum, the index variable it is a coordinate of, none of one entry, and the entry."""
+    tensor = view["self"]
+    names, over, _ = split(view, tensor, modes_of(view, tensor))
+    over = [index for index in over if view.program.extents[index] != 1]
+    require(len(over) < 2, "a place among all entries of several modes has no index notation")
+    require(all(view.program.extents[index] != 0 for index in over), "nothing has no place")
+    entry = view.at(tensor, names)
+    return (f"{name}({over[0]}, {entry})" if over else "0"), over, entry
 
 
 @row("prod(x[m,n])", "prod(x[m,n], 1)")
