@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler import calibrate
+from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.cost import estimate_us
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.passes.call.region_call import RegionCall
@@ -34,8 +35,9 @@ def estimated_us(draft: Draft, region: Region, sizes: Sizes | None = None) -> fl
         return None
     if any(region.names[matrix.name] not in known.stored for matrix in region.matrices):
         return None
+    split = contract(region.program, known)
     machine = calibrate.known(draft.options)
-    return estimate_us(region.program, known.extents, known.stored, machine)
+    return estimate_us(split.program, known.extents, {**known.stored, **split.stored}, machine)
 
 
 def expected_sizes(draft: Draft, region: Region) -> Sizes:

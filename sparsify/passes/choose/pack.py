@@ -218,7 +218,8 @@ def rows_of(region: Region, access: Access) -> int:
     """How many rows the other operand of a product has in the example."""
     operand = region.operands.get(access.tensor)
     node = operand.dense if isinstance(operand, Matrix) else operand
-    node = node or next(node for node, _, _ in region.statements if node.name == access.tensor)
     value = tensor_value(node)
-    sizes = [known_size(extent) for extent in value.shape[:-1]] if value is not None else [None]
+    sizes = [known_size(extent) for extent in value.shape[:-1]] if value is not None else []
+    if node is None:  # a temporary
+        sizes = [None] * (len(access.indices) - 1)
     return prod(size or UNKNOWN_ROWS for size in sizes)

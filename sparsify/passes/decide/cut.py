@@ -6,13 +6,19 @@ touch something sparse, with dense ones behind them that compute each entry from
 Cuts are convex: nothing that a cut reads follows from what it computes.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Final
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Reduce
 from sparsify.compiler.einsum.sparsity import Sparsity
 from sparsify.compiler.node import find
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.rewrite.simplify import is_multilinear
+
+# The modes of a matrix.
+MATRIX: Final = 2
 
 
 @dataclass
@@ -56,8 +62,13 @@ def kept(program: ModelProgram) -> set[str]:
     return found
 
 
-def cut(program: ModelProgram, storage: Storage) -> list[Cut]:
-    """The regions of a program; none where nothing touches a sparse tensor."""
+def cut(program: ModelProgram, storage: Storage, alone: Collection[str], most: int) -> list[Cut]:
+    """The regions of a program; none where nothing touches a sparse tensor.
+
+    Args:
+        alone: tensors that no region computes together with what reads them.
+        most: statements of a region.
+    """
     cuts: list[Cut] = []
     place: dict[str, Cut] = {}  # by name the cut that computes a tensor
     edges: dict[int, set[int]] = {}  # by cut those that it reads from
@@ -84,6 +95,8 @@ def cut(program: ModelProgram, storage: Storage) -> list[Cut]:
         known = [found for found in cuts if any(place.get(tensor) is found for tensor in read)]
         shared = sparse_inputs(program, storage, read)
         known = [found for found in cuts if shared & set(found.operands) and found not in known] + known
+        known = [f for f in known if not is_gathered(statement, f, storage) and len(f.statements) < most]
+        known = [f for f in known if not any(place.get(tensor) is f for tensor in read if tensor in alone)]
         fitting = [found for found in known if id(found) not in reached(outside(read, found))]
         touches = touches_sparse(program, storage, name)
         wanted = (
@@ -98,6 +111,8 @@ def cut(program: ModelProgram, storage: Storage) -> list[Cut]:
         edges.setdefault(id(joined), set()).update(outside(read, joined))
         place[name] = joined
     for found in cuts:
+        if len(found.statements) < most:
+            take_products(program, found, {*place, *alone, *kept(program)})
         complete(program, found)
     note_outputs(program, cuts, place)
     return [found for found in cuts if found.outputs]
@@ -123,6 +138,18 @@ def touches_sparse(program: ModelProgram, storage: Storage, name: str) -> bool:
 def is_dense(sparsity: Sparsity) -> bool:
     """Whether an expression has a value of its own at each coordinate."""
     return sparsity.fill is None or sparsity.is_number
+
+
+def is_gathered(statement: Assign, found: Cut, storage: Storage) -> bool:
+    """Whether a statement reads a dense result of a cut at other entries than its own: all of it must be there first.
+
+    `sum(j, A[i,j] * T[j,k])` with T of a first layer is a region of its own: kernels cannot share their loops.
+    Vectors, such as degrees, are small enough to be computed before.
+    """
+    dense = {name for name in found.names if not storage.is_sparse(name)}
+    own = {name for name in dense if len(storage.program.sizes[name]) > 1}
+    read = [access for access in find(statement.value, Access) if access.tensor in own]
+    return any(not set(access.indices) <= set(statement.target.indices) for access in read)
 
 
 def is_epilogue(statement: Assign, found: Cut, storage: Storage) -> bool:
@@ -154,6 +181,18 @@ def in_order(program: ModelProgram) -> list[str]:
     for name in (*(node.name for node in program.graph.nodes), *program.statements):
         put(name)
     return list(done)
+
+
+def take_products(program: ModelProgram, found: Cut, apart: Collection[str]) -> None:
+    """Adds to a cut the products of dense matrices, `x @ w + b`, that it alone reads, but those that stay apart."""
+    readers, own = program.readers(), set(found.names)
+    for name in found.operands:
+        statement = program.statements.get(name)
+        if statement is None or name in apart or readers[name] - own:
+            continue
+        sums = find(statement.value, Reduce)
+        if len(sums) == 1 and is_multilinear(sums[0]) and len(statement.target.indices) == MATRIX:
+            found.statements.insert(0, statement)
 
 
 def complete(program: ModelProgram, found: Cut) -> None:

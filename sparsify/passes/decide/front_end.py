@@ -5,13 +5,18 @@ Out: the same with a region for each part of the graph that touches such a tenso
 X[k,j])`. What has no program stays torch's, for the reasons that the report lists.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from torch import fx
 
 from sparsify.compiler.einsum.declare import Operand
+from sparsify.compiler.einsum.nodes import Access, Call, Reduce
+from sparsify.compiler.node import find
+from sparsify.compiler.schedule.contract import contract
 from sparsify.passes.capture.draft import Draft
+from sparsify.passes.choose.estimate import expected_sizes
 from sparsify.passes.decide.cut import cut, kept
 from sparsify.passes.decide.leaves import (
     computed_weights,
@@ -22,16 +27,18 @@ from sparsify.passes.decide.leaves import (
     relation_mark,
     relation_operands,
 )
+from sparsify.passes.decide.textbook import Text
 from sparsify.passes.decide.to_region import region_of
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
 from sparsify.passes.program.infer import Storage, infer
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.program.translate import translate
-from sparsify.passes.region.region import Region
+from sparsify.passes.region.region import Region, finish
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.passes.rewrite.demand import demand
 from sparsify.passes.rewrite.inline import inline, is_view
 from sparsify.passes.rewrite.relation import relate
+from sparsify.passes.rewrite.simplify import is_multilinear
 from sparsify.passes.rewrite.softmax import normalise
 from sparsify.passes.rules.scatters import SCATTERS
 from sparsify.report import Choice
@@ -40,12 +47,16 @@ from sparsify.report import Choice
 REPEATS: Final = ("expand", "expand_as", "view", "unsqueeze", "repeat")
 # Rounds of inference and demand: each restricts one tensor.
 ROUNDS: Final = 64
+# Functions that are finite for finite operands, whatever is not stored.
+FINITE: Final = frozenset(
+    ("mul", "add", "sub", "neg", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "abs", "square")
+)
 
 
 def front_end(draft: Draft) -> Draft:
     """The draft with regions for operators that no recogniser lifted, where they touch a marked tensor."""
     known = covered_by(draft.regions) | settled(draft.graph)
-    marked = marked_leaves(draft.graph, known) if draft.has_general else {}
+    marked = marked_leaves(draft.graph, known)
     edges = edges_of(draft.graph, known) if draft.has_general else set()
     if marked or edges:
         shared = [r for r in draft.regions if reads_input(r, marked) or reads_edges(r, edges)]
@@ -110,7 +121,10 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
     """
     covered = covered_by(others) | settled(draft.graph)
     marked = marked_leaves(draft.graph, covered)
-    program = translate(draft.graph, apart=covered | {n for n in draft.graph.nodes if n.name in marked})
+    apart = covered | {n for n in draft.graph.nodes if n.name in marked}
+    program = translate(draft.graph, apart)
+    if not draft.has_general:
+        program = translate(draft.graph, apart | unbounded(program))
     inline(program, infer(program, {}, {}), kept(program), is_view)
     relate(program, is_relation_wanted(program))
     relations = relation_operands(program)
@@ -124,13 +138,15 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
         leaves |= {name: operand_of(matrix) for name, matrix in made_once.items()}
         shares |= densities(draft, made_once)
         marked |= made_once
-    storage = canonical(program, leaves, shares)
+    alone = kept_alone(draft, program)
+    storage = canonical(program, leaves, shares, kept(program) | alone)
     for name in marked:  # but relations, which are read by what they are made of
         for reader in program.nodes[name].users:
             if reader.name in program.opaque and reader not in covered:
                 reader.meta.setdefault("dense_reason", program.opaque[reader.name])
     made = []
-    for found in cut(program, storage):
+    most = draft.recipe.fuse.max_einsums or len(program.statements)
+    for found in cut(program, storage, alone, most):
         region = region_of(program, found, marked | relations)
         if not isinstance(region, str):
             made.append(region)
@@ -138,11 +154,50 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
             return []
         else:
             note_refusal([program.nodes[name] for name in found.names if name in program.nodes], region)
+    if not draft.has_general:
+        made = [region for region in made if is_product(region)]
     for region in made:
+        put_dense_products_first(draft, region)
         once = sources_of(matrix.dense for matrix in region.matrices if matrix.dense is not None)
         for node in (*region.covered, *once):
             node.meta.pop("dense_reason", None)
     return made
+
+
+def unbounded(program: ModelProgram) -> set[fx.Node]:
+    """The nodes whose results may not be finite where their operands are, as `0 / 0` is."""
+    calls = {name: find(statement.value, Call) for name, statement in program.statements.items()}
+    return {
+        program.source[name] for name, found in calls.items() if any(c.function not in FINITE for c in found)
+    }
+
+
+def is_product(region: Region) -> bool:
+    """Whether all that a region reads sparse are matrices of its products, which recognisers would have made."""
+    assert region.program is not None, "the front end writes programs"
+    sums = [part for part in find(region.program, Reduce) if is_multilinear(part)]
+    within = [access for part in sums for access in find(part, Access)]
+    names = {region.names[matrix.name] for matrix in region.matrices if matrix.dense is not None}
+    read = [a for s in region.program.statements for a in find(s.value, Access) if a.tensor in names]
+    return len(names) == len(region.matrices) and all(access in within for access in read)
+
+
+def put_dense_products_first(draft: Draft, region: Region) -> None:
+    """`Y = sum(j, f, A X W) -> T = sum(f, X W); Y = sum(j, A T)` where that is the order by cost, of gradients as well.
+
+    Products with a sparse factor are left to the compiler, which keeps their zeros.
+    """
+    sizes, equations, program = expected_sizes(draft, region), region.equations, region.program
+    assert isinstance(equations, Text) and program is not None, "the front end makes regions with both"
+    if any(index not in sizes.extents for d in program.declarations for index in d.extents):
+        return
+    split = contract(program, sizes).program
+    known = {declared.name for declared in program.declarations}
+    further = [statement for statement in split.statements if statement.target.tensor not in known]
+    read = {access.tensor for statement in further for access in find(statement.value, Access)}
+    if further and all(split.declaration(name).format.is_dense for name in read):
+        region.equations = replace(equations, statements=split.statements)
+        finish(region)
 
 
 def report_dense(draft: Draft, covered: set[fx.Node]) -> None:
@@ -176,23 +231,54 @@ def sources_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def canonical(program: ModelProgram, leaves: Mapping[str, Operand], shares: Mapping[str, float]) -> Storage:
+def kept_alone(draft: Draft, program: ModelProgram) -> set[str]:
+    """The tensors that the recipe keeps apart from readers: all, sums that sums read, or what other modules read."""
+    asked, readers = draft.recipe.fuse, program.readers()
+    sums = {name for name, statement in program.statements.items() if find(statement.value, Reduce)}
+    found = set()
+    for name, statement in program.statements.items():
+        node = program.nodes.get(name)
+        if node is None or is_view(statement):
+            continue
+        is_summed = name in sums and bool(sums & readers.get(name, set()))
+        is_alone = not asked.enabled or (asked.max_einsums == 1 and is_summed)
+        is_between = asked.across != "modules" and any(scope(user) != scope(node) for user in node.users)
+        found |= {name} if is_alone or is_between else set()
+    return found
+
+
+def canonical(
+    program: ModelProgram,
+    leaves: Mapping[str, Operand],
+    shares: Mapping[str, float],
+    apart: Collection[str],
+) -> Storage:
     """Rewrites a program, in place: views are inlined, and what is needed under a pattern alone is restricted to it.
+
+    Args:
+        apart: tensors that stay.
 
     Returns:
         how its tensors are stored.
     """
-    inline(program, infer(program, leaves, shares), kept(program), is_view)
-    restrict(program, leaves, shares)  # before products of sums are joined: sampled ones stay by themselves
-    inline(program, infer(program, leaves, shares), kept(program))
+    inline(program, infer(program, leaves, shares), apart, is_view)
+    restrict(
+        program, leaves, shares, apart
+    )  # before products of sums are joined: sampled ones stay by themselves
+    inline(program, infer(program, leaves, shares), apart)
     normalise(program)
-    restrict(program, leaves, shares)
-    inline(program, infer(program, leaves, shares), kept(program))
+    restrict(program, leaves, shares, apart)
+    inline(program, infer(program, leaves, shares), apart)
     return infer(program, leaves, shares)
 
 
-def restrict(program: ModelProgram, leaves: Mapping[str, Operand], shares: Mapping[str, float]) -> None:
+def restrict(
+    program: ModelProgram,
+    leaves: Mapping[str, Operand],
+    shares: Mapping[str, float],
+    apart: Collection[str],
+) -> None:
     """Restricts tensors to the patterns under which they are needed, one after the other."""
     for _ in range(ROUNDS):
-        if not demand(program, infer(program, leaves, shares), kept(program)):
+        if not demand(program, infer(program, leaves, shares), apart):
             return

@@ -14,7 +14,7 @@ from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.node import find
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.fuse.product_order import sparse_first, take_linear
-from sparsify.passes.graph.operators import parameter_behind, scope
+from sparsify.passes.graph.operators import scope
 from sparsify.passes.region import region as regions
 from sparsify.passes.region.fragment import Fragment
 from sparsify.passes.region.region import Region
@@ -31,7 +31,7 @@ def fuse(draft: Draft) -> Draft:
             continue
         region = regions.of_fragment(fragment)
         if draft.recipe.fuse.enabled:
-            join_producer(draft, region, found, limit)
+            join_producer(draft, region, limit)
             join_consumers(draft, region, taken, limit)
             if len(region.statements) < limit:
                 region = sparse_first(draft, region)
@@ -51,7 +51,7 @@ def fragment_of(node: fx.Node) -> Fragment | None:
     return fragment if isinstance(fragment, Fragment) else None
 
 
-def join_producer(draft: Draft, region: Region, found: list[Region], limit: int) -> None:
+def join_producer(draft: Draft, region: Region, limit: int) -> None:
     """Takes in the product that computes the dense operand, when only this region reads it."""
     for operand in list(region.operands.values()):
         if not isinstance(operand, fx.Node) or len(operand.users) != 1:
@@ -59,23 +59,9 @@ def join_producer(draft: Draft, region: Region, found: list[Region], limit: int)
         if len(region.statements) >= limit or not may_join(draft, operand, region.output):
             continue
         fragment = fragment_of(operand)
-        earlier = next((other for other in found if other.output is operand), None)
-        if earlier is not None and fragment is not None and is_weighted(fragment):
-            found.remove(earlier)  # sparse features times a weight
-            regions.prepend(region, earlier)
-        elif (
-            earlier is None
-            and fragment is not None
-            and fragment.kind == "product"
-            and reads_once(region, operand)
-        ):
+        is_product = fragment is not None and fragment.kind == "product" and not fragment.matrices
+        if fragment is not None and is_product and reads_once(region, operand):
             regions.prepend(region, regions.of_fragment(fragment))
-
-
-def is_weighted(fragment: Fragment) -> bool:
-    """Whether a fragment is a product with a parameter."""
-    dense = [operand for operand in fragment.operands.values() if isinstance(operand, fx.Node)]
-    return fragment.kind == "product" and any(parameter_behind(operand) is not None for operand in dense)
 
 
 def reads_once(region: Region, operand: fx.Node) -> bool:

@@ -58,6 +58,8 @@ class Lifter:
         if name not in PRODUCTS:
             return self.pointwise(node)
         product = PRODUCTS[name](self, node)
+        if product is not None and product.is_of_given:
+            return None  # the front end makes its region
         if product is not None and value.dtype in HALVES and not product.is_of_weight:
             return None
         return product

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce
-from sparsify.passes.graph.operators import operator_name, tensor_value
+from sparsify.passes.graph.operators import operator_name, parameter_behind, tensor_value
 from sparsify.passes.region.sparse_operand import Matrix, declared_sparse
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -54,6 +54,15 @@ class Fragment:
         """Whether the sparse operand is a parameter."""
         dense = [matrix.dense for matrix in self.matrices]
         return len(dense) == 1 and dense[0] is not None and dense[0].op == "get_attr"
+
+    @property
+    def is_of_given(self) -> bool:
+        """Whether it multiplies given matrices with two coordinates and more, and no parameter that is sparse."""
+        read = [o.dense if isinstance(o, Matrix) else parameter_behind(o) for o in self.operands.values()]
+        weights = [node for node in read if node is not None and node.op == "get_attr"]
+        shapes = [matrix.dense.meta["val"].shape for matrix in self.matrices if matrix.dense is not None]
+        has_units = any(type(extent) is int and extent < 2 for shape in shapes for extent in shape)
+        return bool(shapes) and not has_units and not any("sparse" in node.meta for node in weights)
 
 
 def turned(weight: fx.Node, user: fx.Node) -> fx.Node:

@@ -120,19 +120,22 @@ def may_inline(
         return False
     loops = {str(index) for index in consumer.target.indices} | enclosing(consumer.value, name)
     is_equal = loops == {str(index) for index in access.indices}
-    if (
-        is_multilinear(producer.value)
-        and isinstance(consumer.value, Reduce)
-        and is_multilinear(consumer.value)
-    ):
+    product = product_with(consumer.value, access)
+    if product is not None and is_multilinear(producer.value):
         reads_sparse = [
             any(storage.is_sparse(a.tensor) for a in find(value, Access))
-            for value in (producer.value, consumer.value)
+            for value in (producer.value, product)
         ]
-        return access in factors(consumer.value.body) and not all(reads_sparse) and not storage.is_found(name)
+        return not all(reads_sparse) and not storage.is_found(name)
     if reduces:
         return is_equal and (storage.is_sparse(reader) or not consumes)
     return is_equal or functions <= CHEAP
+
+
+def product_with(value: Expr, access: Access) -> Reduce | None:
+    """The sum of products of tensors in an expression that has an access as a factor."""
+    sums = (part for part in find(value, Reduce) if is_multilinear(part))
+    return next((found for found in sums if access in factors(found.body)), None)
 
 
 def placed(program: ModelProgram, value: Expr, producer: Assign) -> Expr:
@@ -149,8 +152,8 @@ def placed(program: ModelProgram, value: Expr, producer: Assign) -> Expr:
                 else producer.value
             )
             return place(renamed(value, fresh), dict(zip(own, node.indices, strict=True)))
-        return map_children(node, visit)
+        return join_sums(map_children(node, visit))
 
     found = visit(value)
     assert isinstance(found, Expr)
-    return join_sums(found)
+    return found

@@ -76,7 +76,7 @@ def is_multilinear(expr: Expr) -> bool:
     return False
 
 
-def join_sums(expr: Expr) -> Expr:
+def join_sums(expr: N) -> N | Reduce:
     """`sum(e, G * sum(h, H * V)) -> sum(e, h, G * H * V)`."""
     match expr:
         case Reduce("sum", indices, body):

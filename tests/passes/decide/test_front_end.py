@@ -212,6 +212,50 @@ def test_rows_of_nothing_stay_as_torch_has_them():
     assert torch.equal(sparse(a, x).isnan(), made(a, x).isnan())
 
 
+def test_products_stay_where_other_regions_are_taken_back():
+    made = model(
+        lambda self, a, x: (a / a.sum(1, keepdim=True), torch.relu(a @ (x @ self.w))), w=torch.randn(K, 8)
+    )
+    a, x = adjacency(), torch.randn(N, K)
+    a[3] = 0
+    with pytest.warns(RuntimeWarning, match="stay dense"):
+        sparse = sparsify.apply(made.eval(), recipe(), (a, x))
+    assert "relu(sum(j, A[i,j] * T[j,f]))" in sparse.report.regions[0].einsum
+    for have, want in zip(sparse(a, x), made(a, x), strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(N, 1), (1, 5), (N, 7)], ids=str)
+def test_layers_over_given_matrices(shape):
+    layers = {"w": torch.randn(shape[1], 3), "b": torch.randn(3), "v": torch.randn(3, 1)}
+    made = model(
+        lambda self, a, x: a.t() @ (torch.relu(a @ (x @ self.w) + self.b) @ self.v), **layers
+    ).double()
+    a = adjacency(shape[0]).double()
+    a[:, 0] = 0
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    sparse = sparsify.apply(made.train(), recipe(), (a, x))
+    assert len(sparse.report.regions) == 2
+    given = [x, made.w, made.b, made.v]
+    for have, want in zip(
+        torch.autograd.grad(sparse(a, x).square().sum(), [x, sparse.w, sparse.b, sparse.v]),
+        torch.autograd.grad(made(a, x).square().sum(), given),
+        strict=True,
+    ):
+        torch.testing.assert_close(have, want, rtol=1e-9, atol=1e-9)
+
+
+def test_weights_of_vectors_that_follow_each_other():
+    def forward(self, x):
+        return torch.einsum("f,kf->k", torch.einsum("f,kf->k", x, self.w).relu(), self.v)
+
+    made = model(forward, w=weight(64, 64), v=weight(64, 64))
+    form = {"param:w": "auto", "param:v": "auto"}
+    sparse = sparsify.apply(made.eval(), recipe(form), (torch.randn(64),), trainable=False)
+    x = torch.randn(64)
+    torch.testing.assert_close(sparse(x), made(x), rtol=1e-4, atol=1e-4)
+
+
 def test_nothing_is_left_out():
     made = model(lambda self, x: torch.cdist(x, self.w), w=weight(64, 48)).eval()
     with pytest.warns(RuntimeWarning, match="cdist"):

@@ -56,6 +56,11 @@ def fused(model, args, *rules, **sections):
     return draft
 
 
+def decided(*args, **sections):
+    """The same with the front end's regions."""
+    return front_end(fused(*args, **sections))
+
+
 def statements(draft):
     return [[str(statement) for statement in region.program.statements] for region in draft.regions]
 
@@ -109,26 +114,31 @@ def test_a_layer_that_widens_multiplies_by_the_adjacency_first():
 def test_dense_declared_and_sparse_adjacency():
     rule = {"targets": ["input:edge_index"], "format": "csr"}
     model = TwoLayers(Kipf).eval()
-    expected = ["T[j,k] = sum(f, X[j,f] * W[f,k])", "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])"]
-    assert statements(fused(model, (graph()[0], adjacency()), rule))[0] == expected
+    small = statements(decided(model, (graph()[0], adjacency()), rule))
+    assert small[0] == ["Y[i,k] = relu(sum(j, f, A[i,j] * X[j,f] * W[f,k]) + b[k])"]
+    assert len(small) == 2, "a layer is a region"
+    first = statements(decided(TwoLayers(Kipf, 64).eval(), (torch.randn(300, 64), adjacency(300)), rule))[0]
+    assert first == ["T[j,k] = sum(f, X[j,f] * W[f,k])", "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b[k])"]
 
 
 def test_features_are_sparse_where_the_recipe_says_so():
     rules = [{"targets": ["input:edge_index"]}, {"targets": ["input:x"]}]
-    draft = fused(TwoLayers(Kipf).eval(), (adjacency()[:, :7], adjacency()), *rules)
-    first = draft.regions[0].program
-    formats = {declared.name: declared.format.is_dense for declared in first.declarations}
-    assert formats == {"X": False, "W": True, "A": False, "b": True, "T": True, "Y": True}
+    draft = decided(TwoLayers(Kipf).eval(), (adjacency()[:, :7], adjacency()), *rules)
+    products = [region.program for region in draft.regions[:2]]
+    formats = [{declared.name: declared.format.is_dense for declared in p.declarations} for p in products]
+    assert formats == [{"X": False, "W": True, "Y": True}, {"A": False, "X": True, "b": True, "Y": True}]
 
 
-def test_a_result_with_two_readers_ends_the_program():
+def test_what_two_read_stays_in_the_program():
     class Two(nn.Module):
         def forward(self, a, x):
             y = a @ x
             return y.relu() + y.sigmoid()
 
-    draft = fused(Two(), (adjacency(), graph()[0]), {"targets": ["input:a"], "role": "adjacency"})
-    assert statements(draft) == [["Y[i,k] = sum(j, A[i,j] * X[j,k])"]]
+    draft = decided(Two(), (adjacency(), graph()[0]), {"targets": ["input:a"], "role": "adjacency"})
+    assert statements(draft) == [
+        ["T[i,k] = sum(j, A[i,j] * X[j,k])", "Y[i,k] = relu(T[i,k]) + sigmoid(T[i,k])"]
+    ]
 
 
 def test_two_sparse_products_stay_two_programs():
@@ -136,9 +146,33 @@ def test_two_sparse_products_stay_two_programs():
         def forward(self, a, x):
             return a @ (a.t() @ x)
 
-    draft = fused(Twice(), (adjacency(), graph()[0]), {"targets": ["input:a"], "role": "adjacency"})
-    assert statements(draft) == [["Y[i,k] = sum(j, A[i,j] * X[j,k])"]] * 2
-    assert [region.matrices[0].transposed for region in draft.regions] == [True, False]
+    draft = decided(Twice(), (adjacency(), graph()[0]), {"targets": ["input:a"], "role": "adjacency"})
+    assert statements(draft) == [["Y[i,k] = sum(j, A[j,i] * X[j,k])"], ["Y[i,k] = sum(j, A[i,j] * X[j,k])"]]
+
+
+def test_products_of_dense_matrices_in_front_and_behind_are_taken_in():
+    class Layer(nn.Module):
+        def __init__(self, features, hidden):
+            super().__init__()
+            self.lin = nn.Linear(features, hidden)
+
+        def forward(self, a, x):
+            return torch.relu(a @ self.lin(x))
+
+    class Narrow(Layer):
+        def forward(self, a, x):
+            return self.lin(a @ x)
+
+    rule = {"targets": ["input:a"], "role": "adjacency"}
+    inputs = adjacency(300), torch.randn(300, 64)
+    first = [PRODUCT + " + b[k]", "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]))"]
+    assert statements(decided(Layer(64, 16).eval(), inputs, rule)) == [first]
+    for limit in ({"enabled": False}, {"max_einsums": 1}):
+        single = statements(decided(Layer(64, 16).eval(), inputs, rule, fuse=limit))
+        assert single[0][0].endswith("sum(j, A[i,j] * X[j,k]))" if "max_einsums" in limit else "X[j,k])")
+        assert len(single[0]) == 1
+    texts = statements(decided(Narrow(64, 4).eval(), inputs, rule))
+    assert texts == [["T[j,k] = sum(f, X[j,f] * W[k,f])", "Y[i,k] = sum(j, A[i,j] * T[j,k]) + b[k]"]]
 
 
 def test_fusing_can_be_limited():
@@ -159,7 +193,7 @@ def test_what_stays_dense_is_listed_with_its_reason():
         def forward(self, x, edge_index):
             return self.conv(x, edge_index)
 
-    draft = front_end(fused(Products().eval(), graph(), {**MESSAGES, "optional": True}))
+    draft = decided(Products().eval(), graph(), {**MESSAGES, "optional": True})
     assert not draft.regions
     assert "scatters by prod" in draft.report.dense[0].reason
 
@@ -167,9 +201,7 @@ def test_what_stays_dense_is_listed_with_its_reason():
         def forward(self, a, x):
             return torch.softmax(a, -1) @ x
 
-    draft = front_end(
-        fused(Softmax(), (adjacency(), graph()[0]), {"targets": ["input:a"], "role": "adjacency"})
-    )
+    draft = decided(Softmax(), (adjacency(), graph()[0]), {"targets": ["input:a"], "role": "adjacency"})
     assert [(entry.node, entry.reason) for entry in draft.report.dense] == [
         ("softmax", "softmax has no sparse form for a")
     ]
@@ -184,7 +216,7 @@ def test_extents_of_weights_are_known():
     ]
 
 
-def test_chains_have_as_many_index_variables_as_they_need():
+def test_layers_of_a_chain_are_regions_of_their_own():
     torch.manual_seed(0)
     layers = [nn.Linear(width, width + 1) for width in range(40, 54)]
     model, x = nn.Sequential(*layers).eval(), torch.randn(8, 40)
@@ -193,5 +225,5 @@ def test_chains_have_as_many_index_variables_as_they_need():
         for layer in layers:
             layer.weight.mul_(5 * (torch.rand_like(layer.weight) < 0.2))
         sparse = apply(model, {"schema": 1, "name": "chain", "sparsify": [rule]}, (x,))
-        assert "W13[" in sparse.report.regions[-1].einsum
+        assert [r.einsum for r in sparse.report.regions] == ["Y[i,k] = sum(j, X[i,j] * W[k,j]) + b[k]"] * 14
         torch.testing.assert_close(sparse(x), model(x), rtol=1e-3, atol=1e-4)
