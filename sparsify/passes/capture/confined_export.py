@@ -39,6 +39,7 @@ def confined_export() -> Iterator[None]:
         (tracer.Tracer, "trace", confined_trace),
         (trace, "_gather_constant_attrs", without_parameters),
         (inputs, "_gather_constant_attrs", without_parameters),
+        (torch._ops, "mode_stack_state_for_pre_dispatch", own_modes),
     ]
     with ExitStack() as stack:
         for owner, name, confine in changes:
@@ -166,6 +167,16 @@ def confined_patcher(new_patcher: Context) -> Context:
                 yield patcher
 
     return patching
+
+
+def own_modes(modes_of_process: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that gives this thread its own dispatch modes before autograd.
+
+    torch keeps one list of them for the process: Dynamo, when it compiles in another thread, would trace its symbols
+    into the graph of the export.
+    """
+    own = type(modes_of_process())()
+    return lambda: own
 
 
 def revertible(reverted: Context) -> AbstractContextManager[None]:
