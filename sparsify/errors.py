@@ -170,6 +170,10 @@ class BuildError(CompilerError):
     """The C++ compiler refused the generated code or took too long."""
 
 
+class DeviceError(FormatError):
+    """Tensors on another device than kernels run on."""
+
+
 class CacheError(CompilerError):
     """The kernel cache cannot be used."""
 

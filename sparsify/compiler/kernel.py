@@ -25,12 +25,14 @@ from sparsify.compiler.mixture import mixture_adjoint
 from sparsify.compiler.plan import STEP_CLASSES, Convert, Step, starts_otherwise, steps
 from sparsify.compiler.prepare import prepare_all
 from sparsify.compiler.recall import recall
+from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.variants import Variants
 from sparsify.errors import CompilerError, ShapeError
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
+from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.transformed import have_tangents
 
 Operand = torch.Tensor
@@ -270,7 +272,12 @@ class Kernel:
         return dict(zip(self._slots, self._tensors(operands), strict=True))
 
     def _tensors(self, operands: tuple[Operand, ...]) -> list[Operand]:
-        """All tensors by slot."""
+        """All tensors by slot; on another device no temporaries."""
+        if not runs_natively(operands):
+            results = substitute.computed_elsewhere(self.program, operands, self._settings())
+            found = dict(zip(self._slots, operands))
+            found |= zip(self._results, results if isinstance(results, tuple) else (results,), strict=True)
+            return [found.get(name) for name in self._slots]
         if not self.is_prepared and len(self.generated) > 1:
             self.prepare(sizes_of(self.program, operands))
         values: list[Any] = [*operands, *[None] * (len(self._slots) - len(operands))]
