@@ -3,7 +3,8 @@
 In: `with substituted(math, "pow", power): ...`. Out: `math.pow` is `power` in this thread, and what it was in all
 others; afterwards it is the original again, in whichever order such contexts of several threads end.
 
-Other code may save a substitute and put it back after its context. It acts as the original, and its next use removes it.
+Other code may save a substitute and put it back after its context. It acts as the original, and its next use
+removes it.
 """
 
 import logging

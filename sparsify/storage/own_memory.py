@@ -26,7 +26,7 @@ def runs_natively(tensors: Iterable[torch.Tensor]) -> bool:
 
     Tensors without entries, as those of the device `meta`, lie on no device; reading them is an error.
     """
-    return all([tensor.is_cpu or tensor.is_meta for tensor in tensors])
+    return all(tensor.is_cpu or tensor.is_meta for tensor in tensors)
 
 
 def is_on_device(tensor: torch.Tensor) -> bool:

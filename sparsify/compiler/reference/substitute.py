@@ -1,6 +1,7 @@
 """The reference in place of a kernel that cannot be built or run: one warning that says what is lost and what to do.
 
-In: the `CompilerNotFoundError` of a step, or operands on another device. Out: a `RuntimeWarning`, once for each reason in a process.
+In: the `CompilerNotFoundError` of a step, or operands on another device. Out: a `RuntimeWarning`, once for each
+reason in a process.
 """
 
 import warnings
@@ -27,10 +28,10 @@ _announced: set[tuple[object, ...]] = set()
 
 def text_of(error: SparsifyError, place: str = "") -> str:
     """What is lost because of an error, where, why, and what to do."""
-    where = f" in {place}" if place else ""
+    lost = f"{place}: {LOST}" if place else LOST
     if isinstance(error, CompilerNotFoundError | DeviceError):
-        return f"{LOST}{where}; {error}"
-    return f"{LOST}{where}; a kernel cannot be built: {error}"
+        return f"{lost}; {error}"
+    return f"{lost}; a kernel cannot be built: {error}"
 
 
 def announce(error: SparsifyError, options: Options, program: Program) -> None:
