@@ -272,12 +272,9 @@ class Kernel:
         return dict(zip(self._slots, self._tensors(operands), strict=True))
 
     def _tensors(self, operands: tuple[Operand, ...]) -> list[Operand]:
-        """All tensors by slot; on another device no temporaries."""
+        """All tensors by slot."""
         if not runs_natively(operands):
-            results = substitute.computed_elsewhere(self.program, operands, self._settings())
-            found = dict(zip(self._slots, operands))
-            found |= zip(self._results, results if isinstance(results, tuple) else (results,), strict=True)
-            return [found.get(name) for name in self._slots]
+            return self._tensors_elsewhere(operands)
         if not self.is_prepared and len(self.generated) > 1:
             self.prepare(sizes_of(self.program, operands))
         values: list[Any] = [*operands, *[None] * (len(self._slots) - len(operands))]
@@ -289,6 +286,14 @@ class Kernel:
                 for slot, value in zip(written, found, strict=True):
                     values[slot] = value
         return values
+
+    def _tensors_elsewhere(self, operands: tuple[Operand, ...]) -> list[Any]:
+        """Operands on another device and the results by slot; there are no temporaries."""
+        results = substitute.computed_elsewhere(self.program, operands, self._settings())
+        listed = results if isinstance(results, tuple) else (results,)
+        names = (*self._names, *self._results)
+        known = dict(zip(names, (*operands, *listed), strict=True))
+        return [known.get(name) for name in self._slots]
 
 
 def compile_program(

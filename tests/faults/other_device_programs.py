@@ -126,7 +126,11 @@ def check_programs():
     own = torch.autograd.grad(sparsify.evaluate("y[i,k] = tanh(A[i,j] * x[j,k])", A=a, x=b).sum(), (a, b))
     right = torch.autograd.grad(torch.tanh(c @ b.cpu()).sum(), c)
     near("gradient of a sparse operand", own[0].to_dense(), right[0] * (dense != 0))
-    near("gradient of a dense operand", own[1], torch.autograd.grad(torch.tanh(c @ (d := x.clone().requires_grad_())).sum(), d)[0])
+    near(
+        "gradient of a dense operand",
+        own[1],
+        torch.autograd.grad(torch.tanh(c @ (d := x.clone().requires_grad_())).sum(), d)[0],
+    )
     for what, operands in (("strict", (A, x.to("other"))), ("mixed", (A, x))):
         with sparsify.strict():
             try:

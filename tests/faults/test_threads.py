@@ -435,7 +435,9 @@ def test_compiled_models():
 
     calls = [lambda rows=rows: call(rows) for rows in (1, 8, 64, 5)]
     errors = together(*calls)
-    if errors and all(isinstance(error, InternalTorchDynamoError) or GUARDS in str(error) for error in errors):
+    if errors and all(
+        isinstance(error, InternalTorchDynamoError) or GUARDS in str(error) for error in errors
+    ):
         # Dynamo guards what it read of the model, which another thread changed meanwhile by a capture.
         errors = together(*calls)
     assert not errors

@@ -43,7 +43,9 @@ class Keys:
     def on(self, device: torch.device) -> "Keys":
         """The same keys on a device."""
         found = copy(self)
-        found._stages = [(extent, None if known is None else known.to(device)) for extent, known in self._stages]
+        found._stages = [
+            (extent, None if known is None else known.to(device)) for extent, known in self._stages
+        ]
         found.values = self.values.to(device)
         return found
 

@@ -34,10 +34,10 @@ def result(declared: Declaration, values: Values, operands: Mapping[str, Tensor]
     if isinstance(root, SparseTensor):
         pattern = shared_pattern(root._pattern, declared.format, found.shape)
         return _on_pattern(pattern, found, declared, dtype)
-    values = found.values.to(dtype)
-    made = tensor((found.coordinates.cpu(), values.cpu(), found.shape), declared.format, fill=declared.fill)
+    entries = found.values.to(dtype)
+    made = tensor((found.coordinates.cpu(), entries.cpu(), found.shape), declared.format, fill=declared.fill)
     made = made.to(format=declared.format)
-    return wrap(_in_index_dtypes(made._pattern, declared), made._vals.to(values.device), declared.fill)
+    return wrap(_in_index_dtypes(made._pattern, declared), made._vals.to(entries.device), declared.fill)
 
 
 def _dense(values: Tensor, format: Format) -> Tensor:

@@ -60,7 +60,9 @@ class DenseValues:
         values = self.values[tuple(places)]
         is_fill = None if self.is_fill is None else self.is_fill[tuple(places)]
         if inside is not None:
-            values = torch.where(inside, values, in_dtype(torch.tensor(self.fill, device=values.device), self.kind))
+            values = torch.where(
+                inside, values, in_dtype(torch.tensor(self.fill, device=values.device), self.kind)
+            )
             is_fill = ~inside if is_fill is None else is_fill | ~inside
         return Grid(values, is_fill, self.kind)
 

@@ -305,7 +305,10 @@ class RegionCall:
             return list(gradients)  # type: ignore[arg-type]
         device = next(found.device for found in gradients if found is not None)
         kinds = zip(gradients, self.result_shapes(arguments), self.dtypes, strict=True)
-        return [torch.zeros(s, dtype=dtype, device=device) if found is None else found for found, s, dtype in kinds]
+        return [
+            torch.zeros(s, dtype=dtype, device=device) if found is None else found
+            for found, s, dtype in kinds
+        ]
 
     def operand_gradients(
         self, operands: Sequence[torch.Tensor], results: Known, gradients: Sequence[torch.Tensor]

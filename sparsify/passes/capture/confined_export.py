@@ -162,7 +162,7 @@ def confined_patcher(new_patcher: Context) -> Context:
                     for method in methods:
                         patches.enter_context(confined.substituted(*method))
 
-            patcher.patch_method = patch_here
+            patcher.patch_method = patch_here  # type: ignore[assignment, method-assign]
             with revertible(reverted):
                 yield patcher
 

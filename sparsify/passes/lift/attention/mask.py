@@ -367,7 +367,7 @@ def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any]) -> fx.No
     """The mask of a pattern before an attention node, of which no mask is made to know what it is."""
     query = tensor_value(argument(user, 0, "query"))
     assert query is not None, "attention is of tensors"
-    device = {} if query.is_cpu else {"device": query.device}
+    device: dict[str, Any] = {} if query.is_cpu else {"device": query.device}
     with user.graph.inserting_before(user):
         given = (spec.kind, spec.arguments, *extents, spec.stamp)
         node = user.graph.call_function(attention_mask, given, device)
