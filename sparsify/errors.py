@@ -3,6 +3,7 @@
     SparsifyError
       InvalidTensorError          coordinates, positions or values that make no tensor
       FormatError                 a format that is not one, or does not fit the tensor
+        DeviceError               tensors on another device than the CPU, or on several
       ParseError                  index notation that cannot be read; shows the place
       EinsumError                 an expression that has no meaning
         ShapeError                sizes that do not fit each other
@@ -63,6 +64,10 @@ class InvalidTensorError(SparsifyError, ValueError):
 
 class FormatError(SparsifyError, ValueError):
     """A format that is not one, or that does not fit the tensor."""
+
+
+class DeviceError(FormatError):
+    """Tensors on another device than the one on which kernels run, or on several devices."""
 
 
 class ParseError(SparsifyError, ValueError):

@@ -35,6 +35,7 @@ from sparsify.options import Options
 from sparsify.runtime.buffers import POOL
 from sparsify.runtime.threads import count
 from sparsify.storage.convert import conversion
+from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, wrap
 
@@ -280,6 +281,8 @@ class GeneratedStep:
 
     def _compute(self, operands: Sequence[torch.Tensor]) -> Any:
         """The results for any operands."""
+        if not runs_natively(operands):
+            return substitute.computed_elsewhere(self.program, operands, self.options)
         if self._compactable and (found := large(self._compactable, self._declared, operands)):
             return self._compacted(operands, found)
         return self._as_they_are(operands)

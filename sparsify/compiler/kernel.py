@@ -25,12 +25,14 @@ from sparsify.compiler.mixture import mixture_adjoint
 from sparsify.compiler.plan import STEP_CLASSES, Convert, Step, starts_otherwise, steps
 from sparsify.compiler.prepare import prepare_all
 from sparsify.compiler.recall import recall
+from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.variants import Variants
 from sparsify.errors import CompilerError, ShapeError
 from sparsify.options import Options, current
 from sparsify.storage.format import Format
+from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.transformed import have_tangents
 
 Operand = torch.Tensor
@@ -271,6 +273,8 @@ class Kernel:
 
     def _tensors(self, operands: tuple[Operand, ...]) -> list[Operand]:
         """All tensors by slot."""
+        if not runs_natively(operands):
+            return self._tensors_elsewhere(operands)
         if not self.is_prepared and len(self.generated) > 1:
             self.prepare(sizes_of(self.program, operands))
         values: list[Any] = [*operands, *[None] * (len(self._slots) - len(operands))]
@@ -282,6 +286,14 @@ class Kernel:
                 for slot, value in zip(written, found, strict=True):
                     values[slot] = value
         return values
+
+    def _tensors_elsewhere(self, operands: tuple[Operand, ...]) -> list[Any]:
+        """Operands on another device and the results by slot; there are no temporaries."""
+        results = substitute.computed_elsewhere(self.program, operands, self._settings())
+        listed = results if isinstance(results, tuple) else (results,)
+        names = (*self._names, *self._results)
+        known = dict(zip(names, (*operands, *listed), strict=True))
+        return [known.get(name) for name in self._slots]
 
 
 def compile_program(

@@ -2,6 +2,9 @@
 
 In: `with substituted(math, "pow", power): ...`. Out: `math.pow` is `power` in this thread, and what it was in all
 others; afterwards it is the original again, in whichever order such contexts of several threads end.
+
+Other code may save a substitute and put it back after its context. It acts as the original, and its next use
+removes it.
 """
 
 import logging
@@ -11,7 +14,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import update_wrapper
-from typing import Any
+from typing import Any, Final
+
+import torch
+
+from sparsify.runtime.locks import Lock
+
+# Reads and writes of attributes that have substitutes.
+CHANGES: Final = Lock()
 
 
 class Here(threading.local):
@@ -29,13 +39,32 @@ class Here(threading.local):
             self.inside = before
 
 
-class Flag:
+class Change:
+    """One substitution of an attribute: the original behind it, and whether its context has ended.
+
+    Attributes:
+        owner: module, class or object that has the attribute.
+        name: of the attribute.
+        original: the value for threads that are not inside.
+        is_over: whether the context has ended, so that the original is the value for all threads.
+    """
+
+    def __init__(self, owner: Any, name: str, original: Any) -> None:
+        self.owner, self.name, self.original = owner, name, original
+        self.here, self.is_over = Here(), False
+
+    def end(self) -> None:
+        """Puts the original in place, or the substitute of another context that has not ended."""
+        self.is_over = True
+        restore(self.owner, self.name)
+
+
+class Flag(Change):
     """A truth value of one thread, over the one that was there before."""
 
-    def __init__(self, before: Any) -> None:
-        self.here, self.original, self.is_over = Here(), before, False
-
     def __bool__(self) -> bool:
+        if self.is_over:
+            restore(self.owner, self.name)
         return self.here.inside or bool(self.original)
 
     def __index__(self) -> int:
@@ -54,14 +83,16 @@ class Flag:
     __ror__, __rand__ = __or__, __and__
 
 
-class Choice:
+class Choice(Change):
     """A function that is `substitute` in the threads inside of its context, and `original` in all others."""
 
-    def __init__(self, original: Any, substitute: Callable[..., Any]) -> None:
-        self.here, self.original, self.is_over = Here(), original, False
+    def __init__(self, owner: Any, name: str, original: Any, substitute: Callable[..., Any]) -> None:
+        super().__init__(owner, name, original)
         here = self.here
 
         def chosen(*args: Any, **kwargs: Any) -> Any:
+            if self.is_over and not torch.compiler.is_compiling():
+                restore(owner, name)
             return (substitute if here.inside else original)(*args, **kwargs)
 
         self.function: Any = chosen  # a function, which binds as a method
@@ -70,42 +101,51 @@ class Choice:
 
 
 def living(value: Any) -> Any:
-    """The original behind substitutes whose contexts have ended.
-
-    Another thread may have saved one of ours and put it back after its context: it acts as the original.
-    """
+    """The original behind substitutes whose contexts have ended."""
     while (known := value if isinstance(value, Flag) else getattr(value, "choice", None)) is not None:
-        if not isinstance(known, Flag | Choice) or not known.is_over:
+        if not isinstance(known, Change) or not known.is_over:
             break
         value = known.original
     return value
 
 
+def restore(owner: Any, name: str) -> None:
+    """Removes a substitute from an attribute if the context of the substitute has ended."""
+    with CHANGES:
+        found = getattr(owner, name)
+        value = living(found)
+        if value is not found:
+            setattr(owner, name, value)
+
+
 @contextmanager
 def substituted(owner: Any, name: str, substitute: Callable[..., Any]) -> Iterator[None]:
     """Within this context a function of a module or class is another one, for this thread."""
-    choice = Choice(living(getattr(owner, name)), substitute)
-    with _placed(owner, name, choice, choice.function):
+    with CHANGES:
+        choice = Choice(owner, name, living(getattr(owner, name)), substitute)
+        setattr(owner, name, choice.function)
+    with _entered(choice):
         yield
 
 
 @contextmanager
-def flagged(owner: Any, name: str, others: Any) -> Iterator[None]:
-    """Within this context a truth value of a module is `True` for this thread, and `others` for all others."""
-    flag = Flag(living(others))
-    with _placed(owner, name, flag, flag):
+def flagged(owner: Any, name: str) -> Iterator[None]:
+    """Within this context a truth value of a module is `True` for this thread, and as before for all others."""
+    with CHANGES:
+        flag = Flag(owner, name, living(getattr(owner, name)))
+        setattr(owner, name, flag)
+    with _entered(flag):
         yield
 
 
 @contextmanager
-def _placed(owner: Any, name: str, known: Flag | Choice, value: Any) -> Iterator[None]:
-    setattr(owner, name, value)
+def _entered(change: Change) -> Iterator[None]:
+    """Within this context the thread is inside of a change, which ends with the context."""
     try:
-        with known.here.entered():
+        with change.here.entered():
             yield
     finally:
-        known.is_over = True
-        setattr(owner, name, living(getattr(owner, name)))
+        change.end()
 
 
 class Stream:

@@ -86,13 +86,13 @@ def permuted(values: Tensor, found: Conversion, fill: complex = 0) -> Tensor:
     """Values [n] in the order of a converted pattern, the fill in its padding; differentiable."""
     if found.is_identity:
         return values
+    permutation = found.permutation.to(values.device)
     if not found.is_padded:
-        return values.index_select(0, found.permutation)
+        return values.index_select(0, permutation)
     if values.shape[0] == 0:
         return values.new_full((found.pattern.nnz,), fill)
-    is_entry = found.permutation >= 0
-    taken = values.index_select(0, found.permutation.clamp(min=0))
-    return torch.where(is_entry, taken, torch.full((), fill, dtype=values.dtype))
+    taken = values.index_select(0, permutation.clamp(min=0))
+    return torch.where(permutation >= 0, taken, torch.full((), fill, dtype=values.dtype))
 
 
 def from_sorted(

@@ -5,6 +5,7 @@ so, nor can classes that compute by `__torch_dispatch__`, as `torch_geometric.Ed
 or none.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 import torch
@@ -17,6 +18,27 @@ def has_memory(tensor: torch.Tensor) -> bool:
     """Whether the entries of a strided tensor lie at its address, in main memory."""
     if not tensor.is_cpu:
         return False
+    return has_entries(tensor)
+
+
+def runs_natively(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether kernels can be given tensors: none lies on another device, where torch's operators compute.
+
+    Tensors without entries, as those of the device `meta`, lie on no device; reading them is an error.
+    """
+    for tensor in tensors:  # noqa: SIM110, calls of kernels wait for this
+        if not (tensor.is_cpu or tensor.is_meta):
+            return False
+    return True
+
+
+def is_on_device(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor has its entries on another device than the CPU, where torch's operators read them."""
+    return not runs_natively((tensor,)) and has_entries(tensor)
+
+
+def has_entries(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor is one of torch's own classes, or computes as they do."""
     kind = type(tensor)
     return kind in PLAIN or kind.__torch_dispatch__ is _dispatch
 

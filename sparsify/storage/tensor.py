@@ -361,6 +361,7 @@ def values_at(tensor: Tensor, pattern: Pattern) -> Tensor:
     coordinates, inside = pattern.kept_coordinates(), pattern.kept_inside()
     if inside is None:
         return tensor[tuple(coordinates)].reshape(-1)
+    coordinates, inside = coordinates.to(tensor.device), inside.to(tensor.device)
     safe = torch.where(inside, coordinates, 0)
     return torch.where(inside, tensor[tuple(safe)], 0)
 

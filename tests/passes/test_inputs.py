@@ -122,6 +122,89 @@ def test_our_own_sparse_tensors():
         torch.testing.assert_close(found, model(x, matrix), rtol=1e-4, atol=1e-5)
 
 
+OPERATORS = {
+    "product": lambda a, x, w: a @ x,
+    "sampled product": lambda a, x, w: a * (w @ x @ x.T),
+    "sum": lambda a, x, w: a.sum(1),
+    "pointwise": lambda a, x, w: torch.relu(a) @ x,
+    "addition": lambda a, x, w: a + w,
+}
+BLOCKS = {
+    "bsr": lambda a: a.to_sparse_bsr((2, 2)),
+    "bsc": lambda a: a.to_sparse_bsc((2, 2)),
+    "csc": torch.Tensor.to_sparse_csc,
+    "duplicates": lambda a: twice(a),
+}
+
+
+def twice(dense):
+    """Every entry in two halves."""
+    found = dense.to_sparse().coalesce()
+    indices, values = found.indices(), found.values() / 2
+    return torch.sparse_coo_tensor(torch.cat([indices] * 2, 1), torch.cat([values] * 2), dense.shape)
+
+
+class Computed(nn.Module):
+    """A function of three tensors."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, a, x, w):
+        return self.function(a, x, w)
+
+
+def sparse_input(function, *inputs):
+    """A model of a function whose first input is sparse."""
+    rule = {"targets": ["input:a"], "format": "csr", "optional": True}
+    return apply(Computed(function).eval(), {"schema": 1, "name": "input", "sparsify": [rule]}, inputs)
+
+
+@pytest.mark.parametrize("layout", BLOCKS)
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore::RuntimeWarning")
+def test_layouts_of_torch(name, layout):
+    """Layouts for which torch itself has no such operator."""
+    torch.manual_seed(0)
+    dense = torch.randn(8, 6) * (torch.rand(8, 6) < 0.4)
+    x, w = torch.randn(6, 4), torch.randn(8, 6)
+    sparse = sparse_input(OPERATORS[name], BLOCKS[layout](dense), x, w)
+    found = sparse(BLOCKS[layout](dense), x, w)
+    found = found if type(found) is torch.Tensor and found.layout is torch.strided else found.to_dense()
+    torch.testing.assert_close(found, OPERATORS[name](dense, x, w), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore::RuntimeWarning")
+def test_errors_are_those_of_the_dense_model_or_say_that_inputs_are_sparse():
+    x, w, matrix = torch.randn(6, 4), torch.randn(8, 6), torch.eye(5).to_sparse_csr()
+    sparse = sparse_input(lambda a, x, w: torch.cat([a, w]), torch.eye(6).to_sparse_csr(), x, w)
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match except in dimension 0"):
+        sparse(matrix, x, w)
+
+    def strided(a, x, w):
+        if type(a) is not torch.Tensor or a.layout is not torch.strided:
+            raise RuntimeError("a layout without strides")
+        return a.sum()
+
+    sparse = sparse_input(strided, torch.eye(6), x, w)
+    assert sparse(torch.eye(6), x, w) == 6
+    with pytest.raises(NotImplementedError, match=r"does not take sparse inputs.*give dense ones"):
+        sparse(matrix, x, w)
+
+
+@pytest.mark.parametrize("layout", ["csc", "bsr"])
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore::RuntimeWarning")
+def test_arrays_of_layouts_are_in_the_order_of_torch(layout):
+    """Graphs hold entries row by row; the model itself runs where it reads how other layouts store them."""
+    torch.manual_seed(0)
+    matrix = BLOCKS[layout](torch.randn(4, 6) * (torch.rand(4, 6) < 0.5))
+    x, w = torch.randn(6, 4), torch.randn(4, 6)
+    sparse = sparse_input(lambda a, x, w: a.values() * 2, matrix, x, w)
+    assert torch.equal(sparse(matrix, x, w), matrix.values() * 2)
+    assert not sparse.report.regions
+
+
 def test_results_stay_as_they_are_in_recycled_memory():
     model = TwoLayers(HandWritten, features=8, hidden=64, classes=64).eval()
     x, edge_index = graph(2000, 4000, features=8)

@@ -46,7 +46,7 @@ def test_methods_bind():
 
 
 def test_flags(owner):
-    with confined.flagged(owner, "flag", owner.flag):
+    with confined.flagged(owner, "flag"):
         assert owner.flag
         assert owner.flag == 1
         assert owner.flag | False is True
@@ -71,6 +71,75 @@ def test_contexts_that_end_in_another_order(owner):
     with confined.substituted(owner, "name", lambda: "third"):
         assert owner.name() == "third"
     assert owner.name is before
+
+
+def test_substitutes_that_are_put_back_remove_themselves(owner):
+    """Other code saves a value within a context, and puts it back after the context."""
+    before = owner.name
+    with confined.substituted(owner, "name", lambda: "other"), confined.flagged(owner, "flag"):
+        function, flag = owner.name, owner.flag
+    owner.name, owner.flag = function, flag
+    assert elsewhere(owner.name) == "original"
+    assert owner.name is before
+    assert not elsewhere(lambda: bool(owner.flag))
+    assert owner.flag is False
+
+
+def test_substitutes_of_others_stay_where_one_removes_itself(owner):
+    before = owner.name
+    first = confined.substituted(owner, "name", lambda: "first")
+    first.__enter__()
+    saved = owner.name
+    with confined.substituted(owner, "name", lambda: "second"):
+        first.__exit__(None, None, None)
+        assert saved() == "original"
+        assert owner.name() == "second"
+    assert owner.name is before
+
+
+@pytest.mark.parametrize("starts_first", [True, False])
+def test_contexts_of_two_threads_that_read_and_write_at_once(starts_first):
+    """One thread reads the attribute, the other one begins or ends its context, and the first one writes."""
+    read, other_done = threading.Event(), threading.Event()
+
+    class Owner:
+        def __getattribute__(self, key):
+            value = object.__getattribute__(self, key)
+            if key == "name" and threading.current_thread() is slow and not read.is_set():
+                read.set()
+                other_done.wait(0.5)
+            return value
+
+    owner = Owner()
+    owner.name = original = lambda: "original"
+    context, ready, leave = (
+        confined.substituted(owner, "name", lambda: "other"),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def change():
+        with confined.substituted(owner, "name", lambda: "slow"):
+            ready.set()
+            leave.wait(10)
+
+    slow = threading.Thread(target=change)
+    if starts_first:
+        context.__enter__()
+    slow.start()
+    assert read.wait(10)
+    if starts_first:
+        context.__exit__(None, None, None)
+    else:
+        context.__enter__()
+    other_done.set()
+    assert ready.wait(10)
+    leave.set()
+    slow.join(10)
+    if not starts_first:
+        assert owner.name() == "other"
+        context.__exit__(None, None, None)
+    assert vars(owner)["name"] is original
 
 
 def test_silence(capsys):

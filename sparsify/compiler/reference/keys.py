@@ -4,6 +4,7 @@ In: coordinates [d, n] in a shape of any extents. Out: keys [n] in lexicographic
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Final
 
 import torch
@@ -38,6 +39,15 @@ class Keys:
             key = column if key is None else key * extent + column
             size *= extent
         self.values = torch.zeros(1, dtype=torch.int64) if key is None else key
+
+    def on(self, device: torch.device) -> "Keys":
+        """The same keys on a device."""
+        found = copy(self)
+        found._stages = [
+            (extent, None if known is None else known.to(device)) for extent, known in self._stages
+        ]
+        found.values = self.values.to(device)
+        return found
 
     def of(self, coordinates: Sequence[Tensor]) -> Tensor:
         """The keys of other coordinates, which broadcast together; -1 where no coordinates here are the same."""

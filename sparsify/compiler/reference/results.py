@@ -34,10 +34,10 @@ def result(declared: Declaration, values: Values, operands: Mapping[str, Tensor]
     if isinstance(root, SparseTensor):
         pattern = shared_pattern(root._pattern, declared.format, found.shape)
         return _on_pattern(pattern, found, declared, dtype)
-    made = tensor(
-        (found.coordinates, found.values.to(dtype), found.shape), declared.format, fill=declared.fill
-    ).to(format=declared.format)
-    return wrap(_in_index_dtypes(made._pattern, declared), made._vals, declared.fill)
+    entries = found.values.to(dtype)
+    made = tensor((found.coordinates.cpu(), entries.cpu(), found.shape), declared.format, fill=declared.fill)
+    made = made.to(format=declared.format)
+    return wrap(_in_index_dtypes(made._pattern, declared), made._vals.to(entries.device), declared.fill)
 
 
 def _dense(values: Tensor, format: Format) -> Tensor:
@@ -53,7 +53,7 @@ def _on_pattern(pattern: Pattern, found: Entries, declared: Declaration, dtype: 
     """Values on the pattern of an operand; the padding of blocks is the fill."""
     if pattern.format != declared.format:
         pattern = conversion(pattern, declared.format).pattern
-    order = permutation(pattern)
+    order = permutation(pattern, found.values.device)
     values = found.values.to(dtype)
     if order is None:
         return wrap(pattern, values, declared.fill)

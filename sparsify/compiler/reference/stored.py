@@ -22,6 +22,8 @@ from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
 _SORTED: Final = "entries sorted by coordinates"
+# Coordinates in the order of their keys, which entry each of them is, `None` for the same one, and the keys.
+Sorted = tuple[Tensor, Tensor | None, Keys]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,9 @@ class DenseValues:
         values = self.values[tuple(places)]
         is_fill = None if self.is_fill is None else self.is_fill[tuple(places)]
         if inside is not None:
-            values = torch.where(inside, values, in_dtype(torch.tensor(self.fill), self.kind))
+            values = torch.where(
+                inside, values, in_dtype(torch.tensor(self.fill, device=values.device), self.kind)
+            )
             is_fill = ~inside if is_fill is None else is_fill | ~inside
         return Grid(values, is_fill, self.kind)
 
@@ -126,9 +130,8 @@ def operand(tensor: Tensor, kind: Kind, fill: Fill, *, is_dense: bool) -> Values
         return DenseValues(in_dtype(_plain(tensor), kind), None, kind, fill)
     if is_dense:
         return DenseValues(in_dtype(_plain(tensor.to_dense()), kind), None, kind, fill)
-    pattern = tensor._pattern.validated()
-    coordinates, order, keys = pattern.cached(_SORTED, lambda: _sorted(pattern))
-    values = _plain(tensor._vals)
+    pattern, values = tensor._pattern.validated(), _plain(tensor._vals)
+    coordinates, order, keys = sorted_of(pattern, values.device)
     values = values if order is None else values.index_select(0, order)
     return Entries(coordinates, in_dtype(values, kind), pattern.shape, kind, tensor._fill, keys=keys)
 
@@ -166,10 +169,23 @@ def sorted_entries(
     return found
 
 
-def permutation(pattern: Pattern) -> Tensor | None:
-    """Which entry of a pattern each of its sorted entries is; `None`: the same one."""
-    found: Tensor | None = pattern.cached(_SORTED, lambda: _sorted(pattern))[1]
-    return found
+def permutation(pattern: Pattern, device: torch.device) -> Tensor | None:
+    """Which entry of a pattern each of its sorted entries is, on a device; `None`: the same one."""
+    return sorted_of(pattern, device)[1]
+
+
+def sorted_of(pattern: Pattern, device: torch.device) -> Sorted:
+    """The sorted entries of a pattern on the device of its values; patterns themselves are in main memory."""
+    found: Sorted = pattern.cached(_SORTED, lambda: _sorted(pattern))
+    if device == found[0].device:
+        return found
+    moved: Sorted = pattern.cached((_SORTED, device), lambda: _moved(found, device))
+    return moved
+
+
+def _moved(found: Sorted, device: torch.device) -> Sorted:
+    coordinates, order, keys = found
+    return coordinates.to(device), None if order is None else order.to(device), keys.on(device)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -177,7 +193,7 @@ def _plain(tensor: Tensor) -> Tensor:
     return found.resolve_conj().resolve_neg()
 
 
-def _sorted(pattern: Pattern) -> tuple[Tensor, Tensor | None, Keys]:
+def _sorted(pattern: Pattern) -> Sorted:
     """The coordinates of the entries inside the shape in the order of their keys, and which entries they are of."""
     coordinates = pattern.kept_coordinates(False)
     inside = pattern.kept_inside()

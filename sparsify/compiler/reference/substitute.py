@@ -1,6 +1,7 @@
-"""The reference in place of a kernel that cannot be built: one warning that says what is lost and what to do.
+"""The reference in place of a kernel that cannot be built or run: one warning that says what is lost and what to do.
 
-In: the `CompilerNotFoundError` of a step. Out: a `RuntimeWarning`, once for each reason in a process.
+In: the `CompilerNotFoundError` of a step, or operands on another device. Out: a `RuntimeWarning`, once for each
+reason in a process.
 """
 
 import warnings
@@ -13,26 +14,31 @@ from sparsify.compiler.arguments import check_operand, patterns_of
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.known import KNOWN
 from sparsify.compiler.reference import evaluate_program
-from sparsify.errors import CompilerNotFoundError, SparsifyError
+from sparsify.errors import CompilerNotFoundError, DeviceError, SparsifyError
 from sparsify.options import Options
 from sparsify.storage.tensor import SparseTensor, wrap
 
 LOST: Final = "torch's operators compute in place of kernels: same results, much slower"
 
+KERNELS: Final = "kernels run on the CPU"
+REMEDY: Final = "put them on the CPU, with .cpu(), to be fast"
+
 _announced: set[tuple[object, ...]] = set()
 
 
-def text_of(error: SparsifyError) -> str:
-    """What is lost because of an error, why, and what to do."""
-    if isinstance(error, CompilerNotFoundError):
-        return f"{LOST}; {error}"
-    return f"{LOST}; a kernel cannot be built: {error}"
+def text_of(error: SparsifyError, place: str = "") -> str:
+    """What is lost because of an error, where, why, and what to do."""
+    lost = f"{place}: {LOST}" if place else LOST
+    if isinstance(error, CompilerNotFoundError | DeviceError):
+        return f"{lost}; {error}"
+    return f"{lost}; a kernel cannot be built: {error}"
 
 
-def announce(error: SparsifyError, options: Options) -> None:
-    """Warns, unless it was said before that such kernels cannot be built with these settings."""
+def announce(error: SparsifyError, options: Options, program: Program) -> None:
+    """Warns, unless it was said before that there are no such kernels with these settings."""
     if is_new(error, options):
-        warnings.warn(f"sparsify: {text_of(error)}", RuntimeWarning, stacklevel=2)
+        place = "; ".join(map(str, program.statements))
+        warnings.warn(f"sparsify: {text_of(error, place)}", RuntimeWarning, stacklevel=2)
 
 
 def is_new(error: SparsifyError, options: Options) -> bool:
@@ -58,7 +64,7 @@ def computed(
         DtypeError, FormatError, ShapeError: operands that do not fit the program.
     """
     assert failure is not None, "a kernel computes otherwise"
-    announce(failure, options)
+    announce(failure, options, program)
     for name, operand in zip(program.inputs, operands, strict=True):
         check_operand(program.declaration(name), operand)
     results = evaluate_program(program, dict(zip(program.inputs, operands, strict=True)))
@@ -66,6 +72,24 @@ def computed(
         return results
     (result,) = results
     return _on_known_pattern(program, operands, result) if isinstance(result, SparseTensor) else result
+
+
+def computed_elsewhere(
+    program: Program, operands: Sequence[Tensor], options: Options
+) -> Tensor | tuple[Tensor, ...]:
+    """The results of a program for operands on another device, on that device; one result is not in a tuple.
+
+    Raises:
+        DeviceError: operands of several devices; with `strict` any other device.
+    """
+    found = dict.fromkeys(str(operand.device) for operand in operands if operand.dim())
+    names = ", ".join(program.inputs)
+    if len(found) > 1:
+        raise DeviceError(f"{names} are on {' and '.join(found)}", "put all of them on one device")
+    failure = DeviceError(f"{names} are on {next(iter(found), operands[0].device)}, {KERNELS}", REMEDY)
+    if options.strict:
+        raise failure
+    return computed(program, operands, failure, options)
 
 
 def _on_known_pattern(program: Program, operands: Sequence[Tensor], result: SparseTensor) -> SparseTensor:

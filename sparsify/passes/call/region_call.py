@@ -22,7 +22,7 @@ from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import plan
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
 from sparsify.compiler.specialise import specialised
-from sparsify.errors import CompilerError, KernelError, SparsifyError, UnsupportedProgramError
+from sparsify.errors import CompilerError, DeviceError, KernelError, SparsifyError, UnsupportedProgramError
 from sparsify.options import Options
 from sparsify.passes.call.alternative import Preferred
 from sparsify.passes.call.first_backward import (
@@ -38,7 +38,8 @@ from sparsify.passes.capture.draft import Notices
 from sparsify.passes.operands.convolution_operands import FlatImages
 from sparsify.passes.operands.edge_slots import Aligned
 from sparsify.passes.region.provenance import Origin
-from sparsify.storage.tensor import SparseTensor
+from sparsify.storage.own_memory import runs_natively
+from sparsify.storage.tensor import SparseTensor, wrap
 from sparsify.storage.transformed import have_tangents
 
 FAILURES: Final = (CompilerError, KernelError, UnsupportedProgramError)
@@ -94,6 +95,7 @@ class RegionCall:
         self.library, self.layout = library, layout
         self.name, self.program, self.operands = "", program, tuple(operands)
         self._sources = [(o.argument, o.structure, o.leaves, o.result) for o in self.operands]
+        self._has_masks = any(o.structure is not None and o.structure.has_masks for o in self.operands)
         self.shapes, self.dense, self.options, self.notices = shapes, dense, options, notices
         self.dtypes = [getattr(torch, program.declaration(name).dtype) for name in program.outputs]
         self.is_several = len(program.outputs) > 1
@@ -152,7 +154,7 @@ class RegionCall:
             if type(value) is Aligned:
                 value = SparseTensor(value.pattern, value.values(arguments[argument]))
             found.append(value)
-        return found
+        return on_one_device(found) if self._has_masks else found
 
     def __call__(self, *arguments: Any) -> Result:
         """The result of the region, by the dense nodes once the kernel has failed, and for full gradients."""
@@ -192,6 +194,9 @@ class RegionCall:
                     return timed(self.kernel, operands, times_us)
             except FAILURES as error:
                 self.failure = self.noted(error, DENSE_RESULTS)
+            except DeviceError:
+                if self.is_strict:
+                    raise  # else the operators of the model say what is wrong
         return self.dense_result(arguments)
 
     def by_rival(self, preferred: Preferred, arguments: Sequence[Any]) -> Result | None:
@@ -298,8 +303,12 @@ class RegionCall:
         """The gradients of all results, zeros of those that have none."""
         if all(gradient is not None for gradient in gradients):
             return list(gradients)  # type: ignore[arg-type]
+        device = next(found.device for found in gradients if found is not None)
         kinds = zip(gradients, self.result_shapes(arguments), self.dtypes, strict=True)
-        return [torch.zeros(s, dtype=dtype) if found is None else found for found, s, dtype in kinds]
+        return [
+            torch.zeros(s, dtype=dtype, device=device) if found is None else found
+            for found, s, dtype in kinds
+        ]
 
     def operand_gradients(
         self, operands: Sequence[torch.Tensor], results: Known, gradients: Sequence[torch.Tensor]
@@ -355,6 +364,17 @@ class RegionCall:
         if self.layout is not None:
             return [self.layout.shape(arguments)]
         return [[e if isinstance(e, int) else arguments[e.argument] for e in shape] for shape in self.shapes]
+
+
+def on_one_device(operands: list[Any]) -> list[Any]:
+    """Operands with masks, which follow from lengths alone, on the device of the others."""
+    device = next((one.device for one in operands if not runs_natively((one,))), None)
+    if device is None:
+        return operands
+    return [
+        wrap(one._pattern, one._vals.to(device), one._fill) if isinstance(one, SparseTensor) else one
+        for one in operands
+    ]
 
 
 def timed(call: Callable[..., Result], operands: Sequence[Any], times_us: list[float]) -> Result:

@@ -12,14 +12,16 @@ from typing import Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from sparsify.errors import CaptureError, SparsifyError
+from sparsify.errors import CaptureError, SparsifyError, UnsupportedOperatorError
 from sparsify.passes.capture.constant_keys import contents
 from sparsify.passes.capture.libraries import transformers_cache
 from sparsify.storage.interop import tensor
 from sparsify.storage.own_memory import has_memory
 from sparsify.storage.tensor import SparseTensor
 
-SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+# Entries of sparse inputs, made dense, that are no load for a call that fails anyway.
+MOST_TRIED = 2**24
+SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 PARTS = ("rows", "columns", "values", "extent")
 # Types of constants that compare in a trace.
 CONSTANTS: Final = (bool, int, float, str, type(None), torch.dtype)
@@ -225,12 +227,36 @@ def run_source(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
         except SparsifyError:
             raise  # it says what to write instead
         except Exception:
-            raise error from None
+            raise reason(model, run, leaves, error) from None
+
+
+def reason(
+    model: Callable[..., Any], run: Callable[..., Any], leaves: Sequence[Any], error: Exception
+) -> Exception:
+    """Why a model does not take sparse tensors: its own error where it does not take dense ones either.
+
+    Args:
+        model: that was called.
+        run: calls it with what a function makes of each leaf.
+        leaves: of the call.
+        error: that torch raised for its sparse tensors.
+    """
+    if sum(leaf.numel() for leaf in leaves if is_sparse(leaf)) > MOST_TRIED:
+        return error
+    try:
+        run(lambda value: as_torch(value).to_dense() if is_sparse(value) else value)
+    except Exception as own:
+        return own
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UnsupportedOperatorError(
+        f"{type(model).__name__} does not take sparse inputs, for which torch says: {first}",
+        "give dense ones, as value.to_dense()",
+    )
 
 
 def as_ours(value: Any) -> Any:
     """A sparse tensor of torch as one of this package, whose operators take more layouts; anything else as it is."""
-    return tensor(value) if is_sparse(value) and not is_ours(value) else value
+    return tensor(value, duplicates="sum") if is_sparse(value) and not is_ours(value) else value
 
 
 def is_sparse(value: Any) -> bool:

@@ -11,7 +11,7 @@ import builtins
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FunctionType
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from sparsify.runtime import confined
 
 FLAGS: Final = ("_is_compiling_flag", "_is_exporting_flag")
 BUILTINS: Final = ((builtins, "max"), (builtins, "min"), (math, "pow"))
+REVERT: Final = "_maybe_revert_all_patches"
 Context = Callable[..., AbstractContextManager[Any]]
 
 
@@ -38,6 +39,7 @@ def confined_export() -> Iterator[None]:
         (tracer.Tracer, "trace", confined_trace),
         (trace, "_gather_constant_attrs", without_parameters),
         (inputs, "_gather_constant_attrs", without_parameters),
+        (torch._ops, "mode_stack_state_for_pre_dispatch", own_modes),
     ]
     with ExitStack() as stack:
         for owner, name, confine in changes:
@@ -88,7 +90,7 @@ def state() -> Iterator[None]:
     """Within this context torch says that this thread exports."""
     with ExitStack() as stack:
         for name in FLAGS:
-            stack.enter_context(confined.flagged(torch.compiler, name, getattr(torch.compiler, name)))
+            stack.enter_context(confined.flagged(torch.compiler, name))
         yield
 
 
@@ -123,30 +125,62 @@ def confined_trace(trace: Callable[..., Any]) -> Callable[..., Any]:
         apart.__kwdefaults__ = own.__kwdefaults__
         if own is not trace:
             apart = torch.compiler.disable(apart)
-        with confined.flagged(tracer, "_is_fx_tracing_flag", tracer._is_fx_tracing_flag):
+        with confined.flagged(tracer, "_is_fx_tracing_flag"):
             return apart(*args, **kwargs)
 
     return tracing
 
 
 def confined_patcher(new_patcher: Context) -> Context:
-    """A context in which fx changes methods of classes for one thread, of one that changes them for all."""
+    """A context in which fx changes methods of classes for one thread, in place of one that changes them for all.
+
+    fx's own context makes its patches known to the process: Dynamo, when it compiles in another thread, would take them
+    back, so that the trace misses calls, and afterwards apply them again, even if the trace has ended.
+    """
 
     @contextmanager
     def patching() -> Iterator[Any]:
-        with ExitStack() as stack:
-            patcher = stack.enter_context(new_patcher())
-            patch_method = patcher.patch_method
+        if not hasattr(tracer, "_Patcher"):
+            with new_patcher() as patcher:
+                yield patcher
+            return
+        methods: list[tuple[type, str, Callable[..., Any]]] = []
+        with ExitStack() as patches, tracer._Patcher() as patcher:
 
             def patch_here(cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True) -> None:
-                original = confined.living(getattr(cls, name))
-                if original is not getattr(cls, name):
-                    setattr(cls, name, original)  # fx puts back what it finds
-                choice = confined.Choice(original, new)
-                stack.enter_context(choice.here.entered())
-                patch_method(cls, name, choice.function, deduplicate)
+                methods.append((cls, name, new))
+                patches.enter_context(confined.substituted(cls, name, new))
 
-            patcher.patch_method = patch_here
-            yield patcher
+            @contextmanager
+            def reverted() -> Iterator[None]:
+                patches.close()
+                patcher.revert_all_patches()
+                try:
+                    yield
+                finally:
+                    patcher.reapply_all_patches()
+                    for method in methods:
+                        patches.enter_context(confined.substituted(*method))
+
+            patcher.patch_method = patch_here  # type: ignore[assignment, method-assign]
+            with revertible(reverted):
+                yield patcher
 
     return patching
+
+
+def own_modes(modes_of_process: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that gives this thread its own dispatch modes before autograd.
+
+    torch keeps one list of them for the process: Dynamo, when it compiles in another thread, would trace its symbols
+    into the graph of the export.
+    """
+    own = type(modes_of_process())()
+    return lambda: own
+
+
+def revertible(reverted: Context) -> AbstractContextManager[None]:
+    """A context in which Dynamo, when it compiles in this thread, takes back the patches of this thread."""
+    if not hasattr(tracer, REVERT):
+        return nullcontext()
+    return confined.substituted(tracer, REVERT, reverted)

@@ -33,7 +33,7 @@ from sparsify.passes.capture.libraries import (
 from sparsify.passes.functional.functionalize import functionalize
 from sparsify.passes.graph.canonicalize import canonicalize
 from sparsify.runtime import confined
-from sparsify.storage.own_memory import has_memory, without_memory
+from sparsify.storage.own_memory import has_memory, is_on_device, without_memory
 
 Dynamic = Mapping[str, Any] | Sequence[Any] | None
 PREFIX = "model."
@@ -217,7 +217,9 @@ def require_readable(model: nn.Module, call: calls.Call) -> None:
     """
     given = ((leaf.name, value) for leaf, value in zip(call.shape.leaves, call.values, strict=True))
     for name, tensor in (*model.named_parameters(), *model.named_buffers(), *given):
-        if not isinstance(tensor, torch.Tensor) or calls.is_ours(tensor) or has_memory(tensor):
+        if not isinstance(tensor, torch.Tensor) or calls.is_ours(tensor):
+            continue
+        if has_memory(tensor) or is_on_device(tensor):
             continue
         raise CaptureError(f"{name} {without_memory(tensor)}")
     for leaf in call.shape.leaves:

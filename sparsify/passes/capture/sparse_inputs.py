@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,6 +22,9 @@ from sparsify.runtime.confined import substituted
 
 Table = dict[str, Callable[..., Any]]
 _EMPTY = torch.empty(0)
+# What matrices are stored as; only those of layouts that list entries row by row are known while capturing.
+ARRAYS: Final = frozenset({"crow_indices", "col_indices", "indices", "_indices", "values", "_values"})
+BY_ROWS: Final = (torch.sparse_coo, torch.sparse_csr)
 # The operators that took matrices as dense tensors in a capture.
 _written_out: ContextVar[Callable[[str], None]] = ContextVar("written_out")
 
@@ -60,6 +63,11 @@ class CapturedSparse(torch.Tensor):
         if name == "__get__":
             name = next((key for key, getter in PROPERTIES.items() if func.__self__ is getter), str(func))
         try:
+            if name in ARRAYS and args[0].kind not in BY_ROWS:
+                raise CaptureError(
+                    f"{name} of a sparse input in {args[0].kind} cannot be captured",
+                    "an input in torch.sparse_coo or torch.sparse_csr",
+                )
             if name in TABLE:
                 return TABLE[name](*args, **(kwargs or {}))
         except CaptureError:

@@ -16,7 +16,7 @@ from torch import fx
 from sparsify.compiler.prepare import prepare_all
 from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.hubs import said
-from sparsify.errors import InvalidTensorError, SparsifyError
+from sparsify.errors import DeviceError, InvalidTensorError, SparsifyError
 from sparsify.passes.call.bind import Plan, as_methods, bind, bind_matrix, cut_out
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import call_region, call_results, is_call
@@ -38,6 +38,9 @@ from sparsify.passes.region.region import Region
 from sparsify.report import RegionEntry
 
 aten: Final = torch.ops.aten
+MODEL_REMEDY: Final = "model.cpu(), and inputs on the CPU, to be fast"
+# Regions that a warning names.
+SHOWN: Final = 3
 
 
 def emit(draft: Draft) -> Draft:
@@ -53,19 +56,22 @@ def emit(draft: Draft) -> Draft:
     for plan in plans.values():
         cut_out(draft, plan)
     sites = [site_of(draft, region, bindings) for region, bindings in bound]
-    own = [site for site in sites if isinstance(site, Site) and site.call.library is None]
+    own = [site for site in sites if isinstance(site, Site) and has_kernel(site)]
     failed = dict(zip(map(id, own), prepare_all([(s.call.kernel, s.sizes) for s in own]), strict=True))
     replaced: dict[fx.Node, fx.Node] = {}
     calls: list[RegionCall] = []
+    substituted: dict[str, tuple[SparsifyError, list[Site]]] = {}
     names = extent_names(draft.graph)
     for (region, _), site in zip(bound, sites, strict=True):
         error = failed.get(id(site)) if isinstance(site, Site) else site
         if isinstance(site, Site) and error is None:
-            if site.call.kernel.failure is not None:
-                substituted(draft, site)
+            site.call.name = f"region_{len(calls) + 1}"
+            if (failure := failure_of(site)) is not None:
+                if draft.is_strict:
+                    raise failure
+                substituted.setdefault(str(failure), (failure, []))[1].append(site)
             elif site.call.library is None:
                 choose(draft, site)
-            site.call.name = f"region_{len(calls) + 1}"
             calls.append(site.call)
             replace_nodes(draft, site, replaced, names)
             continue
@@ -78,7 +84,28 @@ def emit(draft: Draft) -> Draft:
     canonicalize.remove_unused(draft.graph)
     as_methods(draft.graph)
     keep_live(draft, calls)
+    for failure, those in substituted.values():
+        list_substituted(draft, failure, [site for site in those if site.call in draft.regions])
     return draft
+
+
+def has_kernel(site: Site) -> bool:
+    """Whether a kernel computes a region: no library does, and its tensors are in main memory."""
+    return site.call.library is None and device_of(site.region) is None
+
+
+def device_of(region: Region) -> torch.device | None:
+    """The device of the results of a region where that is not the CPU."""
+    value = tensor_value(region.output)
+    return None if value is None or value.device.type == "cpu" else value.device
+
+
+def failure_of(site: Site) -> SparsifyError | None:
+    """Why torch's operators compute a region in place of a kernel; `None` where they do not."""
+    device = device_of(site.region)
+    if device is not None and site.call.library is None:
+        return DeviceError(f"its tensors are on {device}, {substitute.KERNELS}", MODEL_REMEDY)
+    return site.call.kernel.failure
 
 
 def keep_live(draft: Draft, calls: list[RegionCall]) -> None:
@@ -100,14 +127,18 @@ def choose(draft: Draft, site: Site) -> None:
         region.notes.append(confront(draft, call, arguments, sizes, field, seconds))
 
 
-def substituted(draft: Draft, site: Site) -> None:
-    """Lists a region that torch's operators compute, as its kernel cannot be built."""
-    failure = site.call.kernel.failure
-    assert failure is not None, "its kernel cannot be built"
+def list_substituted(draft: Draft, failure: SparsifyError, sites: list[Site]) -> None:
+    """Lists the regions that torch's operators compute for one reason, with one warning that names them."""
+    if not sites:
+        return
     substitute.is_new(failure, draft.options)
-    warning = substitute.text_of(failure)
-    site.region.notes.append(f"torch's operators compute, {failure.message.splitlines()[0]}")
-    if not any(said.startswith(substitute.LOST) for said in draft.report.warnings):
+    reason = getattr(failure, "message", str(failure)).splitlines()[0]
+    for site in sites:
+        site.region.notes.append(f"torch's operators compute, {reason}")
+    named = [f"{site.call.name} ({site.region.shown.name})" for site in sites]
+    more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+    warning = substitute.text_of(failure, ", ".join(named[:SHOWN]) + more)
+    if warning not in draft.report.warnings:
         draft.report.warnings.append(warning)
 
 
@@ -134,7 +165,8 @@ def replace_nodes(
     entry = describe(draft, region, call)
     call.notes = entry.notes
     if call.library is None:
-        entry.kernel, entry.cache = call.kernel.key, call.kernel.cache
+        is_built = has_kernel(site)
+        entry.kernel, entry.cache = (call.kernel.key, call.kernel.cache) if is_built else ("torch", "none")
         entry.estimated_us = estimated_us(draft, region, site.sizes)
     arguments = [replaced.get(argument, argument) for argument in site.arguments]
     with draft.graph.inserting_before(first):

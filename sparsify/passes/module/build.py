@@ -3,7 +3,7 @@
 In: a model, a recipe and a call like those that will come. Out: a `Draft` whose graph calls kernels.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
@@ -29,6 +29,7 @@ from sparsify.passes.pipeline import PASSES
 from sparsify.recipe import Rule
 from sparsify.report import Choice
 from sparsify.report_text import fold
+from sparsify.storage.own_memory import runs_natively
 
 # For as many regions as this the seconds of each are spent; most races are over sooner.
 REGIONS: Final = 15
@@ -78,7 +79,7 @@ def drafted(
         )
         report = replace(asked.report(type(source).__name__), specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
-        given = captured, source, asked, report, _options(asked), examples
+        given = captured, source, asked, report, _options(asked, [*tensors, *source.parameters()]), examples
         return _run_passes(Draft(*given, notices=notices, stored=stored, has_general=has_general))
 
     found = made(asked)
@@ -137,12 +138,12 @@ def _run_passes(draft: Draft) -> Draft:
     return draft
 
 
-def _options(asked: Asked) -> settings.Options:
-    """The options in force here, with those of a recipe."""
+def _options(asked: Asked, tensors: Iterable[torch.Tensor]) -> settings.Options:
+    """The options in force here for a model with these tensors, with those of a recipe."""
     current = settings.current()
     if asked.recipe.compile.threads is not None:
         current = replace(current, threads=asked.recipe.compile.threads)
-    if not has_compiler(current):
+    if not has_compiler(current) or not runs_natively(tensors):
         current = replace(current, tune_seconds=0.0)  # there is nothing to choose from
     if asked.strict or asked.recipe.compile.fallback == "error":
         current = replace(current, strict=True)

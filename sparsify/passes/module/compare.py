@@ -276,7 +276,8 @@ def gradients(outputs: Any, parameters: Sequence[torch.Tensor]) -> tuple[torch.T
         if leaf.requires_grad:
             generator = torch.Generator().manual_seed(SEED + number)
             values = numbers_of(leaf)
-            terms.append((values * torch.randn(leaf.shape, generator=generator, dtype=values.dtype)).sum())
+            drawn = torch.randn(leaf.shape, generator=generator, dtype=values.dtype).to(values.device)
+            terms.append((values * drawn).sum())
     if not terms:
         return (None,) * len(parameters)
     return torch.autograd.grad(terms, list(parameters), allow_unused=True)

@@ -51,10 +51,10 @@ class BagsOutput:
             InvalidTensorError: an index that is no row, or offsets that do not ascend from 0 within the indices.
         """
         # Copies: later writes of the caller's do not reach what kernels read.
-        indices, kept = raw[self.indices].clone(memory_format=torch.contiguous_format), None
+        indices, kept = raw[self.indices].cpu().clone(memory_format=torch.contiguous_format), None
         require_rows(indices, self.rows)
         starts = starts_of(
-            raw[self.offsets].clone(memory_format=torch.contiguous_format), len(indices), self.has_last
+            raw[self.offsets].cpu().clone(memory_format=torch.contiguous_format), len(indices), self.has_last
         )
         if self.padding is not None and bool((is_padding := indices == self.padding).any()):
             kept = torch.nonzero(~is_padding).squeeze(1)
@@ -67,11 +67,11 @@ class BagsOutput:
         ).trusted()
         return Aligned(pattern, None, kept)
 
-    def made(self, aligned: Aligned) -> Any:
-        """The bags, or their pattern where the caller brings the values."""
+    def made(self, aligned: Aligned, raw: Sequence[Any]) -> Any:
+        """The bags, on the device of their indices, or their pattern where the caller brings the values."""
         if self.is_weighted:
             return aligned
-        return wrap(aligned.pattern, torch.ones(aligned.pattern.nnz, dtype=self.dtype))
+        return wrap(aligned.pattern, raw[self.indices].new_ones(aligned.pattern.nnz, dtype=self.dtype))
 
 
 def require_rows(indices: torch.Tensor, rows: int) -> None:

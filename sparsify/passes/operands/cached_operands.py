@@ -150,6 +150,7 @@ class Structure:
         is_frozen: bool = False,
     ) -> None:
         self.module, self.outputs, self.entry = module, tuple(outputs), entry
+        self.has_masks = any(isinstance(spec, PatternOutput) for spec in self.outputs)
         self.has_matrices = any(isinstance(spec, MatrixOutput | BagsOutput) for spec in self.outputs)
         self.weight = weight_of(self.outputs)
         self.memory: Memo[Remembered] = Memo(most, static, is_frozen or self.weight is not None)
@@ -267,7 +268,7 @@ class Structure:
             return spec.made(raw)
         assert aligned is not None, "a matrix is aligned"
         if isinstance(spec, BagsOutput):
-            return spec.made(aligned)
+            return spec.made(aligned, raw)
         if spec.values == -1:
             return aligned
         if spec.dense is not None:
@@ -307,7 +308,7 @@ def weight_of(outputs: Sequence[Output]) -> MatrixOutput | None:
 
 def align_entries(dense: torch.Tensor, form: Format) -> Aligned:
     """The pattern of what is not 0; of more modes than two each level stores one, in their order."""
-    coordinates = torch.nonzero(dense, as_tuple=True)
+    coordinates = tuple([column.cpu() for column in torch.nonzero(dense, as_tuple=True)])
     if dense.dim() == 2:
         rows, columns = coordinates
         return align_edges(rows, columns, (dense.shape[0], dense.shape[1]), form)
@@ -322,6 +323,7 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int],
         rows, columns: [edges], any order, duplicates allowed.
         shape: of the matrix; coordinates outside of it are an error.
     """
+    rows, columns = rows.cpu(), columns.cpu()  # patterns are in main memory, wherever the values are
     require_inside(rows, shape[0], "row")
     require_inside(columns, shape[1], "column")
     key = rows.long() * shape[1] + columns.long()

@@ -20,7 +20,7 @@ import torch
 
 from sparsify.compiler.digest import digest, sample
 from sparsify.storage import transformed
-from sparsify.storage.own_memory import PLAIN, has_memory
+from sparsify.storage.own_memory import PLAIN, has_memory, is_on_device
 from sparsify.storage.tensor import SparseTensor
 
 T = TypeVar("T")
@@ -91,6 +91,8 @@ def _told_unread(tensor: torch.Tensor, read: Callable[[torch.Tensor], Told]) -> 
         return None
     if type(tensor) is SparseTensor:
         return _of_parts(tensor, read)
+    if is_on_device(tensor):
+        return Fingerprint((digest(tensor.cpu()), tensor.dtype, tensor.shape, tensor.device))
     return None if has_memory(tensor) else Unread()
 
 

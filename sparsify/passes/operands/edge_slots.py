@@ -24,10 +24,10 @@ class Aligned:
     kept: torch.Tensor | None = None
 
     def values(self, edges: torch.Tensor) -> torch.Tensor:
-        """The values in storage order, duplicates added up, differentiable in `edges`."""
+        """The values in storage order on the device of `edges`, duplicates added up, differentiable in `edges`."""
         if self.kept is not None:
-            edges = edges.index_select(0, self.kept)
+            edges = edges.index_select(0, self.kept.to(edges.device))
         if self.positions is None:
             return edges
         slots = edges.new_zeros(self.pattern.nnz)
-        return slots.index_add(0, self.positions, edges)
+        return slots.index_add(0, self.positions.to(edges.device), edges)

@@ -46,7 +46,7 @@ def arrays_of(matrix: torch.Tensor) -> tuple[Any, ...]:
     with torch.no_grad():
         if matrix.layout is torch.sparse_coo:
             return matrix.layout, matrix.shape, matrix.is_coalesced(), matrix._indices(), matrix._values()
-        if matrix.layout is torch.sparse_csr:
+        if matrix.layout in (torch.sparse_csr, torch.sparse_bsr):
             return matrix.layout, matrix.shape, matrix.crow_indices(), matrix.col_indices(), matrix.values()
         return matrix.layout, matrix.shape, matrix.ccol_indices(), matrix.row_indices(), matrix.values()
 

@@ -365,10 +365,12 @@ def _leading(operand: fx.Node, user: fx.Node) -> list[Any]:
 
 def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any]) -> fx.Node:
     """The mask of a pattern before an attention node, of which no mask is made to know what it is."""
-    with user.graph.inserting_before(user):
-        node = user.graph.call_function(attention_mask, (spec.kind, spec.arguments, *extents, spec.stamp))
     query = tensor_value(argument(user, 0, "query"))
     assert query is not None, "attention is of tensors"
+    device: dict[str, Any] = {} if query.is_cpu else {"device": query.device}
+    with user.graph.inserting_before(user):
+        given = (spec.kind, spec.arguments, *extents, spec.stamp)
+        node = user.graph.call_function(attention_mask, given, device)
     heads = spec.heads
     shape = [extent.meta["val"] if isinstance(extent, fx.Node) else extent for extent in extents]
     dtype = torch.float32 if spec.is_weighted else torch.bool
@@ -379,8 +381,13 @@ def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any]) -> fx.No
 
 
 def attention_mask(
-    kind: str, arguments: tuple[tuple[str, Any], ...], rows: int, columns: int, stamp: Stamp | None = None
+    kind: str,
+    arguments: tuple[tuple[str, Any], ...],
+    rows: int,
+    columns: int,
+    stamp: Stamp | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
     """The dense mask of a pattern, [rows, columns] or [heads, rows, columns]: truth values, or what is added."""
     spec = MaskSpec(kind, tuple((name, value) for name, value in arguments), stamp)
-    return spec.mask(rows, columns).to_dense()
+    return spec.mask(rows, columns).to_dense().to(device)
