@@ -21,7 +21,7 @@ from sparsify.passes.call.bind import Plan, as_methods, bind, bind_matrix, cut_o
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import call_region, call_results, is_call
 from sparsify.passes.capture.draft import Draft
-from sparsify.passes.choose.adjacency import confront, field_of
+from sparsify.passes.choose.adjacency import alternatives_of, tune_alternatives
 from sparsify.passes.choose.estimate import (
     UNKNOWN_ROWS,
     estimated_us,
@@ -93,11 +93,11 @@ def choose(draft: Draft, site: Site) -> None:
     """Times schedules of the kernels of a call, and what else computes it, both together in `tune_seconds`."""
     region, call, arguments, sizes = site.region, site.call, site.arguments, site.sizes
     region.notes += said(call.program, sizes)
-    field = field_of(draft, region, call, sizes)
-    seconds = draft.options.tune_seconds / (2 if field.near else 1)
+    offered = alternatives_of(draft, region, call, sizes)
+    seconds = draft.options.tune_seconds / (2 if offered.near else 1)
     tune_schedules(draft, region, call, arguments, sizes, seconds)
-    if field.rivals:
-        region.notes.append(confront(draft, call, arguments, sizes, field, seconds))
+    if offered.all:
+        region.notes.append(tune_alternatives(draft, call, arguments, sizes, offered, seconds))
 
 
 def substituted(draft: Draft, site: Site) -> None:

@@ -20,8 +20,8 @@ from sparsify.passes.capture.draft import Asked, Draft, Key, Notices, Stored
 from sparsify.passes.capture.example_extents import note_extents
 from sparsify.passes.capture.export import Dynamic, capture
 from sparsify.passes.capture.libraries import transformers_experts
+from sparsify.passes.choose.autotune import shared_seconds
 from sparsify.passes.choose.left_dense import EXPERTS, report_left
-from sparsify.passes.choose.timing import together
 from sparsify.passes.choose.torch_cost import bytes_of
 from sparsify.passes.decide.leaves import WRITTEN_OUT
 from sparsify.passes.module import recurrent
@@ -128,7 +128,7 @@ def _require_sparse(draft: Draft) -> None:
 def _run_passes(draft: Draft) -> Draft:
     """The draft after all passes; results that stand for others in its graph are dropped."""
     note_extents(draft.graph, draft.examples, lambda name: draft.captured.tensor(draft.model, name))
-    with together(REGIONS * draft.options.tune_seconds):
+    with shared_seconds(REGIONS * draft.options.tune_seconds):
         try:
             draft = pipeline.run(PASSES, draft)
         finally:
