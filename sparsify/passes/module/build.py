@@ -26,7 +26,6 @@ from sparsify.passes.choose.torch_cost import bytes_of
 from sparsify.passes.decide.leaves import WRITTEN_OUT
 from sparsify.passes.module import recurrent
 from sparsify.passes.pipeline import PASSES
-from sparsify.recipe import Rule
 from sparsify.report import Choice
 from sparsify.report_text import fold
 
@@ -87,7 +86,7 @@ def drafted(
         return found
     reasons = {name: _reason(found, name) for name in left}
     try:
-        found = made(_with_fewer_gates(asked), left)
+        found = made(replace(asked, recipe=asked.recipe.with_optional_rules("gate")), left)
     except CaptureError as error:
         whys = "; ".join(f"no kernel computes {name}: {why}" for name, why in reasons.items())
         raise CaptureError(f"{whys}; {error}") from error
@@ -147,17 +146,6 @@ def _options(asked: Asked) -> settings.Options:
     if asked.strict or asked.recipe.compile.fallback == "error":
         current = replace(current, strict=True)
     return current
-
-
-def _with_fewer_gates(asked: Asked) -> Asked:
-    """The same with rules for gates that may match nothing: there may be none left."""
-
-    def relaxed(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-        return tuple(r.model_copy(update={"optional": True}) if r.role == "gate" else r for r in rules)
-
-    whole = asked.recipe
-    recipe = whole.model_copy(update={"sparsify": relaxed(whole.sparsify)})
-    return replace(asked, recipe=recipe)
 
 
 def _reason(draft: Draft, name: str) -> str:
