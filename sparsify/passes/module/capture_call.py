@@ -29,6 +29,9 @@ from sparsify.passes.module.run_eager import eager
 from sparsify.passes.module.run_without_effects import run_call
 from sparsify.passes.module.variant import Variant, return_plainly
 from sparsify.passes.module.verify import verify
+from sparsify.passes.rules.mark import aliases
+from sparsify.passes.rules.product_weights import product_weights
+from sparsify.passes.rules.prunable import passed_over
 from sparsify.report_text import fold
 from sparsify.runtime.locks import CAPTURES
 from sparsify.runtime.trim import trim
@@ -62,7 +65,7 @@ def capture_call(
                 "`prepare` captures the kinds of calls that matter before others come"
             )
             return None
-        module.check_pruning(call)
+        check_pruning(module, call)
         try:
             with torch.inference_mode(False):
                 draft = draft_of(module, call, tensors, mode)
@@ -76,6 +79,26 @@ def capture_call(
                 raise
             draft.regions.clear()
             return publish(module, recognised(module, call, tensors, mode, error), call, tensors, mode)
+
+
+def check_pruning(module: "SparseModule", call: calls.Call) -> None:
+    """Warns, once a call shows it, where a rule pruned what no product reads."""
+    pruning, rules = module._asked.pruning, module._asked.recipe.rules
+    if not pruning.is_guess:
+        return
+    pruning.is_guess = False
+    read = product_weights(module._source, lambda: module.run_source(calls.copied(call)))
+    if read is None:
+        return
+    ties = aliases(module._source)
+    known = {other for name in read for other in ties[name]}
+    passed = {at: passed_over(module._source, rules[at], known, ties) for at in pruning.taken}
+    names = [name for at, found in pruning.taken.items() for name in found if name in passed[at]]
+    if names:
+        module._notices.warn(
+            f"{', '.join(names)} were pruned, and no product reads them; give apply example inputs, which show "
+            "that, or name them in `ignore`"
+        )
 
 
 def recognised(
@@ -165,7 +188,7 @@ def publish(
     if not call.shape.has_past:
         references = [weakref.ref(value) for value in call.values if isinstance(value, Tensor)]
         example = calls.with_tensors(call, [None] * len(references))
-        object.__setattr__(module, "_example", (example, references))
+        module._example = example, references
     module._captures.add((mode, call.shape), variant)
     module.show(module._captures.shown(modes(module)) or variant)
     module._quick.variants.clear()
