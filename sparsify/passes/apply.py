@@ -6,19 +6,16 @@ kernels.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from os import PathLike
 from typing import Any
 
 from torch import nn
-from torch.utils._pytree import tree_unflatten
 
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError, public
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.export import Dynamic
-from sparsify.passes.capture.libraries import transformers_cache
 from sparsify.passes.capture.shell import modes, usual_copy
 from sparsify.passes.module.capture_call import capture_call
 from sparsify.passes.module.packed_weights import Weights
@@ -122,7 +119,10 @@ def pruned(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Source
         call = calls.flatten(calls.signature(model), args, kwargs)
     roundings: dict[str, Moved] = {}
     usual = usual_copy(model)
-    run = None if call is None else partial(run_copy, usual, call)
+    run = None
+    if call is not None:
+        given = call
+        run = lambda: calls.run_call(usual, calls.signature(usual), calls.copied(given))  # noqa: E731
     found = prune(usual, asked.recipe, roundings, run=run, pruning=asked.pruning)
     return Source(model, found, call, roundings)
 
@@ -140,13 +140,6 @@ def sparse_module(source: Source, asked: Asked) -> SparseModule:
             raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")
         capture_call(module, call, call.tensors(module._matrices), modes(module))
     return module
-
-
-def run_copy(model: nn.Module, call: calls.Call) -> Any:
-    """What a model computes for copies of the tensors of a call."""
-    values = [transformers_cache.fresh(value) for value in calls.copied(call).values]
-    args, kwargs = calls.arguments_of(tree_unflatten(values, call.spec), calls.signature(model))
-    return calls.run_source(model, args, kwargs)
 
 
 def require_no_scales(recipe: Recipe) -> None:

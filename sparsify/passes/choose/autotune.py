@@ -62,10 +62,6 @@ class Threshold:
     slower: float = inf
     most: int = sys.maxsize
 
-    def near(self, candidates: "Sequence[Candidate]", us: float) -> "list[Candidate]":
-        """The candidates that may be faster than the expected time `us`."""
-        return [one for one in candidates if one.expected_us <= self.slower * us]
-
 
 THRESHOLDS: Final = {
     "weight format": Threshold(slower=1.5, most=3),
@@ -86,12 +82,10 @@ class Candidate:
     Attributes:
         name: in words.
         call: computes it.
-        expected_us: by the cost model.
     """
 
     name: str
     call: Call
-    expected_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.autotune import Candidate, Winner, autotune
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS, example
 from sparsify.passes.choose.torch_cost import extents
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import (
     argument,
     known_size,
@@ -33,7 +34,7 @@ from sparsify.passes.graph.operators import (
 )
 from sparsify.passes.lift.convolution import Chain, chain_of
 from sparsify.passes.operands.cached_operands import Structure
-from sparsify.passes.operands.convolution_operands import FORM, Chosen
+from sparsify.passes.operands.convolution_operands import Chosen
 from sparsify.passes.operands.sliding_window import recycled
 from sparsify.report import ChainEntry, ConversionEntry
 
@@ -142,7 +143,7 @@ def fold(draft: Draft) -> Draft:
         if found.name:
             entry = entry_of(chain, found.name)
             entry.bytes_after = line.bytes_beside = copied_bytes(draft, chain, found.name)
-            chain.node.meta[FORM] = Chosen(found.name, entry)
+            set_info(chain.node, form=Chosen(found.name, entry))
             draft.report.conversions.append(entry)
     return draft
 
@@ -175,8 +176,8 @@ def folded(graph: fx.Graph, is_recycled: bool) -> list[Folded]:
     Args:
         is_recycled: whether results lie in memory that is used again.
     """
-    known = [(chain, chain.node.meta[FORM]) for chain in chains(graph) if FORM in chain.node.meta]
-    return [Folded(chain, how.form, is_recycled=is_recycled, entry=how.entry) for chain, how in known]
+    known = [(chain, info(chain.node).form) for chain in chains(graph)]
+    return [Folded(at, how.form, is_recycled=is_recycled, entry=how.entry) for at, how in known if how]
 
 
 def chains(graph: fx.Graph) -> list[Chain]:

@@ -23,7 +23,7 @@ from sparsify.passes.capture.libraries import transformers_experts
 from sparsify.passes.choose.autotune import shared_seconds
 from sparsify.passes.choose.left_dense import EXPERTS, report_left
 from sparsify.passes.choose.torch_cost import bytes_of
-from sparsify.passes.decide.leaves import WRITTEN_OUT
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.module import recurrent
 from sparsify.passes.pipeline import PASSES
 from sparsify.report import Choice
@@ -118,7 +118,7 @@ def _require_sparse(draft: Draft) -> None:
         raise CaptureError(
             f"{large.name} of a sparse input is returned, and has {bytes_of(large):,} bytes as a dense tensor"
         )
-    if names and any(node.meta.get(WRITTEN_OUT) for node in draft.graph.nodes):
+    if names and any(info(node).is_made_dense for node in draft.graph.nodes):
         raise CaptureError(
             f"{', '.join(names)}: no kernel computes this of a sparse input, and it is not made dense while capturing"
         )

@@ -19,14 +19,13 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.capture.export import ReachedError
 from sparsify.passes.capture.shell import Modes, in_modes, modes, share_again
 from sparsify.passes.functional.layouts import contiguous_inputs
+from sparsify.passes.graph.node_info import call_of, info
 from sparsify.passes.module.build import drafted
 from sparsify.passes.module.compare import naming_values, report_half
 from sparsify.passes.module.hooks import drop_gradient_hooks, report_recorders
-from sparsify.passes.module.no_graph import fail_after
 from sparsify.passes.module.optimizer_steps import keep_zeros_of
 from sparsify.passes.module.recurrent import report_refused
 from sparsify.passes.module.run_eager import eager
-from sparsify.passes.module.run_without_effects import run_call
 from sparsify.passes.module.variant import Variant, return_plainly
 from sparsify.passes.module.verify import verify
 from sparsify.passes.rules.mark import aliases
@@ -59,7 +58,11 @@ def capture_call(
             return variant
         if len(module._captures) >= MAX_CAPTURES:
             if module._asked.has_masks:
-                fail_after(MAX_CAPTURES)
+                raise CaptureError(
+                    f"more than {MAX_CAPTURES} captures, and the source model cannot run with the masks of its recipe",
+                    "calls of fewer kinds (modes, arguments, shapes that are fixed), or the recipe applied once more "
+                    "for others",
+                )
             module._notices.warn(
                 f"more than {MAX_CAPTURES} captures; the source model runs for calls that fit none of them: "
                 "`prepare` captures the kinds of calls that matter before others come"
@@ -151,7 +154,7 @@ def refuse(module: "SparseModule", call: calls.Call, mode: Modes, error: Capture
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         apart = module._weights.mirror(mode, module)
         apart.copy_buffers()
-        run_call(apart.model, module, calls.copied(call))
+        calls.run_call(apart.model, module._signature, calls.copied(call))
     if module._asked.strict or settings.current().strict:
         raise error
     module._captures.refused[mode, call.shape] = str(error)
@@ -165,7 +168,7 @@ def publish(
 ) -> Variant:
     """The variant of a draft, which calls find from now on."""
     captured, report = draft.captured, draft.report
-    regions = [node.meta["region"] for node in draft.graph.nodes if "region" in node.meta]
+    regions = [call_of(node) for node in draft.graph.nodes if info(node).call is not None]
     variant = Variant(captured, report, regions, return_plainly(captured), masked=draft.masked)
     variants = [*module.variants, variant]
     try:

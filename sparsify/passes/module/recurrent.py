@@ -26,6 +26,7 @@ from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Asked, Draft, Mark
 from sparsify.passes.choose.autotune import Winner
 from sparsify.passes.choose.recurrent_layers import Called, called, described, outcome
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import RECURRENT, operator_name, scope
 from sparsify.passes.rules.prunable import selected
 from sparsify.report import Report
@@ -357,7 +358,7 @@ def timed_layer(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | N
     """What steps and torch's operators take; None where a recipe chooses, or the module does more than one layer."""
     module, asked = draft.model.get_submodule(layer), draft.recipe.compile
     weights = [n for n in draft.graph.find_nodes(op="get_attr") if str(n.target).rpartition(".")[0] == layer]
-    is_free = all(n.meta["sparse"].format == "auto" for n in weights if is_marked(n))
+    is_free = all(mark.format == "auto" for n in weights if (mark := info(n).mark) is not None)
     if not is_free or asked.memory == "compact" or not asked.allows("torch"):
         return None
     return outcome(draft, layer, calls) if isinstance(module, nn.RNNBase | nn.RNNCellBase) else None
@@ -390,7 +391,7 @@ def report_whole(draft: Draft, reasons: Mapping[str, str], refused: Collection[s
 
 def is_marked(node: fx.Node) -> bool:
     """Whether a node is a parameter that a rule makes sparse."""
-    return node.op == "get_attr" and isinstance(node.meta.get("sparse"), Mark)
+    return node.op == "get_attr" and isinstance(info(node).mark, Mark)
 
 
 def report_refused(report: Report, model: nn.Module, asked: Asked, reason: str) -> None:

@@ -26,10 +26,8 @@ from sparsify.passes.module.capture_call import capture_call, compile_graph
 from sparsify.passes.module.compare import compare
 from sparsify.passes.module.facade import Facade, adopt_signature
 from sparsify.passes.module.hooks import Hooks
-from sparsify.passes.module.no_graph import fail_without_graph
 from sparsify.passes.module.optimizer_steps import tell_of_replaced
 from sparsify.passes.module.packed_weights import Held, Weights, dense_state
-from sparsify.passes.module.run_without_effects import run_call
 from sparsify.passes.module.variant import Variant, pruned_among
 from sparsify.passes.module.variant_table import Captures
 from sparsify.passes.operands.content_memo import reading_once
@@ -49,7 +47,7 @@ class SparseModule(fx.GraphModule):
 
     def __init__(self, model: nn.Module, asked: Asked, weights: Weights | None = None) -> None:
         none_yet = fx.Graph()
-        none_yet.output(none_yet.call_function(fail_without_graph))
+        none_yet.output(none_yet.call_function(traced_calls.fail_without_graph))
         super().__init__(nn.Module(), none_yet, type(model).__name__)
         fill_shell(self, model)
         self.training = model.training
@@ -129,7 +127,7 @@ class SparseModule(fx.GraphModule):
             CaptureError: there is no graph for them, or several arguments may be of any name.
         """
         if not len(list(self._captures)):
-            fail_without_graph()
+            traced_calls.fail_without_graph()
         if names is None and len(values) > 1:
             raise CaptureError(*traced_calls.NOT_NAMED)
         count = len(values) - len(names or ())
@@ -261,7 +259,7 @@ class SparseModule(fx.GraphModule):
     def run_source(self, call: calls.Call) -> Any:
         """What the source model computes for a call, without the patterns of rules."""
         with self._weights.running(self) as own:
-            return run_call(own(self._source), self, call)
+            return calls.run_call(own(self._source), self._signature, call)
 
     def verify_gradients(self, *args: Any, **kwargs: Any) -> float:
         """The largest difference of outputs and parameter gradients to the dense model's for these inputs.

@@ -130,6 +130,15 @@ def traced(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]
     return run_outside(module, args, kwargs, is_told=True)
 
 
+def fail_without_graph() -> None:
+    """Raises: `torch.export` runs the graph of a `GraphModule`, and this one has none."""
+    raise CaptureError(
+        "this sparse model has no graph to export",
+        "call it once with these arguments before torch.export; where capturing failed, which its report says, export "
+        "the source model",
+    )
+
+
 def run_outside(module: torch.nn.Module, args: Any, kwargs: Any, *, is_told: bool) -> Any:
     """The result of a call outside of the trace, where all of it is known.
 

@@ -10,6 +10,7 @@ from sparsify import options
 from sparsify.passes.apply import apply
 from sparsify.passes.choose import autotune, torch_operator
 from sparsify.passes.choose.autotune import Winner
+from sparsify.passes.graph.node_info import call_of, info
 from sparsify.passes.operands.convolution_operands import PLACED, SIZES
 from sparsify.passes.rules.prune import prune
 
@@ -157,7 +158,7 @@ def test_images_of_other_sizes():
 def test_what_is_kept_for_sizes_of_images():
     model, x = made("signal")
     sparse = apply(model, RECIPE, x, verify=False)
-    (call,) = [node.meta["region"] for node in sparse.graph.nodes if "region" in node.meta]
+    (call,) = [call_of(node) for node in sparse.graph.nodes if info(node).call is not None]
     layout, kernels = call.layout, set()
     for length in range(19, 19 + 4 * SIZES, 2):
         arguments = [torch.randn(1, 4, length), *sparse.parameters()]
