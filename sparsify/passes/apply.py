@@ -5,19 +5,17 @@ kernels.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 from torch import nn
-from torch.utils._pytree import tree_unflatten
 
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError, public
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.export import Dynamic
-from sparsify.passes.capture.libraries import transformers_cache
 from sparsify.passes.capture.shell import modes, usual_copy
 from sparsify.passes.module.capture_call import capture_call
 from sparsify.passes.module.packed_weights import Weights
@@ -77,8 +75,35 @@ def apply(
     return module
 
 
+@dataclass(frozen=True)
+class Source:
+    """A model whose weights are pruned and rounded by a recipe.
+
+    Attributes:
+        given: the model as it was.
+        model: the pruned one; `given` where no rule prunes or rounds.
+        call: of the example inputs, if there are any.
+        roundings: by name how far rounding moved weights.
+    """
+
+    given: nn.Module
+    model: nn.Module
+    call: calls.Call | None
+    roundings: Mapping[str, Moved]
+
+
 def applied(model: nn.Module, asked: Asked, example_inputs: Any = None) -> SparseModule:
     """The same with all that was asked for; where `asked.pruning` is known, it says what rules pass over."""
+    return sparse_module(pruned(model, asked, example_inputs), asked)
+
+
+def pruned(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Source:
+    """The model as the rules prune it, before it is captured.
+
+    Raises:
+        CaptureError: it is no model, or sparse already.
+        RecipeError: a rule does not fit a weight.
+    """
     if not isinstance(model, nn.Module):
         raise CaptureError(
             f"{type(model).__name__} is no torch.nn.Module", "the model itself, not a function"
@@ -94,28 +119,27 @@ def applied(model: nn.Module, asked: Asked, example_inputs: Any = None) -> Spars
         call = calls.flatten(calls.signature(model), args, kwargs)
     roundings: dict[str, Moved] = {}
     usual = usual_copy(model)
-    run = None if call is None else partial(run_copy, usual, call)
-    source = prune(usual, asked.recipe, roundings, run=run, pruning=asked.pruning)
-    inplace = asked.inplace
-    if inplace:
+    run = None
+    if call is not None:
+        given = call
+        run = lambda: calls.run_call(usual, calls.signature(usual), calls.copied(given))  # noqa: E731
+    found = prune(usual, asked.recipe, roundings, run=run, pruning=asked.pruning)
+    return Source(model, found, call, roundings)
+
+
+def sparse_module(source: Source, asked: Asked) -> SparseModule:
+    """The sparse model of a pruned one, which it may change, captured where there are example inputs."""
+    if asked.inplace:
         require_no_scales(asked.recipe)
-    is_pruned = source is not model
-    weights = Weights(
-        source, inplace or is_pruned, model if inplace and is_pruned else None, roundings=roundings
-    )
-    module = SparseModule(source, asked, weights)
+    call, is_pruned = source.call, source.model is not source.given
+    given = source.given if asked.inplace and is_pruned else None
+    weights = Weights(source.model, asked.inplace or is_pruned, given, roundings=source.roundings)
+    module = SparseModule(source.model, asked, weights)
     if call is not None:
         if not any(leaf.kind != "constant" for leaf in call.shape.leaves):
             raise CaptureError("the example inputs hold no tensor", "give the inputs of one call")
         capture_call(module, call, call.tensors(module._matrices), modes(module))
     return module
-
-
-def run_copy(model: nn.Module, call: calls.Call) -> Any:
-    """What a model computes for copies of the tensors of a call."""
-    values = [transformers_cache.fresh(value) for value in calls.copied(call).values]
-    args, kwargs = calls.arguments_of(tree_unflatten(values, call.spec), calls.signature(model))
-    return calls.run_source(model, args, kwargs)
 
 
 def require_no_scales(recipe: Recipe) -> None:

@@ -7,7 +7,7 @@ Out: `Recipe(name="gcn", sparsify=(Rule(targets=("input:adj",), format="csr"),))
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -377,6 +377,17 @@ class Recipe(Section):
     def rules(self) -> tuple[Rule, ...]:
         """All rules in order."""
         return self.sparsify
+
+    def with_rules(self, rules: Iterable[Rule]) -> "Recipe":
+        """The recipe with these rules in place of its own."""
+        return self.model_copy(update={"sparsify": tuple(rules)})
+
+    def with_optional_rules(self, role: str | None = None) -> "Recipe":
+        """The recipe whose rules, all or those of a role, may match nothing."""
+        return self.with_rules(
+            rule.model_copy(update={"optional": True}) if role in (None, rule.role) else rule
+            for rule in self.rules
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":

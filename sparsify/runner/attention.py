@@ -67,7 +67,7 @@ def with_sparse_attention(
     if not any(target.startswith("param:") for rule in rules for target in rule.targets):
         rules.append(Rule.model_validate(DENSE))
     rules.append(Rule.model_validate({"id": "attention", "targets": [target(layers)], "mask": mask}))
-    return recipe.model_copy(update={"sparsify": tuple(rules)})
+    return recipe.with_rules(rules)
 
 
 def target(layers: str | None) -> str:

@@ -20,6 +20,7 @@ from sparsify.passes.capture import draft as base
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.capture.export import capture, example_tensors
 from sparsify.passes.capture.pruning import Pruning
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.region.sparse_operand import Bags, Matrix
 from sparsify.passes.rules.prune import prune
 from sparsify.report import Report
@@ -85,7 +86,7 @@ def preview(request: Request) -> Preview:
         draft = drafted(asked.model, asked.example, request)
     rows = []
     for node in draft.graph.nodes:
-        found = node.meta.get("sparse")
+        found = info(node).mark
         if isinstance(found, Mark) and not found.derived:
             rows.append(row(draft, asked.graph, node, found))
     return Preview(request.entry.name, request.recipe.name, asked.text, tuple(rows), draft.report)

@@ -1,12 +1,18 @@
 """What came out of a run of a pruned model: the table of all runs, with zeros, bytes, and why weights stayed dense.
 
-In: what `run_pruned` measured. Out: `print(result)`, `result.to_dict()`, `result.write("out/")`.
+In: what `run` measured. Out: `print(result)`, `result.to_dict()`, `result.write("out/")`.
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import torch
+from torch import nn
+
+from sparsify.passes.lift.attention.program import UNDER
+from sparsify.report import Report
 from sparsify.runner.result import Result, mebibytes
 
 MOST_REASONS: Final = 6
@@ -73,3 +79,24 @@ class PrunedResult(Result):
 def kind_of(reason: str) -> str:
     """A reason without what differs from weight to weight: dotted names and numbers."""
     return re.sub(r"\S*\.\S+|\d+", "", reason)
+
+
+def masks(report: Report) -> list[str]:
+    """The patterns of attention, each with how many calls of attention have it."""
+    notes = [note for region in report.regions for note in region.notes if note.startswith(UNDER)]
+    return [f"{count} x {note.removeprefix(UNDER)}" for note, count in Counter(notes).items()]
+
+
+def weights(source: nn.Module, pruned: nn.Module, checkpoint: str) -> dict[str, Any]:
+    """Where the weights come from, how many were pruned, and their share of zeros."""
+    before = dict(source.named_parameters())
+    changed = [value for name, value in pruned.named_parameters() if value is not before[name]]
+    entries = sum(value.numel() for value in changed)
+    zeros = entries - sum(int(torch.count_nonzero(value)) for value in changed)
+    return {
+        "checkpoint": str(checkpoint),
+        "pruned": len(changed),
+        "entries": entries,
+        "zeros": zeros / entries if entries else 0.0,
+        "model_bytes": sum(value.nbytes for value in pruned.parameters()),
+    }

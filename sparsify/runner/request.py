@@ -80,7 +80,7 @@ def resolve(
     if of_recipe:
         loaded = recipes.load(entry.recipe if recipe is None else recipe, **of_recipe)
     if sparse_attn is not None and sparse_weights is None and recipe is None:
-        loaded = loaded.model_copy(update={"sparsify": ()})  # attention alone
+        loaded = loaded.with_rules(())  # attention alone
     if sparse_weights is not None:
         loaded = with_sparse_weights(loaded, sparse_weights)
     require_sizes(entry, batch, seq)

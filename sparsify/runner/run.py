@@ -5,27 +5,34 @@ In: `run("gcn", dataset="synthetic")`. Out: a `RunResult`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparsify.errors import SparsifyError
-from sparsify.models import data, inputs, train
+from sparsify.models import inputs, train
 from sparsify.models.data import Graph
 from sparsify.models.trained import Trained, trained
 from sparsify.options import current, override
-from sparsify.passes.rules.prune import prune
+from sparsify.passes.apply import pruned, sparse_module
+from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.shell import shared_copy
+from sparsify.passes.module.compare import pairs
 from sparsify.recipe import Recipe
 from sparsify.runner import measure
 from sparsify.runner.machine import machine
-from sparsify.runner.measure import Timing
-from sparsify.runner.pruned import run_pruned
+from sparsify.runner.progress import Progress
+from sparsify.runner.pruned_result import PrunedResult, masks, weights
 from sparsify.runner.request import Request, resolve
 from sparsify.runner.result import Contender, Result, RunResult
+from sparsify.runner.subject import Subject, subject
+
+# Passes of which each region's time is a median; of long ones, one pass tells it.
+REPEATS: Final = 5
 
 
 def run(
@@ -93,14 +100,11 @@ def run_request(
 ) -> Result:
     """As `run`, for a request that is complete."""
     place = None if out is None else output_folder(out)
-    result: Result
-    if request.entry.is_graph:
-        graph = data.load(request.dataset, request.data_root, request.seed)
-        example = inputs.example_inputs(request.entry, graph)
-        dense = dense_model(request, graph, retrain=retrain)
-        result = compare(request, graph, example, dense, seconds)
-    else:
-        result = run_pruned(request, seconds)
+    asked, training = subject(request), None
+    if asked.graph is not None:
+        training = dense_model(request, asked.graph, retrain=retrain)
+        asked = replace(asked, model=training.model)
+    result = compare(request, asked, training, seconds)
     if place is not None:
         result.write(place)
     return result
@@ -130,57 +134,87 @@ def dense_model(request: Request, graph: Graph, *, retrain: bool) -> Trained:
     )
 
 
-def compare(
-    request: Request, graph: Graph, example: Sequence[Tensor], dense: Trained, seconds: float
-) -> RunResult:
-    """The result of making `dense` sparse and of running both, with the same weights where the recipe prunes."""
-    from sparsify.api import apply
+def compare(request: Request, asked: Subject, training: Trained | None, seconds: float) -> Result:
+    """The result of making a model sparse and of running both, with the same pruned weights.
 
-    model = prune(dense.model, request.recipe, run=partial(dense.model, *example))
-    expected, dense_first = measure.once(one_pass(model, example))
-    sparse, apply_ms = measure.once(lambda: apply(dense.model, request.recipe, tuple(example), verify=False))
-    found, sparse_first = measure.once(one_pass(sparse, example))
-    error, agrees = difference(found, expected, request.recipe)
-    contenders = one_pass(model, example), one_pass(sparse, example)
-    timings = measure.interleave(*contenders, seconds=seconds)
+    Args:
+        request: what was asked for.
+        asked: the model before it is pruned, and its inputs.
+        training: of a model on a graph.
+        seconds: how long to time both.
+    """
+    recipe = request.recipe
+    how = Asked(recipe, verify=False, trainable=False)
+    source = pruned(asked.model, how, asked.example)
+    # Frozen weights of the source are packed: the dense model keeps its own references.
+    dense = source.model if source.model is asked.model else shared_copy(source.model).eval()
+    call = one_pass(dense, asked.example)
+    expected, dense_first = measure.once(call)
+    progress = Progress(request.entry.name, asked.text, dense_first)
+    progress.begun()
+    sparse, apply_ms = measure.once(lambda: sparse_module(source, how))
+    progress.applied(apply_ms)
+    sparse_call = one_pass(sparse, asked.example)
+    found, sparse_first = measure.once(sparse_call)
+    accuracies = [accuracy(asked.graph, scores) for scores in (expected, found)]
+    if how.has_masks:  # the dense model attends to everything: another result
+        expected = one_pass(sparse.original, asked.example)()
+    error, agrees = difference(expected, found, recipe)
+    del expected, found
+    is_long = dense_first > measure.LONG_MS
+    timings = measure.interleave(call, sparse_call, seconds=seconds, is_warm=is_long, told=progress.turn)
     timings[0].first_ms, timings[1].first_ms = dense_first, sparse_first
     with torch.no_grad():
-        sparse.measure(*example)
-    return RunResult(
-        model=request.entry.name,
-        arguments=dict(request.arguments),
-        recipe=request.recipe.name,
-        data=described(graph),
-        training={**asdict(dense.training), "reused": dense.reused, "weights": str(dense.file)},
-        seed=request.seed,
-        dense=contender(graph, expected, timings[0], contenders[0]),
-        sparse=contender(graph, found, timings[1], contenders[1]),
-        largest_error=error,
-        tolerance={"rtol": request.recipe.verify.rtol, "atol": request.recipe.verify.atol},
-        agrees=agrees,
-        apply_ms=apply_ms,
-        report=sparse.report,
-        machine=machine(),
-    )
+        sparse.measure(*asked.example, repeats=1 if timings[1].median_ms > measure.LONG_MS else REPEATS)
+    both = zip(accuracies, timings, (call, sparse_call), strict=True)
+    contenders = [Contender(known, timing, measure.peak_bytes(run)) for known, timing, run in both]
+    shared: dict[str, Any] = {
+        "model": request.entry.name,
+        "arguments": dict(request.arguments),
+        "recipe": recipe.name,
+        "seed": request.seed,
+        "dense": contenders[0],
+        "sparse": contenders[1],
+        "largest_error": error,
+        "tolerance": {"rtol": recipe.verify.rtol, "atol": recipe.verify.atol},
+        "agrees": agrees,
+        "apply_ms": apply_ms,
+        "report": sparse.report,
+        "machine": machine(),
+    }
+    if asked.graph is not None and training is not None:
+        told = {**asdict(training.training), "reused": training.reused, "weights": str(training.file)}
+        return RunResult(**shared, data=described(asked.graph), training=told)
+    data = {"name": request.dataset, "inputs": asked.text}
+    known = weights(asked.model, dense, request.arguments.get("checkpoint", ""))
+    return PrunedResult(**shared, data=data, weights=known, masks=masks(sparse.report))
 
 
-def one_pass(model: nn.Module, example: Sequence[Tensor]) -> Callable[[], Tensor]:
+def one_pass(model: Callable[..., Any], example: Sequence[Tensor]) -> Callable[[], Any]:
     """A call that runs the model once, without gradients."""
 
-    def call() -> Tensor:
+    def call() -> Any:
         with torch.no_grad():
-            found: Tensor = model(*example)
-        return found
+            return model(*example)
 
     return call
 
 
-def difference(found: Tensor, expected: Tensor, recipe: Recipe) -> tuple[float, bool]:
-    """The largest absolute difference, and whether every entry is within the recipe's tolerance."""
-    if found.shape != expected.shape:
-        return float("inf"), False
-    error = float((found - expected).abs().max()) if found.numel() else 0.0
-    return error, torch.allclose(found, expected, rtol=recipe.verify.rtol, atol=recipe.verify.atol)
+def difference(expected: Any, found: Any, recipe: Recipe) -> tuple[float, bool]:
+    """The largest absolute difference of the tensors of two outputs, and whether all are within the tolerance."""
+    rtol, atol = recipe.verify.rtol, recipe.verify.atol
+    errors, agrees = [0.0], True
+    for _, want, have in pairs(expected, found):
+        if want.shape != have.shape:
+            return inf, False
+        errors.append(float((want - have).abs().max()) if want.numel() else 0.0)
+        agrees = agrees and torch.allclose(have, want, rtol=rtol, atol=atol)
+    return float(torch.tensor(errors, dtype=torch.float64).max()), agrees  # nan where there is one
+
+
+def accuracy(graph: Graph | None, scores: Tensor) -> float | None:
+    """The share of nodes for tests that are classified rightly; `None` without a graph."""
+    return None if graph is None else train.accuracy(scores, graph.y, graph.test)
 
 
 def described(graph: Graph) -> dict[str, Any]:
@@ -195,8 +229,3 @@ def described(graph: Graph) -> dict[str, Any]:
         "classes": graph.classes,
         "fingerprint": graph.fingerprint,
     }
-
-
-def contender(graph: Graph, scores: Tensor, timing: Timing, call: Callable[[], Tensor]) -> Contender:
-    """Accuracy, times and memory of one of the two models."""
-    return Contender(train.accuracy(scores, graph.y, graph.test), timing, measure.peak_bytes(call))

@@ -24,7 +24,7 @@ def with_sparse_weights(recipe: Recipe, text: str) -> Recipe:
     rules = [pruned_as(rule, prune) for rule in recipe.sparsify]
     if all(rule.prune is None for rule in rules):
         rules.append(Rule.model_validate({**TARGETS, "prune": prune}))
-    return recipe.model_copy(update={"sparsify": tuple(rules)})
+    return recipe.with_rules(rules)
 
 
 def pruned_as(rule: Rule, prune: Prune) -> Rule:

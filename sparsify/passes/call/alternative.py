@@ -1,7 +1,7 @@
 """What computes a region in place of its kernel, for calls like the one that it was timed for.
 
-In: `Rival("torch's CSR", run, 380.0)`, the arguments of the example. Out: a `Preferred`; `preferred.takes(arguments)`
-says of a call whether its tensors have the dtypes and about the sizes of the example's.
+In: `Alternative("torch's CSR", run, 380.0)`, the arguments of the example. Out: a `Preferred`;
+`preferred.takes(arguments)` says of a call whether its tensors have the dtypes and about the sizes of the example's.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
+class Alternative:
     """Something else that computes a region.
 
     Attributes:
@@ -39,15 +39,15 @@ class Rival:
 
 
 class Preferred:
-    """A rival that is faster than the kernel, and for which calls.
+    """An alternative that is faster than the kernel, and for which calls.
 
     Args:
-        rival: what was faster.
+        alternative: what was faster.
         example: the arguments that it was timed with.
     """
 
-    def __init__(self, rival: Rival, example: Sequence[Any]) -> None:
-        self.rival = rival
+    def __init__(self, alternative: Alternative, example: Sequence[Any]) -> None:
+        self.alternative = alternative
         self._like = self._class(described(example))
         self._known: dict[Key, bool] = {}
 
@@ -63,7 +63,7 @@ class Preferred:
 
     def _class(self, key: Key) -> Key:
         """What calls share that are alike: dtypes and sizes, large ones in powers of two."""
-        return key if self.rival.is_exact else rounded(key)
+        return key if self.alternative.is_exact else rounded(key)
 
 
 def described(arguments: Sequence[Any]) -> Key:

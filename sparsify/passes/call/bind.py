@@ -13,6 +13,7 @@ from torch import fx
 
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.graph import canonicalize, operators
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, tensor_value
 from sparsify.passes.operands.bag_operand import BagsOutput
 from sparsify.passes.operands.cached_operands import MatrixOutput, Output, PatternOutput, Structure
@@ -39,7 +40,7 @@ class Plan:
     @property
     def static(self) -> list[int]:
         """The positions of leaves that do not change between calls, as rules say."""
-        marks = [leaf.meta.get("sparse") for leaf in self.leaves]
+        marks = [info(leaf).mark for leaf in self.leaves]
         return [at for at, mark in enumerate(marks) if self.is_static or getattr(mark, "static", False)]
 
     def output(self, node: Any) -> int:

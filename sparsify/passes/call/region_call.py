@@ -180,7 +180,7 @@ class RegionCall:
                 return self.library(*arguments)
             return timed(self.library, arguments, times_us)
         if self.preferred is not None and not wanted:
-            found = self.by_rival(self.preferred, arguments)
+            found = self.by_alternative(self.preferred, arguments)
             if found is not None:
                 return found
         if self.failure is None and (not wanted or self.has_kernel(wanted)):
@@ -199,18 +199,18 @@ class RegionCall:
                     raise  # else the operators of the model say what is wrong
         return self.dense_result(arguments)
 
-    def by_rival(self, preferred: Preferred, arguments: Sequence[Any]) -> Result | None:
+    def by_alternative(self, preferred: Preferred, arguments: Sequence[Any]) -> Result | None:
         """The result of what is preferred to the kernel, `None` where that does not take such a call or failed."""
         if torch._C._are_functorch_transforms_active() or not preferred.takes(arguments):
             return None
         try:
             times_us = self.times_us
             if times_us is None:
-                return preferred.rival.run(self, arguments)
-            return timed(preferred.rival.run, (self, arguments), times_us)
+                return preferred.alternative.run(self, arguments)
+            return timed(preferred.alternative.run, (self, arguments), times_us)
         except RuntimeError as error:
             self.preferred = None
-            self.notices.warn(f"{preferred.rival.name} failed, kernels run from now on: {error}")
+            self.notices.warn(f"{preferred.alternative.name} failed, kernels run from now on: {error}")
             return None
 
     def convolved(self, layout: FlatImages, arguments: Sequence[Any]) -> Result:

@@ -52,12 +52,9 @@ def is_call(node: fx.Node) -> bool:
 
 def parted(arguments: Sequence[Any]) -> tuple[list[torch.Tensor], list[Any], list[int]]:
     """The tensors among arguments, the sizes, and the places of these."""
+    places = [place for place, argument in enumerate(arguments) if not isinstance(argument, torch.Tensor)]
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-    sizes = [argument for argument in arguments if not isinstance(argument, torch.Tensor)]
-    places = [
-        position for position, argument in enumerate(arguments) if not isinstance(argument, torch.Tensor)
-    ]
-    return tensors, sizes, places
+    return tensors, [arguments[place] for place in places], places
 
 
 @cache

@@ -203,6 +203,13 @@ def as_torch(value: Any) -> Any:
     return value.to_torch() if is_ours(value) else value
 
 
+def run_call(model: Callable[..., Any], signature: inspect.Signature, call: Call) -> Any:
+    """The result of the code of a model with this signature for a call; empty caches in it stay empty."""
+    values = [transformers_cache.fresh(value) for value in call.values]
+    args, kwargs = arguments_of(pytree.tree_unflatten(values, call.spec), signature)
+    return run_source(model, args, kwargs)
+
+
 def run_source(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What the code of a model computes of sparse tensors: of torch's, or of this package's where torch has no kernel.
 

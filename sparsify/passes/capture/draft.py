@@ -15,6 +15,7 @@ from sparsify.options import Options
 from sparsify.passes.capture.export import Captured, Dynamic
 from sparsify.passes.capture.pruning import Pruning
 from sparsify.passes.graph import operators
+from sparsify.passes.graph.node_info import info
 from sparsify.recipe import Recipe
 from sparsify.report import Report
 from sparsify.sparsification.mask_spec import MaskSpec
@@ -193,7 +194,7 @@ class Draft:
     def known_tensor(self, node: fx.Node) -> torch.Tensor | None:
         """The example input, the parameter or the captured constant behind a node, or what follows from these two."""
         if node.op == "placeholder":
-            return self.examples.get(str(node.meta.get("input", node.target)))
+            return self.examples.get(str(info(node).input_name or node.target))
         if node.op != "get_attr":
             return self.computed_once(node)
         if node.target in self.captured.constants:

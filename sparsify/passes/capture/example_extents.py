@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from sparsify.passes.graph.canonicalize import has_effect
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import data_extents, tensor_value
 
 
@@ -34,7 +35,7 @@ def note_extents(
             if node not in needed:
                 continue
             if node.op == "placeholder":
-                found[node] = inputs[str(node.meta.get("input", node.target))].detach()
+                found[node] = inputs[str(info(node).input_name or node.target)].detach()
             elif node.op == "get_attr":
                 found[node] = attribute(str(node.target)).detach()
             else:

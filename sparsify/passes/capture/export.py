@@ -32,6 +32,7 @@ from sparsify.passes.capture.libraries import (
 )
 from sparsify.passes.functional.functionalize import functionalize
 from sparsify.passes.graph.canonicalize import canonicalize
+from sparsify.passes.graph.node_info import set_info
 from sparsify.runtime import confined
 from sparsify.storage.own_memory import has_memory, is_on_device, without_memory
 
@@ -366,7 +367,7 @@ def inner_graph(
             made = program.constants[target]
             name = constant_name(f"_captured_{target.replace('.', '_')}", made, {**known, **constants}, first)
             constants[name] = known.get(name, made)
-        node.meta["is_parameter"] = spec.kind is InputKind.PARAMETER
+        set_info(node, is_parameter=spec.kind is InputKind.PARAMETER)
         become_attribute(node, name)
     for node in graph.nodes:
         strip_prefix(node)
@@ -396,7 +397,7 @@ def is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 def rename(node: fx.Node, name: str) -> None:
     """Gives a placeholder the name that the user knows."""
-    node.meta["input"] = name
+    set_info(node, input_name=name)
     node.target = node.name = node.graph._graph_namespace.create_name(name.replace(".", "_"), None)
 
 

@@ -11,6 +11,7 @@ from torch import fx
 
 from sparsify.errors import CaptureError
 from sparsify.passes.functional.layouts import gives_operand
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import is_mutating, tensor_value
 
 GRAD = "wrap_with_set_grad_enabled"
@@ -57,8 +58,8 @@ def _copied(
         results = call.graph.graph_copy(block.graph, known)
     if has_gradients is not None:
         for node in block.graph.nodes:
-            if node.op.startswith("call"):
-                known[node].meta.setdefault("no_grad", not has_gradients)
+            if node.op.startswith("call") and info(known[node]).has_no_grad is None:
+                set_info(known[node], has_no_grad=not has_gradients)
     return list(results) if isinstance(results, (list, tuple)) else [results]  # type: ignore[list-item]
 
 

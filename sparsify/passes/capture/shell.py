@@ -18,15 +18,15 @@ from sparsify.passes.capture import flat_weights
 
 
 class Owner(Protocol):
-    """The sparse model that a shell is part of."""
+    """The attributes and methods of the source model, for the shells of a sparse model."""
 
     def run_inside(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a module of the source model."""
 
-    def source_attribute(self, path: str, name: str) -> Any:
+    def attribute(self, path: str, name: str) -> Any:
         """An attribute of a module of the source model."""
 
-    def set_source_attribute(self, path: str, name: str, value: Any) -> bool:
+    def set_attribute(self, path: str, name: str, value: Any) -> bool:
         """Sets an attribute of a module of the source model, where that has it."""
 
     def add_hooked(self, shell: nn.Module) -> None:
@@ -60,12 +60,12 @@ class Shell(nn.Module):
         part = owner.part(path)
         if any(name in store for store in (part._parameters, part._buffers, part._modules)):
             raise AttributeError(f"{type(part).__name__} of a sparse model has no {name}: it was deleted")
-        return owner.source_attribute(path, name)
+        return owner.attribute(path, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in INTERNAL and self in _PLACES:
             owner, path = _place_of(self)
-            if owner.set_source_attribute(path, name, value):
+            if owner.set_attribute(path, name, value):
                 return
         super().__setattr__(name, value)
 
@@ -123,18 +123,18 @@ HOOKS: Final = (
     "_is_full_backward_hook",
 )
 INTERNAL: Final = frozenset(vars(nn.Module()))
-# The sparse model of each shell, the path of the shell in it, and the module that the shell stands for: beside the
+# The owner of each shell, the path of the shell in it, and the module that the shell stands for: beside the
 # shells, which are copied and pickled.
 _PLACES: "weakref.WeakKeyDictionary[Shell, tuple[weakref.ref[Any], str, Any]]" = weakref.WeakKeyDictionary()
 
 
-def adopt(owner: Any) -> None:
-    """Makes `owner` the sparse model of all shells inside it; where its source model has items, it has them, too."""
+def adopt(sparse: nn.Module, owner: Owner) -> None:
+    """Gives all shells inside a sparse model their owner; where its source model has items, it has them, too."""
     for name in ITEMS:
         if hasattr(type(owner.part("")), name):
-            setattr(type(owner), name, vars(Container)[name])
+            setattr(type(sparse), name, vars(Container)[name])
     reference = weakref.ref(owner)
-    for path, inner in owner.named_modules():
+    for path, inner in sparse.named_modules():
         if isinstance(inner, Shell):
             _PLACES[inner] = reference, path, owner.part(path)
 
@@ -145,9 +145,9 @@ def module_behind(value: Any) -> Any:
 
 
 def _place_of(shell: Any) -> tuple[Owner, str]:
-    """The sparse model of a shell, and its path there; of a sparse model itself the root."""
+    """The owner of a shell, and its path in the sparse model; of a sparse model itself the root."""
     if not isinstance(shell, Shell):
-        return shell, ""
+        return shell._facade, ""
     reference, path, _ = _PLACES.get(shell, (None, "", None))
     owner = None if reference is None else reference()
     if owner is None:

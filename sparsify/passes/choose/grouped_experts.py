@@ -8,7 +8,6 @@ Kernels multiply halves as float32: where the CPU has faster instructions for bf
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -29,22 +28,6 @@ from sparsify.storage.interop import tensor
 CHOSEN: Final = 2
 
 
-@dataclass(frozen=True)
-class Rivals:
-    """Two ways to compute a mixture.
-
-    Attributes:
-        own: the kernel of the region.
-        theirs: transformers' experts.
-        own_arguments, theirs_arguments: of a call.
-    """
-
-    own: Callable[..., torch.Tensor]
-    theirs: Callable[..., torch.Tensor]
-    own_arguments: Sequence[Any]
-    theirs_arguments: Sequence[Any]
-
-
 def module_of(draft: Draft, region: Region) -> nn.Module | None:
     """The stacked experts of transformers that a region in halves computes; `None` for other regions."""
     value = tensor_value(region.output)
@@ -61,8 +44,10 @@ def module_of(draft: Draft, region: Region) -> nn.Module | None:
     return found[0] if len(found) == 1 else None
 
 
-def rivals(draft: Draft, region: Region, module: Any) -> Rivals:
-    """Both calls, of rows like those of the example; each token chooses as many experts as the model says, at random.
+def calls(
+    draft: Draft, region: Region, module: Any
+) -> dict[str, tuple[Callable[..., torch.Tensor], Sequence[Any]]]:
+    """Both functions, each with arguments of as many rows as the example; tokens choose experts at random.
 
     Raises:
         SparsifyError: the kernel cannot be built.
@@ -85,9 +70,11 @@ def rivals(draft: Draft, region: Region, module: Any) -> Rivals:
     given[gate] = tensor(dense, BY_EXPERT)
     hidden = torch.randn(tokens, width, generator=draws).to(value.dtype)
     table: Any = vars(sys.modules[transformers_experts.MODULE])["ALL_EXPERTS_FUNCTIONS"]
-    return Rivals(
-        kernel,
-        lambda hidden, weights, *_: table[transformers_experts.OWN](module, hidden, chosen, weights),
-        [given[name] for name in region.program.inputs],
-        [hidden, weights, *(getattr(module, name) for name in transformers_experts.weight_names(module))],
-    )
+    own_arguments = [given[name] for name in region.program.inputs]
+    stacked = [getattr(module, name) for name in transformers_experts.weight_names(module)]
+
+    def theirs(hidden: torch.Tensor, weights: torch.Tensor, *_: Any) -> torch.Tensor:
+        found: torch.Tensor = table[transformers_experts.OWN](module, hidden, chosen, weights)
+        return found
+
+    return {"kernel": (kernel, own_arguments), "transformers": (theirs, [hidden, weights, *stacked])}

@@ -17,6 +17,7 @@ from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph import operators
+from sparsify.passes.graph.node_info import call_of, info, set_info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
 from sparsify.passes.lift.lift import is_message_passing
 from sparsify.passes.operands.bag_operand import BagsOutput
@@ -26,8 +27,6 @@ from sparsify.passes.rules import prunable
 from sparsify.report import Choice, DenseEntry
 from sparsify.storage.format import Format
 
-# A node that is part of an operator listed under another node's name.
-LISTED: Final = "listed_dense"
 ATTENTION: Final = "scaled_dot_product_attention"
 SIZES: Final = frozenset(["sym_size", "size", "sym_numel", "numel", "dim", "sym_stride", "stride"])
 PARTS: Final = frozenset(["getitem", "slice", "select", "split", "chunk", "narrow", "unbind"])
@@ -47,12 +46,12 @@ def left_dense(draft: Draft) -> Draft:
         UnsupportedOperatorError: with `strict`, some are not by choice.
     """
     for node in list(draft.graph.nodes):
-        mark = node.meta.get("sparse")
+        mark = info(node).mark
         if not isinstance(mark, Mark) or mark.derived or is_dense(mark):
             continue
         if node.op in TENSORS:
             list_readers(draft, node)
-        elif mark.role != "gate" and not is_call(node) and LISTED not in node.meta:
+        elif mark.role != "gate" and not is_call(node) and not info(node).is_listed_dense:
             name = operator_name(node)
             reason = f"{name} has no sparse form"
             if is_message_passing(node):  # softmax over edges in front of what became a kernel
@@ -88,7 +87,7 @@ def choose_dense(draft: Draft, region: Region, node: fx.Node, reason: str) -> No
 def note_listed(region: Region) -> None:
     """Notes on the nodes of a region that the report lists it as dense."""
     for node in region.covered:
-        node.meta[LISTED] = True
+        set_info(node, is_listed_dense=True)
 
 
 def shown(entries: Iterable[DenseEntry]) -> str:
@@ -106,7 +105,7 @@ def is_dense(mark: Mark) -> bool:
 
 def title(root: fx.Node) -> str:
     """What people call an input or a parameter, `input:x`."""
-    return f"{TENSORS[root.op]}:{root.meta.get('input', root.target)}"
+    return f"{TENSORS[root.op]}:{info(root).input_name or root.target}"
 
 
 def list_readers(draft: Draft, root: fx.Node) -> None:
@@ -122,7 +121,7 @@ def list_readers(draft: Draft, root: fx.Node) -> None:
         return  # edges and bags: what else reads them looks up rows
     is_listed = any(entry.node == root.name for entry in draft.report.dense)
     for operand, reader in readers:
-        if reader in sparsely or LISTED in reader.meta or (is_listed and is_call(reader)):
+        if reader in sparsely or info(reader).is_listed_dense or (is_listed and is_call(reader)):
             continue
         name = "output" if reader.op == "output" else "region" if is_call(reader) else operator_name(reader)
         reason = reason_of(reader, operand, root)
@@ -145,7 +144,8 @@ def is_vector(draft: Draft, root: fx.Node) -> bool:
 def is_named(draft: Draft, root: fx.Node) -> bool:
     """Whether a tensor is an input, or a parameter that its rule names itself, not among others."""
     labels = {rule.id or f"rule {place + 1}": rule for place, rule in enumerate(draft.recipe.rules)}
-    return root.op != "get_attr" or prunable.is_named(labels[root.meta["sparse"].rule], str(root.target))
+    mark = info(root).mark
+    return root.op != "get_attr" or mark is None or prunable.is_named(labels[mark.rule], str(root.target))
 
 
 def is_index(root: fx.Node) -> bool:
@@ -162,7 +162,7 @@ def readers_of(root: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
         for reader in operand.users:
             if is_where_stored(reader, operand):
                 continue
-            is_followed = operator_name(reader) in FOLLOWED and "dense_reason" not in reader.meta
+            is_followed = operator_name(reader) in FOLLOWED and info(reader).dense_reason is None
             if is_followed and reader not in seen:
                 seen.add(reader)
                 waiting.append(reader)
@@ -178,7 +178,7 @@ def is_where_stored(node: fx.Node, operand: fx.Node) -> bool:
 
 def is_read_sparse(node: fx.Node, operand: fx.Node) -> bool:
     """Whether the call of a region reads the entries of an operand as a sparse tensor's, if it reads them at all."""
-    call: RegionCall = node.meta["region"]
+    call: RegionCall = call_of(node)
     if call.library is not None:
         return True  # dense by choice, as a note of the region says
     places = {place for place, argument in enumerate(node.args[1:]) if argument is operand}

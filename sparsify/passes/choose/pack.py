@@ -18,10 +18,11 @@ from sparsify.compiler.node import walk
 from sparsify.compiler.notation.concretize import index_names
 from sparsify.compiler.schedule.pack import Packing, pack_matrix
 from sparsify.passes.capture.draft import Draft, Key
+from sparsify.passes.choose.autotune import Winner
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS
 from sparsify.passes.choose.left_dense import choose_dense
-from sparsify.passes.choose.linear_library import SPOKEN
-from sparsify.passes.choose.weight_format_timing import Timed, try_tune
+from sparsify.passes.choose.linear_library import LIBRARIES, SPOKEN
+from sparsify.passes.choose.weight_format_timing import described, fastest_format, try_tune
 from sparsify.passes.graph.operators import is_constant, known_size, tensor_value
 from sparsify.passes.region import region as regions
 from sparsify.passes.region.region import Region
@@ -48,7 +49,7 @@ def pack(draft: Draft) -> Draft:
         sources = {name: m.source for name, m in region.operands.items() if isinstance(m, Matrix)}
         is_open = len(chosen) == len(region.matrices) and not is_packed(draft, region)
         if is_open and not is_worth_it(chosen, draft.recipe.compile, timed):
-            if timed is not None and timed.library:
+            if timed is not None and timed.name in LIBRARIES:
                 kept.append(by_library(region, chosen, timed))
                 continue
             for name, packed in chosen.items():
@@ -99,7 +100,7 @@ def offered(draft: Draft, weight: Matrix, found: list[Packing]) -> list[Packing]
 
 def choice(
     draft: Draft, region: Region, found: dict[str, list[Packing]]
-) -> tuple[Timed | None, dict[str, Packing]]:
+) -> tuple[Winner | None, dict[str, Packing]]:
     """A format for each weight, and what was timed for it.
 
     Nothing is timed where memory decides or another region did, nor for several weights.
@@ -115,8 +116,9 @@ def choice(
     timed = try_tune(draft, region, name, formats, held)
     if timed is None:
         return None, expected
-    best = next((one for one in formats if str(one.format) == timed.format), formats[0])
-    if held is not None and timed.us_of(str(held.format)) <= FAR * timed.us:
+    fastest = fastest_format(timed)
+    best = next((one for one in formats if str(one.format) == fastest), formats[0])
+    if held is not None and timed.us_of(str(held.format)) <= FAR * timed.us_of(fastest):
         best = held
     return timed, {name: best}
 
@@ -148,35 +150,35 @@ def is_packed(draft: Draft, region: Region) -> bool:
     return all(key in draft.formats or key in draft.stored for key in keys)
 
 
-def is_worth_it(chosen: dict[str, Packing], asked: Compile, timed: Timed | None) -> bool:
+def is_worth_it(chosen: dict[str, Packing], asked: Compile, timed: Winner | None) -> bool:
     """Whether packed weights take less memory than dense ones and, unless that is all, are faster as far as known."""
     if not all(found.is_smaller for found in chosen.values()):
         return False
     if asked.memory == "compact" or not asked.allows("torch"):
         return True
     if timed is not None:
-        return timed.is_faster
+        return timed.name not in ("", *LIBRARIES)
     return sum(found.us for found in chosen.values()) < sum(found.dense_us for found in chosen.values())
 
 
-def by_library(region: Region, chosen: dict[str, Packing], timed: Timed) -> Region:
+def by_library(region: Region, chosen: dict[str, Packing], timed: Winner) -> Region:
     """The region with a library's product, which was faster than torch's and than kernels that save memory."""
-    region.backend = timed.library
+    region.backend = timed.name
     for name, packing in chosen.items():
         weight = region.operands[name]
         assert isinstance(weight, Matrix), "weights are sparse operands"
         region.notes.append(
-            f"{weight.source} dense, packed beside by {SPOKEN[timed.library]}: {compared(packing, timed)}"
+            f"{weight.source} dense, packed beside by {SPOKEN[timed.name]}: {compared(packing, timed)}"
         )
     regions.finish(region)
     return region
 
 
-def compared(found: Packing, timed: Timed | None) -> str:
+def compared(found: Packing, timed: Winner | None) -> str:
     """Why a format was chosen, or none."""
     share = f"{found.stored / max(1, found.entries):.1%} stored"
     expected = f"{share}, expected {found.us:.0f} us, torch's product {found.dense_us:.0f}"
-    return expected if timed is None else f"{expected}; {timed}"
+    return expected if timed is None else f"{expected}; {described(timed)}"
 
 
 def packing(draft: Draft, region: Region, weight: Matrix) -> list[Packing]:

@@ -1,7 +1,7 @@
 """Recurrent layers step by step, timed against torch's operators for them.
 
 In: a draft after all passes whose layer `rnn` is step by step, and the calls of `torch.lstm` that it stands for.
-Out: an `Outcome`, what the nodes of the layer and torch's operators take for tensors of the example's shapes.
+Out: a `Winner`, the times of the nodes of the layer and of torch's operators for tensors of the example's shapes.
 
 torch's operators on CPUs are faster than the sum of their products, and a step takes some microseconds of dispatch.
 """
@@ -9,7 +9,7 @@ torch's operators on CPUs are faster than the sum of their products, and a step 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -17,12 +17,9 @@ from torch.utils import _pytree as pytree
 
 from sparsify.passes.call.bind import extract
 from sparsify.passes.capture.draft import Draft
+from sparsify.passes.choose.autotune import Candidate, Winner, compare
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS, example
-from sparsify.passes.choose.timing import is_agreed, race
 from sparsify.passes.graph.operators import is_mutating, is_random, known_size, operator_name, scope
-
-# By what share of torch's time steps may be slower by chance.
-NOISE: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +50,6 @@ class Name:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What steps and torch's operator take in microseconds."""
-
-    us: float
-    dense_us: float
-    is_agreed: bool
-
-    @property
-    def is_won(self) -> bool:
-        """Whether steps are not slower."""
-        return self.us <= (1 + NOISE) * self.dense_us
-
-    def __str__(self) -> str:
-        disturbed = "" if self.is_agreed else " (other work disturbed it)"
-        return f"timed {self.us:.0f} us step by step, torch's {self.dense_us:.0f}{disturbed}"
-
-
 def called(function: Callable[..., Any], arguments: Sequence[Any], names: Mapping[int, str]) -> Called:
     """A call without its tensors; `names` are those of parameters by identity."""
 
@@ -86,8 +65,8 @@ def called(function: Callable[..., Any], arguments: Sequence[Any], names: Mappin
     return Called(function, pytree.tree_map(described, tuple(arguments)))
 
 
-def outcome(draft: Draft, layer: str, calls: Sequence[Called]) -> Outcome | None:
-    """What both take for the example; None where nothing is timed: without seconds, in training, or for draws.
+def outcome(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | None:
+    """The times of both for the example; `None` where nothing is timed: without seconds, in training, or for draws.
 
     Args:
         draft: after all passes.
@@ -104,9 +83,13 @@ def outcome(draft: Draft, layer: str, calls: Sequence[Called]) -> Outcome | None
         for call in theirs:
             call()
 
-    with torch.no_grad():
-        found = race([steps, dense], draft.options.tune_seconds)
-    return Outcome(found[0].us, found[1].us, is_agreed(found))
+    both = [Candidate("steps", steps), Candidate("torch", dense)]
+    return compare("recurrent layer", both, draft.options.tune_seconds)
+
+
+def described(found: Winner) -> str:
+    """The measured times, in words."""
+    return f"timed {found.us:.0f} us step by step, torch's {found.us_of('torch'):.0f}{found.disturbed}"
 
 
 def steps_of(draft: Draft, own: Sequence[fx.Node]) -> Callable[[], Any]:

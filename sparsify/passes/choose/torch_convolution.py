@@ -9,7 +9,6 @@ Each chain is timed as it is and in both forms; without seconds for that it stay
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -18,14 +17,13 @@ from torch import Tensor, fx
 from torch.nn.functional import conv2d
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from sparsify.compiler import calibrate
-from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.call.reuse_memory import PLAIN, is_unseen
 from sparsify.passes.capture.draft import Draft
+from sparsify.passes.choose.autotune import Candidate, Winner, autotune
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS, example
-from sparsify.passes.choose.timing import GAIN, is_agreed, race
 from sparsify.passes.choose.torch_cost import extents
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import (
     argument,
     known_size,
@@ -36,23 +34,15 @@ from sparsify.passes.graph.operators import (
 )
 from sparsify.passes.lift.convolution import Chain, chain_of
 from sparsify.passes.operands.cached_operands import Structure
-from sparsify.passes.operands.convolution_operands import FORM, Chosen
+from sparsify.passes.operands.convolution_operands import Chosen
 from sparsify.passes.operands.sliding_window import recycled
 from sparsify.report import ChainEntry, ConversionEntry
 
 FORMS: Final = {"rows": torch.contiguous_format, "channels": torch.channels_last}
+AS_IT_IS: Final = "as it is"
 POOLING: Final = "max_pool2d"
 # Weights that have a normalisation in them, for so many copies of a model.
 PACKED: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class FastestForm:
-    """What was measured: the name of the fastest form, "" for the nodes as they are, and the time of each."""
-
-    form: str
-    us: tuple[float, ...]
-    is_agreed: bool
 
 
 class Folded:
@@ -140,20 +130,20 @@ def fold(draft: Draft) -> Draft:
     if draft.options.tune_seconds == 0 or draft.is_trainable or draft.recipe.compile.memory == "compact":
         return draft
     for chain in chains(draft.graph):
-        found = recall(
-            asked(draft, chain),
-            Sizes({}, {}),
-            partial(timed, draft, chain),
-            draft.options,
-            is_sure,
-            classes={"FastestForm": FastestForm},
+        found = autotune(
+            "convolution",
+            asked(chain),
+            partial(candidates, draft, chain),
+            sizes=Sizes({}, {}),
+            options=draft.options,
+            seconds=draft.options.tune_seconds,
         )
         line = described(chain, found)
         draft.report.chains.append(line)
-        if found.form:
-            entry = entry_of(chain, found.form)
-            entry.bytes_after = line.bytes_beside = copied_bytes(draft, chain, found.form)
-            chain.node.meta[FORM] = Chosen(found.form, entry)
+        if found.name:
+            entry = entry_of(chain, found.name)
+            entry.bytes_after = line.bytes_beside = copied_bytes(draft, chain, found.name)
+            set_info(chain.node, form=Chosen(found.name, entry))
             draft.report.conversions.append(entry)
     return draft
 
@@ -163,11 +153,11 @@ def entry_of(chain: Chain, form: str) -> ConversionEntry:
     return ConversionEntry("W, b", chain.node.name, f"by {form}")
 
 
-def described(chain: Chain, found: FastestForm) -> ChainEntry:
+def described(chain: Chain, found: Winner) -> ChainEntry:
     """The report's line about a chain."""
     covered = ", ".join(operator_name(node) for node in Folded(chain, "rows", is_recycled=False).covered)
-    times = dict(zip(("as it is", *(f"by {form}" for form in FORMS)), found.us, strict=True))
-    form = f"by {found.form}" if found.form else "as it is"
+    times = {AS_IT_IS if name == AS_IT_IS else f"by {name}": us for name, us in found.times}
+    form = f"by {found.name}" if found.name else AS_IT_IS
     return ChainEntry(chain.node.name, scope(chain.node), covered, form, times, found.is_agreed)
 
 
@@ -186,8 +176,8 @@ def folded(graph: fx.Graph, is_recycled: bool) -> list[Folded]:
     Args:
         is_recycled: whether results lie in memory that is used again.
     """
-    known = [(chain, chain.node.meta[FORM]) for chain in chains(graph) if FORM in chain.node.meta]
-    return [Folded(chain, how.form, is_recycled=is_recycled, entry=how.entry) for chain, how in known]
+    known = [(chain, info(chain.node).form) for chain in chains(graph)]
+    return [Folded(at, how.form, is_recycled=is_recycled, entry=how.entry) for at, how in known if how]
 
 
 def chains(graph: fx.Graph) -> list[Chain]:
@@ -239,32 +229,21 @@ def pool_behind(chain: Chain) -> fx.Node | None:
     return readers[0] if is_pool and readers[0].all_input_nodes == [chain.last] else None
 
 
-def asked(draft: Draft, chain: Chain) -> str:
+def asked(chain: Chain) -> str:
     """What is compared: the operators with their numbers, and the shapes of what they read."""
     nodes = Folded(chain, "rows", is_recycled=False)
     shapes = [extents(node) for node in nodes.inputs]
     calls = [(str(n.target), [a for a in n.args if not isinstance(a, fx.Node)]) for n in nodes.covered]
-    return f"fastest form of {calls} of {shapes} {calibrate.key_of(draft.options)}"
+    return f"fastest form of {calls} of {shapes}"
 
 
-def timed(draft: Draft, chain: Chain) -> FastestForm:
-    """What the nodes as they are and all forms take, in turns."""
+def candidates(draft: Draft, chain: Chain) -> list[Candidate]:
+    """The nodes as they are, and the chain in all forms."""
     forms = {name: Folded(chain, name, is_recycled=draft.options.recycle) for name in FORMS}
     first = next(iter(forms.values()))
     arguments = [example(draft, node) for node in first.inputs]
-    with torch.no_grad():
-        ways = [first.plain, *(form.computed for form in forms.values())]
-        calls = [partial(first.plain, *arguments), *(partial(w, arguments) for w in ways[1:])]
-        found = race(calls, draft.options.tune_seconds)
-    us = tuple([one.us for one in found])
-    best = min(range(len(us)), key=us.__getitem__)
-    form = list(forms)[best - 1] if best and us[best] <= (1 - GAIN) * us[0] else ""
-    return FastestForm(form, us, is_agreed(found))
-
-
-def is_sure(found: FastestForm) -> bool:
-    """Whether turns agreed."""
-    return found.is_agreed
+    made = [Candidate(name, partial(form.computed, arguments)) for name, form in forms.items()]
+    return [Candidate(AS_IT_IS, partial(first.plain, *arguments)), *made]
 
 
 def is_free(arguments: Sequence[Tensor]) -> bool:

@@ -9,54 +9,26 @@ training a turn has gradients.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import torch
 
-from sparsify.compiler import calibrate
 from sparsify.compiler.prepare import build_all
-from sparsify.compiler.recall import recall
 from sparsify.errors import SparsifyError
 from sparsify.passes.call.first_backward import Result
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose import dry_run
+from sparsify.passes.choose.autotune import Candidate, Winner, autotune
 from sparsify.passes.choose.estimate import example, expected_sizes
-from sparsify.passes.choose.grouped_experts import Rivals, module_of, rivals
+from sparsify.passes.choose.grouped_experts import calls, module_of
 from sparsify.passes.choose.left_dense import choose_dense
-from sparsify.passes.choose.timing import is_agreed, race
 from sparsify.passes.choose.torch_convolution import FORMS, Folded, chain_at
 from sparsify.passes.graph.operators import operator_name, overwritten
 from sparsify.passes.region.region import Region
 
-# By what share of torch's time a kernel may be slower by chance.
-NOISE: Final = 0.03
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What both took.
-
-    Attributes:
-        us: of a call of the region.
-        dense_us: of torch's operator.
-        is_agreed: whether turns agreed.
-    """
-
-    us: float
-    dense_us: float
-    is_agreed: bool
-
-    @property
-    def is_won(self) -> bool:
-        """Whether the kernel is not slower."""
-        return self.us <= (1 + NOISE) * self.dense_us
-
-    def __str__(self) -> str:
-        disturbed = "" if self.is_agreed else " (other work disturbed it)"
-        return f"timed {self.us:.0f} us, torch's {self.dense_us:.0f}{disturbed}"
+KIND: Final = "operator"
 
 
 def contest(draft: Draft) -> Draft:
@@ -67,34 +39,39 @@ def contest(draft: Draft) -> Draft:
     for region in draft.regions:
         module = module_of(draft, region)
         found = outcome(draft, region) if region.is_contested or module is not None else None
-        if found is None or found.is_won:
-            region.notes += [] if found is None else [str(found)]
+        if found is None or not found.name:
+            region.notes += [] if found is None else [described(found)]
             kept.append(region)
             continue
         node = region.covered[0]
         name = operator_name(node)
         theirs = f"torch's {name} is" if module is None else "transformers' experts are"
-        choose_dense(draft, region, node, f"{theirs} faster: {found}")
+        choose_dense(draft, region, node, f"{theirs} faster: {described(found)}")
     draft.regions = kept
     return draft
 
 
-def outcome(draft: Draft, region: Region) -> Outcome | None:
-    """What a region and torch take for the example; `None` where that cannot be timed, which a note says."""
-    question = f"{asked(draft, region)} {calibrate.key_of(draft.options)}"
-    sizes = expected_sizes(draft, region)
+def outcome(draft: Draft, region: Region) -> Winner | None:
+    """The times of a region and of torch for the example; `None` where nothing can be timed, which a note says."""
     try:
-        return recall(
-            question,
-            sizes,
-            partial(timed, draft, region),
-            draft.options,
-            lambda outcome: outcome.is_agreed,
-            classes={"Outcome": Outcome},
+        return autotune(
+            KIND,
+            asked(draft, region),
+            partial(candidates, draft, region),
+            sizes=expected_sizes(draft, region),
+            options=draft.options,
+            seconds=draft.options.tune_seconds,
+            has_gradients=draft.is_trainable,
         )
     except SparsifyError as error:
         region.notes.append(f"not timed against torch's operator: {error}")
         return None
+
+
+def described(found: Winner) -> str:
+    """The measured times, in words."""
+    dense_us = min(us for _, us in found.times[1:])
+    return f"timed {found.us:.0f} us, torch's {dense_us:.0f}{found.disturbed}"
 
 
 def asked(draft: Draft, region: Region) -> str:
@@ -108,42 +85,33 @@ def asked(draft: Draft, region: Region) -> str:
     return f"{what} of {region.program} against torch's {operators}{images}"
 
 
-def timed(draft: Draft, region: Region) -> Outcome:
-    """What both take in turns.
+def candidates(draft: Draft, region: Region) -> list[Candidate]:
+    """The kernel of a region, and torch's operator in all forms; or transformers' experts.
 
     Raises:
         SparsifyError: the kernel cannot be built.
     """
     if (module := module_of(draft, region)) is not None:
-        return timed_experts(draft, rivals(draft, region, module))
+        both = calls(draft, region, module).items()
+        return [Candidate(name, step(call, wanting(given, draft))) for name, (call, given) in both]
     site = dry_run.site(draft, region)
     build_all([(site.call.kernel, site.sizes)])
     arguments = wanting([example(draft, node) for node in site.arguments], draft)
     own = step(partial(anew, site.call), arguments)
     theirs = step(lambda *args: site.call.dense(*args)[0], arguments)
-    with torch.set_grad_enabled(draft.is_trainable):
-        found = race([own, theirs, *forms(draft, region)], draft.options.tune_seconds)
-    return Outcome(found[0].us, min(one.us for one in found[1:]), is_agreed(found))
+    return [Candidate("kernel", own), Candidate("torch", theirs), *forms(draft, region)]
 
 
-def forms(draft: Draft, region: Region) -> list[Callable[[], torch.Tensor]]:
+def forms(draft: Draft, region: Region) -> list[Candidate]:
     """Torch's convolution in the forms that take its place where it is faster; none for other operators."""
     if region.layout is None:
         return []
     chain = chain_at(region.covered[0], (), overwritten(draft.graph), can_add=region.layout.example.is_whole)
-    made = (
-        [] if chain is None else [Folded(chain, f, False, is_recycled=draft.options.recycle) for f in FORMS]
-    )
-    return [partial(form.computed, [example(draft, node) for node in form.inputs]) for form in made]
-
-
-def timed_experts(draft: Draft, both: Rivals) -> Outcome:
-    """What a mixture's kernel and transformers' experts take in turns."""
-    own = step(both.own, wanting(both.own_arguments, draft))
-    theirs = step(both.theirs, wanting(both.theirs_arguments, draft))
-    with torch.set_grad_enabled(draft.is_trainable):
-        found = race([own, theirs], draft.options.tune_seconds)
-    return Outcome(found[0].us, found[1].us, is_agreed(found))
+    if chain is None:
+        return []
+    made = {form: Folded(chain, form, False, is_recycled=draft.options.recycle) for form in FORMS}
+    inputs = {form: [example(draft, node) for node in one.inputs] for form, one in made.items()}
+    return [Candidate(form, partial(one.computed, inputs[form])) for form, one in made.items()]
 
 
 def wanting(arguments: Sequence[Any], draft: Draft) -> list[Any]:

@@ -29,6 +29,7 @@ from sparsify.passes.decide.leaves import (
 )
 from sparsify.passes.decide.textbook import Text
 from sparsify.passes.decide.to_region import region_of
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
 from sparsify.passes.program.infer import Storage, infer
 from sparsify.passes.program.model import ModelProgram
@@ -142,8 +143,9 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
     storage = canonical(program, leaves, shares, kept(program) | alone)
     for name in marked:  # but relations, which are read by what they are made of
         for reader in program.nodes[name].users:
-            if reader.name in program.opaque and reader not in covered:
-                reader.meta.setdefault("dense_reason", program.opaque[reader.name])
+            is_left = reader.name in program.opaque and reader not in covered
+            if is_left and info(reader).dense_reason is None:
+                set_info(reader, dense_reason=program.opaque[reader.name])
     made = []
     most = draft.recipe.fuse.max_einsums or len(program.statements)
     for found in cut(program, storage, alone, most):
@@ -160,7 +162,7 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
         put_dense_products_first(draft, region)
         once = sources_of(matrix.dense for matrix in region.matrices if matrix.dense is not None)
         for node in (*region.covered, *once):
-            node.meta.pop("dense_reason", None)
+            set_info(node, dense_reason=None)
     return made
 
 
@@ -203,21 +205,21 @@ def put_dense_products_first(draft: Draft, region: Region) -> None:
 def report_dense(draft: Draft, covered: set[fx.Node]) -> None:
     """Lists every node that a rule reached and that no region computes."""
     for node in draft.graph.nodes:
-        why = node.meta.get("dense_reason")
+        why = info(node).dense_reason
         if why and node not in covered:
             draft.report.left_dense(node.name, operator_name(node), scope(node), why)
 
 
 def settled(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that recognisers leave dense as that is faster, and convolutions, which have roads of their own."""
-    reasons = {node: node.meta["dense_reason"] for node in graph.nodes if "dense_reason" in node.meta}
+    reasons = {node: info(node).dense_reason for node in graph.nodes if info(node).dense_reason is not None}
     return {n for n, why in reasons.items() if isinstance(why, Choice) or operator_name(n).startswith("conv")}
 
 
 def note_refusal(nodes: list[fx.Node], reason: str) -> None:
     """Says of the first of some nodes why they stay dense, where none says so itself."""
-    if not any("dense_reason" in node.meta for node in nodes):
-        nodes[0].meta["dense_reason"] = reason
+    if not any(info(node).dense_reason is not None for node in nodes):
+        set_info(nodes[0], dense_reason=reason)
 
 
 def sources_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -20,6 +20,7 @@ from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.choose.estimate import extents_of, stored_entries
 from sparsify.passes.graph import insert
 from sparsify.passes.graph.canonicalize import input_of_expression, size_node
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import (
     argument,
     is_constant,
@@ -40,8 +41,6 @@ RELATION: Final = Format("dense, compressed, singleton")
 DTYPES: Final = (torch.float32, torch.float64, torch.bool)
 # Operators have marks, too, which are for kernels of attention or experts.
 LEAVES: Final = ("placeholder", "get_attr")
-# Whether a node is a sparse input as a dense tensor.
-WRITTEN_OUT: Final = "written_out"
 
 
 def marked_leaves(graph: fx.Graph, covered: set[fx.Node]) -> dict[str, Matrix]:
@@ -52,7 +51,7 @@ def marked_leaves(graph: fx.Graph, covered: set[fx.Node]) -> dict[str, Matrix]:
     found = {}
     for node in graph.nodes:
         matrix = declared(node) if node.op in LEAVES else written_out(node)
-        node.meta[WRITTEN_OUT] = matrix is not None and node.op not in LEAVES
+        set_info(node, is_made_dense=matrix is not None and node.op not in LEAVES)
         readers = (user for user in node.users if operator_name(user) not in ("sym_size", "size"))
         if matrix is not None and not matrix.format.is_dense and not covered.issuperset(readers):
             found[node.name] = matrix
@@ -61,7 +60,7 @@ def marked_leaves(graph: fx.Graph, covered: set[fx.Node]) -> dict[str, Matrix]:
 
 def declared(node: fx.Node) -> Matrix | None:
     """An input or a parameter that a rule declares sparse."""
-    mark, value = node.meta.get("sparse"), tensor_value(node)
+    mark, value = info(node).mark, tensor_value(node)
     if not isinstance(mark, Mark) or mark.derived or mark.dtype != "same" or mark.mask is not None:
         return None
     # Modes of extent 1 are left out of programs, and nothing is stored in empty ones.
@@ -86,7 +85,7 @@ def written_out(node: fx.Node) -> Matrix | None:
     if not is_matrix or operator_name(base) != "zeros" or argument(node, 3, "accumulate") is not True:
         return None
     rows, columns = places
-    marks = (source.meta.get("sparse") for source in sources([rows, columns, values]))
+    marks = (info(source).mark for source in sources([rows, columns, values]))
     mark = next((mark for mark in marks if isinstance(mark, Mark)), None)
     shapes = [tensor_value(part) for part in (rows, columns, values)]
     if mark is None or any(shape is None or shape.dim() != 1 for shape in shapes) or 1 in sizes_of(value):
@@ -107,7 +106,7 @@ def computed_weights(program: ModelProgram, storage: Storage) -> dict[str, Matri
         if node is None or value is None or not storage.is_sparse(name) or value.dtype not in DTYPES:
             continue
         if is_constant(node) and 1 not in sizes_of(value):
-            marks = (source.meta.get("sparse") for source in sources([node]))
+            marks = (info(source).mark for source in sources([node]))
             mark = replace(
                 next(mark for mark in marks if isinstance(mark, Mark)), role="weight", format="auto"
             )
@@ -131,10 +130,10 @@ def is_relation_wanted(program: ModelProgram) -> Callable[[str, set[str]], bool]
 
 def relation_mark(places: Iterable[fx.Node], node: fx.Node | None) -> Mark | None:
     """The mark of a scatter, else that of an adjacency behind the places of its edges."""
-    own = None if node is None else node.meta.get("sparse")
+    own = None if node is None else info(node).mark
     if isinstance(own, Mark):
         return own
-    marks = (source.meta.get("sparse") for source in sources(list(places)))
+    marks = (info(source).mark for source in sources(list(places)))
     return next((mark for mark in marks if isinstance(mark, Mark) and mark.role == "adjacency"), None)
 
 

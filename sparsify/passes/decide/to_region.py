@@ -18,9 +18,10 @@ from sparsify.passes.decide.cut import Cut
 from sparsify.passes.decide.leaves import LEAVES, operand_of
 from sparsify.passes.decide.textbook import textbook, unified, unread_indices
 from sparsify.passes.graph import insert
+from sparsify.passes.graph.node_info import set_info
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.program.translate import dense_operand
-from sparsify.passes.region.region import SHOWN, Region, declare_equations
+from sparsify.passes.region.region import Region, declare_equations
 from sparsify.passes.region.sparse_operand import Matrix
 
 aten: Final = torch.ops.aten
@@ -124,7 +125,7 @@ def apart(node: fx.Node) -> tuple[fx.Node, fx.Node]:
         return node, node
     with node.graph.inserting_after(node):
         bare = whole = insert.call(aten.squeeze.dims, node, units)
-    bare.meta[SHOWN] = node
+    set_info(bare, shown=node)
     for mode in units:
         with node.graph.inserting_after(whole):
             whole = insert.call(aten.unsqueeze.default, whole, mode)

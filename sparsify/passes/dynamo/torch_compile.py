@@ -79,15 +79,10 @@ def backend(
             "the backend sparsify needs a recipe",
             'torch.compile(model, backend="sparsify", options={"recipe": "gcn"})',
         )
-    recipe = lenient(recipes.load(given.pop("recipe")))
+    # What a rule names may be in another graph of the model.
+    recipe = recipes.load(given.pop("recipe")).with_optional_rules()
     report_break(graph)
     return Compiled(graph, example_inputs, recipe, given.pop("inner", INNER), given, is_whole(graph, options))
-
-
-def lenient(recipe: Recipe) -> Recipe:
-    """The recipe whose rules may match nothing: what a rule names may be in another graph of the model."""
-    rules = [rule.model_copy(update={"optional": True}) for rule in recipe.sparsify]
-    return recipe.model_copy(update={"sparsify": tuple(rules)})
 
 
 class Compiled:

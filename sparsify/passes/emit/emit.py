@@ -21,7 +21,7 @@ from sparsify.passes.call.bind import Plan, as_methods, bind, bind_matrix, cut_o
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import call_region, call_results, is_call
 from sparsify.passes.capture.draft import Draft
-from sparsify.passes.choose.adjacency import confront, field_of
+from sparsify.passes.choose.adjacency import alternatives_of, tune_alternatives
 from sparsify.passes.choose.estimate import (
     UNKNOWN_ROWS,
     estimated_us,
@@ -31,6 +31,7 @@ from sparsify.passes.choose.linear_library import SPOKEN
 from sparsify.passes.choose.schedules import tune_schedules
 from sparsify.passes.choose.site import Site, site_of
 from sparsify.passes.graph import canonicalize, insert
+from sparsify.passes.graph.node_info import call_of, info, set_info
 from sparsify.passes.graph.operators import known_size, operator_name, scope, tensor_value
 from sparsify.passes.region.printer import extent_names
 from sparsify.passes.region.provenance import origin
@@ -110,7 +111,7 @@ def failure_of(site: Site) -> SparsifyError | None:
 
 def keep_live(draft: Draft, calls: list[RegionCall]) -> None:
     """Leaves the regions to the draft that something reads once all are in place, and to its report."""
-    live = [node.meta["region"] for node in draft.graph.nodes if is_call(node)]
+    live = [call_of(node) for node in draft.graph.nodes if is_call(node)]
     draft.regions = [call for call in calls if call in live]
     dead = {call.name for call in calls if call not in live}
     draft.report.regions = [entry for entry in draft.report.regions if entry.name not in dead]
@@ -120,11 +121,11 @@ def choose(draft: Draft, site: Site) -> None:
     """Times schedules of the kernels of a call, and what else computes it, both together in `tune_seconds`."""
     region, call, arguments, sizes = site.region, site.call, site.arguments, site.sizes
     region.notes += said(call.program, sizes)
-    field = field_of(draft, region, call, sizes)
-    seconds = draft.options.tune_seconds / (2 if field.near else 1)
+    offered = alternatives_of(draft, region, call, sizes)
+    seconds = draft.options.tune_seconds / (2 if offered.near else 1)
     tune_schedules(draft, region, call, arguments, sizes, seconds)
-    if field.rivals:
-        region.notes.append(confront(draft, call, arguments, sizes, field, seconds))
+    if offered.all:
+        region.notes.append(tune_alternatives(draft, call, arguments, sizes, offered, seconds))
 
 
 def list_substituted(draft: Draft, failure: SparsifyError, sites: list[Site]) -> None:
@@ -178,7 +179,7 @@ def replace_nodes(
             made = [draft.graph.call_function(operator.getitem, (new, number)) for number, _ in found]
             new.meta["val"] = tuple([node.meta["val"] for node in region.results])
             new.meta |= {key: first.meta[key] for key in ("nn_module_stack",) if key in first.meta}
-    new.meta["region"] = call
+    set_info(new, call=call)
     for node, value in zip(region.outputs, made, strict=True):
         value.meta |= {key: node.meta[key] for key in ("val", "nn_module_stack") if key in node.meta}
         node.replace_all_uses_with(value)
@@ -210,7 +211,8 @@ def keep_layout(node: fx.Node) -> None:
 
 def is_convolution(node: fx.Node) -> bool:
     """Whether a node calls the region of a convolution."""
-    return "region" in node.meta and node.meta["region"].layout is not None
+    call = info(node).call
+    return call is not None and call.layout is not None
 
 
 def layout_of(node: fx.Node) -> list[int]:

@@ -11,6 +11,7 @@ from torch import fx
 
 from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import is_mutating, operator_name, tensor_value
 
 aten = torch.ops.aten
@@ -24,7 +25,7 @@ def keep_zeros(draft: Draft) -> Draft:
             readers = [
                 user for user in weight.users if user not in covered and tensor_value(user) is not None
             ]
-            if is_sparse(weight.meta.get("sparse")) and readers and not any(map(is_mutating, readers)):
+            if is_sparse(info(weight).mark) and readers and not any(map(is_mutating, readers)):
                 mask(weight, readers)
     return draft
 

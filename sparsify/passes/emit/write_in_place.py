@@ -16,6 +16,7 @@ from torch import fx
 
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.functional.pure_writes import argument_types
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, raw_name
 
 aten: Final = torch.ops.aten
@@ -37,7 +38,7 @@ def write_in_place(draft: Draft) -> Draft:
         if raw_name(node) == "copy_" and node.args[0].op in ("placeholder", "get_attr"):
             write_outside(node)
     for node in list(graph.nodes):
-        if operator_name(node) in SCATTERS and node.meta.get("is_write") and is_last_reader(node):
+        if operator_name(node) in SCATTERS and info(node).is_write and is_last_reader(node):
             base = node.args[0]
             if is_made_here(base):
                 scatter_into(node)
@@ -64,7 +65,7 @@ def write_outside(copy: fx.Node) -> None:
 def updates(copy: fx.Node) -> Iterator[fx.Node]:
     """The operators, from the last to the first, each of which changes the result of the one before it."""
     node: Any = copy.args[1]
-    while isinstance(node, fx.Node) and node.op == "call_function" and node.meta.get("is_write"):
+    while isinstance(node, fx.Node) and node.op == "call_function" and info(node).is_write:
         yield node
         node = node.args[0]
 

@@ -30,6 +30,7 @@ from sparsify.passes.functional.pure_writes import (
 )
 from sparsify.passes.graph import operators
 from sparsify.passes.graph.insert import call_before
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import is_inactive_dropout, operator_name, raw_name, tensor_value
 
 aten: Final = torch.ops.aten
@@ -88,7 +89,7 @@ class Alias:
     @property
     def is_whole(self) -> bool:
         """Whether it is the tensor of the storage itself, whose shape and gradients are changed in place."""
-        return all(alias.parent is None or alias.node.meta.get("is_itself", False) for alias in self.line())
+        return all(alias.parent is None or info(alias.node).is_itself for alias in self.line())
 
 
 def functionalize(graph: fx.Graph) -> None:
@@ -107,7 +108,7 @@ def functionalize(graph: fx.Graph) -> None:
         for target in written_operands(node)
     }
     for node in filter(layouts.gives_operand, parents):
-        node.meta[layouts.MARK] = True
+        set_info(node, is_contiguous=True)
     if last:
         layouts.mark_inputs(graph, lambda node: root_of(node, parents), last)
         require_apart(graph, parents, set(last))
@@ -267,15 +268,16 @@ class _Functionalize:
             is_outside = target.storage.is_outside and target.is_whole
             if is_outside and raw_name(node) != "detach_":
                 raise CaptureError(f"the model changes the shape of {target.storage.root.target} in place")
-            node.target, node.meta["is_itself"] = form, True
+            node.target = form
+            set_info(node, is_itself=True)
             self.add_view(node, target)
             return
         behind = node.next
         value = written_value(node, target.current, form)
         if node not in (value, *value.all_input_nodes):
             self.replaced.append(node)
-        value.meta["is_write"] = value is node
-        self.write(target, value, behind, is_tracked=not node.meta.get("no_grad", False))
+        set_info(value, is_write=value is node)
+        self.write(target, value, behind, is_tracked=not info(node).has_no_grad)
         self.aliases[node] = target
 
     def write(self, target: Alias, value: fx.Node, user: fx.Node, *, is_tracked: bool) -> None:
@@ -294,7 +296,8 @@ class _Functionalize:
                 is_tracked = is_tracked and raw_name(alias.node) not in DETACHING
                 base = self.current(alias.parent, user)
                 value = scatter(alias.node, base, value, user)
-                value.meta.setdefault("is_write", operator_name(value).endswith("_scatter"))
+                if info(value).is_write is None:
+                    set_info(value, is_write=operator_name(value).endswith("_scatter"))
         if not is_tracked and has_gradients(value):
             needs = storage.is_tracked or needs_gradient(storage.root)
             target_of = (with_values, storage.value, value) if needs else (aten.detach.default, value)
@@ -333,7 +336,7 @@ def needs_gradient(root: fx.Node) -> bool:
         if node in known or not has_gradients(node):
             continue
         known.add(node)
-        if node.op == "placeholder" or node.meta.get("is_parameter", False):
+        if node.op == "placeholder" or info(node).is_parameter:
             return True
         waiting.extend(node.all_input_nodes)
     return False

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from sparsify.errors import CaptureError
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import operator_name, raw_name, tensor_value
 
 aten: Final = torch.ops.aten
@@ -18,7 +19,6 @@ aten: Final = torch.ops.aten
 STRIDED: Final = frozenset({"contiguous", "reshape", "flatten", "ravel", "reshape_as"})
 # Operators whose results are contiguous whatever the strides of their operands.
 MAKING: Final = frozenset({"linear", "mm", "addmm", "bmm", "embedding"})
-MARK: Final = "is_contiguous"
 
 
 def gives_operand(node: fx.Node) -> bool:
@@ -53,7 +53,7 @@ def mark_inputs(graph: fx.Graph, root_of: Callable[[fx.Node], fx.Node], last: di
             raise CaptureError(
                 f"the strides of {place.target} decide whether the model writes into a copy; give it contiguous"
             )
-        place.meta[MARK] = True
+        set_info(place, is_contiguous=True)
 
 
 def inputs_that_lay_out(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
@@ -77,12 +77,12 @@ def inputs_that_lay_out(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
 def contiguous_inputs(graph: fx.Graph) -> list[int]:
     """The positions of inputs that are marked."""
     places = graph.find_nodes(op="placeholder")
-    return [position for position, node in enumerate(places) if node.meta.get(MARK)]
+    return [position for position, node in enumerate(places) if info(node).is_contiguous]
 
 
 def drop_contiguous(graph: fx.Graph) -> None:
     """Replaces `contiguous` of what was contiguous in the capture by its operand."""
     for node in graph.find_nodes(op="call_function", target=aten.contiguous.default):
-        if node.meta.get(MARK):
+        if info(node).is_contiguous:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)

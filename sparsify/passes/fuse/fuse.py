@@ -14,6 +14,7 @@ from sparsify.compiler.einsum.nodes import Access, Index
 from sparsify.compiler.node import find
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.fuse.product_order import sparse_first, take_linear
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import scope
 from sparsify.passes.region import region as regions
 from sparsify.passes.region.fragment import Fragment
@@ -39,7 +40,10 @@ def fuse(draft: Draft) -> Draft:
         found.append(region)
     for region in found:
         regions.finish(region)
-    found += [node.meta.pop("region") for node in draft.graph.nodes if "region" in node.meta]
+    for node in draft.graph.nodes:
+        if (lifted := info(node).region) is not None:
+            found.append(lifted)
+            set_info(node, region=None)
     place = {node: number for number, node in enumerate(draft.graph.nodes)}
     draft.regions = sorted(found, key=lambda region: place[region.output])
     return draft
@@ -47,7 +51,7 @@ def fuse(draft: Draft) -> Draft:
 
 def fragment_of(node: fx.Node) -> Fragment | None:
     """The fragment that lifting gave to a node."""
-    fragment = node.meta.get("fragment")
+    fragment = info(node).fragment
     return fragment if isinstance(fragment, Fragment) else None
 
 

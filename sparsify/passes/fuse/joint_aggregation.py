@@ -22,6 +22,7 @@ from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.fuse.fuse import fragment_of, may_join
 from sparsify.passes.graph.canonicalize import is_writer
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import is_random, operator_name, tensor_value
 from sparsify.passes.lift.message_passing import aggregation
 from sparsify.passes.lift.message_passing.aggregation import OUTPUT, Aggregation, Messages
@@ -29,7 +30,6 @@ from sparsify.passes.lift.message_passing.edge_features import FUNCTIONS, INFIX
 from sparsify.passes.lift.message_passing.gather_scatter import gathered_index
 from sparsify.passes.region import region as regions
 from sparsify.passes.region.fragment import Fragment
-from sparsify.passes.region.region import Region
 
 
 def together(draft: Draft) -> Draft:
@@ -88,14 +88,13 @@ def groups(draft: Draft) -> list[Group]:
 def aggregations(draft: Draft) -> Iterator[tuple[Aggregation, Mark]]:
     """The aggregations that were lifted, with the marks of their edges."""
     for node in draft.graph.nodes:
-        fragment, region = fragment_of(node), node.meta.get("region")
+        fragment, region = fragment_of(node), info(node).region
         is_message = fragment is not None and fragment.kind == "message" and not feeds_product(node)
-        if not is_message and not (isinstance(region, Region) and "aggregation" in node.meta):
+        if not is_message and (region is None or not info(node).is_aggregation):
             continue
-        match = aggregation.recognise(node)
-        matrices = fragment.matrices if fragment is not None else region.matrices
-        if match is not None:
-            yield match, matrices[0].mark
+        match, read = aggregation.recognise(node), fragment or region
+        if match is not None and read is not None:
+            yield match, read.matrices[0].mark
 
 
 def feeds_product(node: fx.Node) -> bool:
@@ -154,9 +153,8 @@ def join(draft: Draft, group: Group) -> None:
     kinds = ", ".join(KINDS[match.reduce] for match in group.matches)
     region.notes.append(f"{len(results)} results of one program: {kinds} over the same edges")
     for node in program.names:
-        for key in ("region", "fragment", "aggregation"):
-            node.meta.pop(key, None)
-    region.output.meta["region"] = region
+        set_info(node, region=None, fragment=None, is_aggregation=False)
+    set_info(region.output, region=region)
 
 
 KINDS = {"sum": "sums", "amax": "largest entries", "amin": "smallest entries"}

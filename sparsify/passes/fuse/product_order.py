@@ -13,6 +13,7 @@ from sparsify.compiler.einsum.rename import replace
 from sparsify.compiler.node import find
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import estimated_us
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import argument, operator_name
 from sparsify.passes.region import region as regions
 from sparsify.passes.region.fragment import Fragment, access, turned
@@ -72,7 +73,7 @@ def turned_around(region: Region) -> Region | None:
     wide = Call("mul", (Access(first.name, (matrix.indices[0], Index(f))), regions.place(weight, at)))
     reduced: Expr = Reduce("sum", (f,), wide)
     trial = copied(region)
-    sparse_node = next(n for n in region.covered if n.meta.get("fragment") is not None and n is not first)
+    sparse_node = next(n for n in region.covered if info(n).fragment is not None and n is not first)
     old = Reduce(
         "sum", matrix_sum(matrix), Call("mul", (matrix, Access(first.name, (matrix.indices[1], inner))))
     )

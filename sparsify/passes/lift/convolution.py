@@ -17,6 +17,7 @@ from sparsify.compiler.einsum.nodes import Const, Program
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import argument, known_size, operator_name, tensor_value
 from sparsify.passes.operands.convolution_operands import FlatImages, Places, texts
 from sparsify.passes.operands.sliding_window import CSR, Grid, Window, packed_bytes, packed_format
@@ -66,7 +67,7 @@ def mark_of(node: fx.Node) -> Mark | None:
     if operator_name(node) not in MODES:
         return None
     weight: Any = argument(node, 1, "weight")
-    mark = weight.meta.get("sparse")
+    mark = info(weight).mark
     return mark if weight.op == "get_attr" and isinstance(mark, Mark) else None
 
 

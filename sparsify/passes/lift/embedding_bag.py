@@ -18,6 +18,7 @@ from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.nodes import Const
 from sparsify.compiler.einsum.parse import parse
 from sparsify.passes.capture.draft import Mark
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import argument, operator_name, tensor_value
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Bags
@@ -53,7 +54,7 @@ class EmbeddingBag:
     @property
     def mark(self) -> Mark | None:
         """The mark of the rule that reached it."""
-        found = self.call.meta.get("sparse")
+        found = info(self.call).mark
         return found if isinstance(found, Mark) else None
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:

@@ -1,12 +1,13 @@
 """Graph nodes to einsum fragments, by operator pattern and never by model or module name.
 
-In: a marked graph. Out: `node.meta["fragment"]` on every node that is an einsum, and
-`node.meta["dense_reason"]` on every other node that a rule reached.
+In: a marked graph. Out: `info(node).fragment` on every node that is an einsum, and
+`info(node).dense_reason` on every other node that a rule reached.
 """
 
 from torch import fx
 
 from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import (
     module_type,
     operator_name,
@@ -37,61 +38,65 @@ def lift(draft: Draft) -> Draft:
     for node in list(draft.graph.nodes):
         if node in inside or node in taken:
             continue
-        if "attention" in node.meta:
+        if info(node).attention is not None:
             found = attention_region(node)
-            node.meta["dense_reason" if isinstance(found, str) else "region"] = found
+            settle(node, found)
             continue
         over_edges = edge_region(node, softmaxes.get(node))
         if over_edges is not None:
-            node.meta["dense_reason" if isinstance(over_edges, str) else "region"] = over_edges
+            settle(node, over_edges)
             continue
         embedding = embedding_bag.recognise(node)
         if embedding is not None and embedding.mark is not None:
             made = embedding_bag.bags_region(embedding, embedding.mark)
-            (embedding.call if isinstance(made, str) else node).meta[
-                "dense_reason" if isinstance(made, str) else "region"
-            ] = made
+            settle(embedding.call if isinstance(made, str) else node, made)
             continue
         filters = convolution.mark_of(node)
         if filters is not None:
             found = convolution.convolution(draft, node, filters, taken)
             if isinstance(found, str):
-                node.meta["dense_reason"] = found
+                set_info(node, dense_reason=found)
             else:
-                found.output.meta["region"] = found
+                set_info(found.output, region=found)
                 taken.update(found.covered)
             continue
         mixture = experts.recognise(node)
         gate = None if mixture is None else experts.mark_of(mixture)
         if mixture is not None and gate is not None:
             made = experts.experts_region(mixture, gate)
-            if isinstance(made, str):
-                node.meta["dense_reason"] = made
-            else:
-                made.output.meta["region"] = made
-            mixture.gate.meta.pop("dense_reason", None)  # it is computed as it was, and then read sparse
+            settle(node if isinstance(made, str) else made.output, made)
+            set_info(mixture.gate, dense_reason=None)  # it is computed as it was, and then read sparse
             continue
         adjacency = adjacency_mark(node)
         fragment = lifter.fragment(node, adjacency)
         if fragment is not None:
-            node.meta["fragment"] = fragment
+            set_info(node, fragment=fragment)
             note_weights(fragment)
         if fragment is None or not fragment.matrices:
             why = reason_to_stay_dense(draft, node, adjacency)
             if why:
-                node.meta["dense_reason"] = why
+                set_info(node, dense_reason=why)
     return draft
+
+
+def settle(node: fx.Node, found: Region | str) -> None:
+    """Notes the region that ends in a node, or why it stays dense."""
+    if isinstance(found, str):
+        set_info(node, dense_reason=found)
+    else:
+        set_info(node, region=found)
 
 
 def note_weights(fragment: Fragment) -> None:
     """Says of weights that are read dense beside other sparse operands why they are."""
     for operand in fragment.operands.values() if fragment.matrices else ():
         weight = parameter_behind(operand) if isinstance(operand, fx.Node) else None
-        mark = None if weight is None else weight.meta.get("sparse")
+        mark = None if weight is None else info(weight).mark
         if weight is not None and isinstance(mark, Mark):
-            weight.meta["dense_reason"] = Choice(
+            why = Choice(
                 "rows of it are read whole for the entries of the other matrix: to look for what both store is slower"
             )
+            set_info(weight, dense_reason=why)
 
 
 def attention_over_edges(draft: Draft) -> dict[fx.Node, EdgeSoftmax]:
@@ -115,7 +120,7 @@ def edge_region(node: fx.Node, attention: EdgeSoftmax | None) -> Region | str | 
     mark = aggregation.mark_of(node, [found.scatter.rows])
     if mark is None:
         return None
-    node.meta["aggregation"] = found
+    set_info(node, is_aggregation=True)
     return aggregation.aggregation_region(found, mark)
 
 
@@ -129,11 +134,11 @@ def adjacency_mark(node: fx.Node) -> Mark | None:
     match = gather_scatter.recognise(node)
     if match is None:
         return None
-    own = node.meta.get("sparse")
+    own = info(node).mark
     if isinstance(own, Mark):
         return own
     for source in sources([match.rows, match.columns, *match.weights, *match.divisors]):
-        mark = source.meta.get("sparse")
+        mark = info(source).mark
         if isinstance(mark, Mark):
             return mark
     return None
@@ -147,7 +152,7 @@ def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) ->
     if adjacency is not None:
         return "the dtypes of messages and features differ, or are not float32 or float64"
     if wants_message_passing(draft) and (why := gather_scatter.reason(node)):
-        return why if isinstance(node.meta.get("sparse"), Mark) else Choice(why)  # no rule selects it
+        return why if isinstance(info(node).mark, Mark) else Choice(why)  # no rule selects it
     operand = next((arg for arg in node.all_input_nodes if declared_sparse(arg) is not None), None)
     matrix = declared_sparse(operand)
     if matrix is not None and matrix.scales is not None and sums_rows(node, operand, matrix):
@@ -167,7 +172,7 @@ def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) ->
     computed = next((arg for arg in node.all_input_nodes if is_computed(arg)), None)
     if computed is not None and name in PRODUCTS:
         return f"{computed.name} becomes sparse at run time; only inputs and parameters are packed"
-    mark = node.meta.get("sparse")
+    mark = info(node).mark
     if isinstance(mark, Mark) and mark.role == "gate" and not mark.derived:
         return "it is no gate: nothing weights the results of experts with it and sums them"
     if isinstance(mark, Mark) and not mark.derived:
@@ -187,13 +192,13 @@ def sums_rows(node: fx.Node, operand: fx.Node | None, matrix: Matrix) -> bool:
 
 def is_computed(node: fx.Node) -> bool:
     """Whether the node's zeros follow from those of a marked input."""
-    mark = node.meta.get("sparse")
+    mark = info(node).mark
     return isinstance(mark, Mark) and mark.derived and not is_transposition(node)
 
 
 def is_larger_weight(node: fx.Node) -> bool:
     """Whether a rule makes a parameter of three modes or more sparse."""
-    mark, value = node.meta.get("sparse"), tensor_value(node)
+    mark, value = info(node).mark, tensor_value(node)
     return isinstance(mark, Mark) and node.op == "get_attr" and value is not None and value.dim() > 2
 
 

@@ -19,7 +19,7 @@ from sparsify.passes.capture.draft import kept_buffers
 from sparsify.passes.capture.shell import modes
 
 if TYPE_CHECKING:
-    from sparsify.passes.module.facade import Facade
+    from sparsify.passes.module.sparse_module import SparseModule
 
 NEEDED: Final = (
     "autocast is for models in float32, and this one or its inputs are not, or its own code needs autocast; the source "
@@ -38,7 +38,7 @@ class Autocast:
     def __init__(self) -> None:
         self.known: dict[Any, Dtypes | None] = {}
 
-    def run(self, sparse: "Facade", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, sparse: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results of a call without autocast, in the dtypes that it has with it."""
         key, dtypes, is_new = self.expected(sparse, args, kwargs)
         if dtypes is not None:
@@ -57,7 +57,7 @@ class Autocast:
         return sparse.original(*args, **kwargs)
 
     def expected(
-        self, sparse: "Facade", args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, sparse: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Dtypes | None, bool]:
         """The kind of a call, the dtypes of its results, and whether this is the first call of this kind."""
         wanted = torch.get_autocast_dtype("cpu")
@@ -77,13 +77,13 @@ class Autocast:
         return key, self.known[key], is_new
 
 
-def tried(sparse: "Facade", call: calls.Call) -> Any:
+def tried(sparse: "SparseModule", call: calls.Call) -> Any:
     """What the source model computes for a call, without effects on the model and on what the call brings."""
     with torch.no_grad(), kept_buffers(sparse._source), torch.random.fork_rng(devices=[]):
         return sparse.run_source(calls.copied(call))
 
 
-def is_exact(sparse: "Facade", values: Sequence[Any]) -> bool:
+def is_exact(sparse: "SparseModule", values: Sequence[Any]) -> bool:
     """Whether a model and what it is called with are float32 or float64, of which autocast makes less."""
     held = sparse._weights.held
     dtypes = [held[name].dtype if name in held else p.dtype for name, p in sparse._source.named_parameters()]

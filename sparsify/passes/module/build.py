@@ -20,13 +20,12 @@ from sparsify.passes.capture.draft import Asked, Draft, Key, Notices, Stored
 from sparsify.passes.capture.example_extents import note_extents
 from sparsify.passes.capture.export import Dynamic, capture
 from sparsify.passes.capture.libraries import transformers_experts
+from sparsify.passes.choose.autotune import shared_seconds
 from sparsify.passes.choose.left_dense import EXPERTS, report_left
-from sparsify.passes.choose.timing import together
 from sparsify.passes.choose.torch_cost import bytes_of
-from sparsify.passes.decide.leaves import WRITTEN_OUT
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.module import recurrent
 from sparsify.passes.pipeline import PASSES
-from sparsify.recipe import Rule
 from sparsify.report import Choice
 from sparsify.report_text import fold
 from sparsify.storage.own_memory import runs_natively
@@ -88,7 +87,7 @@ def drafted(
         return found
     reasons = {name: _reason(found, name) for name in left}
     try:
-        found = made(_with_fewer_gates(asked), left)
+        found = made(replace(asked, recipe=asked.recipe.with_optional_rules("gate")), left)
     except CaptureError as error:
         whys = "; ".join(f"no kernel computes {name}: {why}" for name, why in reasons.items())
         raise CaptureError(f"{whys}; {error}") from error
@@ -120,7 +119,7 @@ def _require_sparse(draft: Draft) -> None:
         raise CaptureError(
             f"{large.name} of a sparse input is returned, and has {bytes_of(large):,} bytes as a dense tensor"
         )
-    if names and any(node.meta.get(WRITTEN_OUT) for node in draft.graph.nodes):
+    if names and any(info(node).is_made_dense for node in draft.graph.nodes):
         raise CaptureError(
             f"{', '.join(names)}: no kernel computes this of a sparse input, and it is not made dense while capturing"
         )
@@ -129,7 +128,7 @@ def _require_sparse(draft: Draft) -> None:
 def _run_passes(draft: Draft) -> Draft:
     """The draft after all passes; results that stand for others in its graph are dropped."""
     note_extents(draft.graph, draft.examples, lambda name: draft.captured.tensor(draft.model, name))
-    with together(REGIONS * draft.options.tune_seconds):
+    with shared_seconds(REGIONS * draft.options.tune_seconds):
         try:
             draft = pipeline.run(PASSES, draft)
         finally:
@@ -148,17 +147,6 @@ def _options(asked: Asked, tensors: Iterable[torch.Tensor]) -> settings.Options:
     if asked.strict or asked.recipe.compile.fallback == "error":
         current = replace(current, strict=True)
     return current
-
-
-def _with_fewer_gates(asked: Asked) -> Asked:
-    """The same with rules for gates that may match nothing: there may be none left."""
-
-    def relaxed(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-        return tuple(r.model_copy(update={"optional": True}) if r.role == "gate" else r for r in rules)
-
-    whole = asked.recipe
-    recipe = whole.model_copy(update={"sparsify": relaxed(whole.sparsify)})
-    return replace(asked, recipe=recipe)
 
 
 def _reason(draft: Draft, name: str) -> str:

@@ -19,16 +19,18 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.capture.export import ReachedError
 from sparsify.passes.capture.shell import Modes, in_modes, modes, share_again
 from sparsify.passes.functional.layouts import contiguous_inputs
+from sparsify.passes.graph.node_info import call_of, info
 from sparsify.passes.module.build import drafted
 from sparsify.passes.module.compare import naming_values, report_half
 from sparsify.passes.module.hooks import drop_gradient_hooks, report_recorders
-from sparsify.passes.module.no_graph import fail_after
 from sparsify.passes.module.optimizer_steps import keep_zeros_of
 from sparsify.passes.module.recurrent import report_refused
 from sparsify.passes.module.run_eager import eager
-from sparsify.passes.module.run_without_effects import run_call
 from sparsify.passes.module.variant import Variant, return_plainly
 from sparsify.passes.module.verify import verify
+from sparsify.passes.rules.mark import aliases
+from sparsify.passes.rules.product_weights import product_weights
+from sparsify.passes.rules.prunable import passed_over
 from sparsify.report_text import fold
 from sparsify.runtime.locks import CAPTURES
 from sparsify.runtime.trim import trim
@@ -56,13 +58,17 @@ def capture_call(
             return variant
         if len(module._captures) >= MAX_CAPTURES:
             if module._asked.has_masks:
-                fail_after(MAX_CAPTURES)
+                raise CaptureError(
+                    f"more than {MAX_CAPTURES} captures, and the source model cannot run with the masks of its recipe",
+                    "calls of fewer kinds (modes, arguments, shapes that are fixed), or the recipe applied once more "
+                    "for others",
+                )
             module._notices.warn(
                 f"more than {MAX_CAPTURES} captures; the source model runs for calls that fit none of them: "
                 "`prepare` captures the kinds of calls that matter before others come"
             )
             return None
-        module.check_pruning(call)
+        check_pruning(module, call)
         try:
             with torch.inference_mode(False):
                 draft = draft_of(module, call, tensors, mode)
@@ -76,6 +82,26 @@ def capture_call(
                 raise
             draft.regions.clear()
             return publish(module, recognised(module, call, tensors, mode, error), call, tensors, mode)
+
+
+def check_pruning(module: "SparseModule", call: calls.Call) -> None:
+    """Warns, once a call shows it, where a rule pruned what no product reads."""
+    pruning, rules = module._asked.pruning, module._asked.recipe.rules
+    if not pruning.is_guess:
+        return
+    pruning.is_guess = False
+    read = product_weights(module._source, lambda: module.run_source(calls.copied(call)))
+    if read is None:
+        return
+    ties = aliases(module._source)
+    known = {other for name in read for other in ties[name]}
+    passed = {at: passed_over(module._source, rules[at], known, ties) for at in pruning.taken}
+    names = [name for at, found in pruning.taken.items() for name in found if name in passed[at]]
+    if names:
+        module._notices.warn(
+            f"{', '.join(names)} were pruned, and no product reads them; give apply example inputs, which show "
+            "that, or name them in `ignore`"
+        )
 
 
 def recognised(
@@ -128,7 +154,7 @@ def refuse(module: "SparseModule", call: calls.Call, mode: Modes, error: Capture
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         apart = module._weights.mirror(mode, module)
         apart.copy_buffers()
-        run_call(apart.model, module, calls.copied(call))
+        calls.run_call(apart.model, module._signature, calls.copied(call))
     if module._asked.strict or settings.current().strict:
         raise error
     module._captures.refused[mode, call.shape] = str(error)
@@ -142,7 +168,7 @@ def publish(
 ) -> Variant:
     """The variant of a draft, which calls find from now on."""
     captured, report = draft.captured, draft.report
-    regions = [node.meta["region"] for node in draft.graph.nodes if "region" in node.meta]
+    regions = [call_of(node) for node in draft.graph.nodes if info(node).call is not None]
     variant = Variant(captured, report, regions, return_plainly(captured), masked=draft.masked)
     variants = [*module.variants, variant]
     try:
@@ -165,7 +191,7 @@ def publish(
     if not call.shape.has_past:
         references = [weakref.ref(value) for value in call.values if isinstance(value, Tensor)]
         example = calls.with_tensors(call, [None] * len(references))
-        object.__setattr__(module, "_example", (example, references))
+        module._example = example, references
     module._captures.add((mode, call.shape), variant)
     module.show(module._captures.shown(modes(module)) or variant)
     module._quick.variants.clear()

@@ -5,11 +5,12 @@ method of the source model with dense weights, its calls of the model those of t
 attribute, and no graph that knows the old one.
 """
 
+import weakref
 from collections.abc import ItemsView, Mapping, ValuesView
 from functools import wraps
 from inspect import Parameter, Signature
 from types import MethodType
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from torch import nn
 
@@ -29,58 +30,51 @@ from sparsify.passes.capture.shell import (
 )
 from sparsify.passes.module.autocast import Autocast
 from sparsify.passes.module.call_index import Quick
-from sparsify.passes.module.generate import Decoder, run_by
-from sparsify.passes.module.hooks import Hooks, hooked
-from sparsify.passes.module.packed_weights import Weights
+from sparsify.passes.module.generate import run_by
+from sparsify.passes.module.hooks import hooked
 from sparsify.passes.module.run_method import Borrowed, Watch, are_equal_constants, is_same, parts_of
-from sparsify.passes.rules.mark import aliases
-from sparsify.passes.rules.product_weights import product_weights
-from sparsify.passes.rules.prunable import passed_over
 from sparsify.runtime.locks import CAPTURES
 from sparsify.storage.tensor import SparseTensor
 
+if TYPE_CHECKING:
+    from sparsify.passes.module.sparse_module import SparseModule
 
-class Facade(Decoder):
-    """A module with the attributes and methods of its source model."""
 
-    _weights: Weights
-    _quick: Quick
-    _hooks: Hooks
-    _autocast: Autocast
+class Facade:
+    """The attributes and methods of the source model of a sparse one, for it and the shells inside it.
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if is_dunder(name) or "_weights" not in self.__dict__:
-                raise
-        return self.source_attribute("", name)
+    Args:
+        sparse: holds this facade, which therefore does not hold it.
+    """
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        is_own = name in self.__dict__ or hasattr(type(self), name)
-        if is_own or not self.set_source_attribute("", name, value):
-            super().__setattr__(name, value)
+    def __init__(self, sparse: "SparseModule") -> None:
+        self._sparse = weakref.ref(sparse)
 
-    def __copy__(self) -> Any:
-        make, args = self.__reduce__()
-        return make(*args)
+    @property
+    def sparse(self) -> "SparseModule":
+        """The sparse model."""
+        found = self._sparse()
+        assert found is not None, "a sparse model outlives its facade"
+        return found
 
-    def source_attribute(self, path: str, name: str) -> Any:
+    def attribute(self, path: str, name: str) -> Any:
         """An attribute of a module of the source model; methods run by `run_method`, modules are shells."""
         part = self.part(path)
         found = getattr(part, name)
         if not isinstance(found, MethodType) or found.__self__ is not part:
             return self.shown(found)
 
+        sparse = self.sparse  # lives as long as its methods
+
         @wraps(found)
         def method(*args: Any, **kwargs: Any) -> Any:
-            return self.run_method(path, name, args, kwargs)
+            return sparse._facade.run_method(path, name, args, kwargs)
 
         return method
 
     def part(self, path: str) -> nn.Module:
         """A module of the source model."""
-        return self._source.get_submodule(path)
+        return self.sparse._source.get_submodule(path)
 
     def shown(self, value: Any) -> Any:
         """The shell of a module of the source model, of those in the views of a dictionary, anything else as it is."""
@@ -90,8 +84,8 @@ class Facade(Decoder):
             return tuple([self.shown(item) for item in value])
         if not isinstance(value, nn.Module):
             return value
-        path = next((path for path, part in self._source.named_modules() if part is value), None)
-        return value if path is None else self.get_submodule(path)
+        path = next((path for path, part in self.sparse._source.named_modules() if part is value), None)
+        return value if path is None else self.sparse.get_submodule(path)
 
     def run_method(self, path: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a method of a module of the source model, which runs on a mirror with dense weights.
@@ -99,11 +93,11 @@ class Facade(Decoder):
         Calls of the whole model within it are calls of this one. What it writes into weights stays; where it changes
         parameters, modules or constants, this model is captured anew.
         """
-        with self._weights.lock:  # the modes are those of these modules
-            wanted = modes(self)
-            borrowed = Borrowed(self._weights, wanted)
+        with self.sparse._weights.lock:  # the modes are those of these modules
+            wanted = modes(self.sparse)
+            borrowed = Borrowed(self.sparse._weights, wanted)
         model = borrowed.mirror.model
-        watch = Watch(model, self)
+        watch = Watch(model, self.sparse)
         run_by(model, watch.run)
         receiver = model.get_submodule(path)
         try:
@@ -111,11 +105,11 @@ class Facade(Decoder):
                 result = borrowed.call(lambda: getattr(receiver, name)(*args, **kwargs))
         finally:
             if modes(model) != wanted:
-                follow(self, model)
+                follow(self.sparse, model)
             self.hand_on(borrowed)
         if watch.ran:
-            masks = ", and without the masks of the recipe" if self._asked.has_masks else ""
-            self._notices.warn(
+            masks = ", and without the masks of the recipe" if self.sparse._asked.has_masks else ""
+            self.sparse._notices.warn(
                 f"{name} runs modules of the source model densely{masks}; calls of the whole model are sparse"
             )
         if isinstance(result, ValuesView | ItemsView):
@@ -127,51 +121,32 @@ class Facade(Decoder):
         changes, written = borrowed.changes(), borrowed.written()
         if not changes and not written and is_same(borrowed.parts, parts_of(borrowed.source)):
             return
-        with CAPTURES, self._weights.lock:
+        with CAPTURES, self.sparse._weights.lock:
             for name, dense in written.items():
-                self._weights.rewrite(name, dense)
-            packed = self._weights.packed()
+                self.sparse._weights.rewrite(name, dense)
+            packed = self.sparse._weights.packed()
             is_other = borrowed.hand_on(changes)
-            share_again(self, self._source)  # what was written to is packed anew
-            self._weights.follow()
+            share_again(self.sparse, self.sparse._source)  # what was written to is packed anew
+            self.sparse._weights.follow()
             if is_other:
                 self.renew(packed)
 
     def run_part(self, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """What a module of the source model computes, densely."""
-        with self._weights.running(self) as own:
+        with self.sparse._weights.running(self.sparse) as own:
             return own(part)(*args, **kwargs)
 
     def run_inside(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a module of the source model, called by itself."""
-        masks = ", and without the masks of the recipe" if self._asked.has_masks else ""
-        self._notices.warn(
+        masks = ", and without the masks of the recipe" if self.sparse._asked.has_masks else ""
+        self.sparse._notices.warn(
             f"{path} is called by itself: it runs densely{masks}; calls of the whole model are sparse"
         )
         return self.run_part(self.part(path), *args, **kwargs)
 
-    def check_pruning(self, call: calls.Call) -> None:
-        """Warns, once a call shows it, where a rule pruned what no product reads."""
-        pruning, rules = self._asked.pruning, self._asked.recipe.rules
-        if not pruning.is_guess:
-            return
-        pruning.is_guess = False
-        read = product_weights(self._source, lambda: self.run_source(calls.copied(call)))
-        if read is None:
-            return
-        ties = aliases(self._source)
-        known = {other for name in read for other in ties[name]}
-        passed = {at: passed_over(self._source, rules[at], known, ties) for at in pruning.taken}
-        names = [name for at, found in pruning.taken.items() for name in found if name in passed[at]]
-        if names:
-            self._notices.warn(
-                f"{', '.join(names)} were pruned, and no product reads them; give apply example inputs, which show "
-                "that, or name them in `ignore`"
-            )
-
     def add_hooked(self, shell: nn.Module) -> None:
         """A shell got hooks."""
-        self._hooks.add(next(path for path, known in self.named_modules() if known is shell))
+        self.sparse._hooks.add(next(path for path, known in self.sparse.named_modules() if known is shell))
 
     def runs_hooks(self) -> bool:
         """Whether hooks of modules are to run in a call now, so that the source model has to.
@@ -179,35 +154,35 @@ class Facade(Decoder):
         Raises:
             CaptureError: they are, and nothing may run densely.
         """
-        paths = self._hooks.active(self, self._source)
+        paths = self.sparse._hooks.active(self.sparse, self.sparse._source)
         if not paths:
             return False
         names = ", ".join(path or "the source model" for path in paths)
-        if self._asked.has_masks:
-            self._notices.warn(
+        if self.sparse._asked.has_masks:
+            self.sparse._notices.warn(
                 f"hooks of {names} do not run: the source model cannot run with masks of a recipe"
             )
             return False
-        if self._asked.strict or settings.current().strict:
+        if self.sparse._asked.strict or settings.current().strict:
             raise CaptureError(
                 f"{names} have hooks, with which the source model runs, densely", "remove the hooks"
             )
-        self._notices.warn(f"{names} have hooks: while they have, the source model runs, densely")
+        self.sparse._notices.warn(f"{names} have hooks: while they have, the source model runs, densely")
         return True
 
     def run_hooked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The source model's result, with the hooks that modules of this model have."""
-        with self._weights.mirrored(self) as own:
-            source = own(self._source)
-            with hooked(self, source, self._hooks.paths):
+        with self.sparse._weights.mirrored(self.sparse) as own:
+            source = own(self.sparse._source)
+            with hooked(self.sparse, source, self.sparse._hooks.paths):
                 return calls.run_source(source, args, kwargs)
 
-    def set_source_attribute(self, path: str, name: str, value: Any) -> bool:
+    def set_attribute(self, path: str, name: str, value: Any) -> bool:
         """Sets an attribute that a module of the source model has; whether it has it.
 
         A source model that is the user's is copied before: parameters stay shared, attributes and modules do not.
         """
-        if "_weights" not in self.__dict__ or name in INTERNAL or is_dunder(name):
+        if name in INTERNAL or is_dunder(name):
             return False
         part, value = self.part(path), module_behind(value)
         stores = (part._parameters, part._buffers, part._modules)
@@ -217,11 +192,12 @@ class Facade(Decoder):
         old = getattr(part, name, self)
         if old is value or are_equal_constants(old, value):
             return True
-        with CAPTURES, self._weights.lock:
-            packed = self._weights.packed()
+        with CAPTURES, self.sparse._weights.lock:
+            packed = self.sparse._weights.packed()
             self.take_source()
             setattr(self.part(path), name, value)
-            self.get_submodule(path)._modules.pop(name, None)  # the old shell stands for the old module
+            # the old shell stands for the old module
+            self.sparse.get_submodule(path)._modules.pop(name, None)
             self.renew(packed)
         return True
 
@@ -231,12 +207,12 @@ class Facade(Decoder):
         Raises:
             CaptureError: it cannot be copied.
         """
-        weights = self._weights
+        weights = self.sparse._weights
         if weights.is_own:
             return
         try:
             weights.source, weights.is_own = shared_copy(weights.source), True
-            adopt(self)
+            adopt(self.sparse, self)
         except Exception as error:  # whatever the modules of the model raise when they are copied
             raise CaptureError(
                 f"{type(weights.source).__name__} cannot be copied, and is to be changed: {error}",
@@ -249,13 +225,14 @@ class Facade(Decoder):
         Args:
             packed: the weights that it held packed before.
         """
-        self._weights.rename(packed)
-        fill_shell(self, self._source)
-        adopt(self)
-        self._hooks.follow(self, self._source)
-        self._captures.forget()
-        object.__setattr__(self, "_autocast", Autocast())
-        object.__setattr__(self, "_quick", Quick(tuple(self.modules()), self._quick.matrices))
+        sparse = self.sparse
+        sparse._weights.rename(packed)
+        fill_shell(sparse, sparse._source)
+        adopt(sparse, self)
+        sparse._hooks.follow(sparse, sparse._source)
+        sparse._captures.forget()
+        sparse._autocast = Autocast()
+        sparse._quick = Quick(tuple(sparse.modules()), sparse._quick.matrices)
 
 
 def adopt_signature(module: nn.Module, model: nn.Module, signature: Signature) -> None:
@@ -270,4 +247,4 @@ def adopt_signature(module: nn.Module, model: nn.Module, signature: Signature) -
         forward.__annotations__ = get_type_hints(model.forward)
     except Exception:  # annotations may name what cannot be evaluated
         forward.__annotations__ = dict(getattr(model.forward, "__annotations__", {}))
-    object.__setattr__(module, "__signature__", signature)
+    module.__dict__["__signature__"] = signature

@@ -5,20 +5,20 @@ patterns; each step is a call of the sparse model.
 """
 
 import copy
-import inspect
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 
 from sparsify import options as settings
 from sparsify.errors import CaptureError
 from sparsify.passes.capture import calls
-from sparsify.passes.capture.draft import Notices
+from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.libraries import transformers_cache
-from sparsify.passes.module.traced_module import TracedModule
+
+if TYPE_CHECKING:
+    from sparsify.passes.module.sparse_module import SparseModule
 
 PAST: Final = "a cache holds keys of earlier calls, for which there is no graph"
 ANEW: Final = (
@@ -27,60 +27,29 @@ ANEW: Final = (
 )
 
 
-class Decoder(TracedModule):
-    """A module whose calls may bring the keys of earlier ones."""
+def leaves_past(asked: Asked, caches: Sequence[Any]) -> bool:
+    """Whether a call with these caches is the source model's, as it brings keys of earlier calls.
 
-    _signature: inspect.Signature
-    _notices: Notices
-
-    @property
-    @abstractmethod
-    def _source(self) -> nn.Module:
-        """The model whose code runs where no variant does."""
-
-    @abstractmethod
-    def run_source(self, call: calls.Call) -> Any:
-        """What the source model computes for a call, without the patterns of rules."""
-
-    @abstractmethod
-    def run_part(self, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """What a module of the source model computes, densely."""
-
-    def leaves_past(self, caches: Sequence[Any]) -> bool:
-        """Whether a call with these caches is the source model's, as it brings keys of earlier calls.
-
-        That is where attention is under patterns, extents are fixed, or other things than keys may be in a cache.
-        """
-        past = [cache for cache in caches if transformers_cache.has_past(cache)]
-        is_fixed = self._asked.has_masks or self._asked.dynamic is not None
-        return bool(past) and (is_fixed or not all(map(transformers_cache.is_plain, past)))
-
-    def with_past(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The source model's result for a call whose cache holds keys of earlier ones.
-
-        Raises:
-            CaptureError: nothing may run densely.
-        """
-        if self._asked.strict or settings.current().strict:
-            raise CaptureError(PAST, "calls without a cache, or without strict")
-        self._notices.warn(f"{PAST}; such calls run as the source model has them")
-        return self.run_source(calls.flatten(self._signature, args, kwargs, opens=False))
-
-    @property
-    def generate(self) -> Callable[..., Any]:
-        """The `generate` of transformers' model, with this one in its steps; its arguments and results are the same.
-
-        Under patterns of attention no keys are kept from step to step, `use_cache` is False.
-
-        Raises:
-            AttributeError: the source model generates nothing.
-        """
-        if not hasattr(self._source, "generate"):
-            raise AttributeError(f"{type(self._source).__name__} has no generate")
-        return partial(generate, self)
+    That is where attention is under patterns, extents are fixed, or other things than keys may be in a cache.
+    """
+    past = [cache for cache in caches if transformers_cache.has_past(cache)]
+    is_fixed = asked.has_masks or asked.dynamic is not None
+    return bool(past) and (is_fixed or not all(map(transformers_cache.is_plain, past)))
 
 
-def generate(sparse: Decoder, *args: Any, **kwargs: Any) -> Any:
+def with_past(sparse: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The source model's result for a call whose cache holds keys of earlier ones.
+
+    Raises:
+        CaptureError: nothing may run densely.
+    """
+    if sparse._asked.strict or settings.current().strict:
+        raise CaptureError(PAST, "calls without a cache, or without strict")
+    sparse._notices.warn(f"{PAST}; such calls run as the source model has them")
+    return sparse.run_source(calls.flatten(sparse._signature, args, kwargs, opens=False))
+
+
+def generate(sparse: "SparseModule", *args: Any, **kwargs: Any) -> Any:
     """What the source model generates where its calls are those of the sparse one; encoders run once, densely.
 
     Raises:
@@ -105,7 +74,7 @@ def generate(sparse: Decoder, *args: Any, **kwargs: Any) -> Any:
     shown.training = sparse.training
     if source.config.is_encoder_decoder:
         encoder = source.get_encoder()
-        shown.get_encoder = partial(running, encoder, partial(sparse.run_part, encoder))
+        shown.get_encoder = partial(running, encoder, partial(sparse._facade.run_part, encoder))
     return shown.generate(*args, **kwargs)
 
 

@@ -29,6 +29,7 @@ from sparsify.passes.capture.shell import (
     share_again,
     shared_copy,
 )
+from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.module.mirror import Mirror
 from sparsify.passes.module.variant import Variant
 from sparsify.passes.operands.cached_operands import MatrixOutput, Structure
@@ -128,7 +129,7 @@ def add_readers(readers: Readers, node: fx.Node, user: fx.Node) -> None:
     if not is_call(user):
         readers.is_shared = True
         return
-    region: RegionCall = user.meta["region"]
+    region: RegionCall = call_of(user)
     for position, argument in enumerate(user.args[1:]):
         if argument is not node:
             continue

@@ -17,7 +17,7 @@ from sparsify.errors import CaptureError, VerificationError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.shell import Modes, modes
 from sparsify.passes.module.capture_call import MAX_CAPTURES, capture_call
-from sparsify.passes.module.run_without_effects import runner
+from sparsify.passes.module.run_eager import without_effects
 from sparsify.passes.module.variant import Variant
 from sparsify.recipe.source import nearest
 
@@ -133,7 +133,7 @@ def rehearse(module: "SparseModule", variant: Variant, tensors: Sequence[Tensor]
 
     Gradients that parameters have, buffers and random numbers stay as they are.
     """
-    run = runner(module, variant)
+    run = without_effects(module, variant)
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         with torch.no_grad():
             run(*copies(tensors))

@@ -24,7 +24,9 @@ from torch.overrides import TorchFunctionMode
 from sparsify.errors import CaptureError
 from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Asked, Draft, Mark
-from sparsify.passes.choose.recurrent_layers import Called, Outcome, called, outcome
+from sparsify.passes.choose.autotune import Winner
+from sparsify.passes.choose.recurrent_layers import Called, called, described, outcome
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import RECURRENT, operator_name, scope
 from sparsify.passes.rules.prunable import selected
 from sparsify.report import Report
@@ -340,23 +342,23 @@ def slower(draft: Draft, captured: Mapping[str, Sequence[Called]], known: Collec
     """The layers that torch's operators are faster for, beside those that are known not to be kept, with reasons."""
     found = {}
     for layer, calls in captured.items():
-        outcome = race_of(draft, layer, calls) if layer not in known else None
-        if outcome is not None and not outcome.is_won:
-            found[layer] = f"torch's {calls[0].function.__name__} is faster: {outcome}"
+        outcome = timed_layer(draft, layer, calls) if layer not in known else None
+        if outcome is not None and outcome.name:
+            found[layer] = f"torch's {calls[0].function.__name__} is faster: {described(outcome)}"
         elif outcome is not None:
             entry = next(
                 (e for e in draft.report.regions if layer in (s.partition("@")[0] for s in e.scopes)), None
             )
             notes = [] if entry is None else entry.notes
-            notes.append(f"{layer or draft.report.model}: {outcome}")
+            notes.append(f"{layer or draft.report.model}: {described(outcome)}")
     return found
 
 
-def race_of(draft: Draft, layer: str, calls: Sequence[Called]) -> Outcome | None:
+def timed_layer(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | None:
     """What steps and torch's operators take; None where a recipe chooses, or the module does more than one layer."""
     module, asked = draft.model.get_submodule(layer), draft.recipe.compile
     weights = [n for n in draft.graph.find_nodes(op="get_attr") if str(n.target).rpartition(".")[0] == layer]
-    is_free = all(n.meta["sparse"].format == "auto" for n in weights if is_marked(n))
+    is_free = all(mark.format == "auto" for n in weights if (mark := info(n).mark) is not None)
     if not is_free or asked.memory == "compact" or not asked.allows("torch"):
         return None
     return outcome(draft, layer, calls) if isinstance(module, nn.RNNBase | nn.RNNCellBase) else None
@@ -389,7 +391,7 @@ def report_whole(draft: Draft, reasons: Mapping[str, str], refused: Collection[s
 
 def is_marked(node: fx.Node) -> bool:
     """Whether a node is a parameter that a rule makes sparse."""
-    return node.op == "get_attr" and isinstance(node.meta.get("sparse"), Mark)
+    return node.op == "get_attr" and isinstance(info(node).mark, Mark)
 
 
 def report_refused(report: Report, model: nn.Module, asked: Asked, reason: str) -> None:

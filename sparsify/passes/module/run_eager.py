@@ -12,9 +12,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from sparsify import options as settings
 from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.call.reuse_memory import Call, Plans, Site, sites
+from sparsify.passes.capture.shell import fill_shell
 from sparsify.passes.choose.torch_convolution import Folded, folded
+from sparsify.passes.graph.node_info import call_of
+from sparsify.passes.graph.operators import updates_statistics
+from sparsify.passes.module.variant import Variant
 
 # A dictionary of a module, and a name in it.
 Place = tuple[dict[str, Any], str]
@@ -82,7 +87,7 @@ def _copied(
         return graph.call_function(otherwise, tuple([copies[read] for read in otherwise.inputs]))
     made = graph.node_copy(node, copies.__getitem__)
     if is_call(node):
-        made.target, made.args = node.meta["region"].__call__, made.args[1:]
+        made.target, made.args = call_of(node).__call__, made.args[1:]
     elif otherwise is not None:
         made.target = otherwise
     return made
@@ -106,3 +111,17 @@ def _place(root: nn.Module, target: str) -> Place | None:
         if name in store:
             return store, name
     return None
+
+
+def without_effects(module: nn.Module, variant: Variant) -> Callable[..., Any]:
+    """The function that runs a variant without effects on the buffers of the model."""
+    assert variant.eager is not None and variant.run is not None, "captures compile graphs"
+    if not variant.writes() and not any(map(updates_statistics, variant.captured.graph.nodes)):
+        return variant.eager
+    apart = nn.Module()
+    fill_shell(apart, module)
+    copies = {id(buffer): buffer.detach().clone() for buffer in apart.buffers()}
+    for part in apart.modules():
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else copies[id(buffer)]
+    return eager(variant.captured.graph, apart, variant.run, recycled=settings.current().recycle)

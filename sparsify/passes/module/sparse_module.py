@@ -5,6 +5,7 @@ In: `SparseModule(model, recipe)`. Out: a `torch.fx.GraphModule` with the model'
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,18 +18,16 @@ from sparsify.passes.capture import calls, draft
 from sparsify.passes.capture.draft import Asked, Notices
 from sparsify.passes.capture.export import sparse_parts
 from sparsify.passes.capture.libraries import transformers_cache
-from sparsify.passes.capture.shell import adopt, fill_shell, modes, share_again
-from sparsify.passes.module import prepare, traced_calls
+from sparsify.passes.capture.shell import adopt, fill_shell, is_dunder, modes, share_again
+from sparsify.passes.module import generate, prepare, traced_calls
 from sparsify.passes.module.autocast import Autocast
 from sparsify.passes.module.call_index import Quick
 from sparsify.passes.module.capture_call import capture_call, compile_graph
 from sparsify.passes.module.compare import compare
 from sparsify.passes.module.facade import Facade, adopt_signature
 from sparsify.passes.module.hooks import Hooks
-from sparsify.passes.module.no_graph import fail_without_graph
 from sparsify.passes.module.optimizer_steps import tell_of_replaced
 from sparsify.passes.module.packed_weights import Held, Weights, dense_state
-from sparsify.passes.module.run_without_effects import run_call
 from sparsify.passes.module.variant import Variant, pruned_among
 from sparsify.passes.module.variant_table import Captures
 from sparsify.passes.operands.content_memo import reading_once
@@ -37,7 +36,7 @@ from sparsify.report import Report
 from sparsify.runtime.locks import CAPTURES
 
 
-class SparseModule(Facade):
+class SparseModule(fx.GraphModule):
     """A model whose sparse regions are kernels.
 
     The parameters are those of the source model; frozen weights that kernels alone read are packed. `.graph` is
@@ -46,42 +45,107 @@ class SparseModule(Facade):
     the source model refuses end as there, and count for nothing.
     """
 
-    _unpacked: dict[str, Held]
-    _matrices: Memory
-    _example: tuple[calls.Call, list[Any]] | None
-
     def __init__(self, model: nn.Module, asked: Asked, weights: Weights | None = None) -> None:
         none_yet = fx.Graph()
-        none_yet.output(none_yet.call_function(fail_without_graph))
+        none_yet.output(none_yet.call_function(traced_calls.fail_without_graph))
         super().__init__(nn.Module(), none_yet, type(model).__name__)
         fill_shell(self, model)
         self.training = model.training
-        matrices = Memory(sparse_parts)
-        hidden = {
-            "_weights": weights or Weights(model, asked.inplace),
-            "_signature": calls.signature(model),
-            "_taking": traced_calls.parameters_of(calls.signature(model)),
-            "_asked": asked,
-            "_captures": Captures(),
-            "_matrices": matrices,
-            "_quick": Quick(tuple(self.modules()), matrices),
-            "_notices": Notices(type(model).__name__),
-            "_hooks": Hooks(model),
-            "_autocast": Autocast(),
-            "_example": None,
-            "report": asked.report(type(model).__name__),
-        }
-        for name, value in hidden.items():
-            object.__setattr__(self, name, value)  # the source model is no submodule
-        adopt(self)
+        self.report: Report = asked.report(type(model).__name__)
+        self._weights = weights or Weights(model, asked.inplace)
+        self._signature = calls.signature(model)
+        self._taking = traced_calls.parameters_of(self._signature)
+        self._asked = asked
+        self._matrices = Memory(sparse_parts)
+        self._quick = Quick(tuple(self.modules()), self._matrices)
+        self._notices = Notices(type(model).__name__)
+        self._hooks = Hooks(model)
+        self._autocast = Autocast()
+        self._example: tuple[calls.Call, list[Any]] | None = None
+        self._unpacked: dict[str, Held] = {}
+        self._captures = Captures()
+        self._facade = Facade(self)  # last: attributes that are set from here on may be the source model's
+        adopt(self, self._facade)
         adopt_signature(self, model, self._signature)
         self._register_load_state_dict_pre_hook(self._unpack_to_load)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(self._pack_again)  # type: ignore[no-untyped-call]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if is_dunder(name) or "_facade" not in self.__dict__:
+                raise
+        return self._facade.attribute("", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_own = name in self.__dict__ or "_facade" not in self.__dict__ or hasattr(type(self), name)
+        if is_own or not self._facade.set_attribute("", name, value):
+            super().__setattr__(name, value)
+
+    def __copy__(self) -> Any:
+        make, args = self.__reduce__()
+        return make(*args)
 
     @property
     def _source(self) -> nn.Module:
         """The model whose code runs where no variant does."""
         return self._weights.source
+
+    @property
+    def variants(self) -> list[Variant]:
+        """All variants in the order in which they were captured."""
+        return list(self._captures)
+
+    def show(self, variant: Variant) -> None:
+        """Makes a variant the one that `.graph` and `.report` are about."""
+        self._graph, self._code, self.report = variant.captured.graph, variant.code, variant.report
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph of the variant that is shown; where `torch.export` runs it, one that finds the variant."""
+        if not torch.compiler.is_exporting() or tracing.is_elsewhere():
+            return self._graph
+        graph = fx.Graph()
+        names = traced_calls.exported_names(self)
+        graph.output(graph.call_function(self.exported, (names, graph.placeholder("*values"))))
+        return graph
+
+    @graph.setter
+    def graph(self, graph: fx.Graph) -> None:
+        set_graph = fx.GraphModule.graph.fset  # type: ignore[attr-defined]
+        set_graph(self, graph)
+
+    def exported(self, names: Sequence[str] | None, values: Sequence[Any]) -> Any:
+        """The result for the arguments of a call, which `torch.export` gives one after the other.
+
+        Args:
+            names: those under which the last of the values were given; None where they are not known.
+            values: all arguments.
+
+        Raises:
+            CaptureError: there is no graph for them, or several arguments may be of any name.
+        """
+        if not len(list(self._captures)):
+            traced_calls.fail_without_graph()
+        if names is None and len(values) > 1:
+            raise CaptureError(*traced_calls.NOT_NAMED)
+        count = len(values) - len(names or ())
+        named = dict(zip(names or (), values[count:], strict=True))
+        return traced_calls.traced(self, tuple(values[:count]), named)
+
+    @property
+    def generate(self) -> Callable[..., Any]:
+        """The `generate` of transformers' model, with this one in its steps; its arguments and results are the same.
+
+        Under patterns of attention no keys are kept from step to step, `use_cache` is False.
+
+        Raises:
+            AttributeError: the source model generates nothing.
+        """
+        if not hasattr(self._source, "generate"):
+            raise AttributeError(f"{type(self._source).__name__} has no generate")
+        return partial(generate.generate, self)
 
     def recompile(self) -> Any:
         """Compiles the graph; `forward` stays the dispatcher over variants."""
@@ -96,7 +160,7 @@ class SparseModule(Facade):
 
     def train(self, mode: bool = True) -> "SparseModule":
         """Sets the mode; `.graph` becomes the variant of that mode, captured now when the examples still live."""
-        if "_captures" not in self.__dict__:
+        if "_facade" not in self.__dict__:
             super().train(mode)
             return self
         with self._weights.lock:  # calls that look for a graph see the modes of before or after
@@ -140,19 +204,19 @@ class SparseModule(Facade):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result, by the variant that fits the call."""
         if torch.compiler.is_compiling() and not self._hooks.paths and not tracing.is_elsewhere():
-            return self.traced(args, kwargs)
+            return traced_calls.traced(self, args, kwargs)
         if callable(traced_calls.watcher()):
             return traced_calls.run_outside(self, args, kwargs, is_told=False)
-        if self._hooks.paths and self.runs_hooks():
-            return self.run_hooked(args, kwargs)
+        if self._hooks.paths and self._facade.runs_hooks():
+            return self._facade.run_hooked(args, kwargs)
         is_cast = torch.is_autocast_enabled("cpu")
         earlier = self._quick  # another thread that changes the model replaces it
         quick = None if is_cast else earlier.read(args, kwargs)
         if quick is not None and (known := earlier.variants.get(quick[0])) is not None:
             return self.finish(known, quick[1])
         caches = transformers_cache.given((*args, *kwargs.values()))
-        if self.leaves_past(caches):
-            return self.with_past(args, kwargs)
+        if generate.leaves_past(self._asked, caches):
+            return generate.with_past(self, args, kwargs)
         if is_cast:
             return self._autocast.run(self, args, kwargs)
         call = calls.flatten(self._signature, args, kwargs)
@@ -195,7 +259,7 @@ class SparseModule(Facade):
     def run_source(self, call: calls.Call) -> Any:
         """What the source model computes for a call, without the patterns of rules."""
         with self._weights.running(self) as own:
-            return run_call(own(self._source), self, call)
+            return calls.run_call(own(self._source), self._signature, call)
 
     def verify_gradients(self, *args: Any, **kwargs: Any) -> float:
         """The largest difference of outputs and parameter gradients to the dense model's for these inputs.
@@ -281,7 +345,7 @@ class SparseModule(Facade):
     def _unpack_to_load(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
         """Weights are dense while a module that has this one inside loads a state."""
         with CAPTURES, self._weights.lock:
-            object.__setattr__(self, "_unpacked", self._weights.unpack())
+            self._unpacked = self._weights.unpack()
             share_again(self, self._source)
         own = {name.removeprefix(prefix): v for name, v in state.items() if name.startswith(prefix)}
         state.update({prefix + name: value for name, value in dense_state(own, self._source).items()})

@@ -9,13 +9,17 @@ import inspect
 from collections.abc import Mapping, Sequence
 from inspect import Parameter, Signature
 from types import FunctionType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from sparsify.errors import CaptureError
 from sparsify.passes.call.tracing import is_elsewhere
 from sparsify.passes.capture import calls
+from sparsify.passes.capture.shell import modes
+
+if TYPE_CHECKING:
+    from sparsify.passes.module.sparse_module import SparseModule
 
 # Names of parameters, and whether they take one argument, one by name alone, all further ones or all further names.
 Parameters = tuple[tuple[str, str], ...]
@@ -107,6 +111,32 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
         return [value]
     inner = value.values() if type(value) is dict else value if type(value) in calls.LISTS else ()
     return [tensor for part in inner for tensor in tensors_of(part)]
+
+
+def traced(module: "SparseModule", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result while tracing: of the variant that fits, and of none outside of the trace."""
+    bound = arguments(module._taking, args, kwargs)
+    if bound is None:
+        return run_outside(module, args, kwargs, is_told=True)
+    told = None if torch.is_autocast_enabled("cpu") else calls.told(bound)
+    if told is None:
+        return run_outside(module, args, kwargs, is_told=False)
+    mode, tensors = modes(module), tensors_of(bound)
+    variant = module._captures.traced(mode, told, tuple([tensor.shape for tensor in tensors]))
+    if variant is not None and variant.is_laid_out(tensors):
+        return module.finish(variant, tensors)
+    if module._captures.are_refused(mode, told) and not module._asked.has_masks:
+        return module.original(*args, **kwargs)
+    return run_outside(module, args, kwargs, is_told=True)
+
+
+def fail_without_graph() -> None:
+    """Raises: `torch.export` runs the graph of a `GraphModule`, and this one has none."""
+    raise CaptureError(
+        "this sparse model has no graph to export",
+        "call it once with these arguments before torch.export; where capturing failed, which its report says, export "
+        "the source model",
+    )
 
 
 def run_outside(module: torch.nn.Module, args: Any, kwargs: Any, *, is_told: bool) -> Any:

@@ -16,6 +16,7 @@ from sparsify.compiler.remembered import REMEMBERED
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.export import Captured
 from sparsify.passes.emit.mask_gradients import is_kept_sparse, is_sparse
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import is_mutating, overwritten
 from sparsify.report import Report
 from sparsify.runtime.peak import Peak
@@ -118,11 +119,7 @@ class Variant:
     def pruned(self) -> set[str]:
         """The names of weights of which zeros are not stored: they get no gradient."""
         weights = self.captured.graph.find_nodes(op="get_attr")
-        return {
-            str(node.target)
-            for node in weights
-            if is_sparse(node.meta.get("sparse")) and is_kept_sparse(node)
-        }
+        return {str(node.target) for node in weights if is_sparse(info(node).mark) and is_kept_sparse(node)}
 
     def varying(self) -> int:
         """How many extents of the tensors may vary."""

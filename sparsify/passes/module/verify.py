@@ -15,7 +15,7 @@ from sparsify.passes.capture import calls
 from sparsify.passes.capture.shell import Modes
 from sparsify.passes.module.compare import compare, compare_training
 from sparsify.passes.module.hooks import drop_gradient_hooks
-from sparsify.passes.module.run_without_effects import run_call, runner
+from sparsify.passes.module.run_eager import without_effects
 from sparsify.passes.module.variant import Variant, pruned_among
 from sparsify.passes.operands.content_memo import reading_once
 from sparsify.runtime.peak import Peak
@@ -41,7 +41,7 @@ def verify(
         return [tensor.clone() for tensor in tensors] if writes else tensors
 
     def sparse() -> Any:
-        result = reading_once(runner(module, variant), given())
+        result = reading_once(without_effects(module, variant), given())
         return result if variant.is_plain else pytree.tree_unflatten(result, variant.captured.output)
 
     def dense() -> Any:
@@ -50,7 +50,8 @@ def verify(
         drop_gradient_hooks(apart.model)
         with peak:
             if variant.masked is None:
-                return run_call(apart.model, module, calls.copied(call) if writes else call)
+                given_call = calls.copied(call) if writes else call
+                return calls.run_call(apart.model, module._signature, given_call)
             return variant.masked_result(apart.model, given())
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

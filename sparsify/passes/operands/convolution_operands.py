@@ -26,9 +26,6 @@ from sparsify.passes.operands.sliding_window import Grid, Window
 from sparsify.report import ConversionEntry
 from sparsify.storage.tensor import SparseTensor
 
-# Under this name a convolution's node knows the form of its chain, a `Chosen`.
-FORM: Final = "folded"
-
 K = TypeVar("K")
 V = TypeVar("V")
 # Sizes of images whose kernels are kept, and those for which the places of a weight's entries are.

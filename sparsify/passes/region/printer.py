@@ -13,8 +13,9 @@ import torch
 from torch import fx
 
 from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
-from sparsify.passes.operands.convolution_operands import FORM, Chosen
+from sparsify.passes.operands.convolution_operands import Chosen
 from sparsify.passes.region.fragment import Fragment
 from sparsify.passes.region.region import Region
 
@@ -50,17 +51,17 @@ def extent_names(graph: fx.Graph) -> dict[str, str]:
 
 def cells(node: fx.Node, sizes: dict[str, str]) -> tuple[str, str, str]:
     """The columns of a node's line: what it computes, its shape, where it ran and its mark."""
-    mark = node.meta.get("sparse")
+    mark = info(node).mark
     notes = [scope(node)] if scope(node) else []
     if isinstance(mark, Mark):
         notes.append(f"# {mark}")
-    if isinstance(chosen := node.meta.get(FORM), Chosen):
+    if isinstance(chosen := info(node).form, Chosen):
         notes.append(f"# by {chosen.form}, with what follows")
     if node.op == "placeholder":
         return f"%{node.name}", shape_text(node, sizes), "  ".join(["input", *notes])
     if node.op == "output":
         return f"return {value_text(node.args[0])}", "", ""
-    region = node.meta.get("region")
+    region = info(node).call
     name = region.name if region is not None else operator_name(node)
     args = node.args[1:] if region is not None else node.args
     texts = [value_text(arg) for arg in args]
@@ -106,12 +107,12 @@ def fragments_text(draft: Draft) -> str:
     """What `lift` found: a node, and the expression that computes it."""
     rows = []
     for node in draft.graph.nodes:
-        fragment = node.meta.get("fragment")
+        fragment = info(node).fragment
         if isinstance(fragment, Fragment):
             indices = f"[{','.join(fragment.indices)}]" if fragment.indices else ""
             rows.append((f"{node.name}{indices} = {fragment.value}", fragment.kind))
-        elif node.meta.get("dense_reason"):
-            rows.append((f"%{node.name} stays dense", node.meta["dense_reason"]))
+        elif reason := info(node).dense_reason:
+            rows.append((f"%{node.name} stays dense", reason))
     return aligned(rows)
 
 

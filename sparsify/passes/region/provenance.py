@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from sparsify.compiler.einsum.printer import declaration_parts
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.region.printer import aligned, graph_text, in_order, value_text
 from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand
@@ -86,5 +87,7 @@ def source(operand: fx.Node | Matrix | PatternOperand | Bags, leaves: Sequence[f
 def plain(node: fx.Node) -> str:
     """An input or parameter under its own name, another node as graphs print it; `adj` for a part of it."""
     return (
-        str(node.meta.get("input", node.name)).split(".")[0] if node.op == "placeholder" else value_text(node)
+        str(info(node).input_name or node.name).split(".")[0]
+        if node.op == "placeholder"
+        else value_text(node)
     )

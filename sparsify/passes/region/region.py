@@ -20,6 +20,7 @@ from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Expr, Extent, Index, Program, Reduce
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.compiler.node import Node, find, map_children, walk
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import parameter_behind, tensor_value
 from sparsify.passes.operands.convolution_operands import FlatImages
 from sparsify.passes.region.fragment import Fragment
@@ -31,8 +32,6 @@ Statement = tuple[fx.Node, tuple[str, ...], Expr]
 SUM_NAMES = ("j", "f", "g", "h", "l", "m", "n", "p", "q", "r")
 
 
-# The node that reports show in place of one.
-SHOWN = "shown"
 N = TypeVar("N", bound=Node)
 
 
@@ -88,7 +87,7 @@ class Region:
     @property
     def shown(self) -> fx.Node:
         """The node that stands for the region in reports."""
-        found = self.output.meta.get(SHOWN, self.output)
+        found = info(self.output).shown or self.output
         assert isinstance(found, fx.Node)
         return found
 

@@ -14,6 +14,7 @@ from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand
 from sparsify.passes.capture.draft import Mark
 from sparsify.passes.graph import operators
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, tensor_value
 from sparsify.passes.operands.bag_operand import BAGS
 from sparsify.passes.operands.cached_operands import Joins
@@ -166,7 +167,7 @@ def declared_sparse(node: Any) -> Matrix | None:
         base, transposed = base.args[0], not transposed
     if not isinstance(base, fx.Node) or base.op not in ("placeholder", "get_attr"):
         return None
-    mark, value = base.meta.get("sparse"), tensor_value(base)
+    mark, value = info(base).mark, tensor_value(base)
     if not isinstance(mark, Mark) or value is None or value.dim() != 2 or not value.dtype.is_floating_point:
         return None
     suffix = "_t" if transposed else ""

@@ -15,7 +15,7 @@ import torch
 
 from sparsify.compiler import torch_operator
 from sparsify.errors import InvalidTensorError, SparsifyError
-from sparsify.passes.call.region_operator import merged
+from sparsify.passes.call.region_operator import merged, parted
 from sparsify.passes.call.tracing import is_traced
 from sparsify.passes.operands.cached_operands import Structure, require_inside
 from sparsify.report import ConversionEntry, OrderEntry
@@ -166,10 +166,7 @@ def find(handle: int) -> NodeOrder:
 def node_order(handle: int, which: int, nodes: Any, *leaves: Any) -> torch.Tensor:
     """The order with this handle for its leaves, tensors and sizes: the node at each place, or the place of each."""
     if torch.compiler.is_compiling() and is_traced():
-        places = [position for position, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        sizes = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-        traced: torch.Tensor = torch.ops.sparsify.node_order(handle, which, nodes, tensors, sizes, places)
+        traced: torch.Tensor = torch.ops.sparsify.node_order(handle, which, nodes, *parted(leaves))
         return traced
     return find(handle)(leaves)[which]
 

@@ -18,6 +18,7 @@ from torch import fx
 from sparsify.passes.call.bind import extract, leaves_of
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph import canonicalize
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import known_size, operator_name, tensor_value
 from sparsify.passes.lift.lift import adjacency_mark
 from sparsify.passes.lift.message_passing import gather_scatter
@@ -143,7 +144,7 @@ def why_unknown(draft: Draft, group: Group) -> str:
     """What is missing for an order that is computed once, "" where nothing is; `{}` stands for the adjacency."""
     for leaf in leaves_of(needed(group)):
         if leaf.op == "placeholder" and not group.mark.static:
-            name = leaf.meta.get("input", leaf.name)
+            name = info(leaf).input_name or leaf.name
             return (
                 f"an adjacency that stays the same between calls, and {{}} follows from the input {name}; "
                 "say `static: true` where it stays the same"
@@ -334,6 +335,6 @@ def ask_for_order(draft: Draft, group: Group, columns: tuple[int, int]) -> tuple
         with graph.inserting_after(last):
             last = graph.call_function(node_order, (made.handle, which, extent, *leaves))
         last.meta["val"] = tensor_value(match.rows).new_empty((symbol,), dtype=torch.int64)  # type: ignore[union-attr]
-        last.meta["order"] = made
+        set_info(last, order=made)
         found.append(last)
     return found[0], found[1]

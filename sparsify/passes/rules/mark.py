@@ -1,7 +1,7 @@
 """Recipe rules to marks on graph nodes: which tensors are sparse, in which role and format.
 
 In: `targets: ["input:adj"], role: adjacency, format: csr` and a placeholder `adj`.
-Out: `adj.meta["sparse"] = Mark(role="adjacency", format="csr", ...)`; every rule is listed in the report.
+Out: `info(adj).mark == Mark(role="adjacency", format="csr", ...)`; every rule is listed in the report.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,6 +14,7 @@ from torch import fx
 from sparsify.errors import RecipeError, SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph import operators
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.lift.attention.mask import GIVEN
 from sparsify.passes.lift.experts import mixture as experts
 from sparsify.passes.lift.lift import is_message_passing
@@ -44,7 +45,7 @@ class Candidate:
 
 
 def mark(draft: Draft) -> Draft:
-    """The draft with `node.meta["sparse"]` on the nodes that the recipe's rules select.
+    """The draft with `info(node).mark` on the nodes that the recipe's rules select.
 
     Raises:
         RecipeError: a rule matches nothing, two rules match one tensor, or a rule does not fit what it
@@ -82,7 +83,7 @@ def named(draft: Draft) -> Iterator[Candidate]:
     inside = inside_edge_softmax(draft.graph)
     for node in draft.graph.nodes:
         if node.op == "placeholder":
-            name = str(node.meta.get("input", node.target))
+            name = str(info(node).input_name or node.target)
             yield Candidate("input", name, node)
             if name.endswith(".values"):
                 yield Candidate("input", name.removesuffix(".values"), node)
@@ -166,7 +167,7 @@ def report_unread(draft: Draft, rule: Rule, candidates: list[Candidate], passed:
 
 def near_attention(draft: Draft) -> str:
     """What keeps each softmax of the graph from being attention, for an error."""
-    reasons = {node: node.meta.get("no_attention") for node in draft.graph.nodes}
+    reasons = {node: info(node).no_attention for node in draft.graph.nodes}
     return "".join(f"; {node} is no attention: {reason}" for node, reason in reasons.items() if reason)
 
 
@@ -231,7 +232,7 @@ def outside(draft: Draft, rule: Rule, candidate: Candidate) -> str | None:
 
 def entries(draft: Draft, node: fx.Node, tensor: torch.Tensor) -> int:
     """How many entries a tensor has, unstored ones of a sparse input included."""
-    name = str(node.meta.get("input", ""))
+    name = str(info(node).input_name or "")
     carrier = draft.examples.get(name.removesuffix("values") + "extent") if name.endswith(".values") else None
     return tensor.numel() if carrier is None else carrier.shape[0] * carrier.shape[1]
 
@@ -244,7 +245,7 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
         raise rule_error(recipe, rule, f"`prune` makes zeros in parameters, and {candidate} is none")
     if rule.dtype != "same":
         require_rounded(draft, rule, candidate)
-    earlier = candidate.node.meta.get("sparse")
+    earlier = info(candidate.node).mark
     if earlier is not None:
         raise rule_error(recipe, rule, f"{candidate} is selected by {earlier.rule} already ({earlier.where})")
     text = format_text(recipe, rule)
@@ -253,7 +254,7 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
     if mask is not None and mask.heads is not None:
         require_heads(recipe, rule, candidate, mask.heads)
     role = rule.role or ("attention_mask" if mask is not None else inferred_role(candidate))
-    candidate.node.meta["sparse"] = Mark(
+    made = Mark(
         label,
         place,
         role,
@@ -263,6 +264,7 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
         dtype=rule.dtype,
         mask=mask,
     )
+    set_info(candidate.node, mark=made)
 
 
 def require_rounded(draft: Draft, rule: Rule, candidate: Candidate) -> None:
@@ -284,7 +286,7 @@ def require_rounded(draft: Draft, rule: Rule, candidate: Candidate) -> None:
 def require_own_pattern(recipe: Recipe, rule: Rule, candidate: Candidate) -> None:
     """Raises where a rule is for patterns that attention has itself, and this one has none."""
     is_given = rule.mask is not None and rule.mask.kind == GIVEN
-    if is_given and candidate.node.meta.get("own_pattern") is None:
+    if is_given and info(candidate.node).own_pattern is None:
         reason = (
             f"`mask: {{kind: given}}` is for attention that has a pattern itself, and {candidate} has none"
         )

@@ -7,6 +7,7 @@ from torch import fx
 
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph import operators
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import argument, operator_name, tensor_value
 from sparsify.passes.rules.mark import derived
 
@@ -16,10 +17,10 @@ UNARY = operators.FILL_PRESERVING - {"mul"}
 def propagate(draft: Draft) -> Draft:
     """The draft with marks on every node whose zeros follow from those of a marked node."""
     for node in draft.graph.nodes:
-        if node.op in ("call_function", "call_method") and "sparse" not in node.meta:
+        if node.op in ("call_function", "call_method") and info(node).mark is None:
             found = inherited(node)
             if found is not None:
-                node.meta["sparse"] = derived(found)
+                set_info(node, mark=derived(found))
     return draft
 
 
@@ -49,7 +50,7 @@ def mark_of(operand: object) -> Mark | None:
         or not value.dtype.is_floating_point
     ):
         return None
-    mark = operand.meta.get("sparse")
+    mark = info(operand).mark
     return mark if isinstance(mark, Mark) and is_matrix_mark(operand) else None
 
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from sparsify.passes.call.alternative import MOST, Preferred, Rival
+from sparsify.passes.call.alternative import MOST, Alternative, Preferred
 
 LARGE = torch.zeros(3000, 2)
 
 
 def preferred(*example: object, is_exact: bool = False) -> Preferred:
-    return Preferred(Rival("one", lambda call, arguments: arguments[0], 1.0, is_exact), example)
+    return Preferred(Alternative("one", lambda call, arguments: arguments[0], 1.0, is_exact), example)
 
 
 @pytest.mark.parametrize(

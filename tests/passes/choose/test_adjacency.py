@@ -2,12 +2,14 @@
 
 import copy
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import graph_models
 import pytest
 import torch
-from graph_models import MESSAGES, HandWritten, Kipf, TwoLayers, adjacency, graph
+from graph_models import MESSAGES, HandWritten, Kipf, TwoLayers, graph
 from torch import nn
 
 import sparsify
@@ -15,11 +17,11 @@ from sparsify import options
 from sparsify.compiler import recall
 from sparsify.compiler.least import Least
 from sparsify.passes.call.region_call import RegionCall
-from sparsify.passes.choose import adjacency as confront
+from sparsify.passes.choose import adjacency, autotune
 
 ADJACENCY = {"schema": 1, "name": "own", "sparsify": [{"targets": ["input:edge_index"], "format": "csr"}]}
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # sums in another order
-RIVALS = ("torch's CSR", "its own operators", "its operators compiled")
+OTHERS = ("torch's CSR", "its own operators", "its operators compiled")
 
 
 @pytest.fixture
@@ -29,25 +31,29 @@ def model() -> TwoLayers:
 
 
 def won_by(monkeypatch: pytest.MonkeyPatch, name: str, agreeing: int = 1) -> list[list[str]]:
-    """As if the rival of this name were the fastest, or with "" the kernel; the names in each race."""
+    """As if the alternative of this name were the fastest, or with "" the kernel; the names in each race."""
     met: list[list[str]] = []
-    timed = confront.timed
+    candidates = adjacency.candidates
 
-    def all_timed(call: Any, arguments: Any, tried: Any, seconds: float) -> Any:
-        met.append([rival.name for rival in tried])
-        return timed(call, arguments, tried, seconds)
+    def all_candidates(call: Any, arguments: Any, tried: Any) -> Any:
+        met.append([one.name for one in tried])
+        return candidates(call, arguments, tried)
 
     def race(calls: Any, seconds: float) -> list[Least]:
         order = ["", *met[-1]]
-        assert len(calls) == len(order), "every rival computes what the kernel does"
+        assert len(calls) == len(order), "every alternative computes what the kernel does"
         return [Least(agreeing, 0.0, [5.0 if order[n] == name else 10.0]) for n in range(len(calls))]
 
-    monkeypatch.setattr(confront, "timed", all_timed)
-    monkeypatch.setattr(confront, "race", race)
-    monkeypatch.setattr(confront, "LEAST_US", 0.0)
-    monkeypatch.setattr(confront, "SLOWER", float("inf"))
-    monkeypatch.setattr(confront, "MOST", 4)
+    monkeypatch.setattr(adjacency, "candidates", all_candidates)
+    monkeypatch.setattr(autotune, "race", race)
+    always(monkeypatch, most=4)
     return met
+
+
+def always(monkeypatch: pytest.MonkeyPatch, slower: float = float("inf"), **changes: Any) -> None:
+    """All alternatives are timed, whatever they and the kernel are expected to take."""
+    threshold = replace(autotune.THRESHOLDS["alternative"], least_us=0.0, slower=slower, **changes)
+    monkeypatch.setitem(autotune.THRESHOLDS, "alternative", threshold)
 
 
 def applied(model: nn.Module, args: Any, cache: Any, recipe: Any = MESSAGES, **asked: Any) -> Any:
@@ -64,25 +70,25 @@ def notes(module: Any) -> list[str]:
 
 
 def counted(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with every call that a rival takes."""
+    """Grows with every call that a alternative takes."""
     calls: list[int] = []
-    by_rival = RegionCall.by_rival
+    by_alternative = RegionCall.by_alternative
 
     def count(self: RegionCall, *given: Any) -> Any:
-        found = by_rival(self, *given)
+        found = by_alternative(self, *given)
         calls.extend([1] * (found is not None))
         return found
 
-    monkeypatch.setattr(RegionCall, "by_rival", count)
+    monkeypatch.setattr(RegionCall, "by_alternative", count)
     return calls
 
 
-@pytest.mark.parametrize("name", RIVALS[:2])
+@pytest.mark.parametrize("name", OTHERS[:2])
 def test_the_winner_runs_where_sizes_are_alike(model, monkeypatch, tmp_path, name):
     met = won_by(monkeypatch, name)
     sparse = applied(model, graph(), tmp_path)
-    assert {name for names in met for name in names} == set(RIVALS[:2])
-    assert all(region.preferred.rival.name == name for region in regions(sparse))
+    assert {name for names in met for name in names} == set(OTHERS[:2])
+    assert all(region.preferred.alternative.name == name for region in regions(sparse))
     assert all(f"{name} runs where sizes are like these" in note for note in notes(sparse))
     assert len(notes(sparse)) == 2
     calls = counted(sparse, monkeypatch)
@@ -98,7 +104,7 @@ def test_the_winner_runs_where_sizes_are_alike(model, monkeypatch, tmp_path, nam
     assert len(sparse.variants) == 1
 
 
-@pytest.mark.parametrize("name", RIVALS[:2])
+@pytest.mark.parametrize("name", OTHERS[:2])
 def test_gradients_are_those_of_the_kernel(model, monkeypatch, tmp_path, name):
     won_by(monkeypatch, name)
     sparse = applied(model, graph(), tmp_path)
@@ -111,7 +117,7 @@ def test_gradients_are_those_of_the_kernel(model, monkeypatch, tmp_path, name):
         torch.testing.assert_close(found, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", RIVALS[:2])
+@pytest.mark.parametrize("name", OTHERS[:2])
 def test_copies_traces_and_inference(model, monkeypatch, tmp_path, name):
     won_by(monkeypatch, name)
     sparse = applied(model, graph(), tmp_path)
@@ -135,18 +141,18 @@ def test_what_was_timed_is_found_again_and_loaded(model, monkeypatch, tmp_path):
     won_by(monkeypatch, "torch's CSR")
     first = applied(model, graph(), tmp_path / "cache")
     sparsify.save(first, tmp_path / "model")
-    monkeypatch.setattr(confront, "timed", lambda *_: pytest.fail("timed again"))
+    monkeypatch.setattr(adjacency, "candidates", lambda *_: pytest.fail("timed again"))
     with options.override(tune_seconds=1.0, cache_dir=tmp_path / "cache"):
         second = sparsify.load(tmp_path / "model", TwoLayers(HandWritten), graph())
     assert notes(first) == notes(second)
-    assert [region.preferred.rival.name for region in regions(second)] == ["torch's CSR"] * 2
+    assert [region.preferred.alternative.name for region in regions(second)] == ["torch's CSR"] * 2
     with torch.no_grad():
         torch.testing.assert_close(second(*graph()), model(*graph()), **CLOSE)
 
 
 @pytest.mark.parametrize(
     ("name", "agreeing", "told"),
-    [("", 1, ": the kernel runs"), (RIVALS[0], 2, " (other work disturbed it): the kernel runs")],
+    [("", 1, ": the kernel runs"), (OTHERS[0], 2, " (other work disturbed it): the kernel runs")],
 )
 def test_the_kernel_stays(model, monkeypatch, tmp_path, name, agreeing, told):
     won_by(monkeypatch, name, agreeing)
@@ -167,7 +173,7 @@ def test_it_is_switched_off_with_all_timing(model, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("backends", "names"),
-    [(["own"], ()), (["own", "torch_sparse"], RIVALS[:1]), (["own", "torch"], RIVALS[1:2])],
+    [(["own"], ()), (["own", "torch_sparse"], OTHERS[:1]), (["own", "torch"], OTHERS[1:2])],
 )
 def test_recipes_say_which_may_be_chosen(model, monkeypatch, tmp_path, backends, names):
     met = won_by(monkeypatch, "")
@@ -177,25 +183,25 @@ def test_recipes_say_which_may_be_chosen(model, monkeypatch, tmp_path, backends,
 
 def test_what_is_expected_to_be_slow_is_not_timed(model, monkeypatch, tmp_path):
     met = won_by(monkeypatch, "torch's CSR")
-    monkeypatch.setattr(confront, "SLOWER", 0.0)
+    always(monkeypatch, slower=0.0)
     sparse = applied(model, graph(), tmp_path)
     assert not met
     assert all(note.endswith("none near enough to be timed") for note in notes(sparse))
-    assert all(name in note for note in notes(sparse) for name in RIVALS)
+    assert all(name in note for note in notes(sparse) for name in OTHERS)
 
 
 def test_compiling_must_fit_into_the_time(model, monkeypatch, tmp_path):
     met = won_by(monkeypatch, "")
     sparse = applied(model, graph(), tmp_path)
-    assert RIVALS[2] not in met[0]
-    assert f"{RIVALS[2]} not timed: that takes {confront.COMPILE_SECONDS:.0f} s to make" in notes(sparse)[0]
+    assert OTHERS[2] not in met[0]
+    assert f"{OTHERS[2]} not timed: that takes {adjacency.COMPILE_SECONDS:.0f} s to make" in notes(sparse)[0]
 
 
 def test_compiled_operators(model, monkeypatch, tmp_path):
     made = []
     monkeypatch.setattr(torch, "compile", lambda module, dynamic: made.append(module) or module)
-    monkeypatch.setattr(confront, "COMPILE_SECONDS", 0.5)
-    won_by(monkeypatch, RIVALS[2])
+    monkeypatch.setattr(adjacency, "COMPILE_SECONDS", 0.5)
+    won_by(monkeypatch, OTHERS[2])
     sparse = applied(model, graph(), tmp_path)
     assert len(made) == 2
     calls = counted(sparse, monkeypatch)
@@ -212,14 +218,14 @@ def test_compiled_operators_that_another_process_timed_are_made_when_applied(mod
     monkeypatch.setattr(
         torch, "compile", lambda module, dynamic: lambda *given: made.append(0) or module(*given)
     )
-    monkeypatch.setattr(confront, "COMPILE_SECONDS", 0.5)
-    won_by(monkeypatch, RIVALS[2])
+    monkeypatch.setattr(adjacency, "COMPILE_SECONDS", 0.5)
+    won_by(monkeypatch, OTHERS[2])
     applied(model, graph(), tmp_path)
-    monkeypatch.setattr(confront, "timed", lambda *_: pytest.fail("timed again"))
+    monkeypatch.setattr(adjacency, "candidates", lambda *_: pytest.fail("timed again"))
     made.clear()
     sparse = applied(model, graph(), tmp_path, verify=False)
     assert len(made) == 2
-    assert [region.preferred.rival.name for region in regions(sparse)] == [RIVALS[2]] * 2
+    assert [region.preferred.alternative.name for region in regions(sparse)] == [OTHERS[2]] * 2
 
 
 def broken(graph: Any, example: Any) -> Any:
@@ -228,14 +234,14 @@ def broken(graph: Any, example: Any) -> Any:
 
 def test_operators_that_do_not_compile_lose(model, monkeypatch, tmp_path):
     """Where nothing was timed, and where another process had them win."""
-    won_by(monkeypatch, RIVALS[2])
-    monkeypatch.setattr(confront, "COMPILE_SECONDS", 0.5)
+    won_by(monkeypatch, OTHERS[2])
+    monkeypatch.setattr(adjacency, "COMPILE_SECONDS", 0.5)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "compile", lambda module, dynamic: module)
         applied(model, graph(), tmp_path / "won", verify=False)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
-    monkeypatch.setattr(confront, "race", lambda calls, seconds: [Least(1, 0.0, [9.0]) for _ in calls])
-    for cache, told in (("won", f"the kernel runs, {RIVALS[2]} fails here"), ("new", f"{RIVALS[2]} inf")):
+    monkeypatch.setattr(autotune, "race", lambda calls, seconds: [Least(1, 0.0, [9.0]) for _ in calls])
+    for cache, told in (("won", f"the kernel runs, {OTHERS[2]} fails here"), ("new", f"{OTHERS[2]} inf")):
         sparse = applied(model, graph(), tmp_path / cache, verify=False)
         assert all(region.preferred is None for region in regions(sparse))
         assert all(told in note for note in notes(sparse))
@@ -243,19 +249,19 @@ def test_operators_that_do_not_compile_lose(model, monkeypatch, tmp_path):
             torch.testing.assert_close(sparse(*graph()), model(*graph()), **CLOSE)
 
 
-def test_making_a_rival_takes_nothing_from_the_turns(model, monkeypatch, tmp_path):
+def test_making_a_alternative_takes_nothing_from_the_turns(model, monkeypatch, tmp_path):
     given = []
-    is_right = confront.is_right
+    is_right = adjacency.is_right
 
     def slow(*args: Any) -> bool:
         time.sleep(0.2)
         return is_right(*args)
 
     won_by(monkeypatch, "")
-    race = confront.race
-    monkeypatch.setattr(confront, "is_right", slow)
+    race = autotune.race
+    monkeypatch.setattr(adjacency, "is_right", slow)
     monkeypatch.setattr(
-        confront, "race", lambda calls, seconds: given.append(seconds) or race(calls, seconds)
+        autotune, "race", lambda calls, seconds: given.append(seconds) or race(calls, seconds)
     )
     with options.override(tune_seconds=0.2, cache_dir=tmp_path):
         sparsify.apply(model, MESSAGES, graph(), verify=False)
@@ -264,14 +270,14 @@ def test_making_a_rival_takes_nothing_from_the_turns(model, monkeypatch, tmp_pat
 
 def test_dense_adjacencies(monkeypatch, tmp_path):
     torch.manual_seed(0)
-    model, given = TwoLayers(Kipf).eval(), (torch.randn(20, 7), adjacency())
-    for name in RIVALS[:2]:
+    model, given = TwoLayers(Kipf).eval(), (torch.randn(20, 7), graph_models.adjacency())
+    for name in OTHERS[:2]:
         won_by(monkeypatch, name)
         sparse = applied(model, given, tmp_path / name, ADJACENCY)
-        assert [region.preferred.rival.name for region in regions(sparse)] == [name] * 2
+        assert [region.preferred.alternative.name for region in regions(sparse)] == [name] * 2
         with torch.no_grad():
             for seed in range(2):
-                args = given[0], adjacency(seed=seed)
+                args = given[0], graph_models.adjacency(seed=seed)
                 torch.testing.assert_close(sparse(*args), model(*args), **CLOSE)
 
 
@@ -290,13 +296,13 @@ def test_graphs_that_share_weights_of_edges(monkeypatch, tmp_path):
     model = Weighted().eval()
     won_by(monkeypatch, "torch's CSR")
     sparse = applied(model, (x, one, weights), tmp_path, ADJACENCY)
-    assert [region.preferred.rival.name for region in regions(sparse)] == ["torch's CSR"]
+    assert [region.preferred.alternative.name for region in regions(sparse)] == ["torch's CSR"]
     with torch.no_grad():
         for edges in (one, other, one):
             torch.testing.assert_close(sparse(x, edges, weights), model(x, edges, weights), **CLOSE)
 
 
-def test_a_rival_that_fails_gives_way(model, monkeypatch, tmp_path):
+def test_a_alternative_that_fails_gives_way(model, monkeypatch, tmp_path):
     won_by(monkeypatch, "torch's CSR")
     sparse = applied(model, graph(), tmp_path)
 
@@ -304,7 +310,7 @@ def test_a_rival_that_fails_gives_way(model, monkeypatch, tmp_path):
         raise RuntimeError("no such library")
 
     for region in regions(sparse):
-        monkeypatch.setattr(region.preferred.rival.run.args[0], "in_torch", fail)
+        monkeypatch.setattr(region.preferred.alternative.run.args[0], "in_torch", fail)
     with (
         torch.no_grad(),
         pytest.warns(RuntimeWarning, match="torch's CSR failed, kernels run from now on: no"),
@@ -314,9 +320,9 @@ def test_a_rival_that_fails_gives_way(model, monkeypatch, tmp_path):
 
 
 def test_what_computes_something_else_loses(model, monkeypatch, tmp_path):
-    monkeypatch.setattr(confront, "products_of", lambda kernel: [])
-    monkeypatch.setattr(confront, "eager_us", lambda *_: 0.0)
-    monkeypatch.setattr(confront, "LEAST_US", 0.0)
+    monkeypatch.setattr(adjacency, "products_of", lambda kernel: [])
+    monkeypatch.setattr(adjacency, "eager_us", lambda *_: 0.0)
+    always(monkeypatch, slower=1.5)
     monkeypatch.setattr(RegionCall, "dense_result", lambda self, arguments: torch.zeros(20, 3))
     sparse = applied(model, graph(), tmp_path, verify=False)
     assert all(region.preferred is None for region in regions(sparse))
@@ -332,16 +338,7 @@ def test_it_is_explained(model, monkeypatch, tmp_path):
 
 def test_the_race_runs_what_will_run(model, tmp_path, monkeypatch):
     """All contenders for real, for a moment: each has a time."""
-    monkeypatch.setattr(confront, "LEAST_US", 0.0)
-    monkeypatch.setattr(confront, "SLOWER", float("inf"))
+    always(monkeypatch)
     with options.override(tune_seconds=0.05, cache_dir=tmp_path):
         sparse = sparsify.apply(model, MESSAGES, graph())
-    assert all(f"{name} " in note.split("timed")[-1] for note in notes(sparse) for name in RIVALS[:2])
-
-
-@pytest.mark.parametrize(
-    ("us", "is_agreed", "winner"),
-    [(9.6, True, "one"), (9.8, True, ""), (9.6, False, ""), (3.3, False, "one")],
-)
-def test_the_winner(us, is_agreed, winner):
-    assert confront.Outcome(10.0, (("one", us), ("other", 20.0)), is_agreed).winner == winner
+    assert all(f"{name} " in note.split("timed")[-1] for note in notes(sparse) for name in OTHERS[:2])

@@ -10,8 +10,8 @@ from torch import nn
 import sparsify
 from sparsify import options
 from sparsify.passes.call.region_call import RegionCall
-from sparsify.passes.choose import linear_library, weight_format_timing
-from sparsify.passes.choose.weight_format_timing import Timed
+from sparsify.passes.choose import autotune, linear_library, weight_format_timing
+from sparsify.passes.choose.autotune import Candidate, Winner
 
 RECIPE: dict[str, Any] = {
     "schema": 1,
@@ -33,11 +33,14 @@ def pruned(*layers: nn.Module) -> nn.Sequential:
 def applied(model: nn.Module, x: torch.Tensor, library: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The model with this library's products, as if they had been the fastest."""
 
-    def found(draft: Any, region: Any, trials: Any, formats: Any, libraries: Any) -> Timed:
-        return Timed(formats[0], "", 3.0, 2.0, tuple((name, 1.0 + (name != library)) for name in libraries))
+    def found(kind: str, question: str, candidates: Any, **_: Any) -> Winner:
+        formats, libraries = candidates()
+        others = tuple((name, 1.0 + (name != library)) for name in libraries)
+        return Winner(kind, (("torch", 2.0), (formats[0], 3.0), *others))
 
-    monkeypatch.setattr(weight_format_timing, "timed", found)
-    monkeypatch.setattr(weight_format_timing, "recall", lambda question, sizes, answer, *_, **__: answer())
+    offered = lambda draft, region, trials, libraries: ([*trials], libraries)  # noqa: E731
+    monkeypatch.setattr(weight_format_timing, "candidates", offered)
+    monkeypatch.setattr(weight_format_timing, "autotune", found)
     with options.override(tune_seconds=1.0):
         return sparsify.apply(model, RECIPE, x)
 
@@ -126,12 +129,12 @@ def test_it_is_explained(sparse):
 def test_recipes_say_which_may_be_chosen(model, monkeypatch, asked, names):
     offered = []
 
-    def found(draft: Any, region: Any, trials: Any, formats: Any, libraries: Any) -> Timed:
+    def found(draft: Any, region: Any, trials: Any, libraries: Any) -> list[Candidate]:
         offered.append(libraries)
-        return Timed(formats[0], "", 1.0, 2.0)
+        return [Candidate("torch", lambda: None), Candidate(next(iter(trials)), lambda: None)]
 
-    monkeypatch.setattr(weight_format_timing, "timed", found)
-    monkeypatch.setattr(weight_format_timing, "recall", lambda question, sizes, answer, *_, **__: answer())
+    monkeypatch.setattr(weight_format_timing, "candidates", found)
+    monkeypatch.setattr(autotune, "recall", lambda question, sizes, answer, *_, **__: answer())
     with options.override(tune_seconds=1.0):
         recipe = {**RECIPE, "compile": {"backends": asked}}
         sparsify.apply(model, recipe, torch.randn(6, 48), verify=False)

@@ -1,5 +1,6 @@
 """Schedules of regions timed beside the expected ones: what won runs, is found again, and can be switched off."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from sparsify import options
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.least import Least
 from sparsify.errors import UnsupportedProgramError
-from sparsify.passes.choose import schedules
+from sparsify.passes.choose import autotune, schedules
 
 
 @pytest.fixture
@@ -31,9 +32,15 @@ def raced(monkeypatch: pytest.MonkeyPatch, *times: float, agreeing: int = 1) -> 
             torch.testing.assert_close(call(), first, rtol=1e-4, atol=1e-5)
         return [Least(agreeing, 0.0, [times[min(n, len(times) - 1)]]) for n in range(len(calls))]
 
-    monkeypatch.setattr(schedules, "race", race)
-    monkeypatch.setattr(schedules, "LEAST_US", 0.0)
+    monkeypatch.setattr(autotune, "race", race)
+    time_from(monkeypatch, 0.0)
     return counts
+
+
+def time_from(monkeypatch: pytest.MonkeyPatch, least_us: float) -> None:
+    """Schedules of kernels that are expected to take as many microseconds are timed."""
+    threshold = replace(autotune.THRESHOLDS["schedule"], least_us=least_us)
+    monkeypatch.setitem(autotune.THRESHOLDS, "schedule", threshold)
 
 
 def steps(module: Any) -> list[GeneratedStep]:
@@ -51,7 +58,7 @@ def test_the_winner_runs_and_is_found_again(model, monkeypatch, tmp_path):
         with torch.no_grad():
             torch.testing.assert_close(first(x, edge_index), model(x, edge_index), rtol=1e-4, atol=1e-5)
         chosen = [str(step.stages.schedule) for step in steps(first)]
-        monkeypatch.setattr(schedules, "fastest", lambda *_: pytest.fail("timed again"))
+        monkeypatch.setattr(schedules, "candidates", lambda *_: pytest.fail("timed again"))
         second = sparsify.apply(model, MESSAGES, (x, edge_index))
     assert [str(step.stages.schedule) for step in steps(second)] == chosen
     notes = [note for region in first.report.regions for note in region.notes if "timed" in note]
@@ -90,8 +97,8 @@ def test_what_cannot_be_timed_is_said(model, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("seconds", "least_us"), [(0.0, 0.0), (1.0, 1e9)])
 def test_nothing_is_timed_where_it_is_switched_off_or_small(model, monkeypatch, tmp_path, seconds, least_us):
-    monkeypatch.setattr(schedules, "race", lambda *_: pytest.fail("timed"))
-    monkeypatch.setattr(schedules, "LEAST_US", least_us)
+    monkeypatch.setattr(autotune, "race", lambda *_: pytest.fail("timed"))
+    time_from(monkeypatch, least_us)
     with options.override(tune_seconds=seconds, cache_dir=tmp_path):
         sparsify.apply(model, MESSAGES, graph(), verify=False)
 

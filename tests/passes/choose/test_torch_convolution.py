@@ -8,7 +8,8 @@ from torch import nn
 
 from sparsify import options
 from sparsify.passes.apply import apply
-from sparsify.passes.choose import torch_convolution
+from sparsify.passes.choose import autotune, torch_convolution
+from sparsify.passes.choose.autotune import Winner
 from sparsify.passes.explain import explain_model as explain
 from sparsify.passes.region.printer import graph_text
 from sparsify.report import ChainEntry
@@ -48,8 +49,9 @@ def made(form, monkeypatch, model=None, x=None, memory="fast", **changes):
     if model is None:
         model = Images().train()
         model(torch.randn(8, *IMAGES[1:]))  # statistics that are not 0 and 1
-    found = torch_convolution.FastestForm(form, (2.0, 1.0, 1.0), is_agreed=True)
-    monkeypatch.setattr(torch_convolution, "recall", lambda *asked, **_: found)
+    others = tuple((one, 1.0 if one == form else 1.4 if form else 2.0) for one in torch_convolution.FORMS)
+    found = Winner("convolution", (("as it is", 2.0), *others))
+    monkeypatch.setattr(torch_convolution, "autotune", lambda *asked, **_: found)
     with options.override(tune_seconds=0.01, **changes):
         recipe = {**RECIPE, "compile": {"memory": memory}}
         return apply(model.eval(), recipe, torch.randn(IMAGES) if x is None else x)
@@ -255,7 +257,7 @@ def test_what_is_no_chain(change, monkeypatch):
             weight = self.conv.weight * 2 if change == "computed" else self.conv.weight
             return self.last(torch.relu(torch.conv2d(x, weight, self.conv.bias)))
 
-    monkeypatch.setattr(torch_convolution, "timed", lambda *asked: pytest.fail("nothing is timed"))
+    monkeypatch.setattr(torch_convolution, "candidates", lambda *asked: pytest.fail("nothing is timed"))
     dtype = torch.float64 if change == "double" else torch.float32
     model, x = Layer().to(dtype).eval(), torch.randn(2, 4, 5, 10, dtype=dtype)
     with options.override(tune_seconds=0.01), torch.no_grad():
@@ -264,12 +266,18 @@ def test_what_is_no_chain(change, monkeypatch):
 
 
 def test_what_is_timed(monkeypatch):
-    chosen, own = [], torch_convolution.timed
-    monkeypatch.setattr(torch_convolution, "timed", lambda *asked: chosen.append(own(*asked)) or chosen[-1])
-    monkeypatch.setattr(torch_convolution, "recall", lambda question, sizes, answer, *rest, **_: answer())
+    chosen, own = [], autotune.compare
+    monkeypatch.setattr(autotune, "recall", lambda question, sizes, answer, *rest, **_: answer())
+
+    def compare(kind, *asked):
+        found = own(kind, *asked)
+        chosen.extend([found] if kind == "convolution" else [])
+        return found
+
+    monkeypatch.setattr(autotune, "compare", compare)
     with options.override(tune_seconds=0.02):
         sparse = apply(Images().eval(), RECIPE, torch.randn(IMAGES))
-    assert [len(found.us) for found in chosen] == [1 + len(torch_convolution.FORMS)] * len(COVERED)
-    assert len(torch_convolution.folded(sparse.graph, True)) == sum(found.form != "" for found in chosen)
+    assert [len(found.times) for found in chosen] == [1 + len(torch_convolution.FORMS)] * len(COVERED)
+    assert len(torch_convolution.folded(sparse.graph, True)) == sum(found.name != "" for found in chosen)
     for found in chosen:
-        assert (found.form == "") == (min(found.us[1:]) > (1 - torch_convolution.GAIN) * found.us[0])
+        assert (found.name == "") == (min(us for _, us in found.times[1:]) > 0.97 * found.us)

@@ -8,7 +8,9 @@ from torch import nn
 
 from sparsify import options
 from sparsify.passes.apply import apply
-from sparsify.passes.choose import torch_operator
+from sparsify.passes.choose import autotune, torch_operator
+from sparsify.passes.choose.autotune import Winner
+from sparsify.passes.graph.node_info import call_of, info
 from sparsify.passes.operands.convolution_operands import PLACED, SIZES
 from sparsify.passes.rules.prune import prune
 
@@ -156,7 +158,7 @@ def test_images_of_other_sizes():
 def test_what_is_kept_for_sizes_of_images():
     model, x = made("signal")
     sparse = apply(model, RECIPE, x, verify=False)
-    (call,) = [node.meta["region"] for node in sparse.graph.nodes if "region" in node.meta]
+    (call,) = [call_of(node) for node in sparse.graph.nodes if info(node).call is not None]
     layout, kernels = call.layout, set()
     for length in range(19, 19 + 4 * SIZES, 2):
         arguments = [torch.randn(1, 4, length), *sparse.parameters()]
@@ -248,7 +250,7 @@ def test_weights_with_few_zeros_stay_dense():
 
 @pytest.mark.parametrize("us", [90.0, 110.0])
 def test_the_faster_one_runs(us, monkeypatch):
-    found = torch_operator.Outcome(us, 100.0, is_agreed=True)
+    found = Winner("operator", (("kernel", us), ("torch", 100.0)))
     monkeypatch.setattr(torch_operator, "outcome", lambda draft, region: found)
     model, x = made("signal")
     with options.override(tune_seconds=1):
@@ -265,9 +267,9 @@ def test_what_is_asked_before(monkeypatch):
 
     def recall(question, sizes, *rest, **_):
         asked.add((question, repr(sizes.without_operands())))
-        return torch_operator.Outcome(1.0, 2.0, is_agreed=True)
+        return Winner("operator", (("kernel", 1.0), ("torch", 2.0)))
 
-    monkeypatch.setattr(torch_operator, "recall", recall)
+    monkeypatch.setattr(autotune, "recall", recall)
     layers = [
         ([nn.Conv2d(8, 8, 1)], 6),
         ([nn.Conv2d(8, 8, 1, 2)], 12),

@@ -8,6 +8,7 @@ from sparsify import options
 from sparsify.errors import InvalidTensorError
 from sparsify.passes.apply import apply
 from sparsify.passes.choose import torch_operator
+from sparsify.passes.choose.autotune import Winner
 
 ROWS, COLUMNS = 12, 6
 RULE = {"targets": ["op:embedding_bag"], "source": "given"}
@@ -168,7 +169,7 @@ def test_what_stays_as_it_is(how, reason):
 
 @pytest.mark.parametrize("us", [90.0, 110.0])
 def test_the_faster_one_runs(us, monkeypatch):
-    found = torch_operator.Outcome(us, 100.0, is_agreed=True)
+    found = Winner("operator", (("kernel", us), ("torch", 100.0)))
     monkeypatch.setattr(torch_operator, "outcome", lambda draft, region: found)
     with options.override(tune_seconds=1):
         sparse = apply(made({"mode": "sum"}), RECIPE, VECTORS[0])

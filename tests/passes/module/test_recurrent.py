@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import sparsify
-from sparsify.compiler.least import Least
 from sparsify.errors import CaptureError
 from sparsify.options import override
+from sparsify.passes.choose.autotune import Winner
 
 recurrent = import_module("sparsify.passes.module.recurrent")
-recurrent_race = import_module("sparsify.passes.choose.recurrent_layers")
+recurrent_layers = import_module("sparsify.passes.choose.recurrent_layers")
 FEATURES, HIDDEN, STEPS, BATCH = 5, 6, 2, 2
 
 
@@ -260,14 +260,12 @@ def test_only_biases() -> None:
 
 @pytest.mark.parametrize(("us", "is_kept"), [((40.0, 50.0), True), ((60.0, 50.0), False)])
 def test_race(monkeypatch: pytest.MonkeyPatch, us: tuple[float, float], is_kept: bool) -> None:
-    def race(calls: Any, seconds: float) -> list[Least]:
-        found = [Least(1, 1.0) for _ in calls]
-        for call, one, taken in zip(calls, found, us, strict=True):
-            call()
-            one.add(taken)
-        return found
+    def compare(kind: str, candidates: Any, seconds: float) -> Any:
+        for candidate in candidates:
+            candidate.call()
+        return Winner(kind, tuple((one.name, taken) for one, taken in zip(candidates, us, strict=True)))
 
-    monkeypatch.setattr(recurrent_race, "race", race)
+    monkeypatch.setattr(recurrent_layers, "compare", compare)
     torch.manual_seed(0)
     model, x = pruned(Wrapped(nn.LSTM(64, 64)), 0.05).eval(), torch.randn(2, BATCH, 64)
     asked = recipe(form="auto") | {"compile": {"memory": "fast"}}

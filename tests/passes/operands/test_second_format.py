@@ -15,7 +15,7 @@ import sparsify
 from sparsify import options
 from sparsify.compiler.schedule.pack import SLICES, Packing, pack_matrix
 from sparsify.passes.choose import pack
-from sparsify.passes.choose.weight_format_timing import Timed
+from sparsify.passes.choose.autotune import Winner
 from sparsify.storage.tensor import SparseTensor
 
 RULE: dict[str, Any] = {"targets": ["param:*weight"], "role": "weight", "source": "given"}
@@ -123,9 +123,9 @@ def test_there_is_one_format_where_memory_allows_no_other(density: float, recipe
 
 
 def test_a_further_format_that_is_measured_no_faster_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    def alike(draft: Any, region: Any, name: str, found: Any, held: Any = None) -> Timed:
+    def alike(draft: Any, region: Any, name: str, found: Any, held: Any = None) -> Winner:
         others = tuple((str(one.format), 10.0) for one in found[1:])
-        return Timed(str(found[0].format), "", 9.99, 1000.0, others=others)
+        return Winner("weight format", (("torch", 1000.0), (str(found[0].format), 9.99), *others))
 
     sparse = sparsify.apply(layer(), GIVEN, example(1))
     monkeypatch.setattr(pack, "try_tune", alike)
@@ -147,8 +147,9 @@ def test_a_format_that_may_be_far_faster_is_timed(
         costs = [replace(one, us=10.0 if str(one.format) == best else 12.0) for one in found]
         return sorted(costs, key=lambda one: one.us)
 
-    def measured(draft: Any, region: Any, name: str, found: Any, held: Any = None) -> Timed:
-        return Timed(str(found[0].format), "", 10.0, 1000.0, others=((str(found[-1].format), us),))
+    def measured(draft: Any, region: Any, name: str, found: Any, held: Any = None) -> Winner:
+        times = (str(found[0].format), 10.0), (str(found[-1].format), us)
+        return Winner("weight format", (("torch", 1000.0), *times))
 
     monkeypatch.setattr(pack, "pack_matrix", near)
     model = layer()

@@ -10,6 +10,7 @@ from sparsify.errors import RecipeError
 from sparsify.passes.capture import calls
 from sparsify.passes.capture import draft as base
 from sparsify.passes.capture.export import capture
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.rules.mark import mark
 from sparsify.passes.rules.propagate import propagate
 from sparsify.report import Report
@@ -28,7 +29,7 @@ def draft(model, args, rules, file=None):
 
 
 def marked(work):
-    return {node.name: node.meta["sparse"] for node in work.graph.nodes if "sparse" in node.meta}
+    return {node.name: info(node).mark for node in work.graph.nodes if info(node).mark is not None}
 
 
 class Shared(nn.Module):

@@ -21,6 +21,7 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.capture.libraries.transformers_bigbird import own_pattern
 from sparsify.passes.graph.canonicalize import remove_unused, sizes_of
 from sparsify.passes.graph.insert import call
+from sparsify.passes.graph.node_info import set_info
 from sparsify.passes.graph.operators import (
     COPIES,
     argument,
@@ -76,7 +77,7 @@ def attention(draft: Draft) -> Draft:
             if operator_name(node) == "softmax":
                 spell_products(node)
                 spell_sum(node)
-                node.meta["no_attention"] = join(node)
+                set_info(node, no_attention=join(node))
         remove_unused(draft.graph)
         modules = dict(draft.model.named_modules())  # a graph of Dynamo's has none of those that it names
         for node in draft.graph.find_nodes(
@@ -85,7 +86,7 @@ def attention(draft: Draft) -> Draft:
             module = modules.get(scope(node).partition("@")[0])
             own = None if module is None else own_pattern(module)
             if own is not None:
-                node.meta["own_pattern"] = own
+                set_info(node, own_pattern=own)
     return draft
 
 

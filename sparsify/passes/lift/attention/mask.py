@@ -15,6 +15,7 @@ from sparsify.errors import CaptureError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.canonicalize import size_node
 from sparsify.passes.graph.insert import call_before, put_behind
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import argument, operator_name, scope, tensor_value
 from sparsify.passes.lift.attention.bias import Bias, bias_of, biased_mask
 from sparsify.passes.lift.attention.cached_keys import WHY, pasts
@@ -86,7 +87,7 @@ def masked(draft: Draft) -> Draft:
     # Gradients of a vector over distances have no fast kernel: where they are wanted, biases stay as they are.
     distances = Distances(draft.graph, are_looked_for=not draft.is_trainable)
     for node in nodes:
-        chosen, own = _chosen(node), node.meta.get("own_pattern")
+        chosen, own = _chosen(node), info(node).own_pattern
         if node in dense:
             leave(node, draft)
         elif chosen is not None or own is not None:
@@ -101,7 +102,7 @@ def masked(draft: Draft) -> Draft:
 
 def _chosen(node: fx.Node) -> MaskSpec | None:
     """The pattern that a rule gives to a node."""
-    mark = node.meta.get("sparse")
+    mark = info(node).mark
     return mark.mask if isinstance(mark, Mark) else None
 
 
@@ -109,7 +110,7 @@ def leave(node: fx.Node, draft: Draft) -> None:
     """Leaves attention to keys of earlier calls as the model has it, and says so."""
     if draft.is_strict:
         raise CaptureError(f"{WHY}: {node.name}", "calls without a cache, or without strict")
-    del node.meta["sparse"]
+    set_info(node, mark=None)
     draft.report.left_dense(node.name, operator_name(node), scope(node), WHY)
     draft.report.warnings.append(f"attention stays dense: {WHY}")
 
@@ -167,7 +168,7 @@ def put_in(
         operands.append(seeds(node, _leading(query, node), like))
         node.target = dropped_attention
     node.args, node.kwargs = tuple(operands), {"attn_mask": made[-1], **rest}
-    node.meta["attention"] = Put(spec, modes)
+    set_info(node, attention=Put(spec, modes))
     _as_known(node, group)
 
 
@@ -251,7 +252,8 @@ def _apart(operands: list[Any], user: fx.Node) -> list[Any]:
 
 def mask_of(node: fx.Node) -> MaskedAttention:
     """What the mask of an attention node is made of, read from the graph."""
-    put: Put = node.meta["attention"]
+    put = info(node).attention
+    assert put is not None, "a rule put a pattern into it"
     mask: Any = node.kwargs["attn_mask"]
     pattern = mask
     made: list[fx.Node] = [mask]

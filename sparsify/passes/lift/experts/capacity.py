@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from sparsify.errors import SparsifyError
 from sparsify.passes.graph.einsum_nodes import Einsum, einsum_of
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import tensor_value
 from sparsify.passes.lift.experts.gate import is_choice, places
 
@@ -182,11 +183,12 @@ def rows_of(dispatch: Dispatch) -> fx.Node:
     assert value is not None, "tokens are a tensor"
     if value.dim() == ROWS:
         return tokens
-    known: fx.Node | None = next((user for user in tokens.users if user.meta.get("rows_of") is tokens), None)
+    known: fx.Node | None = next((user for user in tokens.users if info(user).rows_of is tokens), None)
     if known is None:
         with tokens.graph.inserting_before(dispatch.node):
             known = tokens.graph.call_function(torch.ops.aten.flatten.using_ints, (tokens, 0, -2))
-        known.meta["val"], known.meta["rows_of"] = value.flatten(0, -2), tokens
+        known.meta["val"] = value.flatten(0, -2)
+        set_info(known, rows_of=tokens)
     with tokens.graph.inserting_before(dispatch.node):
         shown = tokens.graph.call_function(in_groups, (known, dispatch.choice, list(groups)))
     shown.meta["val"] = value
@@ -217,12 +219,13 @@ def flattened(node: fx.Node, groups: int, user: fx.Node) -> fx.Node:
     """A tensor [groups.., tokens, ..] with one mode for all tokens, made before `user`."""
     value = tensor_value(node)
     assert value is not None, "what mixtures read are tensors"
-    known = next((n for n in node.users if n.meta.get("rows_of") is node), None)
+    known = next((n for n in node.users if info(n).rows_of is node), None)
     if not groups or known is not None:
         return known or node
     with node.graph.inserting_before(user):
         rows = node.graph.call_function(torch.ops.aten.flatten.using_ints, (node, 0, groups))
-    rows.meta["val"], rows.meta["rows_of"] = value.flatten(0, groups), node
+    rows.meta["val"] = value.flatten(0, groups)
+    set_info(rows, rows_of=node)
     return rows
 
 

@@ -21,6 +21,7 @@ from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.capture.draft import Mark
 from sparsify.passes.graph.einsum_nodes import Einsum, einsum_of
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import argument, operator_name, tensor_value
 from sparsify.passes.lift.experts import capacity, output_bias
 from sparsify.passes.lift.experts.gate import is_decided
@@ -113,7 +114,7 @@ def _product_and_sum(node: fx.Node) -> Experts | None:
 
 def mark_of(match: Experts) -> Mark | None:
     """The mark of the gate by a rule."""
-    mark = match.gate.meta.get("sparse")
+    mark = info(match.gate).mark
     return mark if isinstance(mark, Mark) and mark.role == "gate" and not mark.derived else None
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from sparsify.passes.graph.einsum_nodes import einsum_of
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import argument, is_inactive_dropout, operator_name, tensor_value
 from sparsify.passes.lift.experts import capacity
 from sparsify.passes.lift.experts.gate import places
@@ -337,10 +338,11 @@ def parts_of(node: fx.Node, place: int, part: Part) -> fx.Node:
     assert value is not None, "operands are tensors"
     parts = part.count, value.shape[place] // part.count
     shape = [*value.shape[:place], *(parts[::-1] if part.alternates else parts), *value.shape[place + 1 :]]
-    known = next((u for u in node.users if operator_name(u) == "view" and u.meta.get("parts") == shape), None)
+    known = next((u for u in node.users if operator_name(u) == "view" and info(u).parts == shape), None)
     if known is not None:
         return known
     with node.graph.inserting_after(node):
         view = node.graph.call_function(torch.ops.aten.reshape.default, (node, shape))
-    view.meta["val"], view.meta["parts"] = value.reshape(shape), shape
+    view.meta["val"] = value.reshape(shape)
+    set_info(view, parts=shape)
     return view

@@ -25,6 +25,7 @@ from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.capture.draft import Mark
 from sparsify.passes.graph.canonicalize import size_node
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import argument, operator_name, sources, tensor_value
 from sparsify.passes.lift.message_passing.edge_features import EDGE, Edges
 from sparsify.passes.lift.message_passing.gather_scatter import (
@@ -170,10 +171,10 @@ def gathers_behind(nodes: Sequence[Any]) -> list[fx.Node]:
 
 def mark_of(node: fx.Node, edges: Sequence[fx.Node]) -> Mark | None:
     """The mark of message passing: its own, or that of an input from which its edges are made."""
-    own = node.meta.get("sparse")
+    own = info(node).mark
     if isinstance(own, Mark):
         return own
-    marks = (source.meta.get("sparse") for source in sources(list(edges)))
+    marks = (info(source).mark for source in sources(list(edges)))
     return next((mark for mark in marks if isinstance(mark, Mark) and mark.role == "adjacency"), None)
 
 

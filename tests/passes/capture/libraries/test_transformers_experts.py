@@ -9,7 +9,7 @@ from torch import nn
 import sparsify
 from sparsify.compiler.least import Least
 from sparsify.options import override
-from sparsify.passes.choose import torch_operator
+from sparsify.passes.choose import autotune
 
 RULE = {"targets": ["op:experts"], "role": "gate", "source": "computed"}
 SIZES = {
@@ -105,10 +105,8 @@ def test_halves_meet_experts_of_transformers(us, wins, is_training, monkeypatch)
             one.add(time)
         return found
 
-    monkeypatch.setattr(torch_operator, "race", race)
-    monkeypatch.setattr(
-        torch_operator, "recall", lambda question, sizes, measured, options, kept, **_: measured()
-    )
+    monkeypatch.setattr(autotune, "race", race)
+    monkeypatch.setattr(autotune, "recall", lambda question, sizes, measured, options, kept, **_: measured())
     with override(compiler_flags=("-O1",), tune_seconds=1), torch.set_grad_enabled(is_training):
         sparse = sparsify.apply(model, RECIPE, ids)
         found = sparse(ids).last_hidden_state

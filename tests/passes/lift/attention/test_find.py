@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import sparsify
 from sparsify import options, patterns
 from sparsify.errors import CaptureError, RecipeError
+from sparsify.passes.graph.node_info import call_of, info
 
 HEADS = 2
 WIDTH = 16
@@ -111,7 +112,7 @@ def test_ways_to_write_attention(way):
         pattern = patterns.bigbird(length, block=4, random=1, global_=1).to_dense()
         torch.testing.assert_close(sparse(x), expected(model, pattern, x), **CLOSE)
     assert len(sparse.variants) == 1
-    kernel = next(node.meta["region"] for node in sparse.graph.nodes if "region" in node.meta).kernel
+    kernel = next(call_of(node) for node in sparse.graph.nodes if info(node).call is not None).kernel
     assert {extent for _, extent in kernel.program.extents} == {WIDTH // HEADS}  # channels, no length
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import sparsify
 from sparsify.passes.apply import apply
 from sparsify.passes.call import region_operator
+from sparsify.passes.graph.node_info import call_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -117,9 +118,7 @@ def test_results_and_gradients(name):
 @pytest.mark.parametrize("name", ["GAT", "GATv2", "TransformerConv"])
 def test_one_kernel(name):
     _, sparse = applied(name)
-    call = next(node for node in sparse.graph.nodes if node.target is region_operator.call_region).meta[
-        "region"
-    ]
+    call = call_of(next(node for node in sparse.graph.nodes if node.target is region_operator.call_region))
     assert len(call.kernel.steps) == 1
     # All heads of an edge are computed at once, where the widths of all sums are known.
     (step,) = call.kernel.generated
