@@ -22,14 +22,13 @@ from sparsify.passes.emit.emit import emit
 from sparsify.passes.emit.mask_gradients import keep_zeros
 from sparsify.passes.emit.write_in_place import write_in_place
 from sparsify.passes.fuse.fuse import fuse
-from sparsify.passes.fuse.joint_aggregation import together
 from sparsify.passes.lift.attention.find import attention
 from sparsify.passes.lift.attention.mask import masked
 from sparsify.passes.lift.flatten_rows import flatten
 from sparsify.passes.lift.lift import lift
-from sparsify.passes.lift.message_passing.edge_dropout import edge_dropout
 from sparsify.passes.region.printer import fragments_text, regions_text, whole_graph
 from sparsify.passes.reorder.reorder import reorder
+from sparsify.passes.rules.edge_dropout import edge_dropout
 from sparsify.passes.rules.mark import mark
 from sparsify.passes.rules.propagate import propagate
 
@@ -60,7 +59,6 @@ PASSES: tuple[Pass, ...] = (
     Pass("flattened", flatten, whole_graph),  # needs the marks of weights; lifts see matrices alone
     Pass("reordered", reorder, whole_graph),  # needs the marks; lifts see the nodes in their new order
     Pass("lifted", lift, fragments_text),  # needs all marks: what is sparse decides what is an einsum operand
-    Pass("together", together, fragments_text),  # needs what was lifted apart, and the fragments behind it
     Pass("fused", fuse, regions_text),  # needs all fragments: joins across modules
     Pass("general", front_end, regions_text),  # needs all regions: what they cover has one already
     Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense

@@ -19,11 +19,11 @@ from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph import operators
 from sparsify.passes.graph.node_info import call_of, info, set_info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
-from sparsify.passes.lift.lift import is_message_passing
 from sparsify.passes.operands.bag_operand import BagsOutput
 from sparsify.passes.operands.cached_operands import MatrixOutput, Structure
 from sparsify.passes.region.region import Region
 from sparsify.passes.rules import prunable
+from sparsify.passes.rules.scatters import SCATTERS
 from sparsify.report import Choice, DenseEntry
 from sparsify.storage.format import Format
 
@@ -54,7 +54,7 @@ def left_dense(draft: Draft) -> Draft:
         elif mark.role != "gate" and not is_call(node) and not info(node).is_listed_dense:
             name = operator_name(node)
             reason = f"{name} has no sparse form"
-            if is_message_passing(node):  # softmax over edges in front of what became a kernel
+            if name in SCATTERS:  # a part of what became a kernel
                 reason = Choice(f"what {name} gives is read elsewhere, too")
             draft.report.left_dense(node.name, name, scope(node), reason)
     report_left(draft)

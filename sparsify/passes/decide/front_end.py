@@ -41,11 +41,9 @@ from sparsify.passes.rewrite.inline import inline, is_view
 from sparsify.passes.rewrite.relation import relate
 from sparsify.passes.rewrite.simplify import is_multilinear
 from sparsify.passes.rewrite.softmax import normalise
-from sparsify.passes.rules.scatters import SCATTERS
+from sparsify.passes.rules.scatters import REPEATS, SCATTERS
 from sparsify.report import Choice
 
-# Views that repeat places along further modes.
-REPEATS: Final = ("expand", "expand_as", "view", "unsqueeze", "repeat")
 # Rounds of inference and demand: each restricts one tensor.
 ROUNDS: Final = 64
 # Functions that are finite for finite operands, whatever is not stored.

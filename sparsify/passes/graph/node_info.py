@@ -36,7 +36,6 @@ class NodeInfo:
     attention: "Put | None" = None  # the pattern that a rule puts into its attention
     dense_reason: str | None = None  # why it stays dense
     fragment: "Fragment | None" = None  # the einsum that it is
-    is_aggregation: bool = False  # whether its region is an aggregation over edges
     region: "Region | None" = None  # the region that ends in it
     rows_of: fx.Node | None = None  # the tensor that it has the rows of
     parts: Any = None  # the shape of the parts that it is a view of

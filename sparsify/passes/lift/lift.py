@@ -19,8 +19,7 @@ from sparsify.passes.lift import convolution, embedding_bag
 from sparsify.passes.lift.attention.program import attention_region
 from sparsify.passes.lift.experts import mixture as experts
 from sparsify.passes.lift.lifter import PRODUCTS, Lifter
-from sparsify.passes.lift.message_passing import aggregation, edge_softmax, gather_scatter
-from sparsify.passes.lift.message_passing.edge_softmax import EdgeSoftmax, edge_mark
+from sparsify.passes.lift.message_passing import gather_scatter
 from sparsify.passes.region.fragment import DTYPES, HALVES, Fragment
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix, declared_sparse
@@ -32,19 +31,13 @@ __all__ = ["Fragment", "lift"]
 def lift(draft: Draft) -> Draft:
     """The draft with a fragment on every node that can be part of an einsum program."""
     lifter = Lifter(draft.is_trainable)
-    softmaxes = attention_over_edges(draft)
     taken: set[fx.Node] = set()
-    inside = {covered for match in softmaxes.values() for covered in match.covered} - softmaxes.keys()
     for node in list(draft.graph.nodes):
-        if node in inside or node in taken:
+        if node in taken:
             continue
         if info(node).attention is not None:
             found = attention_region(node)
             settle(node, found)
-            continue
-        over_edges = edge_region(node, softmaxes.get(node))
-        if over_edges is not None:
-            settle(node, over_edges)
             continue
         embedding = embedding_bag.recognise(node)
         if embedding is not None and embedding.mark is not None:
@@ -99,36 +92,6 @@ def note_weights(fragment: Fragment) -> None:
             set_info(weight, dense_reason=why)
 
 
-def attention_over_edges(draft: Draft) -> dict[fx.Node, EdgeSoftmax]:
-    """The attention over edges that a rule reached, by the node that it ends in."""
-    found = {node: match for node in draft.graph.nodes if (match := edge_softmax.recognise(node)) is not None}
-    return {
-        node: match
-        for node, match in found.items()
-        if edge_mark(match) is not None and not match.messages.is_drawn_by_torch
-    }
-
-
-def edge_region(node: fx.Node, attention: EdgeSoftmax | None) -> Region | str | None:
-    """The region of attention over edges or of another aggregation that a rule reached, or why there is none."""
-    mark = None if attention is None else edge_mark(attention)
-    if attention is not None and mark is not None:
-        return edge_softmax.edge_region(attention, mark)
-    found = aggregation.recognise(node) if gather_scatter.recognise(node) is None else None
-    if found is None:
-        return None
-    mark = aggregation.mark_of(node, [found.scatter.rows])
-    if mark is None:
-        return None
-    set_info(node, is_aggregation=True)
-    return aggregation.aggregation_region(found, mark)
-
-
-def is_message_passing(node: fx.Node) -> bool:
-    """Whether a node ends message passing of any kind."""
-    return any(kind.recognise(node) is not None for kind in (gather_scatter, edge_softmax, aggregation))
-
-
 def adjacency_mark(node: fx.Node) -> Mark | None:
     """The mark of message passing: its own, or that of an input from which its adjacency is made."""
     match = gather_scatter.recognise(node)
@@ -151,8 +114,6 @@ def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) ->
         return ""
     if adjacency is not None:
         return "the dtypes of messages and features differ, or are not float32 or float64"
-    if wants_message_passing(draft) and (why := gather_scatter.reason(node)):
-        return why if isinstance(info(node).mark, Mark) else Choice(why)  # no rule selects it
     operand = next((arg for arg in node.all_input_nodes if declared_sparse(arg) is not None), None)
     matrix = declared_sparse(operand)
     if matrix is not None and matrix.scales is not None and sums_rows(node, operand, matrix):
@@ -205,8 +166,3 @@ def is_larger_weight(node: fx.Node) -> bool:
 def is_transposition(node: fx.Node) -> bool:
     """Whether the node only turns its operand; the product behind it takes the operand itself."""
     return operator_name(node) in ("t", "transpose", "permute")
-
-
-def wants_message_passing(draft: Draft) -> bool:
-    """Whether a rule selects message passing."""
-    return any("op:message_passing" in rule.targets for rule in draft.recipe.rules)

@@ -101,6 +101,10 @@ class Lifting:
                 return visit(self.of_edges(place(choice.body, {choice.place: Index(at)}), modes[0]))
             if isinstance(node, Access) and Index(edge) in node.indices:
                 return self.access(node, edge, modes)
+            if node == Index(edge):  # its number
+                if self.relation.by != "edges":
+                    raise Refusal("the numbers of edges are read")
+                return Index(modes[1])
             return map_children(node, visit)
 
         found = visit(expr)

@@ -17,10 +17,8 @@ from sparsify.passes.graph import operators
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.lift.attention.mask import GIVEN
 from sparsify.passes.lift.experts import mixture as experts
-from sparsify.passes.lift.lift import is_message_passing
-from sparsify.passes.lift.message_passing import edge_softmax, gather_scatter
 from sparsify.passes.rules import prunable
-from sparsify.passes.rules.scatters import scatters_features
+from sparsify.passes.rules.scatters import is_inner, reason_against, scatters_features
 from sparsify.recipe import Recipe, Rule
 from sparsify.recipe.source import nearest
 from sparsify.recipe.target import KINDS, selects
@@ -80,7 +78,6 @@ def where(recipe: Recipe, rule: Rule) -> str:
 def named(draft: Draft) -> Iterator[Candidate]:
     """Every node under every name by which a rule may select it."""
     parameters = aliases(draft.model)
-    inside = inside_edge_softmax(draft.graph)
     for node in draft.graph.nodes:
         if node.op == "placeholder":
             name = str(info(node).input_name or node.target)
@@ -98,14 +95,8 @@ def named(draft: Draft) -> Iterator[Candidate]:
             yield Candidate("op", operators.operator_name(node), node)
             if (mixture := experts.recognise(node)) is not None:
                 yield Candidate("op", "experts", mixture.gate)
-            if is_message_passing(node) or (node not in inside and scatters_features(node)):
+            if scatters_features(node) and not is_inner(node):
                 yield Candidate("op", "message_passing", node)
-
-
-def inside_edge_softmax(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that attention over edges covers, its scatters of maxima and sums above all."""
-    found = (edge_softmax.recognise(node) for node in graph.nodes)
-    return {node for match in found if match is not None for node in match.covered if node is not match.node}
 
 
 def aliases(model: torch.nn.Module) -> dict[str, list[str]]:
@@ -189,9 +180,9 @@ def type_of(draft: Draft, candidate: Candidate) -> str:
 def suggestion(target: str, candidates: list[Candidate]) -> str:
     """The three nearest names of the same kind; for message passing why the scatters of the model are none."""
     if target == "op:message_passing":
-        known = ((c.node, gather_scatter.reason(c.node)) for c in candidates if c.kind == "op")
+        known = ((c.node, reason_against(c.node)) for c in candidates if c.kind == "op")
         reasons = [f"{node.name} {reason}" for node, reason in known if reason]
-        return f" ({'; '.join(dict.fromkeys(reasons)) or 'nothing scatters what it gathered'})"
+        return f" ({'; '.join(dict.fromkeys(reasons)) or 'nothing is scattered'})"
     kind = target.partition(":")[0]
     names = sorted({str(c) for c in candidates if c.kind == kind or kind not in KINDS})
     return nearest(target, names)

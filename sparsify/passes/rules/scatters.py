@@ -12,6 +12,21 @@ from sparsify.passes.graph.operators import argument, operator_name, sources, te
 
 SCATTERS: Final = ("index_add", "index_put", "scatter_add", "scatter_reduce")
 GATHERS: Final = ("index_select", "gather", "index", "embedding")
+# Views that repeat places along further modes.
+REPEATS: Final = ("expand", "expand_as", "view", "unsqueeze", "repeat")
+# Operators between a sum and the edges that read it.
+ENTRYWISE: Final = ("add", "sub", "clamp", "clamp_min", "reciprocal", "detach", "alias", "clone", "getitem")
+    "add",
+    "sub",
+    "clamp",
+    "clamp_min",
+    "reciprocal",
+    "detach",
+    "alias",
+    "contiguous",
+    "clone",
+    "getitem",
+)
 
 
 def scatters_features(node: fx.Node) -> bool:
@@ -19,11 +34,20 @@ def scatters_features(node: fx.Node) -> bool:
     name, value = operator_name(node), tensor_value(node)
     if name not in SCATTERS or value is None or not value.is_floating_point():
         return False
-    if name == "index_put":
-        if not argument(node, 3, "accumulate", False) or len(argument(node, 1, "indices")) != 1:
-            return False
-        return has_features(argument(node, 2, "values"))
-    return has_features(argument(node, 3, "source" if name == "index_add" else "src"))
+    if name == "index_put" and (
+        not argument(node, 3, "accumulate", False) or len(argument(node, 1, "indices")) != 1
+    ):
+        return False
+    return has_features(messages_of(node))
+
+
+def messages_of(scatter: fx.Node) -> fx.Node:
+    """The tensor over edges that a scatter reduces."""
+    name = operator_name(scatter)
+    place, argument_name = {"index_put": (2, "values"), "index_add": (3, "source")}.get(name, (3, "src"))
+    found = argument(scatter, place, argument_name)
+    assert isinstance(found, fx.Node), "scatters are of tensors"
+    return found
 
 
 def has_features(messages: Any) -> bool:
@@ -53,3 +77,41 @@ def is_real(node: fx.Node) -> bool:
     """Whether an input or a parameter has real numbers."""
     value = tensor_value(node)
     return value is not None and value.is_floating_point()
+
+
+def reason_against(node: fx.Node) -> str:
+    """Why a scatter is no message passing, "" for other nodes."""
+    if operator_name(node) not in SCATTERS or scatters_features(node):
+        return ""
+    value = tensor_value(node)
+    if value is None or not value.is_floating_point():
+        return "scatters whole numbers"
+    return "scatters no features: what it sums follows from the structure of a graph alone"
+
+
+def is_inner(scatter: fx.Node) -> bool:
+    """Whether what a scatter gives is only read back by the edges that it reduces, as the sums of a softmax are."""
+    places = set(scatter.all_input_nodes)
+    waiting, seen = list(scatter.users), set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if operator_name(node) in GATHERS and not places.isdisjoint(sources_of_places(node)):
+            continue
+        if operator_name(node) not in ENTRYWISE:
+            return False
+        waiting += node.users
+    return bool(seen)
+
+
+def sources_of_places(node: fx.Node) -> set[fx.Node]:
+    """The places of a gather, with the views that repeat them."""
+    found, waiting = set[fx.Node](), [read for read in node.all_input_nodes if not is_real(read)]
+    while waiting:
+        read = waiting.pop()
+        found.add(read)
+        found |= {user for user in read.users if operator_name(user) in REPEATS}
+        waiting += [read.all_input_nodes[0]] if operator_name(read) in REPEATS else []
+    return found

@@ -14,12 +14,13 @@ from torch import Tensor, fx
 from sparsify.errors import CaptureError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.canonicalize import size_node
+from sparsify.passes.graph.draws import seeds
 from sparsify.passes.graph.insert import call_before, put_behind
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import argument, operator_name, scope, tensor_value
 from sparsify.passes.lift.attention.bias import Bias, bias_of, biased_mask
 from sparsify.passes.lift.attention.cached_keys import WHY, pasts
-from sparsify.passes.lift.attention.dropout import dropped_attention, seeds
+from sparsify.passes.lift.attention.dropout import dropped_attention
 from sparsify.passes.lift.attention.float_casts import HALVES
 from sparsify.passes.lift.attention.grouped_query import (
     HEADS,

@@ -18,8 +18,9 @@ from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.einsum.nodes import Const
 from sparsify.compiler.einsum.parse import parse
 from sparsify.compiler.kernel import result_index_dtypes
+from sparsify.passes.graph.draws import drawn_factor
 from sparsify.passes.graph.operators import argument, tensor_value
-from sparsify.passes.lift.attention.dropout import drawn_factor, dropped_attention
+from sparsify.passes.lift.attention.dropout import dropped_attention
 from sparsify.passes.lift.attention.grouped_query import own_keys
 from sparsify.passes.lift.attention.mask import MaskedAttention, mask_of
 from sparsify.passes.region.region import Region

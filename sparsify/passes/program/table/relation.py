@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import fx
 
+from sparsify.compiler.einsum.nodes import Expr
+from sparsify.passes.graph.draws import drawn_factor
 from sparsify.passes.program.model import Refusal
 from sparsify.passes.program.operator_view import OperatorView, literal
 from sparsify.passes.program.table.row import is_boolean, require, row
@@ -81,6 +83,15 @@ def one_hot(view: OperatorView) -> str:
     """`where(self[e] == k, 1, 0)`."""
     require(view.sizes[-1] != 1, "a mode of extent 1")
     return f"where({view.at(require_places(view, view['self']), view.out[:-1])} == {view.out[-1]}, 1, 0)"
+
+
+@row()
+def dropped_edges(view: OperatorView) -> Expr:
+    """`self[e,h] * where(uniform(seed[h], e, 0) < rate, 0, 1 / (1 - rate))`."""
+    values, seed = view.node.args[:2]
+    edge = "0" if view.sizes[0] == 1 else view.out[0]
+    factor = drawn_factor(view.at(seed, view.out[1:]), float(view["rate"]), f"{edge}, 0")
+    return view.expression(f"{view.at(values)} * {factor}")
 
 
 @row("index_add(x[m+1,n], 0, i[k]:m, y[k,n])", "index_add(x[m,n+1], 1, i[k]:n, y[m,k], alpha=2)")

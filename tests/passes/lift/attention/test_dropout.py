@@ -11,7 +11,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 import sparsify
 from sparsify import options, patterns
 from sparsify.compiler.einsum.threefry import uniform
-from sparsify.passes.lift.attention.dropout import SEEDS
+from sparsify.passes.graph.draws import SEEDS
 
 RATE = 0.25
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # weighted means of normal numbers in float32

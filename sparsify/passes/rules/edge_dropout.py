@@ -1,0 +1,74 @@
+"""Dropout of what belongs to edges, drawn so that a kernel can draw it again.
+
+In: `%w = dropout(%p, 0.6)`, weights [edges, heads] that a scatter which a rule selected sums, in training.
+Out: `%s = randint(2**31 - 1, [heads]); %w = dropped_edges(%p, %s, rate=0.6)`, here and in the graph that results are
+compared with.
+
+Which values are dropped is a function of the seed and the number of the edge.
+"""
+
+from collections.abc import Iterator
+
+from torch import fx
+
+from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.graph.draws import dropped_edges, seeds
+from sparsify.passes.graph.node_info import info
+from sparsify.passes.graph.operators import argument, operator_name, raw_name, sources, tensor_value
+from sparsify.passes.rules.scatters import GATHERS, SCATTERS, messages_of
+
+
+def edge_dropout(draft: Draft) -> Draft:
+    """The draft with seeds for the dropout of its messages, and the graph to compare with."""
+    if not any(True for _ in dropouts(draft.graph)):
+        return draft
+    if draft.masked is None:
+        draft.masked = fx.Graph()
+        draft.masked.output(draft.masked.graph_copy(draft.graph, {}))
+    for graph in (draft.masked, draft.graph):
+        for node in list(dropouts(graph)):
+            draw(node)
+    return draft
+
+
+def dropouts(graph: fx.Graph) -> Iterator[fx.Node]:
+    """The dropout of values of edges that scatters which rules selected reduce, each once."""
+    seen: set[fx.Node] = set()
+    for node in graph.nodes:
+        if operator_name(node) in SCATTERS and is_selected(node):
+            waiting = [messages_of(node)]
+            while waiting:
+                found = waiting.pop()
+                if found in seen or operator_name(found) in (*GATHERS, *SCATTERS):
+                    continue
+                seen.add(found)
+                if is_replaceable(found):
+                    yield found
+                waiting += found.all_input_nodes
+
+
+def is_selected(scatter: fx.Node) -> bool:
+    """Whether a rule selects a scatter, or an adjacency behind its places."""
+    marks = [info(node).mark for node in (scatter, *sources([scatter]))]
+    return isinstance(marks[0], Mark) or any(isinstance(m, Mark) and m.role == "adjacency" for m in marks[1:])
+
+
+def is_replaceable(node: fx.Node) -> bool:
+    """Whether torch draws what is dropped, into memory of its own, for known numbers of features."""
+    if raw_name(node) != "dropout" or argument(node, 2, "train", True) is False:
+        return False
+    value = tensor_value(node)
+    return value is not None and value.dim() > 0 and all(str(extent).isdigit() for extent in value.shape[1:])
+
+
+def draw(node: fx.Node) -> None:
+    """Draws by seeds what torch would draw."""
+    value = tensor_value(node)
+    assert value is not None, "dropout is of a tensor"
+    seed = seeds(node, list(value.shape[1:]), value.new_empty(value.shape[1:]))
+    rate = float(argument(node, 1, "p", 0.5))
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(dropped_edges, (node.args[0], seed), {"rate": rate})
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    node.graph.erase_node(node)
