@@ -15,9 +15,11 @@ from sparsify.compiler.einsum.sparsity import Sparsity
 from sparsify.compiler.node import find
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
-from sparsify.passes.rewrite.simplify import is_multilinear
+from sparsify.passes.rewrite.simplify import functions_of, is_multilinear
 
 # The modes of a matrix.
+# Functions of a product with a bias.
+LINEAR: Final = frozenset(("mul", "add"))
 MATRIX: Final = 2
 
 
@@ -191,8 +193,16 @@ def take_products(program: ModelProgram, found: Cut, apart: Collection[str]) -> 
         if statement is None or name in apart or readers[name] - own:
             continue
         sums = find(statement.value, Reduce)
-        if len(sums) == 1 and is_multilinear(sums[0]) and len(statement.target.indices) == MATRIX:
+        is_product = len(sums) == 1 and is_multilinear(sums[0]) and functions_of(statement.value) <= LINEAR
+        if is_product and len(statement.target.indices) == MATRIX and is_multiplied(found, name):
             found.statements.insert(0, statement)
+
+
+def is_multiplied(found: Cut, name: str) -> bool:
+    """Whether all that reads a tensor in a cut are sums of products: their order may be another one."""
+    sums = [part for s in found.statements for part in find(s.value, Reduce) if is_multilinear(part)]
+    within = sum(access.tensor == name for part in sums for access in find(part, Access))
+    return within == sum(access.tensor == name for s in found.statements for access in find(s.value, Access))
 
 
 def complete(program: ModelProgram, found: Cut) -> None:

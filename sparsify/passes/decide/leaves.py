@@ -122,7 +122,7 @@ def is_relation_wanted(program: ModelProgram) -> Callable[[str, set[str]], bool]
     """Whether a rule selects a scatter: its node, or an input from which the places of edges are made."""
 
     def is_wanted(name: str, places: set[str]) -> bool:
-        node = program.nodes.get(name)
+        node = program.source.get(name)
         return relation_mark([program.nodes[place] for place in places], node) is not None
 
     return is_wanted

@@ -16,17 +16,6 @@ GATHERS: Final = ("index_select", "gather", "index", "embedding")
 REPEATS: Final = ("expand", "expand_as", "view", "unsqueeze", "repeat")
 # Operators between a sum and the edges that read it.
 ENTRYWISE: Final = ("add", "sub", "clamp", "clamp_min", "reciprocal", "detach", "alias", "clone", "getitem")
-    "add",
-    "sub",
-    "clamp",
-    "clamp_min",
-    "reciprocal",
-    "detach",
-    "alias",
-    "contiguous",
-    "clone",
-    "getitem",
-)
 
 
 def scatters_features(node: fx.Node) -> bool:
