@@ -12,14 +12,12 @@ from sparsify.passes.graph.operators import (
     module_type,
     operator_name,
     parameter_behind,
-    sources,
     tensor_value,
 )
 from sparsify.passes.lift import convolution, embedding_bag
 from sparsify.passes.lift.attention.program import attention_region
 from sparsify.passes.lift.experts import mixture as experts
 from sparsify.passes.lift.lifter import PRODUCTS, Lifter
-from sparsify.passes.lift.message_passing import gather_scatter
 from sparsify.passes.region.fragment import DTYPES, HALVES, Fragment
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix, declared_sparse
@@ -60,13 +58,12 @@ def lift(draft: Draft) -> Draft:
             settle(node if isinstance(made, str) else made.output, made)
             set_info(mixture.gate, dense_reason=None)  # it is computed as it was, and then read sparse
             continue
-        adjacency = adjacency_mark(node)
-        fragment = lifter.fragment(node, adjacency)
+        fragment = lifter.fragment(node)
         if fragment is not None:
             set_info(node, fragment=fragment)
             note_weights(fragment)
         if fragment is None or not fragment.matrices:
-            why = reason_to_stay_dense(draft, node, adjacency)
+            why = reason_to_stay_dense(node)
             if why:
                 set_info(node, dense_reason=why)
     return draft
@@ -92,28 +89,11 @@ def note_weights(fragment: Fragment) -> None:
             set_info(weight, dense_reason=why)
 
 
-def adjacency_mark(node: fx.Node) -> Mark | None:
-    """The mark of message passing: its own, or that of an input from which its adjacency is made."""
-    match = gather_scatter.recognise(node)
-    if match is None:
-        return None
-    own = info(node).mark
-    if isinstance(own, Mark):
-        return own
-    for source in sources([match.rows, match.columns, *match.weights, *match.divisors]):
-        mark = info(source).mark
-        if isinstance(mark, Mark):
-            return mark
-    return None
-
-
-def reason_to_stay_dense(draft: Draft, node: fx.Node, adjacency: Mark | None) -> str:
+def reason_to_stay_dense(node: fx.Node) -> str:
     """Why a node that a rule reached is no einsum, "" when no rule reached it."""
     name, value = operator_name(node), tensor_value(node)
     if node.op not in ("call_function", "call_method") or value is None:
         return ""
-    if adjacency is not None:
-        return "the dtypes of messages and features differ, or are not float32 or float64"
     operand = next((arg for arg in node.all_input_nodes if declared_sparse(arg) is not None), None)
     matrix = declared_sparse(operand)
     if matrix is not None and matrix.scales is not None and sums_rows(node, operand, matrix):

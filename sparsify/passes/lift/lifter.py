@@ -1,4 +1,4 @@
-"""Operators to fragments: products, pointwise operators and message passing.
+"""Operators to fragments: products and pointwise operators.
 
 In: `%y = linear(%x, %w, %b)`. Out: `Fragment(indices=("i1", "i2"), value=sum(i3, x[i1,i3] * w[i2,i3]) +
 b[i2])`.
@@ -10,11 +10,8 @@ from typing import Any
 
 from torch import fx
 
-from sparsify.compiler.einsum.nodes import Call, Const, Expr, Reduce
-from sparsify.passes.capture.draft import Mark
+from sparsify.compiler.einsum.nodes import Call, Reduce
 from sparsify.passes.graph.operators import argument, operator_name, tensor_value
-from sparsify.passes.lift.message_passing import gather_scatter
-from sparsify.passes.lift.message_passing.adjacency import of_message_passing
 from sparsify.passes.region.fragment import (
     BINARY,
     DTYPES,
@@ -46,14 +43,11 @@ class Lifter:
         """`rank` new index variables."""
         return tuple(f"i{next(self.numbers)}" for _ in range(rank))
 
-    def fragment(self, node: fx.Node, adjacency: Mark | None) -> Fragment | None:
-        """The fragment of `node`, None when it has none; `adjacency` is the mark of message passing."""
+    def fragment(self, node: fx.Node) -> Fragment | None:
+        """The fragment of `node`, None when it has none."""
         value = tensor_value(node)
         if node.op not in ("call_function", "call_method") or value is None or value.dtype not in self.dtypes:
             return None
-        if adjacency is not None:
-            match = gather_scatter.recognise(node) if value.dtype in DTYPES else None
-            return self.message(match, adjacency) if match is not None else None
         name = operator_name(node)
         if name not in PRODUCTS:
             return self.pointwise(node)
@@ -63,19 +57,6 @@ class Lifter:
         if product is not None and value.dtype in HALVES and not product.is_of_weight:
             return None
         return product
-
-    def message(self, match: gather_scatter.GatherScatter, mark: Mark) -> Fragment | None:
-        """`y[i,k] = scale * sum(j, A[i,j] * x[j,k])`."""
-        matrix = of_message_passing(match, mark)
-        if matrix is None or not same_dtype(match.node, match.features):
-            return None
-        i, j, k = self.fresh(3)
-        body = Call("mul", (access(matrix.name, i, j), access(match.features.name, j, k)))
-        value: Expr = Reduce("sum", (j,), body)
-        if match.scale != 1:
-            value = Call("mul", (value, Const(match.scale)))
-        operands: dict[str, fx.Node | Matrix] = {matrix.name: matrix, match.features.name: match.features}
-        return Fragment(match.node, "message", (i, k), value, operands, match.covered)
 
     def linear(self, node: fx.Node) -> Fragment | None:
         """`y[i,k] = sum(f, x[i,f] * w[k,f]) + b[k]`."""

@@ -208,4 +208,15 @@ def require_extents(program: ModelProgram, statement: Assign) -> None:
         for index, size in zip(access.indices, sizes, strict=True):
             if isinstance(index, Index) and program.known(program.extents[index.name]) != program.known(size):
                 own = program.extents[index.name]
+                if is_of_data(own) and is_of_data(size):
+                    program.unite(own, size)
+                    continue
                 raise Refusal(f"{index} of {access} has {own} coordinates, the mode {size}")
+
+
+def is_of_data(size: Size) -> bool:
+    """Whether only the data of a call say how large an extent is, as of the edges that are no loops.
+
+    Export gives the same count another name wherever it meets it; operators that run at all have found them equal.
+    """
+    return not isinstance(size, int) and any(str(symbol).startswith("u") for symbol in size.free_symbols)

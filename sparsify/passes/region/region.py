@@ -182,15 +182,6 @@ def absorb(region: Region, consumer: Fragment) -> None:
     region.covered += [consumer.node, *consumer.covered]
 
 
-def prepend(region: Region, producer: Region) -> None:
-    """Adds the statements of a region whose output this region reads."""
-    region.operands.pop(producer.output.name, None)
-    region.operands = {**producer.operands, **region.operands}
-    region.statements = producer.statements + region.statements
-    region.covered = producer.covered + region.covered
-    region.notes = producer.notes + region.notes
-
-
 def finish(region: Region) -> None:
     """Writes the region's program, with the names that textbooks use, into it."""
     if region.equations is not None:

@@ -19,11 +19,10 @@ from sparsify.passes.call.bind import extract, leaves_of
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph import canonicalize
 from sparsify.passes.graph.node_info import info, set_info
-from sparsify.passes.graph.operators import known_size, operator_name, tensor_value
-from sparsify.passes.lift.lift import adjacency_mark
-from sparsify.passes.lift.message_passing import gather_scatter
-from sparsify.passes.lift.message_passing.gather_scatter import GatherScatter, gathered_index
+from sparsify.passes.graph.operators import known_size, operator_name, sources, tensor_value
 from sparsify.passes.region.sparse_operand import declared_sparse
+from sparsify.passes.reorder import gather_scatter
+from sparsify.passes.reorder.gather_scatter import GatherScatter, gathered_index
 from sparsify.passes.reorder.node_order import NODE_TO_PLACE, PLACE_TO_NODE, NodeOrder, has_metis, node_order
 from sparsify.passes.reorder.rowwise import row_operands
 from sparsify.passes.rules.mark import rule_error
@@ -338,3 +337,18 @@ def ask_for_order(draft: Draft, group: Group, columns: tuple[int, int]) -> tuple
         set_info(last, order=made)
         found.append(last)
     return found[0], found[1]
+
+
+def adjacency_mark(node: fx.Node) -> Mark | None:
+    """The mark of message passing: its own, or that of an input from which its adjacency is made."""
+    match = gather_scatter.recognise(node)
+    if match is None:
+        return None
+    own = info(node).mark
+    if isinstance(own, Mark):
+        return own
+    for source in sources([match.rows, match.columns, *match.weights, *match.divisors]):
+        mark = info(source).mark
+        if isinstance(mark, Mark):
+            return mark
+    return None

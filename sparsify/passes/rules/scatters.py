@@ -4,11 +4,11 @@ In: `index_add(zeros, 0, batch, relu(linear(x, w)))`. Out: yes; degrees, `index_
 the structure alone, and are computed once for it.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from torch import fx
 
-from sparsify.passes.graph.operators import argument, operator_name, sources, tensor_value
+from sparsify.passes.graph.operators import argument, operator_name, tensor_value
 
 SCATTERS: Final = ("index_add", "index_put", "scatter_add", "scatter_reduce")
 GATHERS: Final = ("index_select", "gather", "index", "embedding")
@@ -39,31 +39,36 @@ def messages_of(scatter: fx.Node) -> fx.Node:
     return found
 
 
-def has_features(messages: Any) -> bool:
+def has_features(messages: fx.Node) -> bool:
     """Whether messages follow from parameters, from tensors with several modes, or from vectors of nodes."""
-    if not isinstance(messages, fx.Node):
-        return False
     waiting, seen = [messages], set[fx.Node]()
     while waiting:
         node = waiting.pop()
-        if node in seen:
+        if node in seen or not is_real(node):
             continue
         seen.add(node)
-        value = tensor_value(node)
-        is_float = value is not None and value.is_floating_point()
-        if is_float and value is not None and node.op in ("placeholder", "get_attr"):
-            if node.op == "get_attr" or value.dim() > 1:
+        if node.op in ("placeholder", "get_attr"):
+            if node.op == "get_attr" or node.meta["val"].dim() > 1:
                 return True
-        elif is_float and operator_name(node) in GATHERS:
-            read = node.args[0]
-            if any(is_real(source) for source in sources([read])):
-                return True
+        elif operator_name(node) in GATHERS and any(read.op == "placeholder" for read in real_sources(node)):
+            return True
         waiting += node.all_input_nodes
     return False
 
 
+def real_sources(node: fx.Node) -> list[fx.Node]:
+    """The inputs and parameters with real numbers from whose values a tensor follows."""
+    waiting, seen = [node], set[fx.Node]()
+    while waiting:
+        read = waiting.pop()
+        if read not in seen and is_real(read):
+            seen.add(read)
+            waiting += read.all_input_nodes
+    return [read for read in seen if read.op in ("placeholder", "get_attr")]
+
+
 def is_real(node: fx.Node) -> bool:
-    """Whether an input or a parameter has real numbers."""
+    """Whether a node is a tensor of real numbers."""
     value = tensor_value(node)
     return value is not None and value.is_floating_point()
 
