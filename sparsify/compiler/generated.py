@@ -24,11 +24,11 @@ from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.known import KNOWN
 from sparsify.compiler.loops.lower.assemble import POSITION_OVERFLOW, is_assembled
 from sparsify.compiler.pipeline import Stages
-from sparsify.compiler.plan import Step, with_wide_result
 from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.share import shared_pattern
+from sparsify.compiler.step import Step, with_wide_result
 from sparsify.compiler.variants import Signature, Variant, Variants
 from sparsify.errors import CompilerError, KernelError
 from sparsify.options import Options
