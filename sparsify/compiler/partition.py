@@ -14,7 +14,7 @@ contraction, 1992; sums of prices that are compared group by group, Chen et al.,
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeVar
 
 from sparsify.compiler.aggregate import Aggregated, aggregated
 from sparsify.compiler.divide import Divided, divided
@@ -24,16 +24,19 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, 
 from sparsify.compiler.fuse import Fusion, fusion
 from sparsify.compiler.mixture import Mixture, mixture
 from sparsify.compiler.node import find
-from sparsify.compiler.rowwise import Rowwise, may_share_rows, priced_rows, rowwise
+from sparsify.compiler.rowwise import RowPrices, Rowwise, may_be_of_rows, may_share_rows, rowwise
 from sparsify.compiler.schedule.contract import Contracted, contract
 from sparsify.compiler.schedule.cost import expected_entries, known_extents
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.compiler.step import one_step
 from sparsify.compiler.unstored import count_unstored
 
+T = TypeVar("T")
 Found = Fusion | Mixture | Aggregated | Divided | Rowwise
 # Groups that were not chosen, as `explain` shows them.
 RUNNERS_UP: Final = 4
+# Statements of a program of which a part may share a kernel.
+LEAST: Final = 3
 
 
 class Prepared:
@@ -78,6 +81,11 @@ class Prepared:
         return self.sizes.expecting(counts)
 
     @cached_property
+    def prices(self) -> RowPrices:
+        """What statements take."""
+        return RowPrices(self.program, self.known)
+
+    @cached_property
     def whole(self) -> "Part":
         """All statements, with every operand as it is stored."""
         names = tuple(statement.target.tensor for statement in self.program.statements)
@@ -107,6 +115,12 @@ class Part:
     def sizes(self) -> Sizes:
         """What is known of its operands."""
         return self.prepared.sizes if self.is_whole else self.prepared.known
+
+    @property
+    def statements(self) -> list[Assign]:
+        """Its statements, as the whole program has them."""
+        own = {*self.names}
+        return [s for s in self.prepared.program.statements if s.target.tensor in own]
 
     @property
     def is_as_written(self) -> bool:
@@ -145,7 +159,7 @@ class Group:
             ):
                 pass
             case _:
-                priced = priced_rows(self.part.program, self.part.sizes)
+                priced = self.part.prepared.prices.of(self.part.statements)
                 return None if priced is None else priced[:2]
         return None if together is None or apart is None else (together, apart)
 
@@ -187,7 +201,9 @@ def rows_and_columns(part: Part) -> Group | None:
 
 def rows(part: Part) -> Group | None:
     """The statements that need only what the same row has, which a part is."""
-    found = rowwise(part.program, part.prepared.known) if part.is_as_written else None
+    if not part.is_as_written:
+        return None
+    found = rowwise(part.program, part.prepared.prices, part.statements)
     return None if found is None else Group(part, found)
 
 
@@ -208,38 +224,34 @@ class Partition:
     Attributes:
         prepared: the program.
         groups: of statements that share kernels; all others have one each.
-        refused: groups that were priced and are not faster, the best first.
+        refused: ways to compute the whole program that are not faster.
+        search: for groups of a part of it, where there was one.
     """
 
     prepared: Prepared
     groups: tuple[Group, ...]
     refused: tuple[Group, ...]
+    search: "_Search | None" = None
 
     def said(self) -> list[str]:
         """A line for each group, then those for groups that were not chosen."""
-        behind = [group for group in self.refused if group.times is not None or not self.groups]
-        lines = [str(group) for group in (*self.groups, *behind[:RUNNERS_UP])]
-        return list(dict.fromkeys(lines))
+        behind = [] if self.search is None else self.search.refused()[:RUNNERS_UP]
+        return list(dict.fromkeys(map(str, (*self.groups, *self.refused, *behind))))
 
 
 def partition(prepared: Prepared) -> Partition:
     """The groups of a program that are expected to be faster as one kernel."""
-    if len(prepared.program.statements) < 2:
-        return Partition(prepared, (), ())
+    count = len(prepared.program.statements)
     refused = []
-    for way in FUSIONS:
+    for way in FUSIONS if count > 1 else ():
         found = way(prepared.whole)
         if found is not None and found.is_faster:
             return Partition(prepared, (found,), tuple(refused))
         refused += [] if found is None else [found]
-    if len(prepared.program.statements) < 3:
+    if count < LEAST or not prepared.prices.is_known:
         return Partition(prepared, (), tuple(refused))
     search = _Search(prepared)
-    groups = search.contracted()
-    behind = sorted(search.priced(), key=lambda group: -group.gain)
-    names = {name for group in groups for name in group.part.names}
-    behind = [group for group in behind if group not in groups and not names.issuperset(group.part.names)]
-    return Partition(prepared, groups, (*refused, *behind))
+    return Partition(prepared, search.contracted(), tuple(refused), search)
 
 
 class _Search:
@@ -249,116 +261,157 @@ class _Search:
         self.prepared = prepared
         program = prepared.program
         self.statements = program.statements
+        self.count = len(self.statements)
         place = {statement.target.tensor: n for n, statement in enumerate(self.statements)}
         reads = [{a.tensor for a in find(s.value, Access)} for s in self.statements]
         self.before = [_bits(place[name] for name in names if name in place) for names in reads]
+        self.after = [
+            _bits(m for m in range(self.count) if self.before[m] >> n & 1) for n in range(self.count)
+        ]
         sparse = {d.name for d in program.declarations if not d.format.is_dense}
-        self.entries = [bool({s.target.tensor} & sparse) for s in self.statements]
+        self.is_entries = [s.target.tensor in sparse for s in self.statements]
+        self.is_result = [s.target.tensor in program.outputs for s in self.statements]
+        self.is_of_rows = [may_be_of_rows(s, program) for s in self.statements]
         self.operands = [names & sparse - place.keys() for names in reads]
-        self.all = (1 << len(self.statements)) - 1
-        self.prices: dict[int, Group | None] = {}
+        self.groups = [1 << n for n in range(self.count)]
+        self.gains: dict[int, float] = {}
+        self.found: dict[int, Group | None] = {}
 
     def contracted(self) -> tuple[Group, ...]:
         """The groups after all joins that gain; a statement that no group has is computed apart."""
-        groups = [1 << n for n in range(len(self.statements))]
-        while True:
-            best, gain = 0, 0.0
-            for wanted in dict.fromkeys(self.joins(groups)):
-                found = self.price(wanted)
-                if found is None or not found.is_faster:
-                    continue
-                more = found.gain - sum(
-                    g.gain for mask in groups if mask & wanted and (g := self.price(mask))
-                )
-                if more > gain:
-                    best, gain = wanted, more
-            if not best:
-                found = [self.price(mask) for mask in groups]
-                return tuple(group for group in found if group is not None)
-            groups = [*(mask for mask in groups if not mask & best), best]
+        for family in [*self.families()]:  # no two statements of a chain are faster than all
+            self.contract(next((part for part in self.cut_ends(family) if self.more(part) > 0), 0))
+        wanted = dict.fromkeys(mask for group in self.groups for mask in self.joins(group))
+        waiting = {mask: self.more(mask) for mask in wanted}
+        while waiting:
+            best = max(waiting, key=waiting.__getitem__)
+            if waiting.pop(best) <= 0:
+                break
+            if self.contract(best):
+                waiting = {mask: gain for mask, gain in waiting.items() if not mask & best}
+                waiting |= {mask: self.more(mask) for mask in self.joins(best)}
+        found = [self.group(mask) for mask in self.groups if mask.bit_count() > 1]
+        return tuple(group for group in found if group is not None)
 
-    def priced(self) -> list[Group]:
-        """All groups that a way computes."""
-        return [group for group in self.prices.values() if group is not None]
+    def contract(self, mask: int) -> bool:
+        """Makes one group of some statements, where a way to compute them is found."""
+        group = self.group(mask) if mask else None
+        if group is None or not group.is_faster:
+            return False
+        self.groups = [*(other for other in self.groups if not other & mask), mask]
+        return True
 
-    def joins(self, groups: Sequence[int]) -> Iterator[int]:
-        """Unions of groups: what reads a result of another, what reads the same sparse operand, chains over entries."""
-        for family in self.families():
-            for wanted in self.cut_ends(family):
-                yield self.convex(wanted, groups)
-        for number, first in enumerate(groups):
-            operands = self.read(first)
-            for second in groups[number + 1 :]:
-                if self.above(first) & second or self.above(second) & first or operands & self.read(second):
-                    yield self.convex(first | second, groups)
+    def refused(self) -> list[Group]:
+        """The groups that were priced and not contracted, those first that lose least."""
+        taken = [mask for mask in self.groups if mask.bit_count() > 1]
+        priced = [mask for mask, gain in self.gains.items() if gain or self.found.get(mask) is not None]
+        behind = [mask for mask in priced if not any(mask & ~group == 0 for group in taken)]
+        found = [group for mask in behind if (group := self.group(mask)) is not None]
+        return sorted(found, key=lambda group: -group.gain)
+
+    def more(self, wanted: int) -> float:
+        """The time that a join saves beyond what its groups save."""
+        inside = [mask for mask in self.groups if mask & wanted and mask.bit_count() > 1]
+        return self.price(wanted) - sum(self.price(mask) for mask in inside)
+
+    def joins(self, group: int) -> list[int]:
+        """A group with each other that reads a result of it, of which it reads one, or with the same sparse operand."""
+        found = dict[int, None]()
+        near = _union((*self.over(self.before, group), *self.over(self.after, group))) & ~group
+        related = self.reached(self.before, group) | self.reached(self.after, group)
+        operands = self.read(group)
+        for other in self.groups:
+            if other & near or (other != group and not other & related and operands & self.read(other)):
+                found[self.convex(group | other)] = None
+        return [*found]
 
     def families(self) -> Iterator[int]:
         """The statements that compute or read the same temporaries over stored entries, directly or by others."""
         links = [
-            1 << n | _bits(m for m, before in enumerate(self.before) if before >> n & 1)
-            for n, is_entries in enumerate(self.entries)
-            if is_entries
+            1 << n | self.after[n] for n in range(self.count) if self.is_entries[n] and not self.is_result[n]
         ]
         while links:
             found = links.pop()
             while near := [mask for mask in links if mask & found]:
                 links = [mask for mask in links if not mask & found]
                 found = _union((found, *near))
-            yield found
+            yield self.convex(found)
 
     def cut_ends(self, family: int) -> Iterator[int]:
         """A family, and what is left of it without its first statements, its last ones, or both."""
-        members = [n for n in range(len(self.statements)) if family >> n & 1]
+        members = [n for n in range(self.count) if family >> n & 1]
         first = _bits(n for n in members if not self.before[n] & family)
-        last = family & ~_union(self.before[n] for n in members)
-        for left in (family, family & ~first, family & ~last, family & ~first & ~last):
-            if left.bit_count() > 1:
+        last = _bits(n for n in members if not self.after[n] & family)
+        for left in dict.fromkeys((family, family & ~first, family & ~last, family & ~first & ~last)):
+            if left.bit_count() > 1 and self.convex(left) == left:
                 yield left
 
     def read(self, mask: int) -> set[str]:
         """The sparse operands that some statements read."""
-        return set[str]().union(*(names for n, names in enumerate(self.operands) if mask >> n & 1))
+        return set[str]().union(*self.over(self.operands, mask))
 
-    def above(self, mask: int) -> int:
-        """The statements that some others read."""
-        return _union(before for n, before in enumerate(self.before) if mask >> n & 1)
+    def over(self, values: Sequence[T], mask: int) -> list[T]:
+        """The values of the statements of a set."""
+        return [values[n] for n in range(mask.bit_length()) if mask >> n & 1]
 
-    def convex(self, wanted: int, groups: Sequence[int]) -> int:
+    def convex(self, wanted: int) -> int:
         """The groups that some statements are of, with those that lie on ways from one of them to another."""
-        wanted = _union(mask for mask in groups if mask & wanted)
-        above = self.reached(wanted, groups, self.above)
-        below = self.reached(wanted, groups, lambda mask: _union(g for g in groups if self.above(g) & mask))
-        return wanted | (above & below)
+        wanted = self.whole(wanted)
+        between = self.reached(self.before, wanted) & self.reached(self.after, wanted)
+        return wanted | between
 
-    def reached(self, start: int, groups: Sequence[int], step: Callable[[int], int]) -> int:
-        """The groups that steps lead to from some of them."""
-        found = 0
-        while more := _union(g for g in groups if g & step(start | found)) & ~found & ~start:
-            found |= more
+    def whole(self, mask: int) -> int:
+        """The groups that some statements are of."""
+        return _union(group for group in self.groups if group & mask)
+
+    def reached(self, steps: Sequence[int], start: int) -> int:
+        """The groups that steps lead to from some others, over groups."""
+        found, new = 0, start
+        while new := self.whole(_union(self.over(steps, new))) & ~found & ~start:
+            found |= new
         return found
 
-    def price(self, mask: int) -> Group | None:
-        """The way to compute statements by one kernel, and what it takes; `None` where there is none."""
-        if mask not in self.prices:
-            self.prices[mask] = self._priced(mask)
-        return self.prices[mask]
+    def price(self, mask: int) -> float:
+        """The time that one kernel for some statements is expected to save; 0 where none does."""
+        if mask not in self.gains:
+            self.gains[mask] = self._priced(mask)
+        return self.gains[mask]
 
-    def _priced(self, mask: int) -> Group | None:
-        members = [n for n in range(len(self.statements)) if mask >> n & 1]
-        program = self.prepared.program
-        if len(members) < 2 or mask == self.all:
-            return None
-        inside = any(self.entries[n] for n in members)
-        if not inside and not may_share_rows([self.statements[n] for n in members], program):
-            return None
-        names = tuple(self.statements[n].target.tensor for n in members)
-        if not self.prepared.as_written.issuperset(names):
-            return None
-        part = part_of(self.prepared, names)
-        if part is None:
-            return None
-        found = [group for way in FUSIONS if (group := way(part)) is not None and group.times is not None]
-        return max(found, key=lambda group: group.gain, default=None)
+    def _priced(self, mask: int) -> float:
+        statements = self.over(self.statements, mask)
+        names = {statement.target.tensor for statement in statements}
+        if len(names) < 2 or len(names) == self.count or not names <= self.prepared.as_written:
+            return 0.0
+        held = [
+            n for n in range(self.count) if mask >> n & 1 and self.is_entries[n] and not self.is_result[n]
+        ]
+        if any(not self.after[n] & ~mask for n in held):
+            if not reads_own_rows(statements):
+                return 0.0
+            found = self.group(mask)
+            return 0.0 if found is None or not found.is_faster else found.gain
+        if not all(self.over(self.is_of_rows, mask)) or not may_share_rows(statements, self.prepared.program):
+            return 0.0
+        times = self.prepared.prices.of(statements)
+        return 0.0 if times is None else times[1] - times[0]
+
+    def group(self, mask: int) -> Group | None:
+        """The best way to compute some statements by one kernel, `None` where there is none."""
+        if mask not in self.found:
+            names = tuple(statement.target.tensor for statement in self.over(self.statements, mask))
+            part = part_of(self.prepared, names)
+            known = () if part is None else [way(part) for way in FUSIONS]
+            priced = [group for group in known if group is not None and group.times is not None]
+            self.found[mask] = max(priced, key=lambda group: group.gain, default=None)
+        return self.found[mask]
+
+
+def reads_own_rows(statements: Sequence[Assign]) -> bool:
+    """Whether statements read of each other what the same rows have; those of products are of all rows."""
+    targets = {statement.target.tensor: statement.target.indices for statement in statements}
+    accesses = [a for s in statements for a in find(s.value, Access) if a.tensor in targets]
+    places = [(a.indices, targets[a.tensor]) for a in accesses]
+    return all(at[: max(1, len(at) - 1)] == made[: max(1, len(made) - 1)] for at, made in places)
 
 
 def part_of(prepared: Prepared, names: Sequence[str]) -> Part | None:

@@ -10,6 +10,8 @@ all rows becomes a sum of what each row sums, so that threads share rows.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
 from typing import Final, cast
 
 from sparsify.compiler.cpp import target
@@ -64,27 +66,72 @@ class Rowwise:
         )
 
 
-def priced_rows(program: Program, sizes: Sizes) -> tuple[float, float, int] | None:
-    """The times of one kernel and of a kernel for each statement, and the bytes not moved; `None` where not known."""
-    extents = known_extents(program, sizes.extents)
-    stored = sizes.stored
-    sparse = [d for d in program.declarations if not d.format.is_dense]
-    names = {name for declared in program.declarations for name in declared.extents}
-    if not names <= extents.keys() or any(declared.name not in stored for declared in sparse):
-        return None
-    # As it is assumed: what becomes one kernel must not depend on a busy minute.
-    machine = scaled(count(current()), target.vector_bytes(current()))
-    bytes_of = {d.name: tensor_bytes(d, extents, stored) for d in program.declarations}
-    moved = sum(bytes_of[name] for name in (*program.inputs, *program.outputs))
-    read = [{a.tensor for a in find(s.value, Access)} | {s.target.tensor} for s in program.statements]
-    each = sum(bytes_of[name] for names in read for name in names)
-    busy = sum(loops_us(program, s, extents, stored, machine) for s in program.statements)
-    apart = sum(statement_us(program, s, extents, stored, machine) for s in program.statements)
-    together = kernel_us(busy, moved, machine)
-    for declared in sparse:  # one thread takes the longest row
-        longest = sizes.longest_row(declared.name) or 0
-        together = max(together, busy * longest / max(1, stored[declared.name]))
-    return together, apart, each - moved
+class RowPrices:
+    """What statements of a program take over the same rows and apart, each asked for once.
+
+    Args:
+        program: with one plain assignment a result.
+        sizes: of the operands, and of what sparse temporaries are expected to store.
+    """
+
+    def __init__(self, program: Program, sizes: Sizes) -> None:
+        self.program, self.sizes = program, sizes
+        self.declared = {declared.name: declared for declared in program.declarations}
+        self.extents = known_extents(program, sizes.extents)
+        names = {name for declared in program.declarations for name in declared.extents}
+        sparse = [d.name for d in program.declarations if not d.format.is_dense]
+        self.is_known = names <= self.extents.keys() and all(name in sizes.stored for name in sparse)
+        # As it is assumed: what becomes one kernel must not depend on a busy minute.
+        self.machine = scaled(count(current()), target.vector_bytes(current()))
+        self.reads = {s.target.tensor: {a.tensor for a in find(s.value, Access)} for s in program.statements}
+        self.prices: dict[str, tuple[float, float]] = {}
+
+    @cached_property
+    def bytes(self) -> dict[str, int]:
+        """Of each tensor."""
+        stored = self.sizes.stored
+        return {name: tensor_bytes(d, self.extents, stored) for name, d in self.declared.items()}
+
+    def of(self, statements: Sequence[Assign]) -> tuple[float, float, int] | None:
+        """The times of one kernel and of a kernel each, and the bytes not moved; `None` where sizes are not known."""
+        if not self.is_known:
+            return None
+        own = {statement.target.tensor for statement in statements}
+        outside = set[str]().union(*(read for name, read in self.reads.items() if name not in own))
+        read = set[str]().union(*(self.reads[name] for name in own)) - own
+        moved = sum(self.bytes[name] for name in (*read, *(own & {*outside, *self.program.outputs})))
+        each = sum(self.bytes[name] for result in own for name in (result, *self.reads[result]))
+        prices = [self.price(statement) for statement in statements]
+        busy = sum(loops for loops, _ in prices) + self.crowded_us(statements)
+        together = kernel_us(busy, moved, self.machine)
+        for name in read:  # one thread takes the longest row
+            longest = 0 if self.declared[name].format.is_dense else self.sizes.longest_row(name) or 0
+            together = max(together, busy * longest / max(1, self.sizes.stored.get(name, 0)))
+        return together, sum(apart for _, apart in prices), each - moved
+
+    def price(self, statement: Assign) -> tuple[float, float]:
+        """The time of the loops of a statement, and of a kernel of its own."""
+        found = self.prices.get(statement.target.tensor)
+        if found is None:
+            given = (self.program, statement, self.extents, self.sizes.stored, self.machine)
+            found = self.prices[statement.target.tensor] = loops_us(*given), statement_us(*given)
+        return found
+
+    def crowded_us(self, statements: Sequence[Assign]) -> float:
+        """What it takes longer to pick rows of several tables in turn, which share the caches."""
+        tables: dict[str, int] = {}
+        for statement in statements:
+            for sum_ in find(statement.value, Reduce):
+                accesses = find(sum_.body, Access)
+                entries = [a for a in accesses if not self.declared[a.tensor].format.is_dense]
+                names = {n for a in entries for n in free_indices(a)} & {*sum_.indices}
+                stored = max((self.sizes.stored[a.tensor] for a in entries), default=0)
+                for access in accesses:
+                    if access not in entries and names & {*free_indices(access)}:
+                        rows = prod(self.extents[name] for name in names & {*free_indices(access)})
+                        tables[access.tensor] = stored * self.bytes[access.tensor] // max(1, rows)
+        size, rate = sum(self.bytes[name] for name in tables), self.machine.gathers.at
+        return sum(picked / rate(size) - picked / rate(self.bytes[name]) for name, picked in tables.items())
 
 
 def may_share_rows(statements: Sequence[Assign], program: Program) -> bool:
@@ -94,8 +141,6 @@ def may_share_rows(statements: Sequence[Assign], program: Program) -> bool:
         return False
     for statement in statements:
         indices = statement.target.indices
-        if len(indices) > MOST_MODES or not program.declaration(statement.target.tensor).format.is_dense:
-            return False
         for access in find(statement.value, Access):
             made = targets.get(access.tensor)
             if made is not None and made.indices and indices and access.indices[0] != indices[0]:
@@ -103,16 +148,32 @@ def may_share_rows(statements: Sequence[Assign], program: Program) -> bool:
     return len({program.declaration(t.tensor).extents[0] for t in targets.values() if t.indices}) == 1
 
 
-def rowwise(program: Program, sizes: Sizes) -> Rowwise | None:
+def may_be_of_rows(statement: Assign, program: Program) -> bool:
+    """Whether a statement may be nests over rows: at most one loop over entries in each, and one along a row."""
+    target = statement.target
+    if len(target.indices) > MOST_MODES or not program.declaration(target.tensor).format.is_dense:
+        return False
+    for sum_ in find(statement.value, Reduce):
+        accesses = find(sum_.body, Access)
+        sparse = [a for a in accesses if not program.declaration(a.tensor).format.is_dense]
+        entries = {name for a in sparse for name in free_indices(a)} & {*sum_.indices}
+        rows = {*free_indices(target)[:1]} if target.indices else {*sum_.indices[:1]}
+        along = {*sum_.indices, *free_indices(sum_.body)} - entries - rows
+        if len(entries) > 1 or len(along) > 1:
+            return False
+    return True
+
+
+def rowwise(program: Program, prices: RowPrices, statements: Sequence[Assign]) -> Rowwise | None:
     """The statements of a program as one kernel over rows, with what it costs; `None` where they are no such kernel.
 
     Args:
-        program: with one plain assignment a result, every operand as it is stored.
-        sizes: of the operands.
+        program: of these statements, every operand as it is stored.
+        prices: of the whole program.
+        statements: those of the program, as the whole program has them.
     """
-    if len(program.statements) < 2 or not may_share_rows(program.statements, program):
-        return None
-    priced = priced_rows(program, sizes)
+    is_one = len(statements) > 1 and all(may_be_of_rows(s, program) for s in program.statements)
+    priced = prices.of(statements) if is_one and may_share_rows(program.statements, program) else None
     made = None if priced is None else by_rows(program)
     if priced is None or made is None:
         return None
