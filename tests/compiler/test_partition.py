@@ -183,7 +183,7 @@ def test_results_and_gradients(name, dtype, vector_bytes):
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (5, 1), (4, 3), (0, 4)])
 def test_small_and_empty_extents(name, rows, width):
     text, results, _ = written(name, width)
-    if name == "largest" and rows == 0:
+    if name in ("largest", "two softmaxes") and rows == 0:
         pytest.skip("no largest number of none")
     operands = operands_of(text, rows, width, density=0.9)
     found = sparsify.evaluate(text, results, **operands)
