@@ -197,6 +197,7 @@ def by_rows(program: Program) -> Program | None:
     declared = {declaration.name: declaration for declaration in program.declarations}
     sparse = {name for name, declaration in declared.items() if not declaration.format.is_dense}
     targets: dict[str, Access] = {}
+    used: set[str] = set()
     rows: list[Assign] = []
     after: list[Assign] = []
     for given in program.statements:
@@ -205,7 +206,7 @@ def by_rows(program: Program) -> Program | None:
             return None
         targets[statement.target.tensor] = statement.target
         if statement.target.indices:
-            rows.append(_own_loops(statement, sparse, taken))
+            rows.append(_own_loops(statement, sparse, taken, used))
             continue
         value = statement.value
         for sum_ in [node for node in find(value, Reduce) if row in node.indices]:
@@ -213,7 +214,7 @@ def by_rows(program: Program) -> Program | None:
             if made is None:
                 return None
             number, declaration, last = made
-            rows.append(_own_loops(number, sparse, taken))
+            rows.append(_own_loops(number, sparse, taken, used))
             declared[declaration.name] = declaration
             value = with_part(value, sum_, last)
         after.append(replace(statement, value=value))
@@ -270,18 +271,19 @@ def held_results(program: Program) -> Program:
     )
 
 
-def _own_loops(statement: Assign, sparse: Collection[str], taken: set[str]) -> Assign:
+def _own_loops(statement: Assign, sparse: Collection[str], taken: set[str], used: set[str]) -> Assign:
     """`sum(j, A a) + sum(j, A b) -> sum(j, A a) + sum(j1, A b)`: loops over entries that no other sum has."""
     entries = {name for a in find(statement.value, Access) if a.tensor in sparse for name in free_indices(a)}
 
     def visit(node: Node) -> Node:
         node = map_children(node, visit)
-        if not isinstance(node, Reduce) or not entries & {*node.indices}:
+        if not isinstance(node, Reduce):
             return node
         names = {}
         for name in entries & {*node.indices}:
-            names[name] = fresh(name, taken)
+            names[name] = fresh(name, taken) if name in used else name
             taken.add(names[name])
+            used.add(names[name])
         return rename_indices(node, names)
 
     return replace(statement, value=cast(Expr, visit(statement.value))) if entries else statement

@@ -83,7 +83,13 @@ def operands_of(text, rows=37, width=20, dtype=torch.float64, density=0.2, seed=
     if rows > 3:
         full[3], full[:, 1] = 0, 0
     made = {"A": sparsify.tensor(full, "csr")}
-    for name, shape in {"X": (rows, width), "Z": (rows, width), "W": (width, width), "w": (width,), "b": (width,)}.items():
+    for name, shape in {
+        "X": (rows, width),
+        "Z": (rows, width),
+        "W": (width, width),
+        "w": (width,),
+        "b": (width,),
+    }.items():
         if f"{name}[" in text:
             made[name] = torch.randn(shape, generator=generator, dtype=dtype) / 2
     return made
@@ -208,7 +214,9 @@ def test_halves_are_summed_in_float32(name):
     text, results, _ = written(name)
     operands = {n: o.to(torch.bfloat16) for n, o in operands_of(text, dtype=torch.float32).items()}
     found = sparsify.evaluate(text, results, **operands)
-    torch.testing.assert_close(found.double(), dense_results(name, operands)[results[0]], rtol=3e-2, atol=3e-2)
+    torch.testing.assert_close(
+        found.double(), dense_results(name, operands)[results[0]], rtol=3e-2, atol=3e-2
+    )
 
 
 def test_two_parts_of_a_program_are_found():
@@ -230,7 +238,9 @@ def test_runners_up_are_shown_with_their_times():
         text = printed(explain_program(program, sizes=sizes))
         cut = partition(Prepared(program, sizes))
     assert [group.part.names for group in cut.groups] == [("m", "P", "d", "Y")]
-    assert cut.said()[1].startswith("S, m, P, d, Y: one kernel ") and "since one kernel loses" in cut.said()[1]
+    assert (
+        cut.said()[1].startswith("S, m, P, d, Y: one kernel ") and "since one kernel loses" in cut.said()[1]
+    )
     assert all(line in text and " us, a kernel each " in line for line in cut.said())
 
 
