@@ -242,7 +242,7 @@ class Partition:
 def partition(prepared: Prepared) -> Partition:
     """The groups of a program that are expected to be faster as one kernel."""
     count = len(prepared.program.statements)
-    refused = []
+    refused: list[Group] = []
     for way in FUSIONS if count > 1 else ():
         found = way(prepared.whole)
         if found is not None and found.is_faster:

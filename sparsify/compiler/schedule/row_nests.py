@@ -11,6 +11,7 @@ over all rows read a number of each row, after the loop.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, Literal
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Index
@@ -149,11 +150,12 @@ class _Loops:
     item_bytes: int
     sizes: Sizes
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def splits(self) -> dict[str, tuple[str, str]]:
+        """By loop along a row those over its tiles and inside of one."""
         fresh = self.rows.fresh
         found = dict.fromkeys(nest.lane for nest in self.rows.nests if nest.lane)
-        object.__setattr__(self, "splits", {lane: (fresh(f"{lane}o"), fresh(f"{lane}i")) for lane in found})
-        object.__setattr__(self, "groups", self._groups())
+        return {lane: (fresh(f"{lane}o"), fresh(f"{lane}i")) for lane in found}
 
     def schedule(self, *, is_merged: bool) -> d.Schedule:
         """Tiles, then the loops of each nest in their order, what rows share, lanes, threads."""
@@ -180,7 +182,8 @@ class _Loops:
             return CHAINS * self.lanes, ()
         return lane_tile(self.sizes.extents.get(lane), self.lanes, self.item_bytes)
 
-    def _groups(self) -> dict[str, tuple[str, str, str, int]]:
+    @cached_property
+    def groups(self) -> dict[str, tuple[str, str, str, int]]:
         """By loop over entries the position, its groups, what is inside them and how many those are; 1 has none."""
         found: dict[str, tuple[str, str, str, int]] = {}
         for nest in self.rows.nests:
