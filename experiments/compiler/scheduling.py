@@ -17,9 +17,10 @@ from sparsify.compiler import pipeline
 from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.nodes import Program
-from sparsify.compiler.plan import Step, steps
+from sparsify.compiler.plan import steps
 from sparsify.compiler.schedule import order
 from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.compiler.step import Step
 from sparsify.storage.format import Format
 
 # In milliseconds, for every einsum.

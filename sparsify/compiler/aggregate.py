@@ -76,7 +76,7 @@ def aggregated(program: Program, sizes: Sizes) -> Aggregated | None:
         program: with one plain assignment a result, every operand as it is stored.
         sizes: of the operands.
     """
-    if len(program.statements) < 2:
+    if len(program.statements) < 2 or not _reads_twice(program):
         return None
     made = reductions_first(program)
     try:
@@ -98,6 +98,18 @@ def aggregated(program: Program, sizes: Sizes) -> Aggregated | None:
     return Aggregated(
         made, tables, _together_us(made, found, lane_bytes(plain), extents, sizes, machine), apart
     )
+
+
+def _reads_twice(program: Program) -> bool:
+    """Whether two reductions pick rows of the same operand: cheap, and true for some that are no aggregates."""
+    picked = [
+        {a for a in find(sum_.body, Access) if {n.name for n in find(a, Index)} & {*sum_.indices}}
+        for statement in program.statements
+        for sum_ in find(statement.value, Reduce)
+    ]
+    tables = [access for accesses in picked for access in accesses if len(access.indices) > 1]
+    dense = {declared.name for declared in program.declarations if declared.format.is_dense}
+    return any(tables.count(access) > 1 and access.tensor in dense for access in tables)
 
 
 def reductions_first(program: Program) -> Program:

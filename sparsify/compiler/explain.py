@@ -14,23 +14,19 @@ from sparsify.compiler.cpp.cache import Library
 from sparsify.compiler.dense_product import DenseProduct
 from sparsify.compiler.einsum import printer as einsum
 from sparsify.compiler.einsum.nodes import Declaration, Program
+from sparsify.compiler.fuse import Fusion
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.notation import printer
+from sparsify.compiler.partition import Prepared, partition
 from sparsify.compiler.pipeline import Stages, compile_stages, directives_text
-from sparsify.compiler.plan import (
-    Convert,
-    divided_rows,
-    joined_experts,
-    joined_reductions,
-    joined_rows,
-    steps,
-)
+from sparsify.compiler.plan import steps
 from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule import hubs
 from sparsify.compiler.schedule.alternatives import alternatives
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.step import Convert
 from sparsify.options import Options, current
 
 SECTIONS: Final = ("einsum", "formats", "cost", "notation", "schedule", "loops", "cpp", "kernel")
@@ -90,15 +86,12 @@ def explain_kernel(kernel: Kernel, sizes: Sizes | None = None, **facts: Any) -> 
 
 
 def _compared(program: Program, sizes: Sizes) -> list[str]:
-    """Whether the statements share a kernel, and why; of those that do not, the orders of loops that were compared."""
-    chain = joined_rows(program, sizes)
-    if chain is None:
-        several = joined_reductions(program, sizes)
-        known = joined_experts(program) or several or divided_rows(program, sizes)
-        if known is not None and (several is None or several.is_faster):
-            return [str(known)]
-        return [*([] if several is None else [str(several)]), *alternatives(program, sizes)]
-    return [str(chain), *(chain.held() if chain.is_faster else alternatives(program, sizes))]
+    """Which statements share kernels, and why; the orders of loops that were compared for those that do not."""
+    cut = partition(Prepared(program, sizes))
+    whole = next((group.found for group in cut.groups if group.part.is_whole), None)
+    if isinstance(whole, Fusion):
+        return [str(whole), *whole.held()]
+    return cut.said() if whole is not None else [*cut.said(), *alternatives(program, sizes)]
 
 
 def built(step: GeneratedStep) -> str:

@@ -96,20 +96,25 @@ def fusion(program: Program, sizes: Sizes) -> Fusion | None:
     if chain is None:
         return None
     width, item_bytes = lanes(plain, target.vector_bytes(current())), lane_bytes(plain)
-    ways = _ways(plain, chain, width, item_bytes, sizes)
+    ways = row_ways(chain, width, item_bytes, sizes)
     if not ways:
         return None
     results = tuple(statement.target.tensor for statement in inferred.statements)
     extents = known_extents(inferred, sizes.extents)
     names = {name for declared in inferred.declarations for name in declared.extents}
     if chain.mask.name not in sizes.stored or not names <= extents.keys():
-        return Fusion(chain, results)
+        return Fusion(chain, results) if _legal(plain, ways) else None
     if ways[0].extra_us is None:
-        ways = _ways(plain, chain, width, item_bytes, replace(sizes, extents=extents))
-    return _priced(inferred, chain, results, extents, sizes.stored, ways, item_bytes)
+        ways = row_ways(chain, width, item_bytes, replace(sizes, extents=extents))
+    found = _priced(inferred, chain, results, extents, sizes.stored, ways, item_bytes)
+    if not found.is_faster:
+        return found  # nobody asks for its loops
+    held = dict(found.ways)
+    legal = _legal(plain, ways)
+    return replace(found, ways=tuple((way, held[way]) for way in legal)) if legal else None
 
 
-def _ways(plain: Notation, chain: RowChain, width: int, item_bytes: int, sizes: Sizes) -> tuple[RowWay, ...]:
+def _legal(plain: Notation, ways: tuple[RowWay, ...]) -> tuple[RowWay, ...]:
     """The ways to hold a row, from the best one on that the loops can become: plain ones are slower than no fusion."""
 
     def is_refused(way: RowWay) -> bool:
@@ -119,7 +124,7 @@ def _ways(plain: Notation, chain: RowChain, width: int, item_bytes: int, sizes: 
             return True
         return False
 
-    return tuple(dropwhile(is_refused, row_ways(chain, width, item_bytes, sizes)))
+    return tuple(dropwhile(is_refused, ways))
 
 
 def _priced(

@@ -7,7 +7,7 @@ a call that has been made before looks both up and fills in addresses.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final
@@ -24,11 +24,11 @@ from sparsify.compiler.einsum.nodes import Declaration
 from sparsify.compiler.known import KNOWN
 from sparsify.compiler.loops.lower.assemble import POSITION_OVERFLOW, is_assembled
 from sparsify.compiler.pipeline import Stages
-from sparsify.compiler.plan import Step, with_wide_result
 from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.share import shared_pattern
+from sparsify.compiler.step import Step, with_wide_result
 from sparsify.compiler.variants import Signature, Variant, Variants
 from sparsify.errors import CompilerError, KernelError
 from sparsify.options import Options
@@ -54,6 +54,7 @@ class Frame:
         empty: makes the memory of a dense result.
         kernel: that was chosen.
         call: runs it.
+        several: the shapes of all results, and what makes the memory of dense ones, where there are more than one.
     """
 
     sizes: tuple[int, ...]
@@ -61,6 +62,7 @@ class Frame:
     empty: Callable[[], torch.Tensor]
     kernel: Library
     call: native.Call
+    several: tuple[tuple[Shape, Callable[[], torch.Tensor]], ...] = ()
 
 
 class GeneratedStep:
@@ -366,11 +368,24 @@ class GeneratedStep:
         stored = shape
         if self.output.format.is_dense:
             stored = tuple(shape[mode] for mode in self.output.format.ordering)
-        frame = Frame(sizes, shape, POOL.maker(stored, self._dtype), self.library, self.current.call)
+        several = self._makers(extents) if len(self._outputs) > 1 else ()
+        maker = POOL.maker(stored, self._dtype)
+        frame = Frame(sizes, shape, maker, self.library, self.current.call, several)
         if len(self._frames) >= REMEMBERED:
             self._frames.clear()
         self._frames[key] = frame
         return frame
+
+    def _makers(self, extents: Mapping[str, int]) -> tuple[tuple[Shape, Callable[[], torch.Tensor]], ...]:
+        """The shape of each result, and what makes the memory of a dense one."""
+        found = []
+        for output in self._outputs:
+            shape = tuple([extents[name] for name in output.extents])
+            stored = (
+                tuple([shape[mode] for mode in output.format.ordering]) if output.pattern_of is None else (0,)
+            )
+            found.append((shape, POOL.maker(stored, getattr(torch, output.dtype))))
+        return tuple(found)
 
     def _several(
         self,
@@ -380,23 +395,17 @@ class GeneratedStep:
         frame: Frame,
     ) -> tuple[torch.Tensor, ...]:
         """All results of a kernel with more than one."""
-        extents = {
-            name: size
-            for declared, operand in zip(self._declared, operands, strict=True)
-            for name, size in zip(declared.extents, operand.shape, strict=True)
-        } | dict(self.program.extents)
         results: list[torch.Tensor] = []
-        for output in self._outputs:
-            dtype = getattr(torch, output.dtype)
+        for output, (shape, empty) in zip(self._outputs, frame.several, strict=True):
             if output.pattern_of is None:
-                stored = [extents[output.extents[mode]] for mode in output.format.ordering]
-                results.append(POOL.empty(tuple(stored), dtype))
+                results.append(empty())
                 buffers.append(results[-1])
-                if output.format.ordering != tuple(range(len(stored))):
+                if output.format.ordering != tuple(range(len(shape))):
                     results[-1] = laid_out(results[-1], output.format)
                 continue
-            pattern = self._pattern_of(output, operands, [extents[name] for name in output.extents])
-            results.append(wrap(pattern, torch.empty(pattern.nnz, dtype=dtype), output.fill))
+            pattern = self._pattern_of(output, operands, shape)
+            stored = torch.empty(pattern.nnz, dtype=getattr(torch, output.dtype))
+            results.append(wrap(pattern, stored, output.fill))
             buffers.append(results[-1]._vals)  # type: ignore[attr-defined]
         frame.call(tuple(sizes), tuple(buffers), count(self.options), None)
         return tuple(results)

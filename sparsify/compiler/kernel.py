@@ -22,12 +22,13 @@ from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.keep import Keeping, keeping, wide, with_results, with_wide_rows
 from sparsify.compiler.mixture import mixture_adjoint
-from sparsify.compiler.plan import STEP_CLASSES, Convert, Step, starts_otherwise, steps
+from sparsify.compiler.plan import starts_otherwise, steps
 from sparsify.compiler.prepare import prepare_all
 from sparsify.compiler.recall import recall
 from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
+from sparsify.compiler.step import STEP_CLASSES, Convert, Step
 from sparsify.compiler.variants import Variants
 from sparsify.errors import CompilerError, ShapeError
 from sparsify.options import Options, current

@@ -22,13 +22,13 @@ from sparsify.compiler.notation import concretize, printer
 from sparsify.compiler.notation import verify as notation
 from sparsify.compiler.notation.lane import lane_bytes, lanes
 from sparsify.compiler.notation.nodes import Notation
-from sparsify.compiler.plan import Step
 from sparsify.compiler.schedule import apply
 from sparsify.compiler.schedule.choose import candidates
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.gloss import gloss
 from sparsify.compiler.schedule.hubs import with_hubs
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
+from sparsify.compiler.step import Step
 from sparsify.compiler.turn import Twin
 from sparsify.dump import Dump
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError

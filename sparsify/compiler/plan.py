@@ -4,16 +4,13 @@ In: `T[j,k] = sum(f, X[j,f] * W[k,f]); Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) + b
 Out: `T = torch.mm(X, W.t())`, then one generated kernel for `Y`.
 """
 
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import cast
 
-import torch
-
-from sparsify.compiler.aggregate import Aggregated, aggregated
+from sparsify.compiler.aggregate import Aggregated
 from sparsify.compiler.cut import cut
 from sparsify.compiler.dense_product import DenseProduct, dense_product
-from sparsify.compiler.divide import Divided, divided
-from sparsify.compiler.einsum import exact
+from sparsify.compiler.divide import Divided
 from sparsify.compiler.einsum.collect import collect
 from sparsify.compiler.einsum.extents import name_extents
 from sparsify.compiler.einsum.nodes import (
@@ -25,100 +22,23 @@ from sparsify.compiler.einsum.nodes import (
     Reduce,
 )
 from sparsify.compiler.einsum.patterns import pattern_access
-from sparsify.compiler.einsum.rename import all_indices, fresh, rename_tensors
+from sparsify.compiler.einsum.rename import all_indices
 from sparsify.compiler.einsum.shared_pattern import shared_access
-from sparsify.compiler.fuse import Fusion, fusion
-from sparsify.compiler.mixture import WHY, Mixture, mixture
+from sparsify.compiler.fuse import Fusion
+from sparsify.compiler.mixture import WHY, Mixture
 from sparsify.compiler.multiply import is_generated
 from sparsify.compiler.narrow import narrow
 from sparsify.compiler.node import find
 from sparsify.compiler.one_kernel import check_results, is_one_kernel
-from sparsify.compiler.schedule.contract import contract
+from sparsify.compiler.partition import Group, Partition, Prepared, experts, partition, reductions, row_chains
+from sparsify.compiler.rowwise import Rowwise
 from sparsify.compiler.schedule.order import statement_order
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes
-from sparsify.compiler.share import shared_pattern
+from sparsify.compiler.step import Convert, Step, converted_from, one_step
 from sparsify.compiler.turn import Twin, turned_declaration, twins, with_twins
-from sparsify.compiler.unblock import Unblocked, assembled, index_dtypes_in, taken_apart, unblocked, whole
+from sparsify.compiler.unblock import Unblocked, assembled, taken_apart, unblocked
 from sparsify.compiler.unstored import count_unstored
-from sparsify.storage.convert import conversion
 from sparsify.storage.format import Format
-from sparsify.storage.interop import tensor
-from sparsify.storage.tensor import SparseTensor, wrap
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one kernel computes, mostly one statement.
-
-    Attributes:
-        program: the statement.
-        twins: the operands that it reads in another mode ordering.
-        order: the loops, outermost first, where they were ordered by cost.
-    """
-
-    program: Program
-    twins: tuple[Twin, ...] = ()
-    order: tuple[str, ...] = ()
-
-    @property
-    def result(self) -> str:
-        """The tensor that the step computes, the first one of several."""
-        return self.program.outputs[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Convert:
-    """`result` is `source` in another format; on the pattern of `pattern_of` when that is known.
-
-    Attributes:
-        why: the reason that no kernel writes the result in its own format.
-    """
-
-    result: str
-    source: str
-    format: Format
-    pattern_of: str | None
-    fill: float
-    why: str
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        """The names of its operands."""
-        return (self.source,) if self.pattern_of is None else (self.source, self.pattern_of)
-
-    def compute(self, operands: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The converted tensor."""
-        source = operands[0]
-        if self.pattern_of is None:
-            return tensor(source, self.format, fill=self.fill).to(format=self.format)
-        pattern = shared_pattern(operands[1]._pattern, self.format, source.shape)  # type: ignore[attr-defined]
-        if not isinstance(source, SparseTensor):  # diagonals that are all stored, computed as rows
-            source = tensor(source, whole(pattern.format))
-        found = conversion(pattern, source.format)
-        filled = torch.full((pattern.nnz,), self.fill, dtype=source.dtype)
-        return wrap(pattern, filled.index_copy_(0, found.permutation, source._vals), self.fill)
-
-    def __str__(self) -> str:
-        return f"{self.result} = {self.source}.to(format={str(self.format)!r}), {self.why}"
-
-
-# The classes of which plans are made, by name.
-STEP_CLASSES: Final = {
-    **exact.CLASSES,
-    **{kind.__name__: kind for kind in (Step, Twin, Convert, DenseProduct)},
-}
-
-
-def with_wide_result(step: Step) -> Step | None:
-    """`step` with int64 positions and coordinates in its result, `None` where they are int64."""
-    declared = step.program.declaration(step.result)
-    wide = tuple(("int64" if pos else "", "int64" if crd else "") for pos, crd in declared.index_dtypes)
-    if wide == declared.index_dtypes:
-        return None
-    declarations = tuple(
-        replace(d, index_dtypes=wide) if d is declared else d for d in step.program.declarations
-    )
-    return replace(step, program=replace(step.program, declarations=declarations))
 
 
 def steps(
@@ -131,54 +51,82 @@ def steps(
     leaves to another, and where one kernel is expected to be faster than several. `order` is that of the loops in a
     schedule, which operands are turned for.
     """
-    program = collect(program)
-    if len(program.statements) > 1 and (scheduled or _leaves_blocks(program)):
-        if not scheduled and not is_one_kernel(program, _whole(program)[0].program, sizes):
+    prepared = Prepared(program, sizes)
+    whole = prepared.program
+    if len(whole.statements) > 1 and (scheduled or _leaves_blocks(whole)):
+        if not scheduled and not is_one_kernel(whole, prepared.whole.program, sizes):
             return apart(program, sizes)
-        check_results(program)
-        return _whole(program)
+        check_results(whole)
+        return one_step(whole)
     if scheduled:
-        order = order or ()
-    else:
-        chain = joined_rows(program, sizes)
-        if chain is not None and chain.is_faster:
-            return _whole(program)
-        if (experts := joined_experts(program)) is not None:
-            return (Step(experts.program, experts.twins), *_moved_back(program, experts))
-        several = joined_reductions(program, sizes)
-        if several is not None and several.is_faster:
-            return _whole(several.program)
-        if (parts := divided_rows(program, sizes)) is not None:
-            before, after = ([] if p is None else steps(p, sizes) for p in (parts.first, parts.last))
-            return (*before, Step(parts.rows), Step(parts.columns, (parts.twin,)), *after)
-        return apart(program, sizes)
-    return _each(program, sizes, order, scheduled=True)
+        return _written(whole, whole.statements[0], sizes, order or ())
+    return planned_steps(partition(prepared))
+
+
+def planned_steps(cut: Partition) -> tuple[DenseProduct | Step | Convert, ...]:
+    """The steps of the groups of a program, each after what it reads; statements of no group have one each."""
+    prepared = cut.prepared
+    whole = next((group for group in cut.groups if group.part.is_whole), None)
+    if whole is not None:
+        return _of_group(whole)
+    alone = _apart(prepared)
+    if not cut.groups:
+        return tuple(step for part in alone.values() for step in part)
+    grouped = {name: group for group in cut.groups for name in group.part.names}
+    made: list[DenseProduct | Step | Convert] = []
+    done: set[str] = set()
+    reads = {s.target.tensor: {a.tensor for a in find(s.value, Access)} for s in prepared.program.statements}
+    waiting = [grouped[name].part.names if name in grouped else (name,) for name in alone]
+    waiting = list(dict.fromkeys(waiting))
+    while waiting:
+        names = next(n for n in waiting if not {*alone} & set().union(*(reads[m] for m in n)) - done - {*n})
+        waiting.remove(names)
+        done |= {*names}
+        made += _of_group(grouped[names[0]]) if names[0] in grouped else alone[names[0]]
+    return tuple(made)
+
+
+def _of_group(group: Group) -> tuple[DenseProduct | Step | Convert, ...]:
+    """The steps of a group."""
+    sizes, found = group.part.sizes, group.found
+    if isinstance(found, Mixture):
+        return (Step(found.program, found.twins), *_moved_back(group.part.program, found))
+    if isinstance(found, Divided):
+        before, after = ([] if p is None else steps(p, sizes) for p in (found.first, found.last))
+        return (*before, Step(found.rows), Step(found.columns, (found.twin,)), *after)
+    if isinstance(found, Aggregated | Rowwise):
+        return one_step(found.program) if group.part.is_whole else (Step(found.program),)
+    return one_step(group.part.prepared.program) if group.part.is_whole else (Step(group.part.program),)
 
 
 def apart(program: Program, sizes: Sizes = UNKNOWN) -> tuple[DenseProduct | Step | Convert, ...]:
     """The steps of `program` with one for each statement, be one kernel expected to be faster or not."""
-    program = collect(program)
-    split = contract(count_unstored(name_extents(program), sizes), sizes)
+    return tuple(step for part in _apart(Prepared(program, sizes)).values() for step in part)
+
+
+def _apart(prepared: Prepared) -> dict[str, tuple[DenseProduct | Step | Convert, ...]]:
+    """By result the steps of its statement, and of what that is split into."""
+    split = prepared.contracted
     program = name_extents(narrow(cut(split.program)))
-    return _each(program, sizes.expecting(split.stored), None, scheduled=False)
-
-
-def _each(
-    program: Program, sizes: Sizes, order: tuple[str, ...] | None, *, scheduled: bool
-) -> tuple[DenseProduct | Step | Convert, ...]:
-    """A step for each statement, and what their results need; loops as a schedule orders them, if there is one."""
-    made: list[DenseProduct | Step | Convert] = []
+    sizes = prepared.sizes.expecting(split.stored)
+    results = {statement.target.tensor for statement in prepared.program.statements}
+    made: dict[str, tuple[DenseProduct | Step | Convert, ...]] = {}
+    before: list[DenseProduct | Step | Convert] = []
     for statement in program.statements:
-        product = None if scheduled else dense_product(program, statement)
+        product = dense_product(program, statement)
         if product is not None and is_generated(program, statement, sizes):
             product = None
-        made += _written(program, statement, sizes, order) if product is None else [product]
-    return tuple(made)
+        before += _written(program, statement, sizes, None) if product is None else [product]
+        if statement.target.tensor in results:
+            made[statement.target.tensor] = tuple(before)
+            before = []
+    assert not before, "the last statement of a split is that of a result"
+    return made
 
 
 def joined(program: Program) -> tuple[Step, *tuple[Convert, ...]]:
     """The steps of `program` with one kernel for all statements, be several expected to be faster or not."""
-    return _whole(collect(program))
+    return one_step(collect(program))
 
 
 def joined_rows(program: Program, sizes: Sizes) -> Fusion | None:
@@ -186,36 +134,20 @@ def joined_rows(program: Program, sizes: Sizes) -> Fusion | None:
 
     Sums over what is not stored, and products that are split, are no part of chains.
     """
-    program = collect(program)
-    if len(program.statements) < 2 or not _is_uncontracted(program, sizes):
-        return None
-    return fusion(_whole(program)[0].program, sizes)
+    found = row_chains(Prepared(program, sizes).whole)
+    return None if found is None else cast(Fusion, found.found)
 
 
 def joined_reductions(program: Program, sizes: Sizes) -> Aggregated | None:
     """The reductions over the same rows that all statements of a program are, with what they cost; `None` for none."""
-    program = collect(program)
-    if len(program.statements) < 2 or not _is_uncontracted(program, sizes):
-        return None
-    return aggregated(name_extents(_whole(program)[0].program), sizes)
-
-
-def _is_uncontracted(program: Program, sizes: Sizes) -> bool:
-    """Whether no statement sums over what is not stored, nor is split."""
-    named = name_extents(program)
-    return contract(count_unstored(named, sizes), sizes).program == named
-
-
-def divided_rows(program: Program, sizes: Sizes) -> Divided | None:
-    """The program as a chain over rows and one over columns, where that is faster; `None` for other programs."""
-    if len(program.statements) < 3 or not _is_uncontracted(program, sizes):
-        return None
-    return divided(_whole(name_extents(program))[0].program, sizes)
+    found = reductions(Prepared(program, sizes).whole)
+    return None if found is None else cast(Aggregated, found.found)
 
 
 def joined_experts(program: Program) -> Mixture | None:
     """The mixture of experts that all statements of a program are; `None` for other programs."""
-    return mixture(_whole(collect(program))[0].program)
+    found = experts(Prepared(program, UNKNOWN).whole)
+    return None if found is None else cast(Mixture, found.found)
 
 
 def _moved_back(program: Program, experts: Mixture) -> list[Convert]:
@@ -242,33 +174,6 @@ def _leaves_blocks(program: Program) -> bool:
     return False
 
 
-def _whole(program: Program) -> tuple[Step, *tuple[Convert, ...]]:
-    """All statements, with every operand as it is stored; results that no kernel writes as they are, converted."""
-    taken = {declared.name for declared in program.declarations}
-    converted: list[Convert] = []
-    declarations: list[Declaration] = []
-    for declared in program.declarations:
-        if declared.name in program.inputs:
-            declared = replace(declared, pattern_of=None)
-        elif declared.name in program.outputs and declared.pattern_of is None:
-            written = _computed(declared, assembled(declared.format), taken)
-            if written is not None:
-                format, why = declared.format, f"no kernel writes {declared.format}"
-                converted.append(Convert(declared.name, written.name, format, None, declared.fill, why))
-                declared = written
-        declarations.append(declared)
-    made = replace(program, declarations=tuple(declarations))
-    return Step(rename_tensors(made, {made.result: made.source for made in converted})), *converted
-
-
-def _computed(output: Declaration, format: Format, taken: set[str]) -> Declaration | None:
-    """The tensor in `format` that a result is converted from; `None` where it has that format."""
-    if format == output.format:
-        return None
-    name = fresh(f"{output.name}_{format.letters}", taken)
-    return replace(output, name=name, format=format, index_dtypes=index_dtypes_in(format, output))
-
-
 def _written(
     program: Program, statement: Assign, sizes: Sizes, order: tuple[str, ...] | None
 ) -> tuple[Step | Convert, ...]:
@@ -281,7 +186,7 @@ def _written(
     else:
         format = assembled(output.format)
         why = f"no kernel writes {output.format}"
-    computed = _computed(output, format, {declared.name for declared in program.declarations})
+    computed = converted_from(output, format, {declared.name for declared in program.declarations})
     if computed is None:
         return (_step(program, statement, apart, sizes, order),)
     name = computed.name

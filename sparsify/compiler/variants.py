@@ -17,10 +17,10 @@ from sparsify.compiler.einsum.register import definitions
 from sparsify.compiler.fingerprint import fingerprint
 from sparsify.compiler.loops.nodes import Buffer
 from sparsify.compiler.pipeline import Stages, chosen, compile_stages
-from sparsify.compiler.plan import Step
 from sparsify.compiler.recall import recall
 from sparsify.compiler.schedule.directives import CLASSES, Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, SizeClass, Sizes
+from sparsify.compiler.step import Step
 from sparsify.errors import CompilerError
 from sparsify.options import Options
 from sparsify.storage.known_levels import registered

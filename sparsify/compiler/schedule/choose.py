@@ -25,6 +25,7 @@ from sparsify.compiler.schedule.padded import padded_lanes
 from sparsify.compiler.schedule.panels import panels
 from sparsify.compiler.schedule.row_chain import row_chain
 from sparsify.compiler.schedule.row_lanes import entries_at_a_time, lists_entries
+from sparsify.compiler.schedule.row_nests import row_nests
 from sparsify.compiler.schedule.row_ways import row_ways
 from sparsify.compiler.schedule.sampled import sampled
 from sparsify.compiler.schedule.scattered import scattered
@@ -72,6 +73,8 @@ def candidates(
         yield from (way.schedule for way in row_ways(chain, lanes, item_bytes, sizes))
     if (several := aggregates(program)) is not None:
         yield from several.schedules(lanes, item_bytes, sizes)
+    if (rows := row_nests(program)) is not None and not rows.is_one_sum:
+        yield from rows.schedules(lanes, item_bytes, sizes)
     yield from joined(program)
     nests = _nests(program)
     if len(nests) <= 2:
