@@ -37,6 +37,7 @@ from sparsify.storage.format import Format
 aten: Final = torch.ops.aten
 # Of relations with the numbers of edges as a mode: `A[i,e,j]`.
 RELATION: Final = Format("dense, compressed, singleton")
+MATRIX: Final = 2
 # Of marked tensors that programs read.
 DTYPES: Final = (torch.float32, torch.float64, torch.bool)
 # Operators have marks, too, which are for kernels of attention or experts.
@@ -129,11 +130,15 @@ def is_relation_wanted(program: ModelProgram) -> Callable[[str, set[str]], bool]
 
 
 def relation_mark(places: Iterable[fx.Node], node: fx.Node | None) -> Mark | None:
-    """The mark of a scatter, else that of an adjacency behind the places of its edges."""
+    """The mark of a scatter, else that of an adjacency behind the places or the numbers of its edges."""
     own = None if node is None else info(node).mark
     if isinstance(own, Mark):
         return own
-    marks = (info(source).mark for source in sources(list(places)))
+    behind = sources(list(places) if node is None else [*places, node])
+    vectors = (
+        source for source in behind if (value := tensor_value(source)) is not None and value.dim() < MATRIX
+    )
+    marks = (info(source).mark for source in [*sources(list(places)), *vectors])
     return next((mark for mark in marks if isinstance(mark, Mark) and mark.role == "adjacency"), None)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, parameter_behind, tensor_value
 from sparsify.passes.region.sparse_operand import Matrix, declared_sparse
 
@@ -62,7 +63,7 @@ class Fragment:
         weights = [node for node in read if node is not None and node.op == "get_attr"]
         shapes = [matrix.dense.meta["val"].shape for matrix in self.matrices if matrix.dense is not None]
         has_units = any(type(extent) is int and extent < 2 for shape in shapes for extent in shape)
-        return bool(shapes) and not has_units and not any("sparse" in node.meta for node in weights)
+        return bool(shapes) and not has_units and all(info(node).mark is None for node in weights)
 
 
 def turned(weight: fx.Node, user: fx.Node) -> fx.Node:

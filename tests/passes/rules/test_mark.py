@@ -105,7 +105,7 @@ def test_limits_leave_a_tensor_dense_and_say_so():
     [
         ("{targets: ['input:adjj']}", "matches nothing: 'input:adjj'; did you mean"),
         ("{targets: ['op:softmax']}", "matches nothing"),
-        ("{targets: ['op:message_passing']}", "'op:message_passing' (nothing scatters what it gathered)"),
+        ("{targets: ['op:message_passing']}", "'op:message_passing' (nothing is scattered)"),
         (
             "{targets: ['x'], prune: {method: magnitude, sparsity: 0.5}}",
             "`prune` makes zeros in parameters, and input:x is none",
@@ -124,19 +124,19 @@ def test_errors_name_file_and_line(rule, words):
     assert str(caught.value).startswith("own.yaml:4:5")
 
 
-class Largest(nn.Module):
-    """Neighbours reduced by max."""
+class Degrees(nn.Module):
+    """The number of neighbours, which follows from the edges alone."""
 
     def forward(self, x, edge_index):
-        index = edge_index[1][:, None].expand(-1, x.size(1))
-        return torch.zeros_like(x).scatter_reduce(0, index, x[edge_index[0]], "amax")
+        return x / x.new_zeros(len(x)).index_add(0, edge_index[1], x.new_ones(edge_index.shape[1]))[:, None]
 
 
 def test_message_passing_that_is_none_says_why():
     with pytest.raises(
-        RecipeError, match=r"'op:message_passing' \(\w+ scatters by amax .*only sums over rows"
+        RecipeError,
+        match=r"'op:message_passing' \(index_add scatters no features.*structure of a graph alone",
     ):
-        mark(draft(Largest(), graph(), ["{targets: ['op:message_passing']}"]))
+        mark(draft(Degrees(), graph(), ["{targets: ['op:message_passing']}"]))
 
 
 def test_two_rules_for_one_tensor():
