@@ -138,6 +138,10 @@ def _sign(unit: Unit, dtype: str, lanes: int) -> str:
     )
 
 
+def _detach(unit: Unit, dtype: str, lanes: int) -> str:
+    return define(unit, "detach", dtype, lanes, "x", ["return x;"])
+
+
 def _square(unit: Unit, dtype: str, lanes: int) -> str:
     return define(unit, "square", dtype, lanes, "x", [f"return {narrow('x * x', dtype, lanes)};"])
 
@@ -242,6 +246,7 @@ TEMPLATES: Final[dict[str, Template]] = {
     "abs": _abs,
     "sign": _sign,
     "square": _square,
+    "detach": _detach,
     "reciprocal": _reciprocal,
     "heaviside": _heaviside,
     "floordiv": _floordiv,

@@ -164,6 +164,8 @@ _UNARY = (
     _unary("cbrt", np.cbrt, "1 / (3 * square(f))"),
     _unary("abs", np.abs, "sign(x)", "promote"),
     _unary("sign", _sign, None, "promote"),
+    # The number itself, of which nothing is differentiated.
+    _unary("detach", _rounded(np.positive), None, "promote"),
     # To the nearest integer, of two the even one, as torch.round does.
     _unary("round", _rounded(np.rint), None, "promote"),
     _unary("floor", _rounded(np.floor), None, "promote"),

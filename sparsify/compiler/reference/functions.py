@@ -61,6 +61,7 @@ TORCH: Final[dict[str, Callable[..., Any]]] = {
     "cbrt": _cbrt,
     "abs": torch.abs,
     "sign": torch.sign,
+    "detach": torch.positive,
     "round": torch.round,
     "floor": torch.floor,
     "ceil": torch.ceil,

@@ -39,7 +39,7 @@ from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.passes.rewrite.demand import demand
 from sparsify.passes.rewrite.inline import inline, is_view
 from sparsify.passes.rewrite.relation import relate
-from sparsify.passes.rewrite.simplify import is_multilinear
+from sparsify.passes.rewrite.simplify import is_multilinear, without_detach
 from sparsify.passes.rewrite.softmax import normalise
 from sparsify.passes.rules.scatters import REPEATS, SCATTERS
 from sparsify.report import Choice
@@ -124,6 +124,8 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
     program = translate(draft.graph, apart)
     if not draft.has_general:
         program = translate(draft.graph, apart | unbounded(program))
+    for name, statement in program.statements.items() if not draft.is_trainable else ():
+        program.statements[name] = replace(statement, value=without_detach(statement.value))
     inline(program, infer(program, {}, {}), kept(program), is_view)
     relate(program, is_relation_wanted(program))
     relations = relation_operands(program)
@@ -266,7 +268,7 @@ def canonical(
         program, leaves, shares, apart
     )  # before products of sums are joined: sampled ones stay by themselves
     inline(program, infer(program, leaves, shares), apart)
-    normalise(program)
+    normalise(program, set(apart))
     restrict(program, leaves, shares, apart)
     inline(program, infer(program, leaves, shares), apart)
     return infer(program, leaves, shares)

@@ -29,8 +29,9 @@ from sparsify.passes.graph.operators import (
     sources,
     tensor_value,
 )
+from sparsify.passes.operands.cached_operands import Joins
 from sparsify.passes.program.infer import Storage
-from sparsify.passes.program.model import ModelProgram, Relation, Size, sizes_of
+from sparsify.passes.program.model import By, ModelProgram, Relation, Size, sizes_of
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.storage.format import Format
 
@@ -38,6 +39,8 @@ aten: Final = torch.ops.aten
 # Of relations with the numbers of edges as a mode: `A[i,e,j]`.
 RELATION: Final = Format("dense, compressed, singleton")
 MATRIX: Final = 2
+# What edges between the same nodes become together, by what the entries of a relation are.
+JOINS: Final[dict[By, Joins]] = {"logarithms": "logsumexp", "distinct": "nothing"}
 # Of marked tensors that programs read.
 DTYPES: Final = (torch.float32, torch.float64, torch.bool)
 # Operators have marks, too, which are for kernels of attention or experts.
@@ -168,7 +171,7 @@ def relation_operand(program: ModelProgram, relation: Relation, users: list[fx.N
         name=relation.name, extents=extents, rows=rows, columns=columns, values=others[0] if others else None,
         dense=None, transposed=False, dtype=getattr(torch, relation.dtype), mark=mark,
         packed=RELATION if len(extents) > 2 else None,
-        joins="logsumexp" if relation.by == "logarithms" else "sum",
+        joins=JOINS.get(relation.by, "sum"),
     )  # fmt: skip
 
 

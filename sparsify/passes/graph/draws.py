@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 
-from sparsify.compiler.einsum.threefry import KEPT_BITS, kept_bits
+from sparsify.compiler.einsum.threefry import KEPT_BITS, WORD_BITS, kept_bits
 
 # Seeds are drawn below it: int32, as operands of wider entries would halve the lanes of a kernel.
 SEEDS: Final = 2**31 - 1
@@ -56,18 +56,42 @@ def seeds(user: fx.Node, extents: list[Any], like: Tensor) -> fx.Node:
     return node
 
 
-def dropped_edges(values: Tensor, seed: Tensor, *, rate: float) -> Tensor:
+def dropped_edges(
+    values: Tensor, seed: Tensor, rows: Tensor | None = None, columns: Tensor | None = None, *, rate: float
+) -> Tensor:
     """Values of edges some of which are 0, the others divided by how many are left on average.
 
-    Densely: what the kernel is compared with, and what runs where none can be built.
+    Densely: what the kernel is compared with, and what runs where none can be built. Without nodes a value is drawn by
+    the number of its edge. Edges that join the same two nodes are dropped each by itself: the second one is drawn with
+    another key, and so on.
 
     Args:
         values: [edges, ..].
         seed: integers, one for each value of an edge, [..].
+        rows, columns: the receiving and the sending node of each edge, [edges].
         rate: how likely a value is dropped.
 
-    Source: Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov, Dropout, 2014.
+    Source: Velickovic et al., Graph attention networks, 2018, section 3.3: dropout of attention coefficients.
     """
-    edges = torch.arange(len(values)).view(-1, *[1] * seed.dim())
-    numbers = kept_bits(seed.long(), edges, torch.zeros_like(edges)) * 2.0**-KEPT_BITS
+    at = (-1, *[1] * seed.dim())
+    if rows is None or columns is None:
+        rows, keys = torch.arange(len(values)), seed.long()
+        columns = torch.zeros_like(rows)
+    else:
+        keys = seed.long() + (repetitions(rows, columns) << WORD_BITS).view(at)
+    numbers = kept_bits(keys, rows.long().view(at), columns.long().view(at)) * 2.0**-KEPT_BITS
     return values * (numbers >= threshold(rate)) * kept_factor(rate)
+
+
+def repetitions(rows: Tensor, columns: Tensor) -> Tensor:
+    """How many earlier edges join the same two nodes, for each edge.
+
+    >>> repetitions(torch.tensor([0, 1, 0, 0]), torch.tensor([2, 2, 2, 3])).tolist()
+    [0, 0, 1, 0]
+    """
+    ordered, order = torch.sort((rows.long() << WORD_BITS) + columns.long(), stable=True)
+    places = torch.arange(len(ordered))
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    first = torch.where(is_first, places, 0).cummax(0).values
+    return torch.empty_like(places).index_copy_(0, order, places - first)

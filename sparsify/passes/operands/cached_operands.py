@@ -287,7 +287,7 @@ class Structure:
                 "edges that are there once, as torch_geometric.utils.coalesce makes them",
             )
         values = aligned.values(edges)
-        return SparseTensor(aligned.pattern, values if spec.joins == "sum" else values.log())
+        return SparseTensor(aligned.pattern, values.log() if spec.joins == "logsumexp" else values)
 
 
 def plain(operand: SparseTensor) -> SparseTensor:

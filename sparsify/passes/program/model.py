@@ -26,9 +26,9 @@ class Refusal(Exception):
 Size = Any
 
 
-# The entries of a relation: pairs of nodes with how many edges join them, the logarithm of that or the sum of a number
-# of each edge; or edges with their numbers as a mode.
-By = Literal["nodes", "logarithms", "values", "edges"]
+# The entries of a relation: pairs of nodes with how many edges join them, which is no more than one for `distinct`, the
+# logarithm of that or the sum of a number of each edge; or edges with their numbers as a mode.
+By = Literal["nodes", "distinct", "logarithms", "values", "edges"]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ from sparsify.passes.rewrite.simplify import (
 )
 
 # Functions that cost less than to read their result again.
-ARITHMETIC: Final = frozenset(("mul", "neg", "add", "sub", "div", "relu", "max", "min", "square", "abs"))
+ARITHMETIC: Final = frozenset(
+    ("mul", "neg", "add", "sub", "div", "relu", "max", "min", "square", "abs", "detach")
+)
 LOGIC: Final = frozenset(
     ("where", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or")
 )

@@ -143,6 +143,9 @@ class Lifting:
     def access(self, access: Access, edge: str, modes: list[str]) -> Expr:
         """A tensor over edges at an entry of the relation."""
         name = access.tensor
+        ends = {self.relation.columns: modes[-1], self.relation.rows: modes[0]}
+        if name in ends and self.relation.by == "distinct":
+            return Index(ends[name])  # the number of the node
         statement = self.program.statements.get(name)
         mode = access.indices.index(Index(edge))
         if statement is None or self.is_other(statement, mode):
@@ -313,7 +316,9 @@ def lift_group(
     first = next(choice for choice in scatters_of(program, wanted[0]) if choice.places == rows)
     shared = shared_over_edges(program, wanted, rows, columns)
     before = dict(program.statements), dict(program.relations)
-    for by in ("nodes", "edges"):  # pairs of nodes say all where no data of edges are read
+    bodies = [c.body for name in wanted for c in scatters_of(program, name) if c.places == rows]
+    nodes: By = "distinct" if reads_places(program, bodies, ends) else "nodes"
+    for by in (nodes, "edges"):  # pairs of nodes say all where no data of edges are read
         relation = relation_of(program, chosen[0], first, columns, by)
         try:
             lifting = Lifting(program, relation, shared)
@@ -389,12 +394,16 @@ def relation_of(
     ):
         raise Refusal("how many nodes there are is known in a call alone")
     sizes: dict[By, tuple[Size, ...]] = {"edges": (receivers, edges, *read)}
-    sizes["nodes"] = sizes["values"] = sizes["logarithms"] = (receivers, *(read or (edges,)))
+    sizes["distinct"] = sizes["nodes"] = sizes["values"] = sizes["logarithms"] = (
+        receivers,
+        *(read or (edges,)),
+    )
     label = "_".join(part for part in (choice.places, columns, values, by) if part)
-    made = Relation(label, choice.places, columns, by if columns else "edges", program.dtypes[name], values)
+    dtype = name_of(program.source[name].meta["val"].dtype)
+    made = Relation(label, choice.places, columns, by if columns else "edges", dtype, values)
     program.relations[label] = made
     program.sizes[label] = sizes[by if columns else "edges"]
-    program.dtypes[label] = program.dtypes[name]
+    program.dtypes[label] = dtype
     return made
 
 
@@ -452,6 +461,31 @@ def shared_over_edges(
         return choice_of(statement.value) is None and (others > 1 or is_again or is_sum)
 
     return {name for name, statement in over.items() if is_shared(name, statement)}
+
+
+def reads_places(program: ModelProgram, expressions: Iterable[Expr], places: set[str]) -> bool:
+    """Whether expressions over edges, or statements that they read, have the nodes of an edge among their values."""
+    waiting, seen = [a.tensor for e in expressions for a in find(without_choices(e), Access)], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in places:
+            return True
+        if name not in seen and name in program.statements:
+            waiting += [a.tensor for a in find(without_choices(program.statements[name].value), Access)]
+        seen.add(name)
+    return False
+
+
+def without_choices(expr: Expr) -> Expr:
+    """An expression with what is gathered in place of each gather or scatter."""
+
+    def visit(node: Node) -> Node:
+        choice = choice_of(node)
+        return visit(choice.body) if choice is not None else map_children(node, visit)
+
+    found = visit(expr)
+    assert isinstance(found, Expr)
+    return found
 
 
 def is_product(expr: Expr, edge: str) -> bool:

@@ -53,6 +53,18 @@ def _expr(node: Node, known: frozenset[Node]) -> Expr:
     return found
 
 
+def without_detach(expr: Expr) -> Expr:
+    """`detach(x) -> x`, where nothing is differentiated."""
+
+    def visit(node: Node) -> Node:
+        node = map_children(node, visit)
+        return node.args[0] if isinstance(node, Call) and node.function == "detach" else node
+
+    found = visit(expr)
+    assert isinstance(found, Expr)
+    return found
+
+
 def is_number(value: object, wanted: int) -> bool:
     """Whether a constant is this integer, which promotes no dtype."""
     return type(value) is int and value == wanted

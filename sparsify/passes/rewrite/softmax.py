@@ -9,6 +9,7 @@ count as often as they are there, `n * exp(s) = exp(s + log(n))`.
 A row without entries is 0. What models add to a sum, whose largest term is 1, against divisions by 0 is left out.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
@@ -39,12 +40,18 @@ class Softmax:
     total: str
 
 
-def normalise(program: ModelProgram) -> None:
-    """Gives each softmax over a relation its form, in place."""
+def normalise(program: ModelProgram, apart: Set[str]) -> None:
+    """Gives each softmax over a relation its form, in place.
+
+    Args:
+        apart: tensors that are read elsewhere, too.
+    """
     for relation in list(program.relations.values()):
         for name in list(program.statements):
             found = softmax_of(program, relation, name)
-            if found is not None:
+            if found is not None and apart.isdisjoint(
+                (found.scores, found.largest, found.powers, found.total)
+            ):
                 put_in_form(program, found)
 
 
@@ -88,6 +95,10 @@ def is_over(program: ModelProgram, name: str, relation: Relation) -> bool:
 def is_largest(program: ModelProgram, name: str, relation: Relation, scores: str) -> bool:
     """Whether a statement is `m[i,h] = max(j, where(stored(A[i,j]), s[i,j,h], -inf))`."""
     match program.statements[name].value:
+        case Reduce(
+            "max", _, Call("where", (Stored(entry), Call("detach", (Access(tensor),)), Const(value)))
+        ):
+            return entry.tensor == relation.name and tensor == scores and value == -inf
         case Reduce("max", _, Call("where", (Stored(entry), Access(tensor), Const(value)))):
             return entry.tensor == relation.name and tensor == scores and value == -inf
     return False

@@ -1,13 +1,14 @@
 """Dropout of what belongs to edges, drawn so that a kernel can draw it again.
 
 In: `%w = dropout(%p, 0.6)`, weights [edges, heads] that a scatter which a rule selected sums, in training.
-Out: `%s = randint(2**31 - 1, [heads]); %w = dropped_edges(%p, %s, rate=0.6)`, here and in the graph that results are
-compared with.
+Out: `%s = randint(2**31 - 1, [heads]); %w = dropped_edges(%p, %s, %rows, %columns, rate=0.6)`, here and in the graph
+that results are compared with.
 
-Which values are dropped is a function of the seed and the number of the edge.
+Which values are dropped is a function of the seed and the two nodes of an edge; where messages have parts of their own
+for each edge, of the number of the edge.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import fx
 
@@ -15,7 +16,7 @@ from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.draws import dropped_edges, seeds
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import argument, operator_name, raw_name, sources, tensor_value
-from sparsify.passes.rules.scatters import GATHERS, SCATTERS, messages_of
+from sparsify.passes.rules.scatters import GATHERS, REPEATS, SCATTERS, is_real, messages_of
 
 
 def edge_dropout(draft: Draft) -> Draft:
@@ -26,13 +27,13 @@ def edge_dropout(draft: Draft) -> Draft:
         draft.masked = fx.Graph()
         draft.masked.output(draft.masked.graph_copy(draft.graph, {}))
     for graph in (draft.masked, draft.graph):
-        for node in list(dropouts(graph)):
-            draw(node)
+        for node, scatter in list(dropouts(graph)):
+            draw(node, ends_of(scatter))
     return draft
 
 
-def dropouts(graph: fx.Graph) -> Iterator[fx.Node]:
-    """The dropout of values of edges that scatters which rules selected reduce, each once."""
+def dropouts(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """The dropout of values of edges, each once, with the selected scatter that reduces them."""
     seen: set[fx.Node] = set()
     for node in graph.nodes:
         if operator_name(node) in SCATTERS and is_selected(node):
@@ -43,7 +44,7 @@ def dropouts(graph: fx.Graph) -> Iterator[fx.Node]:
                     continue
                 seen.add(found)
                 if is_replaceable(found):
-                    yield found
+                    yield found, node
                 waiting += found.all_input_nodes
 
 
@@ -61,14 +62,48 @@ def is_replaceable(node: fx.Node) -> bool:
     return value is not None and value.dim() > 0 and all(str(extent).isdigit() for extent in value.shape[1:])
 
 
-def draw(node: fx.Node) -> None:
+def draw(node: fx.Node, ends: Sequence[fx.Node]) -> None:
     """Draws by seeds what torch would draw."""
     value = tensor_value(node)
     assert value is not None, "dropout is of a tensor"
     seed = seeds(node, list(value.shape[1:]), value.new_empty(value.shape[1:]))
     rate = float(argument(node, 1, "p", 0.5))
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(dropped_edges, (node.args[0], seed), {"rate": rate})
+        made = node.graph.call_function(dropped_edges, (node.args[0], seed, *ends), {"rate": rate})
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     node.graph.erase_node(node)
+
+
+def ends_of(scatter: fx.Node) -> tuple[fx.Node, ...]:
+    """The receiving and the sending nodes of edges whose messages follow from those of nodes; () for others."""
+    rows = vector_of(places_of(scatter))
+    count = str(rows.meta["val"].shape[0])
+    waiting, seen, columns = [messages_of(scatter)], set[fx.Node](), set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        value = tensor_value(node)
+        if node in seen or value is None or not value.is_floating_point():
+            continue
+        seen.add(node)
+        if operator_name(node) in GATHERS:
+            columns.add(vector_of(places_of(node)))
+        elif node.op == "placeholder" and value.dim() > 0 and str(value.shape[0]) == count:
+            return ()
+        else:
+            waiting += node.all_input_nodes
+    columns.discard(rows)
+    return (rows, *columns) if len(columns) == 1 else ()
+
+
+def places_of(node: fx.Node) -> fx.Node:
+    """The tensor of places of a gather or a scatter."""
+    whole = (read for read in node.all_input_nodes if not is_real(read) and tensor_value(read) is not None)
+    return next(whole)
+
+
+def vector_of(places: fx.Node) -> fx.Node:
+    """Places without the views that repeat them."""
+    while operator_name(places) in REPEATS:
+        places = places.all_input_nodes[0]
+    return places

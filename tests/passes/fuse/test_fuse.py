@@ -79,14 +79,14 @@ PRODUCT = "T[j,k] = sum(f, X[j,f] * W[k,f])"
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_layer_is_one_program(layer, first):
-    found = statements(fused(TwoLayers(layer).eval(), graph(), MESSAGES))
+    found = statements(decided(TwoLayers(layer).eval(), graph(), MESSAGES))
     assert len(found) == 2
     assert found[0] == first
 
 
 def test_mean_is_a_division_and_the_narrower_product_comes_first():
     wide = TwoLayers(geometric.SAGEConv, features=50).eval()
-    draft = fused(wide, graph(2000, 20000, features=50), MESSAGES)
+    draft = decided(wide, graph(2000, 20000, features=50), MESSAGES)
     assert statements(draft)[0] == [
         PRODUCT,
         "Y[i,k] = relu(sum(j, A[i,j] * T[j,k]) / b[i] + b1[k] + X1[i,k])",
@@ -95,12 +95,12 @@ def test_mean_is_a_division_and_the_narrower_product_comes_first():
         "A(XW) est. n us; (AX)W est. n us"
     ]
     narrow = TwoLayers(geometric.SAGEConv).eval()
-    assert statements(fused(narrow, graph(), MESSAGES))[0] == ["Y[i,k] = sum(j, A[i,j] * X[j,k]) / b[i]"]
+    assert statements(decided(narrow, graph(), MESSAGES))[0] == ["Y[i,k] = sum(j, A[i,j] * X[j,k]) / b[i]"]
 
 
 def test_a_layer_that_widens_multiplies_by_the_adjacency_first():
     x, edge_index = graph(2000, 60000, features=4)
-    draft = fused(TwoLayers(geometric.GCNConv, features=4, hidden=256).eval(), (x, edge_index), MESSAGES)
+    draft = decided(TwoLayers(geometric.GCNConv, features=4, hidden=256).eval(), (x, edge_index), MESSAGES)
     first, second = statements(draft)
     assert first == [
         "T[i,j] = sum(f, A[i,f] * X[f,j])",

@@ -65,7 +65,8 @@ pointwise("addcmul", "self + value * tensor1 * tensor2", "addcmul(x[m,n], y[n], 
 pointwise("addcdiv", "self + value * tensor1 / tensor2", "addcdiv(x[m,n], y[n], z[m,n], value=0.5)")
 pointwise("where", "where(condition, self, other)", "where(c[m,n]:bool, x[n], y[m,n])")
 pointwise("masked_fill", "where(mask, value, self)", "masked_fill(x[m,n], c[m,1]:bool, -inf)")
-for _name in ("clone", "alias", "detach", "contiguous", "positive", "lift_fresh_copy"):
+pointwise("detach", "detach(self)")
+for _name in ("clone", "alias", "contiguous", "positive", "lift_fresh_copy"):
     pointwise(
         _name, "self", f"{_name}(x[m,n])" if _name not in ("contiguous", "positive") else "clone(x[m,n])"
     )

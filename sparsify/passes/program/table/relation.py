@@ -87,10 +87,11 @@ def one_hot(view: OperatorView) -> str:
 
 @row()
 def dropped_edges(view: OperatorView) -> Expr:
-    """`self[e,h] * where(uniform(seed[h], e, 0) < rate, 0, 1 / (1 - rate))`."""
-    values, seed = view.node.args[:2]
+    """`self[e,h] * where(uniform(seed[h], rows[e], columns[e]) < rate, 0, 1 / (1 - rate))`."""
+    values, seed, *ends = view.node.args
     edge = "0" if view.sizes[0] == 1 else view.out[0]
-    factor = drawn_factor(view.at(seed, view.out[1:]), float(view["rate"]), f"{edge}, 0")
+    places = ", ".join(view.at(end, view.out[:1]) for end in ends) or f"{edge}, 0"
+    factor = drawn_factor(view.at(seed, view.out[1:]), float(view["rate"]), places)
     return view.expression(f"{view.at(values)} * {factor}")
 
 
