@@ -95,7 +95,8 @@ def cut(program: ModelProgram, storage: Storage, alone: Collection[str], most: i
             continue
         read = program.reads(name)
         known = [found for found in cuts if any(place.get(tensor) is found for tensor in read)]
-        shared = sparse_inputs(program, storage, read)
+        is_alone = program.source[name].name in alone
+        shared = set() if is_alone else sparse_inputs(program, storage, read)
         known = [found for found in cuts if shared & set(found.operands) and found not in known] + known
         known = [f for f in known if not is_gathered(statement, f, storage) and len(f.statements) < most]
         known = [f for f in known if not any(place.get(tensor) is f for tensor in read if tensor in alone)]

@@ -19,7 +19,7 @@ from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.choose.estimate import extents_of, stored_entries
 from sparsify.passes.graph import insert
-from sparsify.passes.graph.canonicalize import input_of_expression, size_node
+from sparsify.passes.graph.canonicalize import input_of_expression, number_of_expression, size_node
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import (
     argument,
@@ -194,7 +194,10 @@ def extent_node(program: ModelProgram, size: Size, edges: fx.Node, user: fx.Node
     """An extent as a number, or as a node in front of `user` that computes it."""
     if isinstance(size, int):
         return size
-    source, mode = input_of_expression(program.graph, size) or (edges, 0)
+    known = input_of_expression(program.graph, size)
+    if known is None and (number := number_of_expression(program.graph, size)) is not None:
+        return number
+    source, mode = known or (edges, 0)
     return size_node(source, mode, source.meta["val"].shape[mode], user)
 
 

@@ -83,6 +83,15 @@ def input_of_extent(graph: fx.Graph, extent: Any) -> tuple[fx.Node, int] | None:
     return None if symbol is None else input_of_expression(graph, symbol.expr)
 
 
+def number_of_expression(graph: fx.Graph, expression: Any) -> fx.Node | None:
+    """A node that computes the number that export writes so, such as `u0 + 1` of `index.max() + 1`."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt) and value.node.expr == expression:
+            return node
+    return None
+
+
 def input_of_expression(graph: fx.Graph, expression: Any) -> tuple[fx.Node, int] | None:
     """An input and the mode of it whose extent export writes so."""
     for source in graph.find_nodes(op="placeholder"):

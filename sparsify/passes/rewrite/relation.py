@@ -18,7 +18,7 @@ from torch import fx
 from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
 from sparsify.compiler.node import Node, find, map_children
-from sparsify.passes.graph.canonicalize import input_of_expression
+from sparsify.passes.graph.canonicalize import input_of_expression, number_of_expression
 from sparsify.passes.graph.operators import tensor_value
 from sparsify.passes.program.model import By, ModelProgram, Refusal, Relation, Size, index_names
 from sparsify.passes.region.region import place
@@ -389,9 +389,7 @@ def relation_of(
     }  # fmt: skip
     if len(read) != (columns is not None):
         raise Refusal("edges start from several kinds of nodes")
-    if any(
-        not isinstance(n, int) and input_of_expression(program.graph, n) is None for n in (receivers, *read)
-    ):
+    if not all(is_computed(program, size) for size in (receivers, *read)):
         raise Refusal("how many nodes there are is known in a call alone")
     sizes: dict[By, tuple[Size, ...]] = {"edges": (receivers, edges, *read)}
     sizes["distinct"] = sizes["nodes"] = sizes["values"] = sizes["logarithms"] = (
@@ -405,6 +403,13 @@ def relation_of(
     program.sizes[label] = sizes[by if columns else "edges"]
     program.dtypes[label] = dtype
     return made
+
+
+def is_computed(program: ModelProgram, size: Size) -> bool:
+    """Whether an extent is a number, that of an input, or computed by a node."""
+    if isinstance(size, int) or input_of_expression(program.graph, size) is not None:
+        return True
+    return number_of_expression(program.graph, size) is not None
 
 
 def places_of_scatters(program: ModelProgram, name: str, rows: str) -> list[str]:

@@ -42,7 +42,7 @@ LAYERS = {
     "EdgeConv max": (lambda: geometric.EdgeConv(perceptron(14, 4), aggr="max"), 1, 0),
     "ResGatedGraphConv": (lambda: geometric.ResGatedGraphConv(7, 4), 1, 0),
     "FiLMConv": (lambda: geometric.FiLMConv(7, 4), 1, 0),
-    "GATConv, features of edges": (lambda: geometric.GATConv(7, 4, heads=2, edge_dim=3), 1, 3),
+    "GATConv, features of edges": (lambda: geometric.GATConv(7, 4, heads=2, edge_dim=3), 2, 3),
     "TransformerConv, features of edges": (
         lambda: geometric.TransformerConv(7, 4, heads=2, edge_dim=3),
         1,

@@ -12,7 +12,6 @@ import sparsify
 from sparsify import options
 from sparsify.compiler.einsum.threefry import uniform
 from sparsify.errors import UnsupportedProgramError
-from sparsify.passes.call import region_operator
 from sparsify.passes.graph.draws import SEEDS, dropped_edges, repetitions
 
 with warnings.catch_warnings():
@@ -116,9 +115,7 @@ def test_as_many_kernels_as_without_dropout(name, backward):
     """Forwards one; for gradients one over rows and one over columns, and what both share of the scores of GATv2."""
     x, edge_index = simple_graph(300, 6000)
     _, sparse = applied(name, (x, edge_index), trainable=True)
-    call = next(node for node in sparse.graph.nodes if node.target is region_operator.call_region).meta[
-        "region"
-    ]
+    (call,) = sparse.variants[0].regions
     assert len(call.kernel.steps) == 1
     sparse(x.requires_grad_(), edge_index).sum().backward()
     (adjoint,) = call.kernel._adjoints.values()
