@@ -6,6 +6,7 @@ stand-in of a sparse input is. Out: `Matrix("a", ...)`, and how programs read it
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from math import prod
 from typing import Any, Final
 
@@ -41,6 +42,8 @@ RELATION: Final = Format("dense, compressed, singleton")
 MATRIX: Final = 2
 # What edges between the same nodes become together, by what the entries of a relation are.
 JOINS: Final[dict[By, Joins]] = {"logarithms": "logsumexp", "distinct": "nothing"}
+# The roles of sparse inputs.
+INPUTS: Final = ("adjacency", "activation")
 # Of marked tensors that programs read.
 DTYPES: Final = (torch.float32, torch.float64, torch.bool)
 # Operators have marks, too, which are for kernels of attention or experts.
@@ -133,16 +136,22 @@ def is_relation_wanted(program: ModelProgram) -> Callable[[str, set[str]], bool]
 
 
 def relation_mark(places: Iterable[fx.Node], node: fx.Node | None) -> Mark | None:
-    """The mark of a scatter, else that of an adjacency behind the places or the numbers of its edges."""
+    """The mark of a scatter, else that of an adjacency behind its places, or of the values of a sparse input."""
     own = None if node is None else info(node).mark
     if isinstance(own, Mark):
         return own
-    behind = sources(list(places) if node is None else [*places, node])
-    vectors = (
-        source for source in behind if (value := tensor_value(source)) is not None and value.dim() < MATRIX
-    )
-    marks = (info(source).mark for source in [*sources(list(places)), *vectors])
-    return next((mark for mark in marks if isinstance(mark, Mark) and mark.role == "adjacency"), None)
+    behind = sources(list(places))
+    read = behind if node is None else sources([*places, node])
+    known = ((info(source).mark, ("adjacency",)) for source in behind)
+    values = ((info(source).mark, INPUTS) for source in read if is_vector(source))
+    found = (mark for mark, roles in chain(known, values) if isinstance(mark, Mark) and mark.role in roles)
+    return next(found, None)
+
+
+def is_vector(node: fx.Node) -> bool:
+    """Whether a node is a vector, such as the numbers of edges."""
+    value = tensor_value(node)
+    return value is not None and value.dim() < MATRIX
 
 
 def relation_operands(program: ModelProgram) -> dict[str, Matrix]:

@@ -11,6 +11,7 @@ from inspect import signature
 import torch
 from torch import fx
 
+from sparsify.compiler.dtypes import name_of
 from sparsify.errors import RecipeError, SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph import operators
@@ -329,14 +330,15 @@ def format_text(recipe: Recipe, rule: Rule) -> str:
 
 
 def inferred_role(candidate: Candidate) -> str:
-    """The role of a tensor whose rule does not say it: weights by name, square inputs are adjacencies."""
+    """The role of a tensor whose rule does not say it: weights by name, square inputs and places are adjacencies."""
     if candidate.kind == "param":
         return "weight"
     if candidate.kind == "op" and candidate.name == "embedding_bag":
         return "activation"
-    shape = [str(extent) for extent in getattr(candidate.node.meta.get("val"), "shape", ())]
+    value = operators.tensor_value(candidate.node)
+    shape = [] if value is None else [str(extent) for extent in value.shape]
     is_square = len(shape) == 2 and shape[0] == shape[1]
-    is_edges = len(shape) == 1 or shape[:1] == ["2"]
+    is_edges = len(shape) == 1 or (value is not None and name_of(value.dtype).startswith("int"))
     return "adjacency" if candidate.kind == "op" or is_square or is_edges else "activation"
 
 

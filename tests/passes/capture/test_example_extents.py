@@ -1,5 +1,7 @@
 """Extents that the data decides, in estimates and benchmarks: those of the example."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from graph_models import graph
@@ -10,7 +12,7 @@ from sparsify.passes.apply import apply
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.example_extents import deciders, note_extents
 from sparsify.passes.capture.export import capture
-from sparsify.passes.choose import schedules
+from sparsify.passes.choose import autotune
 from sparsify.passes.graph.operators import known_size
 
 
@@ -34,7 +36,8 @@ def test_extents_that_the_data_decides_are_those_of_the_example():
 @pytest.mark.parametrize("layer", ["AGNNConv", "FAConv"])
 def test_schedules_are_timed_for_edges_that_are_left(layer, monkeypatch):
     geometric = pytest.importorskip("torch_geometric.nn")
-    monkeypatch.setattr(schedules, "LEAST_US", 0.0)
+    threshold = replace(autotune.THRESHOLDS["schedule"], least_us=0.0)
+    monkeypatch.setitem(autotune.THRESHOLDS, "schedule", threshold)
 
     class Layer(nn.Module):
         def __init__(self):
