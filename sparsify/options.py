@@ -19,7 +19,7 @@ from sparsify.errors import SparsifyError
 # graph, then `compiler.pipeline.STAGES`. Here, so that a wrong name is an error before anything is imported.
 STAGES: Final = (
     *("graph", "attention", "marked", "masked", "drawn", "propagated", "flattened", "reordered"),
-    *("lifted", "together", "fused", "general", "packed", "priced", "contested", "kept"),
+    *("lifted", "fused", "general", "packed", "priced", "contested", "kept"),
     *("emitted", "folded", "written", "left_dense", "checked"),
     *("einsum", "notation", "schedule", "lowered", "loops", "cpp"),
 )

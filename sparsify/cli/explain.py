@@ -164,7 +164,12 @@ def show_table(as_json: bool, *, is_asked: bool) -> None:
     rows = sorted(ROWS.values(), key=lambda row: (SECTIONS.index(row.section), row.operator))
     if as_json:
         known = [
-            {"operator": r.operator, "section": r.section, "notation": r.notation, "example": r.examples[0]}
+            {
+                "operator": r.operator,
+                "section": r.section,
+                "notation": r.notation,
+                "example": next(iter(r.examples), None),
+            }
             for r in rows
         ]
         print_json({"operators": known, "opaque": dict(sorted(OPAQUE.items()))})

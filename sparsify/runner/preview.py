@@ -117,7 +117,9 @@ def row(draft: Draft, graph: Graph | None, node: fx.Node, found: Mark) -> Row:
     form = chosen_format(draft, node, found)
     stored, before = operand(draft, graph, node, form, found.dtype)
     programs = [
-        region.program for region in draft.regions if any(is_of(o, node) for o in region.operands.values())
+        region.program
+        for region in draft.regions
+        if node in region.covered or any(is_of(o, node) for o in region.operands.values())
     ]
     texts = dict.fromkeys("; ".join(str(s) for s in program.statements) for program in programs)
     after = None if stored is None else sum(t.nbytes for t in arrays(stored))
@@ -139,10 +141,10 @@ def chosen_format(draft: Draft, node: fx.Node, found: Mark) -> str:
 
 
 def is_of(operand: object, node: fx.Node) -> bool:
-    """Whether an operand is the marked node, the adjacency of its message passing, or its bags."""
+    """Whether an operand is the marked node, or its bags."""
     if isinstance(operand, Matrix) and operand.dense is node:
         return True
-    return isinstance(operand, Matrix | Bags) and operand.name == f"A_{node.name}"
+    return isinstance(operand, Bags) and operand.name == f"A_{node.name}"
 
 
 def operand(

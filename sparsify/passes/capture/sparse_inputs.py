@@ -134,6 +134,8 @@ def product(left: Any, right: Any, reduce: str = "sum") -> Any:
         )
     vector = right.dim() == 1
     dense = right.unsqueeze(1) if vector else right
+    if left.extent[1] != dense.size(0):  # as torch's operator checks: the extents are one from here on
+        raise RuntimeError(f"matrices of {list(left.extent)} and {list(right.shape)} have no product")
     messages = left.entries.unsqueeze(1) * dense.index_select(0, left.columns)
     zeros = messages.new_zeros((left.extent[0], dense.size(1)))
     result = zeros.index_add(0, left.rows, messages)

@@ -113,10 +113,15 @@ def cut(program: ModelProgram, storage: Storage, alone: Collection[str], most: i
         joined.statements.append(statement)
         edges.setdefault(id(joined), set()).update(outside(read, joined))
         place[name] = joined
+    apart = {*alone, *kept(program)}
     for found in cuts:
         if len(found.statements) < most:
-            take_products(program, found, {*place, *alone, *kept(program)})
+            taken = take_products(
+                program, found, apart | {n for n in place if not is_free(n, found, place, storage)}
+            )
+            place.update(dict.fromkeys(taken, found))
         complete(program, found)
+    cuts = [found for found in cuts if any(place[name] is found for name in found.names if name in place)]
     note_outputs(program, cuts, place)
     return [found for found in cuts if found.outputs]
 
@@ -186,9 +191,28 @@ def in_order(program: ModelProgram) -> list[str]:
     return list(done)
 
 
-def take_products(program: ModelProgram, found: Cut, apart: Collection[str]) -> None:
-    """Adds to a cut the products of dense matrices, `x @ w + b`, that it alone reads, but those that stay apart."""
-    readers, own = program.readers(), set(found.names)
+def is_free(name: str, found: Cut, place: dict[str, Cut], storage: Storage) -> bool:
+    """Whether a tensor that another cut computes, and nothing else, may move: the cuts read no sparse input together.
+
+    `A @ (X @ W)` with X and A sparse has the order that is cheaper; `A @ (A @ X)` is two regions.
+    """
+    other, program = place[name], storage.program
+    return (
+        other is not found
+        and other.names == [name]
+        and not (
+            sparse_inputs(program, storage, other.operands) & sparse_inputs(program, storage, found.operands)
+        )
+    )
+
+
+def take_products(program: ModelProgram, found: Cut, apart: Collection[str]) -> list[str]:
+    """Adds to a cut the products of matrices, `x @ w + b`, that it alone reads, but those that stay apart.
+
+    Returns:
+        the products.
+    """
+    readers, own, taken = program.readers(), set(found.names), []
     for name in found.operands:
         statement = program.statements.get(name)
         if statement is None or name in apart or readers[name] - own:
@@ -197,6 +221,8 @@ def take_products(program: ModelProgram, found: Cut, apart: Collection[str]) -> 
         is_product = len(sums) == 1 and is_multilinear(sums[0]) and functions_of(statement.value) <= LINEAR
         if is_product and len(statement.target.indices) == MATRIX and is_multiplied(found, name):
             found.statements.insert(0, statement)
+            taken.append(name)
+    return taken
 
 
 def is_multiplied(found: Cut, name: str) -> bool:

@@ -32,7 +32,7 @@ from sparsify.passes.choose.schedules import tune_schedules
 from sparsify.passes.choose.site import Site, site_of
 from sparsify.passes.graph import canonicalize, insert
 from sparsify.passes.graph.node_info import call_of, info, set_info
-from sparsify.passes.graph.operators import known_size, operator_name, scope, tensor_value
+from sparsify.passes.graph.operators import VIEWS, known_size, operator_name, scope, tensor_value
 from sparsify.passes.region.printer import extent_names
 from sparsify.passes.region.provenance import origin
 from sparsify.passes.region.region import Region
@@ -229,7 +229,8 @@ def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
     how = f"packed by {SPOKEN[region.backend]}" if region.backend else ""
     formats = {d.name: how or str(d.format) for d in region.program.declarations if not d.format.is_dense}
     einsum = "; ".join(str(statement) for statement in region.program.statements)
-    scopes = sorted({scope(node) for node in region.covered} - {""})
+    computing = [node for node in region.covered if operator_name(node) not in VIEWS]  # regions share views
+    scopes = sorted({scope(node) for node in computing or region.covered} - {""})
     return RegionEntry(
         call.name, [node.name for node in region.covered], scopes, einsum, formats, notes=region.notes
     )

@@ -1,5 +1,4 @@
-"""Neighbouring fragments joined to regions.
+"""Fragments joined to regions with the pointwise operators behind them.
 
-In: lifted nodes. Out: `draft.regions`, each one einsum program. Read `fuse.py`, `product_order.py` (A(XW) or (AX)W),
-`joint_aggregation.py` (several results over the same edges).
+In: lifted nodes. Out: `draft.regions`, each one einsum program. Read `fuse.py`.
 """

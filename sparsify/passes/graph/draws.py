@@ -80,7 +80,8 @@ def dropped_edges(
     else:
         keys = seed.long() + (repetitions(rows, columns) << WORD_BITS).view(at)
     numbers = kept_bits(keys, rows.long().view(at), columns.long().view(at)) * 2.0**-KEPT_BITS
-    return values * (numbers >= threshold(rate)) * kept_factor(rate)
+    kept: Tensor = numbers >= threshold(rate)
+    return values * kept * kept_factor(rate)
 
 
 def repetitions(rows: Tensor, columns: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ join; `A[i,e,j]` has the number of an edge as a mode of its own where data of ed
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from torch import fx
@@ -201,14 +202,14 @@ def relate(program: ModelProgram, is_wanted: Callable[[str, set[str]], bool]) ->
     narrow(program)
     for name in list(program.statements):
         for choice in scatters_of(program, name):
-            attempt(program, lambda name=name, choice=choice: weighted(program, name, choice, is_wanted))
+            attempt(program, partial(weighted, program, name, choice, is_wanted))
     groups: dict[str, list[str]] = {}
     for name in list(program.statements):
         for choice in scatters_of(program, name):
             groups.setdefault(choice.places, []).append(name)
     for rows, names in groups.items():
         group = list(dict.fromkeys(names))
-        attempt(program, lambda rows=rows, group=group: lift_group(program, rows, group, is_wanted))
+        attempt(program, partial(lift_group, program, rows, group, is_wanted))
     drop_choices(program)
     merge_equal(program)
     program.order()

@@ -57,13 +57,14 @@ def normalise(program: ModelProgram, apart: Set[str]) -> None:
 
 def softmax_of(program: ModelProgram, relation: Relation, name: str) -> Softmax | None:
     """The softmax whose powers a statement computes, `None` for other statements."""
+    largest: str | None
     match program.statements[name].value:
         case Call("where", (Stored(entry), Call("exp", (exponent,)), Const(0))) if (
             entry.tensor == relation.name
         ):
             match exponent:
-                case Call("sub", (Access(scores), Access(largest))):
-                    pass
+                case Call("sub", (Access(scores), Access(subtracted))):
+                    largest = subtracted
                 case Access(scores):
                     largest = None
                 case _:
