@@ -6,7 +6,7 @@ from torch import nn
 
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.export import capture
-from sparsify.passes.lift.message_passing.gather_scatter import reason, recognise
+from sparsify.passes.reorder.gather_scatter import reason, recognise
 
 
 class Of(nn.Module):
