@@ -32,16 +32,17 @@ from sparsify.passes.decide.to_region import region_of
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
 from sparsify.passes.program.infer import Storage, infer
-from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.program.translate import translate
 from sparsify.passes.region.region import Region, finish
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.passes.rewrite.demand import demand
 from sparsify.passes.rewrite.inline import inline, is_view
+from sparsify.passes.rewrite.narrow import narrow_first
 from sparsify.passes.rewrite.relation import relate
 from sparsify.passes.rewrite.simplify import is_multilinear, without_detach
 from sparsify.passes.rewrite.softmax import normalise
-from sparsify.passes.rules.scatters import REPEATS, SCATTERS
+from sparsify.passes.rules.scatters import REPEATS, SCATTERS, messages_of
 from sparsify.report import Choice
 
 # Rounds of inference and demand: each restricts one tensor.
@@ -146,6 +147,7 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
             is_left = reader.name in program.opaque and reader not in covered
             if is_left and info(reader).dense_reason is None:
                 set_info(reader, dense_reason=program.opaque[reader.name])
+    note_scatters(program, covered)
     made = []
     most = draft.recipe.fuse.max_einsums or len(program.statements)
     for found in cut(program, storage, alone, most):
@@ -164,6 +166,17 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
         for node in (*region.covered, *once):
             set_info(node, dense_reason=None)
     return made
+
+
+def note_scatters(program: ModelProgram, covered: Collection[fx.Node]) -> None:
+    """Says of scatters that rules select why they have no program."""
+    for node in program.graph.nodes:
+        if operator_name(node) not in SCATTERS or info(node).mark is None or node in covered:
+            continue
+        if 1 in (*sizes_of(node.meta["val"])[:1], *sizes_of(messages_of(node).meta["val"])[:1]):
+            set_info(node, dense_reason=Choice("of one edge, or to one place, it is one sum of torch's"))
+        elif node.name in program.opaque:
+            set_info(node, dense_reason=program.opaque[node.name])
 
 
 def unbounded(program: ModelProgram) -> set[fx.Node]:
@@ -271,6 +284,7 @@ def canonical(
     normalise(program, set(apart))
     restrict(program, leaves, shares, apart)
     inline(program, infer(program, leaves, shares), apart)
+    narrow_first(program, infer(program, leaves, shares), apart)
     return infer(program, leaves, shares)
 
 

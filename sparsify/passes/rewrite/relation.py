@@ -207,21 +207,28 @@ def relate(program: ModelProgram, is_wanted: Callable[[str, set[str]], bool]) ->
     for name in list(program.statements):
         for choice in scatters_of(program, name):
             groups.setdefault(choice.places, []).append(name)
+    refused: dict[str, str] = {}
     for rows, names in groups.items():
         group = list(dict.fromkeys(names))
-        attempt(program, partial(lift_group, program, rows, group, is_wanted))
+        why = attempt(program, lambda rows=rows, group=group: lift_group(program, rows, group, is_wanted))
+        refused |= dict.fromkeys((program.source[name].name for name in group), why)
     drop_choices(program)
+    for name, why in refused.items():
+        if why and name in program.opaque:
+            program.opaque[name] = why
     merge_equal(program)
     program.order()
 
 
-def attempt(program: ModelProgram, change: Callable[[], None]) -> None:
-    """Makes a change of a program, or none where it is refused."""
+def attempt(program: ModelProgram, change: Callable[[], None]) -> str:
+    """Makes a change of a program, or none where it is refused, for the reason that is returned."""
     before = dict(program.statements), dict(program.relations), dict(program.dtypes)
     try:
         change()
-    except Refusal:
+    except Refusal as refusal:
         program.statements, program.relations, program.dtypes = before
+        return str(refusal)
+    return ""
 
 
 def choices_in(expr: Expr) -> list[Choice]:

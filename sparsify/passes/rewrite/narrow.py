@@ -1,0 +1,111 @@
+"""Products with dense matrices in front of sums over neighbours, where that leaves fewer columns.
+
+In: `s[i,f] = sum(j, a[i,j] * x[j,f]) / d[i]; y[i,k] = sum(f, s[i,f] * w[k,f]) + b[k]` with fewer k than f.
+Out: `t[j,k] = sum(f, x[j,f] * w[k,f]); y[i,k] = sum(j, a[i,j] * t[j,k]) / d[i] + b[k]`.
+
+What stands around the sum may depend on rows alone. Sums of products alone are joined by `inline`, and ordered by cost.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from sparsify.compiler.einsum.nodes import Access, Call, Expr, Index, Reduce
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.program.infer import Storage
+from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.region.region import place
+from sparsify.passes.rewrite.simplify import is_multilinear
+
+
+def narrow_first(program: ModelProgram, storage: Storage, apart: Collection[str]) -> None:
+    """Multiplies by dense matrices first, in place, where they have fewer columns than what is summed.
+
+    Args:
+        apart: tensors that are read elsewhere, too.
+    """
+    for name in list(program.statements):
+        for product in find(program.statements[name].value, Reduce):
+            put_in_front(program, storage, apart, name, product)
+
+
+def put_in_front(
+    program: ModelProgram, storage: Storage, apart: Collection[str], name: str, product: Reduce
+) -> None:
+    """Multiplies by the matrix of one product first, where its other factor is a sum over neighbours."""
+    match product:
+        case Reduce("sum", (f,), Call("mul", (Access(summed, (Index(i), Index(g))), Access() as weight))) if (
+            f == g
+        ):
+            pass
+        case _:
+            return
+    sums = program.statements.get(summed)
+    if (
+        sums is None
+        or summed in apart
+        or program.readers()[summed] != {name}
+        or storage.is_sparse(weight.tensor)
+    ):
+        return
+    row, column = map(str, sums.target.indices)
+    inner = find(sums.value, Reduce)
+    if len(inner) != 1 or not is_multilinear(inner[0]) or not is_scaled(sums.value, inner[0]):
+        return
+    if Index(i) in weight.indices:
+        return
+    columns = [str(index) for index in weight.indices if index != Index(f)]
+    wide = [access for access in find(sums.value, Access) if Index(column) in access.indices]
+    is_matrix = len(wide) == 1 and len(wide[0].indices) == len(weight.indices) == len(columns) + 1
+    if not is_matrix or wide[0] not in find(inner[0], Access) or not is_narrower(program, columns[0], column):
+        return
+    if storage.is_sparse(wide[0].tensor) or not any(
+        storage.is_sparse(a.tensor) for a in find(inner[0], Access)
+    ):
+        return
+    (k,), features = columns, wide[0]
+    j = next(str(index) for index in features.indices if index != Index(column))
+    first = f"{name}_first"
+    factors = (renamed_to(features, {column: f}), weight)
+    program.assign(first, (j, k), Reduce("sum", (f,), Call("mul", factors)), program.source[name])
+    program.dtypes[first] = program.dtypes[name]
+    narrowed = replaced(sums.value, features, Access(first, (Index(j), Index(k))))
+    program.statements[name] = replace(
+        program.statements[name],
+        value=replaced(program.statements[name].value, product, place(narrowed, {row: Index(i)})),
+    )
+    del program.statements[summed]
+    program.order()
+
+
+def is_scaled(value: Expr, total: Expr) -> bool:
+    """Whether an expression is a sum that is multiplied or divided by what has no sum."""
+    match value:
+        case Call("mul", (left, right)):
+            return is_scaled(left, total) != is_scaled(right, total)
+        case Call("div", (left, _)):
+            return is_scaled(left, total)
+    return value == total
+
+
+def is_narrower(program: ModelProgram, first: str, second: str) -> bool:
+    """Whether an index variable has fewer coordinates than another one, as far as is known."""
+    sizes = [program.known(program.extents[name]) for name in (first, second)]
+    return all(isinstance(size, int) for size in sizes) and sizes[0] < sizes[1]
+
+
+def renamed_to(access: Access, names: dict[str, str]) -> Access:
+    """An access at other index variables."""
+    found = place(access, {old: Index(new) for old, new in names.items()})
+    assert isinstance(found, Access)
+    return found
+
+
+def replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
+    """An expression with another one in place of a part of it."""
+
+    def visit(node: Node) -> Node:
+        return new if node == old else map_children(node, visit)
+
+    found = visit(expr)
+    assert isinstance(found, Expr)
+    return found
