@@ -85,11 +85,8 @@ def input_of_extent(graph: fx.Graph, extent: Any) -> tuple[fx.Node, int] | None:
 
 def number_of_expression(graph: fx.Graph, expression: Any) -> fx.Node | None:
     """A node that computes the number that export writes so, such as `u0 + 1` of `index.max() + 1`."""
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt) and value.node.expr == expression:
-            return node
-    return None
+    found: list[fx.Node] = [node for node in graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)]
+    return next((node for node in found if node.meta["val"].node.expr == expression), None)
 
 
 def input_of_expression(graph: fx.Graph, expression: Any) -> tuple[fx.Node, int] | None:

@@ -210,7 +210,7 @@ def relate(program: ModelProgram, is_wanted: Callable[[str, set[str]], bool]) ->
     refused: dict[str, str] = {}
     for rows, names in groups.items():
         group = list(dict.fromkeys(names))
-        why = attempt(program, lambda rows=rows, group=group: lift_group(program, rows, group, is_wanted))
+        why = attempt(program, partial(lift_group, program, rows, group, is_wanted))
         refused |= dict.fromkeys((program.source[name].name for name in group), why)
     drop_choices(program)
     for name, why in refused.items():
