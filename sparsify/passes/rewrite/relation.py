@@ -280,7 +280,8 @@ def weighted(
         return
     (number,) = numbers
     assert isinstance(number, Access), "numbers of edges are tensors"
-    relation = relation_of(program, name, choice, columns, "values", number.tensor)
+    read = sizes_read(program, name, choice.places, columns)
+    relation = relation_of(program, name, choice, columns, "values", read, number.tensor)
     put(program, name, choice, Lifting(program, relation, set()), rest)
 
 
@@ -319,28 +320,61 @@ def lift_group(
     wanted = [
         name for name in group if name in chosen or any(follows(program, found, name) for found in chosen)
     ]
-    if not wanted:
-        return
-    first = next(choice for choice in scatters_of(program, wanted[0]) if choice.places == rows)
-    shared = shared_over_edges(program, wanted, rows, columns)
+    kinds: dict[tuple[Size, ...], list[str]] = {}
+    for name in sorted(wanted, key=lambda name: not sizes_read(program, name, rows, columns)):
+        kind = kind_of_nodes(program, name, rows, columns)
+        # Counts of edges read no node that edges start from: any adjacency to as many nodes has them.
+        kinds.setdefault(next((known for known in kinds if known[: len(kind)] == kind), kind), []).append(name)
+    for names in kinds.values():
+        lift_kind(program, rows, columns, names, next((name for name in names if name in chosen), chosen[0]))
+
+
+def lift_kind(program: ModelProgram, rows: str, columns: str | None, names: list[str], chosen: str) -> None:
+    """Lifts scatters by one tensor of places over one adjacency: between as many nodes each."""
+    ends = {rows} | ({columns} if columns is not None else set())
+    first = next(choice for choice in scatters_of(program, names[0]) if choice.places == rows)
+    shared = shared_over_edges(program, names, rows, columns)
     before = dict(program.statements), dict(program.relations)
-    bodies = [c.body for name in wanted for c in scatters_of(program, name) if c.places == rows]
+    bodies = [c.body for name in names for c in scatters_of(program, name) if c.places == rows]
     nodes: By = "distinct" if reads_places(program, bodies, ends) else "nodes"
+    read = {size for name in names for size in sizes_read(program, name, rows, columns)}
     for by in (nodes, "edges"):  # pairs of nodes say all where no data of edges are read
-        relation = relation_of(program, chosen[0], first, columns, by)
+        relation = relation_of(program, chosen, first, columns, by, read)
         try:
             lifting = Lifting(program, relation, shared)
-            for name in wanted:
+            for name in names:
                 for choice in scatters_of(program, name):
                     if choice.places == rows:
                         put(program, name, choice, lifting, [choice.body])
             if by == "nodes" and columns is not None:
-                relation_of(program, chosen[0], first, columns, "logarithms")
+                relation_of(program, chosen, first, columns, "logarithms", read)
             return
         except Refusal:
             program.statements, program.relations = dict(before[0]), dict(before[1])
             if by == "edges":
                 raise
+
+
+def kind_of_nodes(program: ModelProgram, name: str, rows: str, columns: str | None) -> tuple[Size, ...]:
+    """How many nodes the edges of a statement's scatters end at, and start from where it reads those.
+
+    Export may know one number of nodes by two names, of which one is a number.
+    """
+    ends = {
+        program.known(program.extents[c.place]) for c in scatters_of(program, name) if c.places == rows
+    }
+    read = sizes_read(program, name, rows, columns)
+    return (*sorted(ends, key=str), *sorted(read, key=str))
+
+
+def sizes_read(program: ModelProgram, name: str, rows: str, columns: str | None) -> set[Size]:
+    """The numbers of nodes that the messages of a statement's scatters are gathered from by `columns`."""
+    return {
+        program.known(program.extents[gather.place])
+        for choice in scatters_of(program, name) if choice.places == rows
+        for gather in walk_edges(program, choice.body, choice.edge)
+        if isinstance(gather, Choice) and gather.places == columns
+    }  # fmt: skip
 
 
 def put(program: ModelProgram, name: str, choice: Choice, lifting: Lifting, parts: Sequence[Expr]) -> None:
@@ -382,19 +416,28 @@ def put(program: ModelProgram, name: str, choice: Choice, lifting: Lifting, part
 
 
 def relation_of(
-    program: ModelProgram, name: str, choice: Choice, columns: str | None, by: By, values: str | None = None
+    program: ModelProgram,
+    name: str,
+    choice: Choice,
+    columns: str | None,
+    by: By,
+    read: set[Size],
+    values: str | None = None,
 ) -> Relation:
     """The relation of a scatter, a leaf of the program.
+
+    Args:
+        name: of the statement that scatters.
+        choice: the scatter.
+        columns: the tensor of the nodes that edges start from, None where none is read.
+        by: what its entries are.
+        read: the numbers of nodes that edges start from.
+        values: the tensor of the numbers of edges.
 
     Raises:
         Refusal: the nodes that edges start from are of different numbers.
     """
     receivers, edges = program.extents[choice.place], program.extents[choice.edge]
-    read = {
-        program.known(program.extents[gather.place])
-        for statement in program.statements.values() for gather in choices_in(statement.value)
-        if gather.is_gather and gather.places == columns
-    }  # fmt: skip
     if len(read) != (columns is not None):
         raise Refusal("edges start from several kinds of nodes")
     if not all(is_computed(program, size) for size in (receivers, *read)):
@@ -404,11 +447,14 @@ def relation_of(
         receivers,
         *(read or (edges,)),
     )
+    extents = sizes[by if columns else "edges"]
     label = "_".join(part for part in (choice.places, columns, values, by) if part)
+    while label in program.relations and program.sizes[label] != extents:
+        label += "_"
     dtype = name_of(program.source[name].meta["val"].dtype)
     made = Relation(label, choice.places, columns, by if columns else "edges", dtype, values)
     program.relations[label] = made
-    program.sizes[label] = sizes[by if columns else "edges"]
+    program.sizes[label] = extents
     program.dtypes[label] = dtype
     return made
 

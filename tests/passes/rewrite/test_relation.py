@@ -149,6 +149,12 @@ def test_relations_between_kinds_of_nodes():
         compared(model, sparse, graph(nodes, edges, seed=1))
 
 
+def scatters(sparse):
+    """The operators of torch that scatter in the graph that runs."""
+    names = ("scatter", "index_add", "index_put")
+    return [node for node in sparse.graph.nodes if any(name in str(node.target) for name in names)]
+
+
 @pytest.mark.parametrize("choice", [None, False])
 def test_relations_of_edges_without_a_choice_by_the_data(choice, monkeypatch):
     monkeypatch.setattr(backend, "use_segment_matmul", choice)
@@ -159,7 +165,8 @@ def test_relations_of_edges_without_a_choice_by_the_data(choice, monkeypatch):
         return *graph(nodes, edges), torch.randint(0, 3, (edges,))
 
     sparse = apply(model, MESSAGES, arguments(20, 55), trainable=True)
-    assert len(sparse.report.regions) == 3
+    assert scatters(sparse) == []  # one kernel may have several relations
+    assert not sparse.report.dense
     for nodes, edges in ((20, 55), (33, 130)):
         compared(model, sparse, arguments(nodes, edges))
     assert backend.use_segment_matmul is choice
