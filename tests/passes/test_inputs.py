@@ -1,5 +1,7 @@
 """Applied models on inputs of all kinds: strange graphs, dtypes, layouts, tuples, gradients of inputs."""
 
+import copy
+
 import pytest
 import torch
 from graph_models import MESSAGES, HandWritten, Kipf, TwoLayers, adjacency, applied, graph
@@ -69,14 +71,28 @@ def test_double_precision():
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*nothing of this model in torch.bfloat16 runs:RuntimeWarning")
-def test_half_precision_stays_dense_with_a_reason():
-    model = TwoLayers(geometric.SAGEConv).bfloat16().eval()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layer", [geometric.SAGEConv, geometric.GCNConv, geometric.GATConv])
+def test_half_precision(layer, dtype):
+    model = TwoLayers(layer).eval()
     x, edge_index = graph()
-    sparse = apply(model, MESSAGES, (x.bfloat16(), edge_index))
-    assert not sparse.report.regions
-    assert "not float32 or float64" in sparse.report.dense[0].reason
-    assert torch.equal(sparse(x.bfloat16(), edge_index), model(x.bfloat16(), edge_index))
+    wide = copy.deepcopy(model).double()
+    sparse = apply(model.to(dtype), MESSAGES, (x.to(dtype), edge_index))
+    assert len(sparse.report.regions) == 2
+    assert not sparse.report.warnings
+    gradient = torch.randn(wide(x.double(), edge_index).shape)
+
+    def results(model, dtype):
+        found = model(x.to(dtype), edge_index)
+        return found.detach(), *torch.autograd.grad(found, list(model.parameters()), gradient.to(dtype))
+
+    mine, torchs, exact = results(sparse, dtype), results(model, dtype), results(wide, torch.float64)
+    for own, dense, other in zip(mine, torchs, exact, strict=True):
+        assert own.dtype == dtype
+        # Weights, features and results of layers are rounded, sums are not: no larger errors than torch's.
+        rounding = 8 * torch.finfo(dtype).eps * float(other.abs().max())
+        limit = max(2 * float((dense - other).abs().max()), rounding)
+        torch.testing.assert_close(own.double(), other, rtol=0, atol=limit)
 
 
 def test_gradients_of_inputs():

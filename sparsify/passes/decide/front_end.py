@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+import torch
 from torch import fx
 
 from sparsify.compiler.einsum.declare import Operand
@@ -34,6 +35,7 @@ from sparsify.passes.graph.operators import operator_name, scope, tensor_value
 from sparsify.passes.program.infer import Storage, infer
 from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.program.translate import translate
+from sparsify.passes.region.fragment import HALVES
 from sparsify.passes.region.region import Region, finish
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.passes.rewrite.demand import demand
@@ -171,9 +173,10 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
 def note_scatters(program: ModelProgram, covered: Collection[fx.Node]) -> None:
     """Says of scatters that rules select why they have no program."""
     for node in program.graph.nodes:
-        if operator_name(node) not in SCATTERS or info(node).mark is None or node in covered:
+        mark = info(node).mark
+        if operator_name(node) not in SCATTERS or mark is None or mark.role == "gate" or node in covered:
             continue
-        if 1 in (*sizes_of(node.meta["val"])[:1], *sizes_of(messages_of(node).meta["val"])[:1]):
+        if {0, 1} & {*sizes_of(node.meta["val"])[:1], *sizes_of(messages_of(node).meta["val"])[:1]}:
             set_info(node, dense_reason=Choice("of one edge, or to one place, it is one sum of torch's"))
         elif node.name in program.opaque:
             set_info(node, dense_reason=program.opaque[node.name])
@@ -258,8 +261,17 @@ def kept_alone(draft: Draft, program: ModelProgram) -> set[str]:
         is_summed = name in sums and bool(sums & readers.get(name, set()))
         is_alone = not asked.enabled or (asked.max_einsums == 1 and is_summed)
         is_between = asked.across != "modules" and any(scope(user) != scope(node) for user in node.users)
-        found |= {name} if is_alone or is_between else set()
+        is_rounded = any(reads_rounded(tensor_value(node), tensor_value(user)) for user in node.users)
+        found |= {name} if is_alone or is_between or is_rounded else set()
     return found
+
+
+def reads_rounded(value: torch.Tensor | None, result: torch.Tensor | None) -> bool:
+    """Whether numbers in half precision count in another dtype: as torch rounds them, kernels have to round them.
+
+    Kernels compute half precision in float32, and round what they write.
+    """
+    return value is not None and value.dtype in HALVES and (result is None or result.dtype != value.dtype)
 
 
 def canonical(

@@ -45,7 +45,7 @@ JOINS: Final[dict[By, Joins]] = {"logarithms": "logsumexp", "distinct": "nothing
 # The roles of sparse inputs.
 INPUTS: Final = ("adjacency", "activation")
 # Of marked tensors that programs read.
-DTYPES: Final = (torch.float32, torch.float64, torch.bool)
+DTYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool)
 # Operators have marks, too, which are for kernels of attention or experts.
 LEAVES: Final = ("placeholder", "get_attr")
 

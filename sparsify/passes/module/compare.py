@@ -42,6 +42,7 @@ def compare(
     limits: Verify,
     parameters: Sequence[torch.Tensor] = (),
     pruned: Callable[[], Collection[int]] = tuple,
+    read: Sequence[torch.Tensor] = (),
 ) -> float:
     """The largest difference between both results; with `parameters` between their gradients, too.
 
@@ -50,6 +51,7 @@ def compare(
         limits: `rtol` and `atol`.
         parameters: tensors whose gradients are compared.
         pruned: the places, known after both computations, of parameters whose zeros get no gradient.
+        read: tensors that are computed with; results are no more precise.
 
     Raises:
         VerificationError: a difference is beyond the limits, or the outputs have another structure.
@@ -67,11 +69,12 @@ def compare(
             found = sparse()  # first: the dense model repeats what the kernels of a captured call draw
         expected = densely()
     largest = 0.0
+    coarsest = max(map(precision, (*parameters, *read)), default=0.0)
     for name, want, have in pairs(expected, found):
-        largest = max(largest, require_close(f"output{name}", want, have, limits))
+        largest = max(largest, require_close(f"output{name}", want, have, limits, coarsest))
     if not parameters:
         return largest
-    coarsest = max(map(precision, (*parameters, *pytree.tree_leaves(expected))))
+    coarsest = max(coarsest, *map(precision, pytree.tree_leaves(expected)))
     own, zeros = gradients(found, parameters), pruned()
 
     def largest_difference(wanted: Sequence[Tensor | None]) -> float:
@@ -195,16 +198,22 @@ def pairs(expected: Any, found: Any) -> list[tuple[str, torch.Tensor, torch.Tens
     ]
 
 
-def require_close(name: str, want: torch.Tensor, have: torch.Tensor, limits: Verify) -> float:
-    """The largest absolute difference, when it is within the limits."""
+def require_close(
+    name: str, want: torch.Tensor, have: torch.Tensor, limits: Verify, coarsest: float = 0.0
+) -> float:
+    """The largest absolute difference, when it is within the limits.
+
+    Args:
+        coarsest: the precision of the coarsest numbers that results are computed from.
+    """
     if want.shape != have.shape or want.dtype != have.dtype:
         raise VerificationError(
             f"{name} is {have.dtype} {list(have.shape)}, densely {want.dtype} {list(want.shape)}"
         )
     if want.numel() == 0:
         return 0.0
-    is_short = want.dtype.is_floating_point and want.dtype.itemsize < 4
-    rtol = max(limits.rtol, ROUNDINGS * torch.finfo(want.dtype).eps) if is_short else limits.rtol
+    is_floating = want.dtype.is_floating_point
+    rtol = max(limits.rtol, ROUNDINGS * max(precision(want), coarsest)) if is_floating else limits.rtol
     want, have = numbers_of(want.detach()), numbers_of(have.detach())
     difference = (want - have).abs().double()
     largest, scale = float(torch.nan_to_num(difference, nan=0.0).max()), largest_of(want)

@@ -57,7 +57,8 @@ def verify(
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         # First, so that what is compared follows the plan of its memory.
         variant.timed(sparse, TIMED_CALLS)
-        report.largest_error = compare(dense, sparse, module._asked.recipe.verify)
+        read = [*module._source.parameters(), *tensors]
+        report.largest_error = compare(dense, sparse, module._asked.recipe.verify, read=read)
     report.dense_peak_bytes = peak.bytes
     if module._asked.is_trainable(variant.captured.training):
         report.largest_error = max(report.largest_error, gradient_error(module, variant, call, dense, sparse))

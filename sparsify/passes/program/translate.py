@@ -22,7 +22,10 @@ from sparsify.passes.program.operator_view import OperatorView
 from sparsify.passes.program.table import OPAQUE, ROWS
 
 # Of statements; others are computed by torch, and read where it is written.
-DTYPES = (torch.float32, torch.float64, torch.bool, torch.int32, torch.int64)
+DTYPES = (
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    *(torch.bool, torch.int32, torch.int64),
+)
 
 
 def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:

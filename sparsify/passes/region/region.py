@@ -367,5 +367,5 @@ def copied(region: Region) -> Region:
         covered=list(region.covered),
         notes=list(region.notes),
         program=None,
-        names={},
+        names={} if region.equations is None else region.names,
     )

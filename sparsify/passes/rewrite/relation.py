@@ -16,7 +16,7 @@ from typing import Final
 
 from torch import fx
 
-from sparsify.compiler.dtypes import name_of
+from sparsify.compiler.dtypes import STORED_HALVES, name_of
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.graph.canonicalize import input_of_expression, number_of_expression
@@ -27,7 +27,7 @@ from sparsify.passes.rewrite.demand import follows
 from sparsify.passes.rewrite.inline import CHEAP
 from sparsify.passes.rewrite.simplify import functions_of, renamed, simplify
 
-FLOATS: Final = ("float32", "float64")
+FLOATS: Final = ("float32", "float64", *STORED_HALVES)
 # By monoid what a reduction starts with.
 EMPTY: Final = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 LEAVES: Final = ("placeholder", "get_attr")

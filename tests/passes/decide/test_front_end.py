@@ -291,3 +291,43 @@ def test_operators_that_no_layout_has_say_what_to_write():
     a = sparsify.tensor((torch.stack([at, at]), torch.ones(count), (count, count)), "csr")
     with pytest.raises(DenseSizeError, match="cumsum would take"):
         sparsify.apply(model(lambda self, a, x: a.cumsum(1) @ x).eval(), recipe(), (a, torch.ones(count, 2)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_where_other_dtypes_read_it(dtype):
+    def widened(self, a, x):
+        y = (a @ x) * x
+        return y.float().softmax(-1), y
+
+    made, a, x = model(widened), adjacency().to(dtype), torch.randn(N, K).to(dtype)
+    sparse = sparsify.apply(made, recipe(), (a, x))
+    assert [region.einsum for region in sparse.report.regions] == [
+        "Y[i,k] = sum(j, A[i,j] * X[j,k]) * X[i,k]"
+    ]
+    probabilities, y = sparse(a, x)
+    assert y.dtype == dtype
+    exact = (a.double() @ x.double()) * x.double()
+    torch.testing.assert_close(y.double(), exact, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+    torch.testing.assert_close(probabilities, y.float().softmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["sampled", "rows", "softmax"])
+def test_programs_in_half_precision(name, dtype):
+    forward, text = MODELS[name]
+    made, a, x = model(forward), adjacency().to(dtype), torch.randn(N, K).to(dtype)
+    sparse = sparsify.apply(made, recipe(), (a, x))
+    assert [region.einsum for region in sparse.report.regions] == [text]
+    found, exact = sparse(a, x), made(a.double(), x.double())
+    assert found.dtype == dtype
+    largest = float(exact.abs().max())
+    # Sums are float32; their results, a row's sum above all, are rounded.
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=4 * torch.finfo(dtype).eps * largest)
+
+
+@torch.no_grad()
+def test_weights_that_are_made_once_beside_other_operands():
+    w, s, v = weight(32, 24), torch.randn(32), torch.randn(32, 24)
+    made = model(lambda self, x: (x @ (self.w * self.s[:, None]).T).tanh() + x @ self.v.T, w=w, s=s, v=v)
+    _, texts = applied(made, (torch.randn(40, 24),), {"param:w": "csr"})
+    assert texts == ["Y[i,k] = tanh(sum(j, X[i,j] * W[k,j])) + X1[i,k]"]
