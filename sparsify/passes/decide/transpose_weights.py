@@ -1,0 +1,71 @@
+"""Dense weights whose columns the entries of a sparse operand gather are read transposed, made once for each version.
+
+In: `Y[i,k] = sum(j, X[i,j] * W[k,j])`, X sparse, W a parameter. Out: `Y[i,k] = sum(j, X[i,j] * W[j,k])` over
+`contiguous(t(W))`: an entry of X reads a row of it.
+"""
+
+from dataclasses import replace
+
+from torch import fx
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Reduce
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.decide.textbook import Text
+from sparsify.passes.region.fragment import turned
+from sparsify.passes.region.region import Region, finish
+
+
+def transpose_weights(region: Region) -> None:
+    """`sum(j, X[i,j] * W[k,j]) -> sum(j, X[i,j] * W[j,k])` for each weight that is read so alone, in place."""
+    assert isinstance(region.equations, Text), "the front end makes regions with a text"
+    sparse = {region.names[matrix.name] for matrix in region.matrices}
+    for name, operand in list(region.operands.items()):
+        if not isinstance(operand, fx.Node) or operand.op != "get_attr" or operand.meta["val"].dim() != 2:
+            continue
+        short = region.names[name]
+        if not gathers_columns(region.equations.statements, short, sparse):
+            continue
+        made = turned(operand, region.covered[0])
+        region.operands = {
+            (made.name if known == name else known): (made if known == name else other)
+            for known, other in region.operands.items()
+        }
+        region.names[made.name] = region.names.pop(name)
+        statements = tuple(with_transposed(statement, short) for statement in region.equations.statements)
+        region.equations = replace(region.equations, statements=statements)
+        finish(region)
+
+
+def gathers_columns(statements: tuple[Assign, ...], name: str, sparse: set[str]) -> bool:
+    """Whether each read of a matrix is `W[k,j]` in a sum over j of a product with a sparse operand at j."""
+    sums = [part for s in statements for part in find(s.value, Reduce) if part.monoid == "sum"]
+    found = sum(is_gathered(part, access, sparse) for part in sums for access in reads_of(part.body, name))
+    reads = [access for statement in statements for access in reads_of(statement.value, name)]
+    return bool(reads) and found == len(reads)
+
+
+def reads_of(expr: Expr, name: str) -> list[Access]:
+    """The accesses of a tensor in an expression."""
+    return [access for access in find(expr, Access) if access.tensor == name]
+
+
+def is_gathered(part: Reduce, access: Access, sparse: set[str]) -> bool:
+    """Whether the last index of a read is summed over the entries of a sparse operand, and the first one is not."""
+    first, last = access.indices
+    if not isinstance(first, Index) or not isinstance(last, Index):
+        return False
+    driven = {i for other in find(part.body, Access) if other.tensor in sparse for i in other.indices}
+    return last.name in part.indices and last in driven and first.name not in part.indices and first not in driven
+
+
+def with_transposed(statement: Assign, name: str) -> Assign:
+    """`W[k,j] -> W[j,k]`."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Access) and node.tensor == name:
+            return Access(name, node.indices[::-1])
+        return map_children(node, visit)
+
+    value = visit(statement.value)
+    assert isinstance(value, Expr)
+    return replace(statement, value=value)
