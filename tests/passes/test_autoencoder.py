@@ -73,12 +73,10 @@ def compared_gradients(found, sparse, wanted, exact):
         )  # of 40 rows
 
 
-def test_a_sparse_batch_reads_the_first_weight_as_rows():
+def test_a_sparse_batch_and_a_sparse_weight_are_one_region():
     sparse = apply(made(), RULES, FORMS["sparsify"](batch(40)))
-    assert sparse.report.regions[0].einsum == FIRST
-    assert list(sparse.report.regions[0].formats) == ["X"]
-    reasons = {entry.node: entry.reason for entry in sparse.report.dense}
-    assert "rows of it are read whole" in reasons["_0_weight"]
+    assert sparse.report.regions[0].einsum == "Y[i,k] = relu(sum(j, X[i,j] * W[k,j]) + b[k])"
+    assert list(sparse.report.regions[0].formats) == ["X", "W"]
 
 
 def test_zeros_of_a_dense_batch_are_left_out_where_a_rule_says_so():

@@ -30,6 +30,7 @@ from sparsify.passes.decide.leaves import (
 )
 from sparsify.passes.decide.textbook import Text
 from sparsify.passes.decide.to_region import region_of
+from sparsify.passes.decide.transpose_weights import transpose_weights
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
 from sparsify.passes.program.infer import Storage, infer
@@ -164,6 +165,7 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
         made = [region for region in made if is_product(region)]
     for region in made:
         put_dense_products_first(draft, region)
+        transpose_weights(region)
         once = sources_of(matrix.dense for matrix in region.matrices if matrix.dense is not None)
         for node in (*region.covered, *once):
             set_info(node, dense_reason=None)

@@ -273,6 +273,13 @@ def tensor_value(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def is_real(node: fx.Node) -> bool:
+    """Whether a node is a tensor of real numbers, or several tensors of which one is."""
+    value = node.meta.get("val")
+    parts = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(part, torch.Tensor) and part.is_floating_point() for part in parts)
+
+
 def data_extents(extent: torch.SymInt) -> dict[Any, int]:
     """By symbol the extents that data decides, as the example inputs have them."""
     return _data_extents.setdefault(extent.node.shape_env, {})

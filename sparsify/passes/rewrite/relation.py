@@ -20,7 +20,7 @@ from sparsify.compiler.dtypes import STORED_HALVES, name_of
 from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Index, Reduce, Stored
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.graph.canonicalize import input_of_expression, number_of_expression
-from sparsify.passes.graph.operators import tensor_value
+from sparsify.passes.graph.operators import is_real, tensor_value
 from sparsify.passes.program.model import By, ModelProgram, Refusal, Relation, Size, index_names
 from sparsify.passes.region.region import place
 from sparsify.passes.rewrite.demand import follows
@@ -385,7 +385,7 @@ def put(program: ModelProgram, name: str, choice: Choice, lifting: Lifting, part
         program.dtypes[name] = lifting.relation.dtype
     if not lifting.is_equal(choice.place, modes[0]):
         raise Refusal("scatters by the same places to different numbers of nodes")
-    if program.dtypes[name] != lifting.relation.dtype:
+    if lifting.relation.by != "values" and program.dtypes[name] != lifting.relation.dtype:
         raise Refusal(
             f"{name} scatters by the same places in {program.dtypes[name]} and {lifting.relation.dtype}"
         )
@@ -451,7 +451,7 @@ def relation_of(
     label = "_".join(part for part in (choice.places, columns, values, by) if part)
     while label in program.relations and program.sizes[label] != extents:
         label += "_"
-    dtype = name_of(program.source[name].meta["val"].dtype)
+    dtype = name_of(program.source[name].meta["val"].dtype) if values is None else dtype_of(program, values)
     made = Relation(label, choice.places, columns, by if columns else "edges", dtype, values)
     program.relations[label] = made
     program.sizes[label] = extents
@@ -583,7 +583,7 @@ def is_structural(program: ModelProgram, name: str) -> bool:
     def is_given(node: fx.Node | None) -> bool:
         value = None if node is None else tensor_value(node)
         if node is None or value is None:
-            return node is not None
+            return node is not None and (not is_real(node) or all(map(is_given, node.all_input_nodes)))
         if node.op in LEAVES:
             return not value.is_floating_point() or (node.op == "placeholder" and value.dim() == 1)
         return all(visit(source.name) for source in node.all_input_nodes)

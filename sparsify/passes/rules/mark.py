@@ -76,12 +76,19 @@ def where(recipe: Recipe, rule: Rule) -> str:
     return f"{name}:{rule.line}" if rule.line else name
 
 
+def carries_extents(draft: Draft, name: str) -> bool:
+    """Whether a placeholder stands for the shape of a sparse input alone."""
+    return name.endswith(".extent") and name.removesuffix("extent") + "values" in draft.examples
+
+
 def named(draft: Draft) -> Iterator[Candidate]:
     """Every node under every name by which a rule may select it."""
     parameters = aliases(draft.model)
     for node in draft.graph.nodes:
         if node.op == "placeholder":
             name = str(info(node).input_name or node.target)
+            if carries_extents(draft, name):
+                continue  # no tensor of the user's
             yield Candidate("input", name, node)
             if name.endswith(".values"):
                 yield Candidate("input", name.removesuffix(".values"), node)

@@ -6,9 +6,10 @@ the structure alone, and are computed once for it.
 
 from typing import Final
 
+import torch
 from torch import fx
 
-from sparsify.passes.graph.operators import argument, operator_name, tensor_value
+from sparsify.passes.graph.operators import argument, is_real, operator_name, tensor_value
 
 SCATTERS: Final = ("index_add", "index_put", "scatter_add", "scatter_reduce")
 GATHERS: Final = ("index_select", "gather", "index", "embedding")
@@ -50,10 +51,18 @@ def has_features(messages: fx.Node) -> bool:
         if node.op in ("placeholder", "get_attr"):
             if node.op == "get_attr" or node.meta["val"].dim() > 1:
                 return True
-        elif operator_name(node) in GATHERS and any(read.op == "placeholder" for read in real_sources(node)):
+        elif gathers_by_number(node) and any(read.op == "placeholder" for read in real_sources(node)):
             return True
         waiting += node.all_input_nodes
     return False
+
+
+def gathers_by_number(node: fx.Node) -> bool:
+    """Whether a node reads entries of a tensor by whole numbers; truth values only select entries, such as edges."""
+    if operator_name(node) not in GATHERS:
+        return False
+    places = [tensor_value(read) for read in node.all_input_nodes if not is_real(read)]
+    return any(place is not None and place.dtype != torch.bool for place in places)
 
 
 def real_sources(node: fx.Node) -> list[fx.Node]:
@@ -65,12 +74,6 @@ def real_sources(node: fx.Node) -> list[fx.Node]:
             seen.add(read)
             waiting += read.all_input_nodes
     return [read for read in seen if read.op in ("placeholder", "get_attr")]
-
-
-def is_real(node: fx.Node) -> bool:
-    """Whether a node is a tensor of real numbers."""
-    value = tensor_value(node)
-    return value is not None and value.is_floating_point()
 
 
 def reason_against(node: fx.Node) -> str:

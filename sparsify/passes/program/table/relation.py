@@ -101,6 +101,7 @@ def index_add(view: OperatorView) -> str:
     mode = view.mode(view["self"])
     places, e = require_places(view, view["index"]), view.index(view.shape(view["index"])[0])
     factor = view.number("alpha", 1)
+    require_same(view, without(view.shape(view["source"]), mode), without(view.sizes, mode))
     entry = view.at(view["source"], replaced(view.out, mode, e))
     entry = entry if factor == 1 else f"{literal(factor)} * {entry}"
     return written(view, mode, view.at(places, [e]), [e], entry, "sum", is_included=True)
