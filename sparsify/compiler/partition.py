@@ -192,7 +192,8 @@ def reductions(part: Part) -> Group | None:
 
 def rows_and_columns(part: Part) -> Group | None:
     """The chains over rows and over columns that a whole program is."""
-    has_entries = any(not part.program.declaration(name).format.is_dense for name in part.names)
+    declared = part.prepared.program.declaration  # parts may store results under other names
+    has_entries = any(not declared(name).format.is_dense for name in part.names)
     if not part.is_whole or len(part.names) < 3 or not has_entries or not part.is_as_written:
         return None
     found = divided(one_step(part.prepared.named)[0].program, part.sizes)
