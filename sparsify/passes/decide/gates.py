@@ -10,7 +10,7 @@ from math import prod
 from typing import Final
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Index
 from sparsify.compiler.node import Node, find, map_children
@@ -20,17 +20,15 @@ from sparsify.passes.decide.textbook import unified
 from sparsify.passes.graph.insert import call
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import tensor_value
+from sparsify.passes.lift.experts.capacity import in_groups
 from sparsify.passes.lift.experts.gate import places
+from sparsify.passes.lift.experts.mixture import BY_EXPERT, MIXTURE
 from sparsify.passes.program.model import ModelProgram, Refusal, sizes_of
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.storage.format import Format
 
 aten: Final = torch.ops.aten
-# How experts list their tokens.
-BY_EXPERT: Final = Format("csc")
-# The note of their regions.
-MIXTURE: Final = "mixture of experts"
 MATRIX: Final = 2
 
 
@@ -126,11 +124,6 @@ class Tokens:
                 used = rows if chosen is self.weights else self.rows(chosen)
         parts = (self.weights,) if chosen is None else (self.weights, chosen)
         return replace(matrix, dense=rows, places=used, packed=own, parts=tuple(dict.fromkeys(parts)))
-
-
-def in_groups(rows: Tensor, weights: Tensor, modes: list[int]) -> Tensor:
-    """Rows of tokens [tokens, ..] in groups: [groups.., tokens, ..], as these modes of weights are."""
-    return rows.reshape([*(weights.shape[mode] for mode in modes), *rows.shape[1:]])
 
 
 def tokens_of(program: ModelProgram, found: Cut, gates: Sequence[str]) -> Tokens | str:
