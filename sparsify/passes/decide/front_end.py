@@ -19,6 +19,7 @@ from sparsify.compiler.schedule.contract import contract
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import expected_sizes
 from sparsify.passes.decide.cut import cut, kept
+from sparsify.passes.decide.gates import finish_mixture, gate_operand
 from sparsify.passes.decide.leaves import (
     computed_weights,
     densities,
@@ -33,6 +34,7 @@ from sparsify.passes.decide.to_region import region_of
 from sparsify.passes.decide.transpose_weights import transpose_weights
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
+from sparsify.passes.lift.experts.capacity import combine_of
 from sparsify.passes.program.infer import Storage, infer
 from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.program.translate import translate
@@ -40,11 +42,21 @@ from sparsify.passes.region.fragment import HALVES
 from sparsify.passes.region.region import Region, finish
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.passes.rewrite.demand import demand
+from sparsify.passes.rewrite.gate import (
+    absorb,
+    inline_parts,
+    join,
+    read_parts,
+    restricted,
+    results_of,
+    split_biases,
+)
 from sparsify.passes.rewrite.inline import inline, is_view
 from sparsify.passes.rewrite.narrow import narrow_first
 from sparsify.passes.rewrite.relation import relate
 from sparsify.passes.rewrite.simplify import is_multilinear, without_detach
 from sparsify.passes.rewrite.softmax import normalise
+from sparsify.passes.rewrite.tokens import with_tokens
 from sparsify.passes.rules.scatters import REPEATS, SCATTERS, messages_of
 from sparsify.report import Choice
 
@@ -59,7 +71,7 @@ FINITE: Final = frozenset(
 def front_end(draft: Draft) -> Draft:
     """The draft with regions for operators that no recogniser lifted, where they touch a marked tensor."""
     known = covered_by(draft.regions) | settled(draft.graph)
-    marked = marked_leaves(draft.graph, known)
+    marked = marked_leaves(draft.graph, known) | gates_of(draft.graph, known)
     edges = edges_of(draft.graph, known) if draft.has_general else set()
     if marked or edges:
         shared = [r for r in draft.regions if reads_input(r, marked) or reads_edges(r, edges)]
@@ -72,6 +84,27 @@ def front_end(draft: Draft) -> Draft:
         draft.regions = sorted([*draft.regions, *made], key=lambda region: place[region.output])
     report_dense(draft, covered_by(draft.regions))
     return draft
+
+
+def gates_of(graph: fx.Graph, covered: Collection[fx.Node]) -> dict[str, Matrix]:
+    """The gates of experts that rules mark and that no region reads, as sparse operands by name.
+
+    Those of slots are for the recogniser of capacities alone.
+    """
+    of_slots = {sums[0].weights for node in graph.nodes if (sums := combine_of(node)) is not None}
+    rest = (node for node in graph.nodes if node not in of_slots and not covered_all(node, covered))
+    found = {node.name: gate_operand(node) for node in rest}
+    return {name: matrix for name, matrix in found.items() if matrix is not None}
+
+
+def covered_all(node: fx.Node, covered: Collection[fx.Node]) -> bool:
+    """Whether regions compute all that reads a node."""
+    return all(user in covered for user in node.users)
+
+
+def reads_gate(region: Region) -> bool:
+    """Whether a region is a mixture of experts."""
+    return any(matrix.mark.role == "gate" for matrix in region.matrices)
 
 
 def edges_of(graph: fx.Graph, covered: set[fx.Node]) -> set[fx.Node]:
@@ -123,11 +156,10 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
         is_whole: whether one cut without a region means none at all.
     """
     covered = covered_by(others) | settled(draft.graph)
-    marked = marked_leaves(draft.graph, covered)
+    marked = marked_leaves(draft.graph, covered) | gates_of(draft.graph, covered)
     apart = covered | {n for n in draft.graph.nodes if n.name in marked}
-    program = translate(draft.graph, apart)
-    if not draft.has_general:
-        program = translate(draft.graph, apart | unbounded(program))
+    gates = {name for name, matrix in marked.items() if matrix.mark.role == "gate"}
+    program = program_of(draft, apart, gates)
     for name, statement in program.statements.items() if not draft.is_trainable else ():
         program.statements[name] = replace(statement, value=without_detach(statement.value))
     inline(program, infer(program, {}, {}), kept(program), is_view)
@@ -143,13 +175,10 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
         leaves |= {name: operand_of(matrix) for name, matrix in made_once.items()}
         shares |= densities(draft, made_once)
         marked |= made_once
-    alone = kept_alone(draft, program)
-    storage = canonical(program, leaves, shares, kept(program) | alone)
-    for name in marked:  # but relations, which are read by what they are made of
-        for reader in program.nodes[name].users:
-            is_left = reader.name in program.opaque and reader not in covered
-            if is_left and info(reader).dense_reason is None:
-                set_info(reader, dense_reason=program.opaque[reader.name])
+    results = results_of(program, infer(program, leaves, shares), gates)
+    alone = kept_alone(draft, program) | results
+    storage = canonical(program, leaves, shares, kept(program) | alone, gates, results)
+    note_readers(program, marked.keys() - gates, covered)
     note_scatters(program, covered)
     made = []
     most = draft.recipe.fuse.max_einsums or len(program.statements)
@@ -162,14 +191,45 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
         else:
             note_refusal([program.nodes[name] for name in found.names if name in program.nodes], region)
     if not draft.has_general:
-        made = [region for region in made if is_product(region)]
+        made = [region for region in made if is_product(region) or reads_gate(region)]
     for region in made:
-        put_dense_products_first(draft, region)
-        transpose_weights(region)
+        if reads_gate(region):
+            finish_mixture(region)
+        else:
+            put_dense_products_first(draft, region)
+            transpose_weights(region)
         once = sources_of(matrix.dense for matrix in region.matrices if matrix.dense is not None)
         for node in (*region.covered, *once):
             set_info(node, dense_reason=None)
     return made
+
+
+def program_of(draft: Draft, apart: Collection[fx.Node], gates: Collection[str]) -> ModelProgram:
+    """The program of a graph, in which mixtures of experts have no biases behind them, and a mode for tokens.
+
+    Args:
+        apart: nodes that stay opaque.
+        gates: the leaves that choose experts.
+    """
+    program = translate(draft.graph, apart)
+    if not draft.has_general:
+        apart = {*apart, *unbounded(program)}
+        program = translate(draft.graph, apart)
+    if gates:
+        inline(program, infer(program, {}, {}), kept(program), is_view)
+        program = translate(draft.graph, {*apart, *split_biases(program, gates)})
+        inline(program, infer(program, {}, {}), kept(program), is_view)
+        with_tokens(program, gates)
+    return program
+
+
+def note_readers(program: ModelProgram, names: Iterable[str], covered: Collection[fx.Node]) -> None:
+    """Says of opaque operators that read sparse leaves why they are; relations are read by what they are made of."""
+    for name in names:
+        for reader in program.nodes[name].users:
+            is_left = reader.name in program.opaque and reader not in covered
+            if is_left and info(reader).dense_reason is None:
+                set_info(reader, dense_reason=program.opaque[reader.name])
 
 
 def note_scatters(program: ModelProgram, covered: Collection[fx.Node]) -> None:
@@ -273,7 +333,9 @@ def reads_rounded(value: torch.Tensor | None, result: torch.Tensor | None) -> bo
 
     Kernels compute half precision in float32, and round what they write.
     """
-    return value is not None and value.dtype in HALVES and (result is None or result.dtype != value.dtype)
+    if value is None or result is None:  # parts of a tensor, sizes, the caller
+        return False
+    return value.dtype in HALVES and result.dtype != value.dtype
 
 
 def canonical(
@@ -281,11 +343,15 @@ def canonical(
     leaves: Mapping[str, Operand],
     shares: Mapping[str, float],
     apart: Collection[str],
+    gates: Collection[str] = (),
+    results: Collection[str] = (),
 ) -> Storage:
     """Rewrites a program, in place: views are inlined, and what is needed under a pattern alone is restricted to it.
 
     Args:
         apart: tensors that stay.
+        gates: leaves that choose experts.
+        results: sums over what these restrict.
 
     Returns:
         how its tensors are stored.
@@ -299,6 +365,14 @@ def canonical(
     restrict(program, leaves, shares, apart)
     inline(program, infer(program, leaves, shares), apart)
     narrow_first(program, infer(program, leaves, shares), apart)
+    if gates:
+        inline_parts(program, infer(program, leaves, shares), apart)
+        inline(program, infer(program, leaves, shares), apart)
+        for name in results:
+            join(program, name, apart)
+            absorb(program, name, gates, apart)
+        rows = restricted(program, infer(program, leaves, shares), gates)
+        read_parts(program, rows.keys() & program.statements.keys())
     return infer(program, leaves, shares)
 
 

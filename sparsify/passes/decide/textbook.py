@@ -117,7 +117,9 @@ def tensor_texts(
 def letter_of(operand: Matrix | fx.Node) -> str:
     """The letter of an operand."""
     if isinstance(operand, Matrix):
-        return {"weight": "W", "activation": "X", "attention_mask": "M"}.get(operand.mark.role, "A")
+        return {"weight": "W", "activation": "X", "attention_mask": "M", "gate": "G"}.get(
+            operand.mark.role, "A"
+        )
     value = operand.meta["val"]
     if sum(1 for extent in value.shape if type(extent) is not int or extent != 1) <= 1:
         return "b"

@@ -5,20 +5,23 @@ X[i,j] * X[k,j])`, or why there is none. Modes of extent 1, which programs do no
 back into results.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import fx
 
+from sparsify.compiler.einsum.infer_format import dense_format
 from sparsify.compiler.einsum.nodes import Access, Expr
-from sparsify.compiler.node import Node, map_children
+from sparsify.compiler.node import Node, find, map_children
 from sparsify.errors import SparsifyError
 from sparsify.passes.decide.cut import Cut
+from sparsify.passes.decide.gates import tokens_of
 from sparsify.passes.decide.leaves import LEAVES, operand_of
 from sparsify.passes.decide.textbook import textbook, unified, unread_indices
 from sparsify.passes.graph import insert
-from sparsify.passes.graph.node_info import set_info
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.program.translate import dense_operand
 from sparsify.passes.region.region import Region, declare_equations
@@ -31,6 +34,12 @@ def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -
     """The region of a cut, or why there is none."""
     if not any(name in marked for name in found.operands):
         return "no sparse operand is read"
+    gates = [name for name in found.operands if name in marked and marked[name].mark.role == "gate"]
+    tokens = tokens_of(program, found, gates)
+    if isinstance(tokens, str):
+        return tokens
+    found = Cut(tokens.statements, found.outputs)
+    marked = {**marked, **{name: tokens.matrix(marked[name]) for name in gates}}
     unread = unread_indices(unified(program, found.statements))
     if any(not isinstance(program.extents[name], int) for name in unread):
         return "an extent of a result is known in a call alone"
@@ -38,8 +47,11 @@ def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -
     outputs = sorted(found.outputs, key=place.__getitem__)
     sources = {name: marked[name] if name in marked else program.nodes[name] for name in found.operands}
     text = textbook(program, found, outputs, sources)
+    ranks = {a.tensor: len(a.indices) for s in found.statements for a in find(s.value, Access)}
     declared = {
-        text.names[name]: operand_of(source) if isinstance(source, Matrix) else dense_operand(program, name)
+        text.names[name]: operand_of(source)
+        if isinstance(source, Matrix)
+        else replace(dense_operand(program, name), format=dense_format(ranks[name]))
         for name, source in sources.items()
     }
     try:
@@ -48,21 +60,21 @@ def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -
         )
     except SparsifyError as error:
         return f"no program: {error}".splitlines()[0]
-    read = [
-        program.nodes[n]
-        for name in sources
-        for n in (program.relations[name].inputs if name in program.relations else [name])
-    ]
-    inside = between([program.nodes[name] for name in outputs], read)
+    inside = nodes_of(program, outputs, sources)
     operands: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, source in sources.items():
-        operand = source if isinstance(source, Matrix) else without_units(program.nodes[name], inside)
+        operand: Any = source
+        if not isinstance(source, Matrix):
+            operand = tokens.operand(source, inside) if name in tokens.flat else without_units(source, inside)
         operands[operand.name] = operand
         names[operand.name] = text.names[name]
+    for node in inside if gates else ():
+        insert.move_behind_inputs(node)
     results = []
     for name in outputs:
-        results.append(result_without_units(program.nodes[name]))
+        node = program.nodes[name]
+        results.append(tokens.result(node) if gates else result_without_units(node))
         names[results[-1].name] = text.names[name]
     back = {short: name for name, short in names.items()}
     return Region(
@@ -87,6 +99,21 @@ def read_by_name(value: Expr, names: Mapping[str, str]) -> Expr:
     found = visit(value)
     assert isinstance(found, Expr)
     return found
+
+
+def nodes_of(program: ModelProgram, outputs: Iterable[str], operands: Iterable[str]) -> list[fx.Node]:
+    """The nodes that compute tensors from others, which they read where these stand for what they read now."""
+    read = [
+        program.nodes[n]
+        for name in operands
+        for n in (program.relations[name].inputs if name in program.relations else [name])
+    ]
+    bases = {node.all_input_nodes[0]: node for node in read if info(node).rows_of is not None}
+    inside = between([program.nodes[name] for name in outputs], [*read, *bases])
+    for base, rows in bases.items():
+        for reader in inside:
+            reader.replace_input_with(base, rows)
+    return inside
 
 
 def between(outputs: list[fx.Node], operands: list[fx.Node]) -> list[fx.Node]:

@@ -53,7 +53,7 @@ def lift(draft: Draft) -> Draft:
             continue
         mixture = experts.recognise(node)
         gate = None if mixture is None else experts.mark_of(mixture)
-        if mixture is not None and gate is not None:
+        if mixture is not None and gate is not None and mixture.combine is not None:
             made = experts.experts_region(mixture, gate)
             settle(node if isinstance(made, str) else made.output, made)
             set_info(mixture.gate, dense_reason=None)  # it is computed as it was, and then read sparse

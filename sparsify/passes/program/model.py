@@ -167,6 +167,17 @@ class ModelProgram:
                 found.setdefault(read, set()).add(name)
         return found
 
+    def drop_unneeded(self) -> None:
+        """Leaves out the statements that neither the caller nor opaque operators need."""
+        needed, waiting = set[str](), [node.name for node in self.graph.output_node().all_input_nodes]
+        while waiting:
+            name = waiting.pop()
+            if name not in needed:
+                needed.add(name)
+                waiting += self.inputs_of(name)
+        for name in self.statements.keys() - needed:
+            del self.statements[name]
+
     def order(self) -> None:
         """Puts statements after those that they read."""
         done: dict[str, Assign] = {}

@@ -628,11 +628,4 @@ def drop_choices(program: ModelProgram) -> None:
             del program.statements[name]
             if name in program.nodes:
                 program.opaque[name] = UNLIFTED
-    needed, waiting = set[str](), [node.name for node in program.graph.output_node().all_input_nodes]
-    while waiting:
-        name = waiting.pop()
-        if name not in needed:
-            needed.add(name)
-            waiting += program.inputs_of(name)
-    for name in program.statements.keys() - needed:
-        del program.statements[name]
+    program.drop_unneeded()

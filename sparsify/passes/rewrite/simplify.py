@@ -17,7 +17,7 @@ def simplify(expr: Expr) -> Expr:
     """An expression without what says nothing.
 
     `0 + x -> x`, `1 * x -> x`, `where(True, x, y) -> x`, `A * where(stored(A), x, 0) -> A * x`, and `where` inside of
-    one with the same pattern.
+    one with the same pattern; `x * sigmoid(a * x) -> silu(a * x) / a`, which reads x once.
     """
     found = _simplified(expr, frozenset())
     assert isinstance(found, Expr)
@@ -44,7 +44,25 @@ def _simplified(node: Node, known: frozenset[Node]) -> Node:
             factor == access
         ):
             return Call("mul", (factor, other))
+        case Call("mul", (Call("where", (Stored(access), other, Const(0))), Access() as factor)) if (
+            factor == access
+        ):
+            return Call("mul", (other, factor))
+        case Call("mul", (factor, Call("sigmoid", (inside,)))) | Call(
+            "mul", (Call("sigmoid", (inside,)), factor)
+        ):
+            return swish(factor, inside) or node
     return node
+
+
+def swish(x: Expr, inside: Expr) -> Expr | None:
+    """`x * sigmoid(x) -> silu(x)`, `x * sigmoid(a * x) -> silu(a * x) / a`; `None` for other products."""
+    if x == inside:
+        return Call("silu", (x,))
+    match inside:
+        case Call("mul", (base, Const(value) as a)) | Call("mul", (Const(value) as a, base)) if base == x:
+            return Call("div", (Call("silu", (inside,)), a)) if value else None
+    return None
 
 
 def _expr(node: Node, known: frozenset[Node]) -> Expr:

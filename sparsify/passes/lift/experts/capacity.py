@@ -215,45 +215,9 @@ def as_rows(node: fx.Node, weights: fx.Node, modes: list[int]) -> list[fx.Node]:
     return [node, rows]
 
 
-def flattened(node: fx.Node, groups: int, user: fx.Node) -> fx.Node:
-    """A tensor [groups.., tokens, ..] with one mode for all tokens, made before `user`."""
-    value = tensor_value(node)
-    assert value is not None, "what mixtures read are tensors"
-    known = next((n for n in node.users if info(n).rows_of is node), None)
-    if not groups or known is not None:
-        return known or node
-    with node.graph.inserting_before(user):
-        rows = node.graph.call_function(torch.ops.aten.flatten.using_ints, (node, 0, groups))
-    rows.meta["val"] = value.flatten(0, groups)
-    set_info(rows, rows_of=node)
-    return rows
-
-
-def read_in_groups(covered: list[fx.Node], flat: dict[fx.Node, fx.Node], weights: fx.Node) -> None:
-    """What nodes of a mixture read of tensors with groups, they read from those with one mode for all tokens.
-
-    Args:
-        covered: nodes that nothing else reads, besides the last one; they are moved to its place.
-        flat: what they read, and the same with one mode.
-        weights: [groups.., tokens, experts].
-    """
-    last, value = covered[-1], tensor_value(weights)
-    assert value is not None, "weights are a tensor"
-    known = set(covered)
-    for node in [node for node in last.graph.nodes if node in known and node is not last]:
-        last.prepend(node)
-    first = next(node for node in last.graph.nodes if node in known)
-    for node, rows in flat.items():
-        with last.graph.inserting_before(first):
-            shown = last.graph.call_function(in_groups, (rows, weights, list(range(value.dim() - 1))))
-        shown.meta["val"] = node.meta["val"]
-        for reader in covered:
-            reader.replace_input_with(node, shown)
-
-
 def in_groups(rows: Tensor, weights: Tensor, modes: list[int]) -> Tensor:
-    """Rows of tokens [tokens, channels] in groups: [groups.., tokens, channels], as these modes of weights are."""
-    return rows.reshape([*(weights.shape[mode] for mode in modes), rows.shape[-1]])
+    """Rows of tokens [tokens, ..] in groups: [groups.., tokens, ..], as these modes of weights are."""
+    return rows.reshape([*(weights.shape[mode] for mode in modes), *rows.shape[1:]])
 
 
 def _last(*nodes: fx.Node) -> fx.Node:

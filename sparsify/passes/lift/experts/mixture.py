@@ -1,15 +1,14 @@
-"""A mixture of experts as one einsum program over the entries of its gate.
+"""Mixtures of experts in a graph: which tensor is the gate of one, and the program of one whose tokens go to slots.
 
-In:  `%a = einsum("td,ehd->teh", %x, %u); %h = relu(%a); %z = einsum("teh,eoh->teo", %h, %v);
-      %y = einsum("te,teo->to", %gate, %z)`, `%gate` marked as a gate: 0 where a token does not choose an expert.
-Out: a region `H[t,e,h] = G[t,e] * relu(sum(i0, X[t,i0] * U[e,h,i0])); Y[t,o] += H[t,e,h] * V[e,o,h]`.
+In:  `%y = einsum("te,teo->to", %gate, %z)`. Out: `%gate` is the gate of a mixture, which rules name `op:experts`.
 
-Between the two products with the matrices of the experts there may be functions of single entries, biases, and halves
-of the rows, as gated units have them; biases after the last one are added beside the program, as `output_bias` says.
-Tokens may be sent to slots of the experts and back, as `capacity` says.
+Those go over the general road once a rule marks the gate. Tokens that are sent to slots of the experts and back, as
+`capacity` says, become a region `H[t,e,h] = G[t,e] * relu(sum(i0, X[t,i0] * U[e,h,i0])); Y[t,o] += H[t,e,h] * V[e,o,h]`
+here. Between the two products with the matrices of the experts there may be functions of single entries, biases, and
+halves of the rows, as gated units have them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -23,7 +22,7 @@ from sparsify.passes.capture.draft import Mark
 from sparsify.passes.graph.einsum_nodes import Einsum, einsum_of
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import argument, operator_name, tensor_value
-from sparsify.passes.lift.experts import capacity, output_bias
+from sparsify.passes.lift.experts import capacity
 from sparsify.passes.lift.experts.gate import is_decided
 from sparsify.passes.lift.experts.rows import Rows
 from sparsify.passes.region.region import Region
@@ -122,27 +121,18 @@ def experts_region(match: Experts, mark: Mark) -> Region | str:
     """The region of a mixture, or why there is none."""
     value = tensor_value(match.node)
     assert value is not None, "a mixture is a tensor"
-    given, with_biases = match, output_bias.biased(match.results) if match.combine is None else None
-    if with_biases is not None:
-        match = replace(match, results=with_biases.products, covered=())
-    groups = (
-        ()
-        if match.combine is not None
-        else tuple(f"g{place}" for place in range(value.dim() - capacity.ROWS))
-    )
-    rows = Rows(match.node, value.dtype, groups, match.combine)
+    combine = match.combine
+    assert combine is not None, "other mixtures go over the general road"
+    rows = Rows(match.node, value.dtype, combine)
     text = program_text(match, rows)
     if text is None:
         return rows.why or "what its experts compute is not made of products, functions of entries and biases"
-    gate = rows.gate(match.gate)
+    gate = rows.gate()
     if isinstance(gate, str):
         return gate
     covered = list(dict.fromkeys([*rows.covered, *match.covered, match.node]))
-    readers = {*covered, *given.covered, *([] if with_biases is None else [with_biases.node])}
-    if leaves := [n for n in covered[:-1] if any(user not in readers for user in n.users)]:
+    if leaves := [n for n in covered[:-1] if any(user not in covered for user in n.users)]:
         return f"{leaves[0].name} is read elsewhere too"
-    if with_biases is not None:
-        covered[-1] = output_bias.apart(match.node, match.gate, with_biases, given.covered[1:])
     matrix = Matrix(
         f"A_{gate.node.name}", None, None, None, None, gate.node, False, value.dtype, mark,
         packed=BY_EXPERT if mark.format == "auto" else None, places=gate.places, parts=gate.parts,
@@ -156,11 +146,7 @@ def experts_region(match: Experts, mark: Mark) -> Region | str:
     program = declare(parse(text), declared, ("Y",))
     named: dict[str, Any] = {name: operand for operand, name in rows.names.items()} | {"G": matrix}
     operands = {named[short].name: named[short] for short in program.inputs}
-    if groups:
-        capacity.read_in_groups(covered, rows.flat, match.gate)
-    modes = list(range(len(groups) + 1))
-    if match.combine is not None:
-        modes = list(match.combine.order[: match.combine.groups + 1])
+    modes = list(combine.order[: combine.groups + 1])
     covered = [*covered[:-1], *capacity.as_rows(covered[-1], match.gate, modes)]
     names = {operand.name: short for short, operand in named.items()} | {covered[-1].name: "Y"}
     statement = (covered[-1], ("t", "o"), Const(0))
@@ -179,7 +165,7 @@ def program_text(match: Experts, rows: "Rows") -> str | None:
             return None
         rows.covered.append(found)
         found = inner
-    modes = (*rows.groups, "t", "e", "o") if match.combine is None else match.combine.modes
+    modes = rows.combine.modes
     if len(found.output) != len(modes):
         return None
     names = dict(zip(found.output, modes, strict=True))
@@ -192,9 +178,6 @@ def program_text(match: Experts, rows: "Rows") -> str | None:
     ((matrix, at),) = matrices
     (operand, letters), *_ = (pair for pair in found.operands if pair[0] is not matrix)
     last = rows.leaf(matrix, tuple(names[letter] for letter in at))
-    if {names[letter] for letter in letters} == {*rows.groups, "t", "h"}:
-        first = rows.row(operand, tuple(names[letter] for letter in letters))
-        return first and f"Y[t,o] += G[t,e] * {first} * {last}"
     inside = rows.read(operand, tuple(names[letter] for letter in letters))
     if inside is None:
         return None

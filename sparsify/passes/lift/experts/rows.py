@@ -13,7 +13,6 @@ from sparsify.passes.graph.einsum_nodes import einsum_of
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import argument, is_inactive_dropout, operator_name, tensor_value
 from sparsify.passes.lift.experts import capacity
-from sparsify.passes.lift.experts.gate import places
 from sparsify.passes.region.fragment import UNARY
 
 SIGNS: Final = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -40,26 +39,22 @@ class Rows:
     Attributes:
         node: the mixture.
         dtype: of all that is read.
-        groups: the modes before that of tokens, without slots; tokens have one mode in the expressions.
-        combine: how tokens come back from slots of the experts, `None` without slots.
+        combine: how tokens come back from slots of the experts; they have one mode in the expressions.
         dispatch: how they come there.
         names: of the tensors that are read, in the program.
         covered: nodes that the expressions compute.
         why: what is in the way of one.
-        flat: tensors with groups, as they are with one mode for all tokens.
         seen: what was read inside of experts, at which modes.
         sums: how many there are.
     """
 
     node: fx.Node
     dtype: torch.dtype
-    groups: tuple[str, ...] = ()
-    combine: capacity.Combine | None = None
+    combine: capacity.Combine
     dispatch: capacity.Dispatch | None = None
     names: dict[fx.Node, str] = field(default_factory=dict)
     covered: list[fx.Node] = field(default_factory=list)
     why: str = ""
-    flat: dict[fx.Node, fx.Node] = field(default_factory=dict)
     seen: set[tuple[fx.Node, tuple[Mode, ...]]] = field(default_factory=set)
     sums: int = 0
 
@@ -226,36 +221,22 @@ class Rows:
 
     def _is_of_entry(self, modes: tuple[Mode, ...]) -> bool:
         """Whether a tensor has a row for each token and expert, or for each slot."""
-        entry = {*self.groups, "t", "e"} if self.combine is None else self.combine.entry
-        return entry <= {mode.index if isinstance(mode, Part) else mode for mode in modes}
+        return self.combine.entry <= {mode.index if isinstance(mode, Part) else mode for mode in modes}
 
     def _outside(self, node: fx.Node, modes: tuple[Mode, ...]) -> str | None:
         """The entry of a tensor that experts read; which slot of an expert a token is in they cannot."""
         value = tensor_value(node)
         assert value is not None, "experts read tensors"
-        of_slots = frozenset() if self.combine is None else self.combine.entry - {"e"}
+        of_slots = self.combine.entry - {"e"}
         extents = zip(modes, value.shape, strict=True)
         modes = tuple(None if mode in of_slots and str(n) == "1" else mode for mode, n in extents)
         if of_slots & set(modes):
             self.why = f"{node.name} depends on slots, not only on the tokens in them"
             return None
-        return self.row(node, modes)
-
-    def row(self, node: fx.Node, modes: tuple[Mode, ...]) -> str | None:
-        """The entry of a tensor that is computed outside, of which tokens have one mode."""
-        tokens = (*self.groups, "t")
-        if self.groups and modes[: len(tokens)] == tokens:
-            self.flat[node] = capacity.flattened(node, len(self.groups), self.node)
-            node, modes = self.flat[node], modes[len(self.groups) :]
-        elif self.groups and set(tokens) & set(modes):
-            self.why = f"{node.name} is neither the same for all tokens nor has a row for each of them"
-            return None
         return self.leaf(node, modes)
 
     def _sent(self, node: fx.Node, modes: tuple[Mode, ...]) -> str | None:
         """The rows of the tokens that slots hold."""
-        if self.combine is None:
-            return None
         entry, found = self.combine.entry, capacity.dispatch_of(node, modes, self.combine)
         if found is None:
             return None
@@ -267,14 +248,8 @@ class Rows:
         inside = next(mode for mode in modes if mode not in entry)
         return self.leaf(capacity.rows_of(found), ("t", inside))
 
-    def gate(self, weights: fx.Node) -> capacity.Gate | str:
-        """The gate that has these weights, of experts or of their slots; or why there is none."""
-        if self.combine is None:
-            chosen, count = places(weights), len(self.groups)
-            rows = capacity.flattened(weights, count, self.node)
-            used = None if chosen is None else capacity.flattened(chosen, count, self.node)
-            parts = () if not count else (weights,) if chosen is None else (weights, chosen)
-            return capacity.Gate(rows, used, tuple(dict.fromkeys(parts)))
+    def gate(self) -> capacity.Gate | str:
+        """The gate of experts that has the weights of their slots; or why there is none."""
         if self.dispatch is None:
             return "what its experts read are no tokens that a sum sends to their slots"
         return capacity.gate_of(self.combine, self.dispatch)

@@ -1,0 +1,141 @@
+"""A mode for tokens where programs leave it out: mixtures of one token over the entries of a gate all the same.
+
+In: `u[e,h] = sum(d, x[d] * w[e,h,d]); y[o] = sum(e, g[e] * sum(h, relu(u[e,h]) * v[e,o,h]))`, x [1, 8] and g [1, 4] in
+the graph. Out: the same with `u_of_tokens[t,e,h] = sum(d, x_rows[t,d] * w[e,h,d])`, `y[t,o] = ..` and g [t, e].
+
+A result on the pattern of a gate needs two modes, and a kernel of experts reads rows of tokens.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import sympy  # type: ignore[import-untyped]
+import torch
+
+from sparsify.compiler.einsum.nodes import Access, Const, Expr, Index, Reduce
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.graph.insert import call
+from sparsify.passes.graph.node_info import set_info
+from sparsify.passes.program.model import ModelProgram, Size, index_names, sizes_of
+from sparsify.passes.rewrite.simplify import renamed
+
+# The number of tokens: a symbol, as programs leave out modes of extent 1.
+SUFFIX: Final = "_of_tokens"
+ONE: Size = sympy.Symbol("tokens", positive=True, integer=True)
+
+
+@dataclass
+class Lifting:
+    """Statements with a mode for the experts that get one for the tokens.
+
+    Attributes:
+        gate: of one token, `g[e]`.
+        made: by statement the one with a mode more.
+    """
+
+    program: ModelProgram
+    gate: str
+    made: dict[str, str] = field(default_factory=dict)
+
+    def lifted(self, expr: Node, expert: Index, token: Index) -> Expr:
+        """An expression for one token, as one for each of them."""
+
+        def visit(node: Node) -> Node:
+            if not isinstance(node, Access):
+                return map_children(node, visit)
+            if node.tensor == self.gate:
+                return Access(self.gate, (token, *node.indices))
+            if expert in node.indices and node.tensor in self.program.statements:
+                return Access(self.make(node.tensor, node.indices.index(expert)), (token, *node.indices))
+            if expert not in node.indices and self.is_of_tokens(node.tensor):
+                return Access(self.rows(node.tensor), (token, *node.indices))
+            return node
+
+        found = visit(expr)
+        assert isinstance(found, Expr)
+        return found
+
+    def make(self, name: str, mode: int) -> str:
+        """Adds the statement of a tensor for each token; its name."""
+        made = f"{name}{SUFFIX}"
+        if name not in self.made:
+            self.made[name] = made
+            program, statement = self.program, self.program.statements[name]
+            names = {old: program.index(program.extents[old]) for old in index_names(statement)}
+            statement, token = renamed(statement, names), program.index(ONE)
+            expert = statement.target.indices[mode]
+            assert isinstance(expert, Index), "targets have plain indices"
+            value = self.lifted(statement.value, expert, Index(token))
+            program.assign(made, (token, *map(str, statement.target.indices)), value, program.source[name])
+            program.dtypes[made] = program.dtypes[name]
+        return made
+
+    def is_of_tokens(self, name: str) -> bool:
+        """Whether a tensor has the modes of tokens of the gate, all 1, before its others."""
+        node, count = self.program.nodes.get(name), len(self.program.nodes[self.gate].meta["val"].shape) - 1
+        if node is None:
+            return False
+        shape = sizes_of(node.meta["val"])
+        return set(shape[:count]) == {1} and len(shape) > count and 1 not in shape[count:]
+
+    def rows(self, name: str) -> str:
+        """A tensor with a mode for tokens, as a leaf of its own."""
+        made = self.made.get(name)
+        if made is None:
+            node = self.program.nodes[name]
+            with node.graph.inserting_after(node):
+                alias = call(torch.ops.aten.alias.default, node)
+            set_info(alias, rows_of=node)
+            made = self.made[name] = alias.name
+            self.program.nodes[made] = self.program.source[made] = alias
+            self.program.sizes[made] = (ONE, *self.program.sizes[name])
+        return made
+
+
+def with_tokens(program: ModelProgram, gates: Collection[str]) -> None:
+    """Gives mixtures of one token a mode for it, in place."""
+    for gate in gates:
+        if len(program.sizes.get(gate, ())) != 1:
+            continue
+        lifting, results = Lifting(program, gate), sums_over(program, gate)
+        for name, expert in results.items():
+            statement, token = program.statements[name], program.index(ONE)
+            value = lifting.lifted(statement.value, Index(expert), Index(token))
+            program.assign(name, (token, *map(str, statement.target.indices)), value, program.source[name])
+        first = {*results, gate}
+        for name, statement in program.statements.items():
+            if name not in results and not name.endswith(SUFFIX):
+                program.statements[name] = replace(statement, value=of_first(statement.value, first))
+        program.sizes[gate] = (ONE, *program.sizes[gate])
+        program.drop_unneeded()
+        program.order()
+
+
+def sums_over(program: ModelProgram, gate: str) -> dict[str, str]:
+    """The statements that sum what is multiplied with a gate over its experts, each with the index of these."""
+    modes, found = {gate: 0}, dict[str, str]()
+    for name, statement in program.statements.items():
+        bound = {b for reduction in find(statement.value, Reduce) for b in reduction.indices}
+        for access in find(statement.value, Access):
+            if access.tensor not in modes:
+                continue
+            index = access.indices[modes[access.tensor]]
+            if isinstance(index, Index) and index.name in bound:
+                found[name] = index.name
+            elif index in statement.target.indices:
+                modes[name] = statement.target.indices.index(index)
+    return found
+
+
+def of_first(value: Node, names: Collection[str]) -> Expr:
+    """An expression that reads tensors at their first, and only, token."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Access) and node.tensor in names:
+            return Access(node.tensor, (Const(0), *node.indices))
+        return map_children(node, visit)
+
+    found = visit(value)
+    assert isinstance(found, Expr)
+    return found
