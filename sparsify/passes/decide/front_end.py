@@ -37,6 +37,7 @@ from sparsify.passes.program.translate import translate
 from sparsify.passes.region.region import Region, finish
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.passes.rewrite.demand import demand
+from sparsify.passes.rewrite.distribute import distribute
 from sparsify.passes.rewrite.inline import inline, is_view
 from sparsify.passes.rewrite.narrow import narrow_first
 from sparsify.passes.rewrite.relation import relate
@@ -277,6 +278,7 @@ def canonical(
         how its tensors are stored.
     """
     inline(program, infer(program, leaves, shares), apart, is_view)
+    distribute(program, infer(program, leaves, shares), apart)
     restrict(
         program, leaves, shares, apart
     )  # before products of sums are joined: sampled ones stay by themselves
