@@ -174,8 +174,11 @@ def note_scatters(program: ModelProgram, covered: Collection[fx.Node]) -> None:
     for node in program.graph.nodes:
         if operator_name(node) not in SCATTERS or info(node).mark is None or node in covered:
             continue
-        if 1 in (*sizes_of(node.meta["val"])[:1], *sizes_of(messages_of(node).meta["val"])[:1]):
-            set_info(node, dense_reason=Choice("of one edge, or to one place, it is one sum of torch's"))
+        places = (*sizes_of(node.meta["val"])[:1], *sizes_of(messages_of(node).meta["val"])[:1])
+        if any(size in (0, 1) for size in places):
+            set_info(
+                node, dense_reason=Choice("of one edge or none, or to one place, it is one sum of torch's")
+            )
         elif node.name in program.opaque:
             set_info(node, dense_reason=program.opaque[node.name])
 

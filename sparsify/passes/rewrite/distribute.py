@@ -97,7 +97,7 @@ def is_sparse(storage: Storage, expr: Expr) -> bool:
     return found.fill is not None and not found.is_number and found.fill == 0
 
 
-def diagonals(expr: Expr) -> list[Call]:
+def diagonals(expr: Expr) -> list[Expr]:
     """The factors `where(i == j, f, 0)` of a product."""
     return [factor for factor in factors(expr) if ends_of(factor) is not None]
 

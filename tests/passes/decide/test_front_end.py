@@ -291,3 +291,43 @@ def test_operators_that_no_layout_has_say_what_to_write():
     a = sparsify.tensor((torch.stack([at, at]), torch.ones(count), (count, count)), "csr")
     with pytest.raises(DenseSizeError, match="cumsum would take"):
         sparsify.apply(model(lambda self, a, x: a.cumsum(1) @ x).eval(), recipe(), (a, torch.ones(count, 2)))
+
+
+# A model of a sparse tensor of three modes, its program, and the shapes of the dense tensors.
+TENSORS = {
+    "matricized": (
+        lambda self, a, x, y: torch.einsum("ijk,jr,kr->ir", a, x, y),
+        "Y[i,k] = sum(j, f, A[i,j,f] * X[j,k] * X1[f,k])",
+        ((30, 8), (40, 8)),
+    ),
+    "batch": (
+        lambda self, a, x: torch.bmm((2 * a).relu(), x),
+        "Y[i,k,l] = sum(j, relu(A[i,k,j] * 2) * X[i,j,l])",
+        ((20, 40, 8),),
+    ),
+    "sampled": (
+        lambda self, a, x, y: (a * torch.einsum("jr,kr->jk", x, y)).sum((1, 2)),
+        "Y[i] = sum(j, f, g, A[i,j,f] * X[j,g] * X1[f,g])",
+        ((30, 8), (40, 8)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["csf", "coo", "dense, compressed, compressed", "torch"])
+@pytest.mark.parametrize("name", TENSORS)
+def test_sparse_inputs_of_more_modes(name, kind):
+    forward, text, shapes = TENSORS[name]
+    draw = torch.Generator().manual_seed(2)
+    a = torch.randn(20, 30, 40, generator=draw) * (torch.rand(20, 30, 40, generator=draw) < 0.02)
+    dense = [torch.randn(shape, generator=draw) for shape in shapes]
+    made = model(forward).eval()
+    given = a.to_sparse() if kind == "torch" else sparsify.tensor(a, sparsify.Format(kind, rank=3))
+    rule = {"input:a": "csf" if kind == "torch" else kind}
+    sparse = sparsify.apply(made, recipe(rule), (given, *dense), strict=True)
+    dense = [tensor.requires_grad_() for tensor in dense]
+    found, exact = sparse(given, *dense), made(a.double(), *(t.double() for t in dense))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)
+    grads = torch.autograd.grad(found.sum(), dense), torch.autograd.grad(exact.sum(), dense)
+    for have, want in zip(*grads, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5)
+    assert [region.einsum for region in sparse.report.regions] == [text]
