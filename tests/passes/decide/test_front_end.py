@@ -331,3 +331,15 @@ def test_sparse_inputs_of_more_modes(name, kind):
     for have, want in zip(*grads, strict=True):
         torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5)
     assert [region.einsum for region in sparse.report.regions] == [text]
+
+
+def test_dense_inputs_are_read_for_changes_once_a_call():
+    a, x = adjacency(1000, density=0.01), torch.randn(1000, 1)
+    norms = model(lambda self, a, x: a.norm(dim=1, keepdim=True) * x)
+    sparse, texts = applied(norms, (a, x))
+    assert not texts and "to read a for changes" in sparse.report.dense[0].reason
+    products = model(lambda self, a, x: (a.norm(dim=1, keepdim=True) * x, a @ x.expand(-1, 64)))
+    assert applied(products, (a, x))[1]  # products gain more than that
+    static = recipe()
+    static["sparsify"][0]["static"] = True
+    assert sparsify.apply(norms.eval(), static, (a, x)).report.regions
