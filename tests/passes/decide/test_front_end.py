@@ -343,3 +343,23 @@ def test_dense_inputs_are_read_for_changes_once_a_call():
     static = recipe()
     static["sparsify"][0]["static"] = True
     assert sparsify.apply(norms.eval(), static, (a, x)).report.regions
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, a, x: a * torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"),
+        lambda self, a, x: (a.T @ x).norm(dim=1) + F.normalize(a @ x).sum(1),
+    ],
+    ids=["distances", "norms"],
+)
+def test_gradients_are_0_where_distances_and_norms_are(forward):
+    a, x = adjacency(), torch.randn(N, K, generator=torch.Generator().manual_seed(3))
+    a[:, 0] = a[0] = 0
+    made = model(forward)
+    sparse = sparsify.apply(made.eval(), recipe(), (a, x), strict=True)
+    assert len(sparse.report.regions) == 1
+    found, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    sparse(a, found).square().sum().backward()
+    made(a.double(), exact).square().sum().backward()
+    torch.testing.assert_close(found.grad.double(), exact.grad, rtol=1e-3, atol=1e-4)
