@@ -195,7 +195,11 @@ def _tensors(place: Path, manifest: Manifest) -> dict[str, torch.Tensor]:
     try:
         _require_sum(path, manifest.weights)
         tensors = load_file(path)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch's mapping raises RuntimeError for no file
+    except (
+        OSError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # torch's mapping raises RuntimeError for no file
         raise _unreadable(path, error) from None
     for name, first in manifest.tied.items():
         if first not in tensors:

@@ -257,5 +257,6 @@ TEMPLATES: Final[dict[str, Template]] = {
     "ceil": _rounding("ceil", "ceil"),
     "trunc": _rounding("trunc", "trunc"),
     "sqrt": lanewise("sqrt", "sqrt", "x"),
+    "root": lanewise("root", "sqrt", "x"),
     "fmod": lanewise("fmod", "fmod", "x y"),
 }

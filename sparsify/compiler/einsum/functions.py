@@ -161,6 +161,8 @@ _UNARY = (
     _unary("log", np.log, "1 / x"),
     _unary("log10", np.log10, "0.4342944819032518 / x"),
     _unary("sqrt", np.sqrt, "0.5 / f"),
+    # Of a sum of squares: norms and distances have the gradient 0 where they are 0, as in torch.
+    _unary("root", np.sqrt, "where(f == 0, 0, 0.5 / f)"),
     _unary("cbrt", np.cbrt, "1 / (3 * square(f))"),
     _unary("abs", np.abs, "sign(x)", "promote"),
     _unary("sign", _sign, None, "promote"),

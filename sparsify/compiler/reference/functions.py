@@ -16,6 +16,11 @@ def _cbrt(x: Tensor) -> Tensor:
     return x.sign() * x.abs().double().pow(1 / 3).to(x.dtype)
 
 
+def _root(x: Tensor) -> Tensor:
+    """The square root; its gradient is 0 at 0."""
+    return torch.where(x == 0, 0, torch.where(x == 0, 1, x).sqrt())
+
+
 def _mod(x: Tensor, y: Tensor) -> Tensor:
     """The remainder with the sign of the divisor; 0 where integers are divided by 0."""
     if x.dtype.is_floating_point:
@@ -58,6 +63,7 @@ TORCH: Final[dict[str, Callable[..., Any]]] = {
     "log": torch.log,
     "log10": torch.log10,
     "sqrt": torch.sqrt,
+    "root": _root,
     "cbrt": _cbrt,
     "abs": torch.abs,
     "sign": torch.sign,

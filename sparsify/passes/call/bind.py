@@ -136,7 +136,8 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
     assert matrix.rows is not None
     assert matrix.columns is not None
     assert matrix.extents is not None
-    needed = [matrix.rows, matrix.columns, *(e for e in matrix.extents if isinstance(e, fx.Node))]
+    extents = (extent for extent in matrix.extents if isinstance(extent, fx.Node))
+    needed = [matrix.rows, *matrix.between, matrix.columns, *extents]
     leaves = leaves_of(needed)
     with_values = leaves_of([*needed, matrix.values]) if matrix.values is not None else leaves
     is_once = all(leaf in leaves or is_edge_vector(leaf) for leaf in with_values)
@@ -148,6 +149,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
         form,
         matrix.dtype,
         rows=plan.output(matrix.rows),
+        between=tuple([plan.output(node) for node in matrix.between]),
         columns=plan.output(matrix.columns),
         values=values,
         extents=tuple([plan.output(extent) for extent in matrix.extents]),

@@ -143,10 +143,16 @@ class Flat(nn.Module):
 def matrix_of(
     leaf: calls.Leaf, rows: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, extent: torch.Tensor
 ) -> sparse_inputs.CapturedSparse:
-    """The captured matrix that four parts of a sparse input make."""
+    """The captured tensor that four parts of a sparse input make; rows number the coordinates of all modes but one."""
+    *leading, last = extent.shape[:-1]
+    between: list[torch.Tensor] = []
+    for size in leading[:0:-1]:
+        between.insert(0, rows % size)
+        rows = rows // size
     return sparse_inputs.CapturedSparse.build(
-        rows, columns, values, extent.shape[:2], LAYOUTS[leaf.detail[0]], is_sorted=True
-    )
+        rows, columns, values, (*leading, last), LAYOUTS[leaf.detail[0]],
+        is_sorted=not between, between=tuple(between),
+    )  # fmt: skip
 
 
 def capture(
@@ -248,19 +254,27 @@ def example_tensors(call: calls.Call) -> list[torch.Tensor]:
 
 
 def sparse_parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Rows, columns and values of a sparse matrix, and an empty tensor that carries its extents."""
+    """Rows, columns and values of a sparse matrix, and an empty tensor that carries its extents.
+
+    The rows of a tensor of more modes number the coordinates of all modes but the last one.
+    """
     from sparsify.storage.tensor import SparseTensor
 
-    if matrix.dim() != 2:
-        raise CaptureError(f"a sparse input of shape {list(matrix.shape)}", "sparse inputs are matrices")
+    if matrix.dim() < 2:
+        raise CaptureError(f"a sparse input of shape {list(matrix.shape)}", "two modes or more")
     if isinstance(matrix, SparseTensor):
-        rows, columns = matrix.coordinates()
+        *leading, columns = matrix.coordinates()
         values = matrix.values()
     else:
         entries = matrix if matrix.layout is torch.sparse_coo else matrix.to_sparse()
+        if entries.dense_dim():  # rows of values
+            entries = entries.to_dense().to_sparse()
         entries = entries.coalesce()
-        rows, columns = entries.indices()
+        *leading, columns = entries.indices()
         values = entries.values()
+    rows = leading[0]
+    for extent, coordinates in zip(matrix.shape[1:-1], leading[1:], strict=True):
+        rows = rows * extent + coordinates
     return rows.clone(), columns.clone(), values, values.new_empty((*matrix.shape, 0)).detach()
 
 

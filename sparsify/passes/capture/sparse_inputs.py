@@ -1,4 +1,4 @@
-"""Sparse matrices while a model is captured: triples of coordinates and values that act like sparse tensors.
+"""Sparse tensors while a model is captured: coordinates and values that act like sparse tensors.
 
 In: `torch.sparse.mm(adj, x)` inside a model, `adj` a `CapturedSparse`. Out: in the graph the one pattern
 that lifting knows, `zeros.index_add(0, rows, values[:, None] * x.index_select(0, columns))`.
@@ -25,6 +25,13 @@ _EMPTY = torch.empty(0)
 # What matrices are stored as; only those of layouts that list entries row by row are known while capturing.
 ARRAYS: Final = frozenset({"crow_indices", "col_indices", "indices", "_indices", "values", "_values"})
 BY_ROWS: Final = (torch.sparse_coo, torch.sparse_csr)
+# What is known of tensors of more than two modes; every other operator takes them as dense ones.
+OF_ANY_RANK: Final = frozenset(
+    (
+        *(".layout", ".shape", ".device", ".dtype", ".is_cuda", ".requires_grad", ".is_sparse"),
+        *(".is_sparse_csr", ".ndim", "size", "dim", "detach", "to_dense", "is_floating_point"),
+    )
+)
 # The operators that took matrices as dense tensors in a capture.
 _written_out: ContextVar[Callable[[str], None]] = ContextVar("written_out")
 
@@ -32,13 +39,14 @@ _written_out: ContextVar[Callable[[str], None]] = ContextVar("written_out")
 class CapturedSparse(torch.Tensor):
     """A sparse matrix as coordinates and values, duplicates allowed.
 
-    Exists only while a model is captured.
+    Exists only while a model is captured. A tensor of more modes has coordinates between those of rows and columns.
     """
 
     rows: torch.Tensor
+    between: tuple[torch.Tensor, ...]
     columns: torch.Tensor
     entries: torch.Tensor
-    extent: tuple[Any, Any]
+    extent: tuple[Any, ...]
     kind: torch.layout
     is_sorted: bool
 
@@ -50,11 +58,13 @@ class CapturedSparse(torch.Tensor):
         extent: Any,
         kind: torch.layout,
         is_sorted: bool = False,
+        between: tuple[torch.Tensor, ...] = (),
     ) -> "CapturedSparse":
-        """The matrix of shape `extent` with `entries` at (rows, columns)."""
+        """The matrix of shape `extent` with `entries` at (rows, columns), or the tensor at (rows, .., columns)."""
         matrix: CapturedSparse = torch.Tensor._make_subclass(CapturedSparse, _EMPTY)
         matrix.rows, matrix.columns, matrix.entries = rows, columns, entries
         matrix.extent, matrix.kind, matrix.is_sorted = tuple(extent), kind, is_sorted
+        matrix.between = between
         return matrix
 
     @classmethod
@@ -62,7 +72,12 @@ class CapturedSparse(torch.Tensor):
         name = getattr(func, "__name__", str(func))
         if name == "__get__":
             name = next((key for key, getter in PROPERTIES.items() if func.__self__ is getter), str(func))
+        is_tensor = any(isinstance(arg, CapturedSparse) and arg.between for arg in args)
         try:
+            if is_tensor and name not in OF_ANY_RANK:
+                raise CaptureError(
+                    f"{name} is not known on a sparse input of more than two modes while capturing"
+                )
             if name in ARRAYS and args[0].kind not in BY_ROWS:
                 raise CaptureError(
                     f"{name} of a sparse input in {args[0].kind} cannot be captured",
@@ -110,7 +125,7 @@ def of_kind(matrix: CapturedSparse, kind: torch.layout) -> CapturedSparse:
 def with_entries(matrix: CapturedSparse, entries: torch.Tensor) -> CapturedSparse:
     """The same coordinates with other values."""
     return CapturedSparse.build(
-        matrix.rows, matrix.columns, entries, matrix.extent, matrix.kind, matrix.is_sorted
+        matrix.rows, matrix.columns, entries, matrix.extent, matrix.kind, matrix.is_sorted, matrix.between
     )
 
 
@@ -192,7 +207,8 @@ def row_positions(matrix: CapturedSparse) -> torch.Tensor:
 def dense(matrix: CapturedSparse, *_: Any) -> torch.Tensor:
     """The matrix with its zeros written out."""
     zeros = matrix.entries.new_zeros(matrix.extent)
-    return zeros.index_put((matrix.rows, matrix.columns), matrix.entries, accumulate=True)
+    places = (matrix.rows, *matrix.between, matrix.columns)
+    return zeros.index_put(places, matrix.entries, accumulate=True)
 
 
 def written_out(value: Any) -> Any:
@@ -222,10 +238,10 @@ TABLE: Table = {
     ".requires_grad": lambda m: m.entries.requires_grad,
     ".is_sparse": lambda m: m.kind is torch.sparse_coo,
     ".is_sparse_csr": lambda m: m.kind is torch.sparse_csr,
-    ".ndim": lambda m: 2,
+    ".ndim": lambda m: len(m.extent),
     ".T": transposed,
     "size": size,
-    "dim": lambda m: 2,
+    "dim": lambda m: len(m.extent),
     "is_coalesced": lambda m: True,
     "_coalesced_": lambda m, flag: m,
     "coalesce": lambda m: m,

@@ -49,7 +49,9 @@ def operator_us(node: fx.Node, machine: Machine) -> float:
     if not is_computed(node):
         return 0.0
     name, result = operator_name(node), tensor_value(node)
-    assert result is not None, "computed nodes are tensors"
+    if result is None:  # several results, as of extrema and their places
+        moved = sum(map(bytes_of, node.all_input_nodes))
+        return machine.torch_us + moved / machine.reads_all.at(moved)
     if name in PRODUCTS:
         left = node.args[1 if name in BIASED else 0]
         *many, rows, columns = (*extents(node), 1) if result.dim() == 1 else extents(node)
@@ -121,7 +123,7 @@ def is_computed(node: fx.Node) -> bool:
     """Whether a node computes numbers, and is not another view of them."""
     return (
         node.op in ("call_function", "call_method")
-        and tensor_value(node) is not None
+        and (tensor_value(node) is not None or isinstance(node.meta.get("val"), tuple | list))
         and operator_name(node) not in VIEWS
     )
 

@@ -7,15 +7,17 @@ X[k,j])`. What has no program stays torch's, for the reasons that the report lis
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Final
 
 import torch
 from torch import fx
 
 from sparsify.compiler.einsum.declare import Operand
-from sparsify.compiler.einsum.nodes import Access, Call, Reduce
+from sparsify.compiler.einsum.nodes import Access, Call, Program, Reduce
 from sparsify.compiler.node import find
 from sparsify.compiler.schedule.contract import contract
+from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import expected_sizes
 from sparsify.passes.decide.cut import cut, kept
@@ -35,13 +37,14 @@ from sparsify.passes.decide.transpose_weights import transpose_weights
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
 from sparsify.passes.lift.experts.capacity import combine_of
-from sparsify.passes.program.infer import Storage, infer
+from sparsify.passes.program.infer import UNKNOWN, Storage, infer
 from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.program.translate import translate
 from sparsify.passes.region.fragment import HALVES
 from sparsify.passes.region.region import Region, finish
 from sparsify.passes.region.sparse_operand import Matrix
 from sparsify.passes.rewrite.demand import demand
+from sparsify.passes.rewrite.distribute import distribute
 from sparsify.passes.rewrite.gate import (
     absorb,
     inline_parts,
@@ -62,6 +65,8 @@ from sparsify.report import Choice
 
 # Rounds of inference and demand: each restricts one tensor.
 ROUNDS: Final = 64
+# The share of entries from which on a product of a sparse factor is written as a dense tensor.
+FULL: Final = 0.5
 # Functions that are finite for finite operands, whatever is not stored.
 FINITE: Final = frozenset(
     ("mul", "add", "sub", "neg", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "abs", "square")
@@ -238,8 +243,11 @@ def note_scatters(program: ModelProgram, covered: Collection[fx.Node]) -> None:
         mark = info(node).mark
         if operator_name(node) not in SCATTERS or mark is None or mark.role == "gate" or node in covered:
             continue
-        if {0, 1} & {*sizes_of(node.meta["val"])[:1], *sizes_of(messages_of(node).meta["val"])[:1]}:
-            set_info(node, dense_reason=Choice("of one edge, or to one place, it is one sum of torch's"))
+        places = (*sizes_of(node.meta["val"])[:1], *sizes_of(messages_of(node).meta["val"])[:1])
+        if any(size in (0, 1) for size in places):
+            set_info(
+                node, dense_reason=Choice("of one edge or none, or to one place, it is one sum of torch's")
+            )
         elif node.name in program.opaque:
             set_info(node, dense_reason=program.opaque[node.name])
 
@@ -265,19 +273,27 @@ def is_product(region: Region) -> bool:
 def put_dense_products_first(draft: Draft, region: Region) -> None:
     """`Y = sum(j, f, A X W) -> T = sum(f, X W); Y = sum(j, A T)` where that is the order by cost, of gradients as well.
 
-    Products with a sparse factor are left to the compiler, which keeps their zeros.
+    Products with a sparse factor are left to the compiler, which keeps their zeros, but for those that have few.
     """
     sizes, equations, program = expected_sizes(draft, region), region.equations, region.program
     assert isinstance(equations, Text) and program is not None, "the front end makes regions with both"
     if any(index not in sizes.extents for d in program.declarations for index in d.extents):
         return
-    split = contract(program, sizes).program
-    known = {declared.name for declared in program.declarations}
+    found = contract(program, sizes)
+    split, known = found.program, {declared.name for declared in program.declarations}
     further = [statement for statement in split.statements if statement.target.tensor not in known]
     read = {access.tensor for statement in further for access in find(statement.value, Access)}
-    if further and all(split.declaration(name).format.is_dense for name in read):
+    made = {statement.target.tensor for statement in further}
+    dense = {name for name in {*read, *made} if split.declaration(name).format.is_dense}
+    full = {name for name, stored in found.stored.items() if stored >= FULL * coordinates(split, name, sizes)}
+    if further and (read <= dense or (full and made <= full)):
         region.equations = replace(equations, statements=split.statements)
         finish(region)
+
+
+def coordinates(program: Program, name: str, sizes: Sizes) -> int:
+    """How many entries a tensor of a program has when all are stored."""
+    return prod(sizes.extents.get(extent, UNKNOWN) for extent in program.declaration(name).extents)
 
 
 def report_dense(draft: Draft, covered: set[fx.Node]) -> None:
@@ -357,6 +373,7 @@ def canonical(
         how its tensors are stored.
     """
     inline(program, infer(program, leaves, shares), apart, is_view)
+    distribute(program, infer(program, leaves, shares), apart)
     restrict(
         program, leaves, shares, apart
     )  # before products of sums are joined: sampled ones stay by themselves

@@ -81,26 +81,26 @@ def declared(node: fx.Node) -> Matrix | None:
 
 
 def written_out(node: fx.Node) -> Matrix | None:
-    """`zeros.index_put((rows, columns), values, accumulate=True)`: a matrix of coordinates, some of them marked."""
+    """`zeros.index_put((rows, .., columns), values, accumulate=True)`: entries of which some are marked."""
     value = tensor_value(node)
-    if operator_name(node) != "index_put" or value is None or value.dim() != 2 or value.dtype not in DTYPES:
+    if operator_name(node) != "index_put" or value is None or value.dim() < 2 or value.dtype not in DTYPES:
         return None
     base, places, values = (
         argument(node, place, name) for place, name in enumerate(("self", "indices", "values"))
     )
-    is_matrix = len(places) == 2 and all(isinstance(place, fx.Node) for place in places)
-    if not is_matrix or operator_name(base) != "zeros" or argument(node, 3, "accumulate") is not True:
+    is_whole = len(places) == value.dim() and all(isinstance(place, fx.Node) for place in places)
+    if not is_whole or operator_name(base) != "zeros" or argument(node, 3, "accumulate") is not True:
         return None
-    rows, columns = places
-    marks = (info(source).mark for source in sources([rows, columns, values]))
+    rows, *between, columns = places
+    marks = (info(source).mark for source in sources([*places, values]))
     mark = next((mark for mark in marks if isinstance(mark, Mark)), None)
-    shapes = [tensor_value(part) for part in (rows, columns, values)]
+    shapes = [tensor_value(part) for part in (*places, values)]
     if mark is None or any(shape is None or shape.dim() != 1 for shape in shapes) or 1 in sizes_of(value):
         return None
-    form = storage_format(mark, 2)
+    form = storage_format(mark, value.dim())
     return None if form is None else Matrix(
-        name=node.name, extents=tuple(base.args[0]), rows=rows, columns=columns, values=values,
-        dense=None, transposed=False, dtype=value.dtype, mark=mark, packed=form,
+        name=node.name, extents=tuple(base.args[0]), rows=rows, between=tuple(between), columns=columns,
+        values=values, dense=None, transposed=False, dtype=value.dtype, mark=mark, packed=form,
     )  # fmt: skip
 
 

@@ -55,7 +55,12 @@ def is_gathered(part: Reduce, access: Access, sparse: set[str]) -> bool:
     if not isinstance(first, Index) or not isinstance(last, Index):
         return False
     driven = {i for other in find(part.body, Access) if other.tensor in sparse for i in other.indices}
-    return last.name in part.indices and last in driven and first.name not in part.indices and first not in driven
+    return (
+        last.name in part.indices
+        and last in driven
+        and first.name not in part.indices
+        and first not in driven
+    )
 
 
 def with_transposed(statement: Assign, name: str) -> Assign:

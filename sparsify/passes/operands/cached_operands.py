@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -40,8 +41,9 @@ class MatrixOutput:
 
     Attributes:
         rows, columns: positions of the coordinates among the outputs.
+        between: positions of the coordinates in the modes between rows and columns.
         values: position of the values; None for ones, -1 when the caller brings them.
-        extents: positions of the extents; of three, the entries have numbers as a mode between rows and columns.
+        extents: positions of the extents; of three without coordinates between, the entries have numbers there.
         dense: position of a dense tensor, of any number of modes, whose zeros are left out; the other positions are
             then unused.
         places: position of a tensor that is 0 where the dense one has no entries, None where its zeros say so.
@@ -64,6 +66,7 @@ class MatrixOutput:
     is_frozen: bool = False
     rounds: torch.dtype | None = None
     joins: Joins = "sum"
+    between: tuple[int, ...] = ()
 
     @property
     def has_scales(self) -> bool:
@@ -256,6 +259,10 @@ class Structure:
             dense = decides.t() if spec.transposed else decides
             return align_entries(dense, spec.format)
         shape = tuple([int(raw[extent]) for extent in spec.extents])
+        if spec.between:
+            return align_coordinates(
+                [raw[at] for at in (spec.rows, *spec.between, spec.columns)], shape, spec.format
+            )
         if len(shape) > 2:
             return align_numbered(raw[spec.rows], raw[spec.columns], shape, spec.format)
         return align_edges(raw[spec.rows], raw[spec.columns], shape, spec.format)
@@ -345,6 +352,36 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int],
         return Aligned(pattern, positions)
     pattern, moved = pattern.twin(form)
     kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no edge
+    target = torch.empty(len(key), dtype=torch.int64).index_copy_(0, moved[kept], kept)
+    return Aligned(pattern, target if positions is None else target[positions])
+
+
+def align_coordinates(coordinates: Sequence[torch.Tensor], shape: Sequence[int], form: Format) -> Aligned:
+    """The pattern of entries at some coordinates, and the slot of each entry; equal entries share one.
+
+    Args:
+        coordinates: per mode [entries], any order, duplicates allowed.
+        shape: of the tensor; coordinates outside of it are an error.
+    """
+    if prod(shape) >= 2**63 or max(*shape, len(coordinates[0])) >= 2**31:
+        raise UnsupportedProgramError(f"a tensor {list(shape)} needs wider coordinates")
+    key = torch.zeros(len(coordinates[0]), dtype=torch.int64)
+    for mode, (column, extent) in enumerate(zip(coordinates, shape, strict=True)):
+        require_inside(column.cpu(), extent, f"coordinate {mode}")
+        key = key * extent + column.cpu()
+    positions: torch.Tensor | None = None
+    if not bool((key[1:] > key[:-1]).all()):
+        key, positions = unique_slots(key)
+    columns: list[torch.Tensor] = []
+    rest = key
+    for extent in reversed(shape):
+        columns.insert(0, rest % max(extent, 1))
+        rest = rest // max(extent, 1)
+    pattern, _ = convert.from_sorted(columns, shape, Format("csf", rank=len(shape)), torch.int32)
+    if form == pattern.format:
+        return Aligned(pattern, positions)
+    pattern, moved = pattern.twin(form)
+    kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no entry
     target = torch.empty(len(key), dtype=torch.int64).index_copy_(0, moved[kept], kept)
     return Aligned(pattern, target if positions is None else target[positions])
 

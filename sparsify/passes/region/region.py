@@ -103,7 +103,14 @@ class Region:
         for operand in self.operands.values():
             if isinstance(operand, Matrix):
                 extents = [extent for extent in operand.extents or () if isinstance(extent, fx.Node)]
-                found += [operand.rows, operand.columns, operand.values, operand.dense, *extents]
+                found += [
+                    operand.rows,
+                    *operand.between,
+                    operand.columns,
+                    operand.values,
+                    operand.dense,
+                    *extents,
+                ]
             elif isinstance(operand, PatternOperand):
                 found += operand.size_nodes
             elif isinstance(operand, Bags):

@@ -32,8 +32,8 @@ class Matrix:
 
     Attributes:
         name: its name in einsum programs.
-        extents: numbers or size nodes; None for a dense tensor, whose shape says it. Of three, the second is the
-            number of entries: each has a number of its own as a mode between rows and columns.
+        extents: numbers or size nodes; None for a dense tensor, whose shape says it. Of three without
+            coordinates between, the second is the number of entries: each has a number of its own there.
         rows, columns: coordinates of the entries, [entries], None for a dense tensor.
         values: [entries], None when all are 1.
         dense: a dense tensor that a rule declares sparse.
@@ -44,6 +44,7 @@ class Matrix:
         scales: what the rows of `dense` are multiplied with, None where values are what they stand for.
         places: a tensor that is 0 where `dense` is 0 whatever its values are, None where its zeros are values.
         parts: what `dense` and `places` are computed from where that is part of the operand, none for other ones.
+        between: coordinates of the entries in the modes between rows and columns.
         joins: what entries at the same place become together, without values counting as 1, or as the logarithm 0;
             `nothing` where there may be none.
     """
@@ -62,6 +63,7 @@ class Matrix:
     places: fx.Node | None = None
     parts: tuple[fx.Node, ...] = ()
     joins: Joins = "sum"
+    between: tuple[fx.Node, ...] = ()
 
     @property
     def leaves(self) -> list[fx.Node]:

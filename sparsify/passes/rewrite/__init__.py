@@ -1,5 +1,5 @@
 """Rewrites of model programs: statements in, statements out, the graph as it was.
 
 In: a `ModelProgram` and how its tensors are stored. Out: the same program in canonical form. Read `simplify`, `inline`,
-`relation` (gathers and scatters), `softmax`, then `demand`.
+`distribute` (sums term by term), `relation` (gathers and scatters), `softmax`, then `demand`.
 """

@@ -324,7 +324,9 @@ def lift_group(
     for name in sorted(wanted, key=lambda name: not sizes_read(program, name, rows, columns)):
         kind = kind_of_nodes(program, name, rows, columns)
         # Counts of edges read no node that edges start from: any adjacency to as many nodes has them.
-        kinds.setdefault(next((known for known in kinds if known[: len(kind)] == kind), kind), []).append(name)
+        kinds.setdefault(next((known for known in kinds if known[: len(kind)] == kind), kind), []).append(
+            name
+        )
     for names in kinds.values():
         lift_kind(program, rows, columns, names, next((name for name in names if name in chosen), chosen[0]))
 
@@ -360,9 +362,7 @@ def kind_of_nodes(program: ModelProgram, name: str, rows: str, columns: str | No
 
     Export may know one number of nodes by two names, of which one is a number.
     """
-    ends = {
-        program.known(program.extents[c.place]) for c in scatters_of(program, name) if c.places == rows
-    }
+    ends = {program.known(program.extents[c.place]) for c in scatters_of(program, name) if c.places == rows}
     read = sizes_read(program, name, rows, columns)
     return (*sorted(ends, key=str), *sorted(read, key=str))
 

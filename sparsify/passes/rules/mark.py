@@ -7,6 +7,8 @@ Out: `info(adj).mark == Mark(role="adjacency", format="csr", ...)`; every rule i
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from inspect import signature
+from math import prod
+from typing import Final
 
 import torch
 from torch import fx
@@ -26,7 +28,12 @@ from sparsify.recipe.target import KINDS, selects
 from sparsify.report import Choice, RuleEntry
 from sparsify.sparsification import patterns
 from sparsify.sparsification.mask_spec import HEADED, MaskSpec
+from sparsify.storage.format import Format
 from sparsify.storage.recipe_format import recipe_format
+
+# The names of formats for tensors of every rank, two modes or more.
+OF_ANY_RANK: Final = ("coo", "csf")
+MATRIX: Final = 2
 
 ATTENTION = "scaled_dot_product_attention"
 
@@ -231,9 +238,21 @@ def outside(draft: Draft, rule: Rule, candidate: Candidate) -> str | None:
 
 def entries(draft: Draft, node: fx.Node, tensor: torch.Tensor) -> int:
     """How many entries a tensor has, unstored ones of a sparse input included."""
+    extents = extents_given(draft, node)
+    return tensor.numel() if extents is None else prod(extents)
+
+
+def extents_given(draft: Draft, node: fx.Node) -> tuple[int, ...] | None:
+    """The extents of the sparse input whose values a node is, `None` for other nodes."""
     name = str(info(node).input_name or "")
     carrier = draft.examples.get(name.removesuffix("values") + "extent") if name.endswith(".values") else None
-    return tensor.numel() if carrier is None else carrier.shape[0] * carrier.shape[1]
+    return None if carrier is None else tuple(carrier.shape[:-1])
+
+
+def rank_of(draft: Draft, node: fx.Node) -> int:
+    """The number of modes of a tensor, or of the sparse input whose values it is."""
+    extents, value = extents_given(draft, node), operators.tensor_value(node)
+    return len(extents) if extents is not None else 0 if value is None else value.dim()
 
 
 def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
@@ -247,7 +266,7 @@ def put(draft: Draft, rule: Rule, label: str, candidate: Candidate) -> None:
     earlier = info(candidate.node).mark
     if earlier is not None:
         raise rule_error(recipe, rule, f"{candidate} is selected by {earlier.rule} already ({earlier.where})")
-    text = format_text(recipe, rule)
+    text = format_text(recipe, rule, rank_of(draft, candidate.node))
     require_own_pattern(recipe, rule, candidate)
     mask = mask_spec(recipe, rule) if rule.mask is not None else None
     if mask is not None and mask.heads is not None:
@@ -325,13 +344,14 @@ def mask_spec(recipe: Recipe, rule: Rule) -> MaskSpec:
     return spec
 
 
-def format_text(recipe: Recipe, rule: Rule) -> str:
-    """The format of a rule as text, checked."""
+def format_text(recipe: Recipe, rule: Rule, rank: int) -> str:
+    """The format of a rule as text, checked; names that fit every rank are for tensors of this one."""
     form = rule.format
     if form == "auto":
         return "auto"
     try:
-        return str(recipe_format(form))
+        found = recipe_format(form)
+        return str(Format(form, rank=rank) if form in OF_ANY_RANK and rank >= MATRIX else found)
     except Exception as error:
         raise rule_error(recipe, rule, f"format: {error}") from None
 

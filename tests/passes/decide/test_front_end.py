@@ -331,3 +331,75 @@ def test_weights_that_are_made_once_beside_other_operands():
     made = model(lambda self, x: (x @ (self.w * self.s[:, None]).T).tanh() + x @ self.v.T, w=w, s=s, v=v)
     _, texts = applied(made, (torch.randn(40, 24),), {"param:w": "csr"})
     assert texts == ["Y[i,k] = tanh(sum(j, X[i,j] * W[k,j])) + X1[i,k]"]
+
+
+# A model of a sparse tensor of three modes, its program, and the shapes of the dense tensors.
+TENSORS = {
+    "matricized": (
+        lambda self, a, x, y: torch.einsum("ijk,jr,kr->ir", a, x, y),
+        "Y[i,k] = sum(j, f, A[i,j,f] * X[j,k] * X1[f,k])",
+        ((30, 8), (40, 8)),
+    ),
+    "batch": (
+        lambda self, a, x: torch.bmm((2 * a).relu(), x),
+        "Y[i,k,l] = sum(j, relu(A[i,k,j] * 2) * X[i,j,l])",
+        ((20, 40, 8),),
+    ),
+    "sampled": (
+        lambda self, a, x, y: (a * torch.einsum("jr,kr->jk", x, y)).sum((1, 2)),
+        "Y[i] = sum(j, f, g, A[i,j,f] * X[j,g] * X1[f,g])",
+        ((30, 8), (40, 8)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["csf", "coo", "dense, compressed, compressed", "torch"])
+@pytest.mark.parametrize("name", TENSORS)
+def test_sparse_inputs_of_more_modes(name, kind):
+    forward, text, shapes = TENSORS[name]
+    draw = torch.Generator().manual_seed(2)
+    a = torch.randn(20, 30, 40, generator=draw) * (torch.rand(20, 30, 40, generator=draw) < 0.02)
+    dense = [torch.randn(shape, generator=draw) for shape in shapes]
+    made = model(forward).eval()
+    given = a.to_sparse() if kind == "torch" else sparsify.tensor(a, sparsify.Format(kind, rank=3))
+    rule = {"input:a": "csf" if kind == "torch" else kind}
+    sparse = sparsify.apply(made, recipe(rule), (given, *dense), strict=True)
+    dense = [tensor.requires_grad_() for tensor in dense]
+    found, exact = sparse(given, *dense), made(a.double(), *(t.double() for t in dense))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)
+    grads = torch.autograd.grad(found.sum(), dense), torch.autograd.grad(exact.sum(), dense)
+    for have, want in zip(*grads, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5)
+    assert [region.einsum for region in sparse.report.regions] == [text]
+
+
+def test_dense_inputs_are_read_for_changes_once_a_call():
+    a, x = adjacency(1000, density=0.01), torch.randn(1000, 1)
+    norms = model(lambda self, a, x: a.norm(dim=1, keepdim=True) * x)
+    sparse, texts = applied(norms, (a, x))
+    assert not texts and "to read a for changes" in sparse.report.dense[0].reason
+    products = model(lambda self, a, x: (a.norm(dim=1, keepdim=True) * x, a @ x.expand(-1, 64)))
+    assert applied(products, (a, x))[1]  # products gain more than that
+    static = recipe()
+    static["sparsify"][0]["static"] = True
+    assert sparsify.apply(norms.eval(), static, (a, x)).report.regions
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, a, x: a * torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"),
+        lambda self, a, x: (a.T @ x).norm(dim=1) + F.normalize(a @ x).sum(1),
+    ],
+    ids=["distances", "norms"],
+)
+def test_gradients_are_0_where_distances_and_norms_are(forward):
+    a, x = adjacency(), torch.randn(N, K, generator=torch.Generator().manual_seed(3))
+    a[:, 0] = a[0] = 0
+    made = model(forward)
+    sparse = sparsify.apply(made.eval(), recipe(), (a, x), strict=True)
+    assert len(sparse.report.regions) == 1
+    found, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    sparse(a, found).square().sum().backward()
+    made(a.double(), exact).square().sum().backward()
+    torch.testing.assert_close(found.grad.double(), exact.grad, rtol=1e-3, atol=1e-4)

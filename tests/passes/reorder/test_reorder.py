@@ -8,7 +8,7 @@ from graph_models import HandWritten, Kipf, TwoLayers, adjacency, graph
 from torch import nn
 from torch.nn import functional as F
 
-from sparsify.errors import ShapeError, RecipeError
+from sparsify.errors import RecipeError, ShapeError
 from sparsify.passes.apply import apply
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.export import capture

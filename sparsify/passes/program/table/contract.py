@@ -194,7 +194,7 @@ def cdist(view: OperatorView) -> str:
     if p == 1:
         return view.reduce("sum", [k], f"abs({difference})")
     require(p == 2, f"distances of order {p} have no index notation yet")
-    return f"sqrt({view.reduce('sum', [k], f'square({difference})')})"
+    return f"root({view.reduce('sum', [k], f'square({difference})')})"
 
 
 @row("cosine_similarity(x[m,n], y[m,n])")
@@ -208,7 +208,7 @@ def cosine_similarity(view: OperatorView) -> str:
     k = view.index(extent)
     a, b = (view.at(t, [*names[:mode], k, *names[mode:]]) for t in (x, y))
     top = view.reduce("sum", [k], f"{a} * {b}")
-    left, right = (f"max(sqrt({view.reduce('sum', [k], f'square({t})')}), {eps})" for t in (a, b))
+    left, right = (f"max(root({view.reduce('sum', [k], f'square({t})')}), {eps})" for t in (a, b))
     return f"{top} / ({left} * {right})"
 
 

@@ -184,7 +184,7 @@ def linalg_vector_norm(view: OperatorView) -> str:
 
 @row("linalg_norm(x[m])", names=("frobenius_norm",))
 def linalg_norm(view: OperatorView) -> str:
-    """`sqrt(sum(j, square(self[.., j])))`."""
+    """`root(sum(j, square(self[.., j])))`."""
     tensor = view["self"]
     is_plain = view.get("ord") is None and (view.get("dim") is not None or view.rank(tensor) == 1)
     require(is_plain or view.name == "frobenius_norm", "norms of matrices are opaque")
@@ -197,7 +197,7 @@ def _norm(view: OperatorView, p: float) -> str:
     if p == 1:
         return reduced(view, "sum", "abs({x})")
     if p == 2:
-        return f"sqrt({reduced(view, 'sum', 'square({x})')})"
+        return f"root({reduced(view, 'sum', 'square({x})')})"
     require(p > 0, f"the norm of order {p} has no index notation")
     return f"({reduced(view, 'sum', f'abs({{x}}) ** {p!r}')}) ** {1 / p!r}"
 

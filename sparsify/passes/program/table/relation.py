@@ -100,6 +100,7 @@ def index_add(view: OperatorView) -> str:
     """`self[i,k] + sum(e, where(index[e] == i, source[e,k], 0))`."""
     mode = view.mode(view["self"])
     places, e = require_places(view, view["index"]), view.index(view.shape(view["index"])[0])
+    require_same(view, without(view.shape(view["source"]), mode), without(view.sizes, mode))
     factor = view.number("alpha", 1)
     require_same(view, without(view.shape(view["source"]), mode), without(view.sizes, mode))
     entry = view.at(view["source"], replaced(view.out, mode, e))

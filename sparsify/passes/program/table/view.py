@@ -179,6 +179,34 @@ def diagonal(view: OperatorView) -> str:
     return view.at(tensor, [i if mode in (first, second) else next(rest) for mode in range(len(shape))])
 
 
+@row("diag(x[m])", "diag(x[n,n])", "diag_embed(x[p,m])", names=("diag_embed",))
+def diag(view: OperatorView) -> str:
+    """`where(i == j, self[i], 0)` of a vector, `self[i,i]` of a matrix."""
+    tensor = view["self"]
+    require(view.number("diagonal" if view.name == "diag" else "offset", 0) == 0, "an offset diagonal")
+    if len(view.out) < view.rank(tensor):
+        first, second = view.shape(tensor)
+        require(first == second, "an offset diagonal")
+        return view.at(tensor, [view.out[0]] * 2)
+    last = view.rank(tensor), view.rank(tensor) - 1
+    require(
+        {view.number("dim1", -2) % len(view.out), view.number("dim2", -1) % len(view.out)} == {*last},
+        "modes between others",
+    )
+    require(1 not in view.sizes[-2:] and not is_boolean(tensor), "a mode of extent 1")
+    return f"where({view.out[-2]} == {view.out[-1]}, {view.at(tensor, view.out[:-1])}, 0)"
+
+
+@row("trace(x[n,n])")
+def trace(view: OperatorView) -> str:
+    """`sum(i, self[i,i])`."""
+    tensor = view["self"]
+    rows, columns = view.shape(tensor)
+    require(rows == columns and rows != 0, "an offset diagonal")
+    i = view.index(rows)
+    return view.reduce("sum", [i], view.at(tensor, [i, i]))
+
+
 @row("tril(x[m,n], -1)", "tril(x[p,m,n])")
 def tril(view: OperatorView) -> str:
     """`where(j - i <= diagonal, self[i,j], 0)`."""

@@ -1,0 +1,295 @@
+"""Sums over what is sparse and something else, term by term: neither is written out as a dense tensor.
+
+In: `l[i,j] = where(i == j, d[i], 0) - a[i,j]; y[i,k] = sum(j, l[i,j] * x[j,k])` with a sparse a.
+Out: `y[i,k] = d[i] * x[i,k] - sum(j, a[i,j] * x[j,k])`.
+
+The terms may be sparse, diagonals, `where(i == j, f, 0)`, or products that have the modes of the sum in different
+factors, as `m[i]` and `sum(r, u[i,r] * v[r,j])` have. Tensors that anything but a sum reads, or reads otherwise than
+as a factor, stay as they are.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Final
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Const, Expr, Extent, Index, Reduce
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.program.infer import Storage, number_of
+from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.region.region import place
+from sparsify.passes.rewrite.inline import placed
+from sparsify.passes.rewrite.simplify import factors, is_multilinear, join_sums, renamed, simplify
+
+# A sign and a product.
+Term = tuple[int, Expr]
+# Terms that one tensor has at most.
+MOST: Final = 4
+
+
+def distribute(program: ModelProgram, storage: Storage, apart: Collection[str]) -> None:
+    """Sums the terms of tensors one by one, in place, where some are sparse and the tensor is not.
+
+    Args:
+        storage: how tensors are stored.
+        apart: tensors that opaque operators or the caller read.
+    """
+    changed = set[str]()
+    for name in list(program.statements):
+        if name in apart or name not in program.statements or is_zero_outside(storage, name):
+            continue
+        statement = with_products(program, name, apart)
+        if not is_split(storage, statement):
+            continue
+        readers = program.readers().get(name, set())
+        if not readers or not all(is_summed(program, name, reader, apart) for reader in readers):
+            continue
+        for reader in readers:
+            consumer = program.statements[reader]
+            program.statements[reader] = replace(consumer, value=placed(program, consumer.value, statement))
+        changed |= readers
+        for joined in (name, *(read for read in program.reads(name) if not reads(statement.value, read))):
+            del program.statements[joined]
+    for name in [name for name in program.statements if name in changed]:
+        sum_by_terms(program, storage, name)
+    if changed:
+        program.order()
+
+
+def with_products(program: ModelProgram, name: str, apart: Collection[str]) -> Assign:
+    """A statement with the products of matrices that are terms of it and that nothing else reads."""
+    statement, readers = program.statements[name], program.readers()
+    for read in program.reads(name):
+        producer = program.statements.get(read)
+        is_own = read not in apart and readers[read] == {name}
+        if (
+            producer is not None
+            and is_own
+            and is_multilinear(producer.value)
+            and is_linear(statement.value, read)
+        ):
+            statement = replace(statement, value=placed(program, statement.value, producer))
+    return statement
+
+
+def is_split(storage: Storage, statement: Assign) -> bool:
+    """Whether a tensor is a sum of terms of which each is summed for less than the tensor, one at least sparse."""
+    own = set(map(str, statement.target.indices))
+    terms = list(summands(storage, statement.value))
+    kinds = [is_sparse(storage, term) or bool(diagonals(term)) for _, term in terms]
+    return (
+        (1 < len(terms) <= MOST or bool(diagonals(terms[0][1])))
+        and any(kinds)
+        and all(
+            kind or is_separable(storage, term, own) for kind, (_, term) in zip(kinds, terms, strict=True)
+        )
+    )
+
+
+def is_zero_outside(storage: Storage, name: str) -> bool:
+    """Whether a tensor is stored sparse, and 0 elsewhere: its products leave nothing out."""
+    return storage.is_sparse(name) and storage.declarations[name].fill == 0
+
+
+def is_sparse(storage: Storage, expr: Expr) -> bool:
+    """Whether an expression is 0 outside of a pattern."""
+    found = storage.sparsity(expr)
+    return found.fill is not None and not found.is_number and found.fill == 0
+
+
+def diagonals(expr: Expr) -> list[Expr]:
+    """The factors `where(i == j, f, 0)` of a product."""
+    return [factor for factor in factors(expr) if ends_of(factor) is not None]
+
+
+def ends_of(expr: Expr) -> tuple[str, str] | None:
+    """`i` and `j` of `where(i == j, f, 0)`, `None` for other expressions."""
+    match expr:
+        case Call("where", (Call("eq", (Index(i), Index(j))), _, Const(value))) if value == 0 and i != j:
+            return i, j
+    return None
+
+
+def is_separable(storage: Storage, term: Expr, own: set[str]) -> bool:
+    """Whether no factor of a term reads two modes of its tensor, and what joins them has fewer coordinates by half."""
+    extents = storage.program.extents
+    joined = [extents[name] for reduction in find(term, Reduce) for name in reduction.indices]
+    sizes = [number_of(extents[name]) for name in own]
+    parts = list(factors(term))
+    return (
+        all(isinstance(part, Access | Const) or is_multilinear(part) for part in parts)
+        and all(len(own & {str(index) for index in a.indices}) < 2 for a in find(term, Access))
+        and all(isinstance(size, int) for size in joined)
+        and (not joined or 2 * prod(joined) <= min(sizes, default=0))
+    )
+
+
+def summands(storage: Storage, expr: Expr, sign: int = 1) -> Iterator[Term]:
+    """The terms of an expression; sums without a sparse or diagonal term are one."""
+    match expr:
+        case Call("add", (left, right)):
+            found = [*summands(storage, left, sign), *summands(storage, right, sign)]
+        case Call("sub", (left, right)):
+            found = [*summands(storage, left, sign), *summands(storage, right, -sign)]
+        case Call("neg", (value,)):
+            found = list(summands(storage, value, -sign))
+        case Call("div", (value, divisor)):
+            found = [(s, Call("div", (term, divisor))) for s, term in summands(storage, value, sign)]
+        case Call("mul", (left, right)):
+            others = list(summands(storage, right))
+            found = [
+                (s * t, Call("mul", (first, second)))
+                for s, first in summands(storage, left, sign)
+                for t, second in others
+            ]
+        case _:
+            found = [(sign, expr)]
+    if any(is_sparse(storage, term) or diagonals(term) for _, term in found):
+        yield from found
+    else:
+        yield sign, expr
+
+
+def is_summed(program: ModelProgram, name: str, reader: str, apart: Collection[str]) -> bool:
+    """Whether a statement has a tensor as a factor of its sums, or of a tensor of which all readers have."""
+    value = program.statements[reader].value
+    if not is_linear(value, name):
+        return False
+    sums = [part for part in find(value, Reduce) if reads(part, name)]
+    if sums:
+        return all(part.monoid == "sum" for part in sums)
+    readers = program.readers().get(reader, set())
+    return reader not in apart and bool(readers) and all(
+        is_summed(program, reader, further, apart) for further in readers
+    )  # fmt: skip
+
+
+def is_linear(expr: Expr, name: str) -> bool:
+    """Whether each term of an expression has a tensor as a factor once, or not at all."""
+    if not reads(expr, name):
+        return True
+    match expr:
+        case Access(_, indices):
+            return all(isinstance(index, Index) for index in indices) and len(set(indices)) == len(indices)
+        case Reduce("sum", _, body):
+            return is_linear(body, name)
+        case Call("add" | "sub", args):
+            return all(is_linear(arg, name) for arg in args)
+        case Call("neg", (value,)):
+            return is_linear(value, name)
+        case Call("mul", (left, right)):
+            return (
+                not (reads(left, name) and reads(right, name))
+                and is_linear(left, name)
+                and is_linear(right, name)
+            )
+        case Call("div", (value, divisor)):
+            return not reads(divisor, name) and is_linear(value, name)
+    return False
+
+
+def reads(expr: Expr, name: str) -> bool:
+    """Whether an expression reads a tensor."""
+    return any(access.tensor == name for access in find(expr, Access))
+
+
+def sum_by_terms(program: ModelProgram, storage: Storage, name: str) -> None:
+    """`sum(j, (a + b) * x) -> sum(j, a * x) + sum(j, b * x)` in a statement, in place."""
+    statement = program.statements[name]
+
+    def visit(node: Node) -> Node:
+        node = map_children(node, visit)
+        if isinstance(node, Reduce) and node.monoid == "sum":
+            return summed(program, storage, name, node)
+        return node
+
+    value = visit(statement.value)
+    assert isinstance(value, Expr)
+    program.statements[name] = replace(statement, value=simplify(value))
+
+
+def summed(program: ModelProgram, storage: Storage, name: str, reduction: Reduce) -> Expr:
+    """The sum of the terms of a reduction, each of its own; sparse ones together."""
+    terms = list(summands(storage, reduction.body))
+    mixed = [term for _, term in terms if diagonals(term) or not is_sparse(storage, term)]
+    if not mixed or not any(is_sparse(storage, term) or diagonals(term) for _, term in terms):
+        return reduction
+    found: list[Term] = []
+    sparse = [(sign, term) for sign, term in terms if term not in mixed]
+    if sparse:
+        sign = max(sign for sign, _ in sparse)
+        body = total([(sign * own, term) for own, term in sparse])
+        found.append((sign, Reduce("sum", reduction.indices, body)))
+    for sign, term in terms:
+        if term in mixed:
+            fresh = {bound: program.index(program.extents[bound]) for bound in reduction.indices}
+            found.append((sign, one_sum(program, name, tuple(fresh.values()), renamed(term, fresh))))
+    return total(found)
+
+
+def total(terms: Sequence[Term]) -> Expr:
+    """The sum of some terms."""
+    (sign, found), *rest = sorted(terms, key=lambda term: -term[0])
+    found = Call("neg", (found,)) if sign < 0 else found
+    for sign, term in rest:
+        found = Call("add" if sign > 0 else "sub", (found, term))
+    return found
+
+
+def one_sum(program: ModelProgram, name: str, bound: Sequence[str], term: Expr) -> Expr:
+    """The sum of a term without its diagonals, and of nothing that is the same for each coordinate."""
+    left, at = list(bound), dict[str, str]()
+    parts = list(factors(term))
+    for place_of, part in enumerate(parts):
+        ends = ends_of(part)
+        if ends is None:
+            continue
+        first, second = (at.get(end, end) for end in ends)
+        taken = second if second in left else first
+        kept = first if taken == second else second
+        if taken in left and program.known(program.extents[taken]) == program.known(program.extents[kept]):
+            left.remove(taken)
+            at = {old: kept if new == taken else new for old, new in at.items()} | {taken: kept}
+            assert isinstance(part, Call), "it is a choice"
+            parts[place_of] = part.args[1]
+    parts = [placed_at(part, at) for part in parts]
+    inside = [part for part in parts if any(str(index) in left for index in find(part, Index))]
+    outside = [part for part in parts if part not in inside]
+    unread = [index for index in left if not any(Index(index) in find(part, Index) for part in inside)]
+    outside += [Extent(index) for index in unread]
+    over = tuple(index for index in left if index not in unread)
+    if over:
+        outside.append(hoisted(program, name, Reduce("sum", over, product(inside))))
+    return product(outside)
+
+
+def placed_at(expr: Expr, at: dict[str, str]) -> Expr:
+    """An expression with other index variables in place of some."""
+    return place(expr, {old: Index(new) for old, new in at.items()}) if at else expr
+
+
+def hoisted(program: ModelProgram, name: str, reduction: Reduce) -> Expr:
+    """A statement of its own for a reduction: kernels compute it once."""
+    reduction = join_sums(reduction)
+    indices = [str(index) for index in find(reduction, Index) if str(index) not in bound_in(reduction)]
+    free = tuple(dict.fromkeys(indices))
+    fresh = {index: program.index(program.extents[index]) for index in free}
+    label, number = f"{name}_term", 1
+    while label in program.source:
+        label, number = f"{name}_term{number}", number + 1
+    program.assign(label, tuple(fresh.values()), renamed(reduction, fresh), program.source[name])
+    program.dtypes[label] = program.dtypes[name]
+    return Access(label, tuple(map(Index, free)))
+
+
+def bound_in(expr: Expr) -> set[str]:
+    """The index variables that an expression reduces."""
+    return {name for reduction in find(expr, Reduce) for name in reduction.indices}
+
+
+def product(parts: Sequence[Expr]) -> Expr:
+    """The product of some factors."""
+    found: Expr = parts[0] if parts else Const(1)
+    for part in parts[1:]:
+        found = Call("mul", (found, part))
+    return found
