@@ -255,7 +255,9 @@ def sparse_parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
         raise CaptureError(f"a sparse input of shape {list(matrix.shape)}", "sparse inputs are matrices")
     if isinstance(matrix, SparseTensor):
         rows, columns = matrix.coordinates()
-        values = matrix.values()
+        values, inside = matrix.values(), matrix.pattern.inside()
+        if inside is not None:  # of blocks that reach over the edge
+            rows, columns, values = rows[inside], columns[inside], values[inside]
     else:
         entries = matrix if matrix.layout is torch.sparse_coo else matrix.to_sparse()
         entries = entries.coalesce()
