@@ -52,6 +52,10 @@ FOUND = {
         ["aten.scatter_add(x2, 0, x1, x0)"], Leaf("x0", "csc", (4, 0), form="bcsr(2, 2)"),
         Leaf("x1", "places", (4, 0), torch.int64, most=5), Leaf("x2", "input", (5, 0)),
     ),
+    "several matrices by a sparse one": made(
+        ["aten.linear(x1, x0, x2)"], Leaf("x0", "bsr", (5, 5), density=0.3, form="dcsr"),
+        Leaf("x1", "input", (2, 3, 5)), Leaf("x2", "param", (5,)), is_trained=True,
+    ),
 }  # fmt: skip
 
 
