@@ -38,6 +38,10 @@ def result(program: Program, name: str, values: Values, operands: Mapping[str, T
         pattern = root._pattern if is_as_declared else conversion(root._pattern, read_as).pattern
         pattern = shared_pattern(pattern, declared.format, found.shape)
         return _on_pattern(pattern, found, declared, dtype)
+    if declared.drops:
+        stays = found.values != declared.fill
+        coordinates = found.coordinates[:, stays]
+        found = Entries(coordinates, found.values[stays], found.shape, found.kind, found.fill)
     entries = found.values.to(dtype)
     made = tensor((found.coordinates.cpu(), entries.cpu(), found.shape), declared.format, fill=declared.fill)
     made = made.to(format=declared.format)
