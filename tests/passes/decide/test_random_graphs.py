@@ -56,6 +56,10 @@ FOUND = {
         ["aten.linear(x1, x0, x2)"], Leaf("x0", "bsr", (5, 5), density=0.3, form="dcsr"),
         Leaf("x1", "input", (2, 3, 5)), Leaf("x2", "param", (5,)), is_trained=True,
     ),
+    "norms of truth values": made(
+        ["aten.cosine_similarity(x0, x1)"], Leaf("x0", "input", (5, 5), density=0.5, form="csr"),
+        Leaf("x1", "input", (5, 5), torch.bool),
+    ),
 }  # fmt: skip
 
 
