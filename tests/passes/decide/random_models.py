@@ -276,7 +276,9 @@ class Draw:
             return False
         leaves, known = list(self.leaves), dict(self.known)
         names = self.arguments(row, slots)
-        text = None if names is None else self.text(example, names[0], names[1])
+        text = self.text(example, *names, is_changed=row.section != "window")
+        if row.section == "window" and any(0 in self.known[name].shape for name in names[0].values()):
+            text = None  # torch divides by 0
         if text is not None:
             step = Step(
                 f"t{len(self.steps)}", text, tuple(n for n in self.known if re.search(rf"\b{n}\b", text))
@@ -379,14 +381,14 @@ class Draw:
             return True
         return matched(spec, tensor.shape, sizes)
 
-    def text(self, example, names, sizes):
+    def text(self, example, names, sizes, *, is_changed):
         """An example with tensors, extents and, here and there, other numbers."""
         if "einsum" not in example:
             example = example.replace(" ", "")
         text = TENSOR.sub(lambda m: f"<{m[1]}>", example)
         text = LETTER.sub(lambda m: str(sizes[m[1]]), text)
         head, bracket, rest = text.partition("(")
-        if "einsum" not in example:
+        if "einsum" not in example and is_changed:
             rest = NUMBER.sub(
                 lambda m: str(self.draw.randint(-3, 3)) if self.draw.random() < 0.25 else m[0], rest
             )
