@@ -43,6 +43,7 @@ class Assembled:
         buffers: Sequence[tuple[str, torch.dtype]],
     ) -> None:
         self._step, self._format, self._fill = step, output.format, output.fill
+        self._is_by_value = output.drops
         self._levels = [
             tuple(f"{output.name}{number}_{role}" for role in ("pos", "crd"))
             for number in range(1, len(output.format.levels) + 1)
@@ -54,7 +55,12 @@ class Assembled:
         self._dtypes = tuple(dtype for _, dtype in buffers[self.first :])
 
     def known(self, shape: tuple[int, ...], patterns: Sequence[Pattern]) -> Known | None:
-        """The pattern of this shape that operands of these patterns gave before, unless it was written to."""
+        """The pattern of this shape that operands of these patterns gave before, unless it was written to.
+
+        There is none where values decide.
+        """
+        if self._is_by_value:
+            return None
         found: Known | None = KNOWN.find(self._step, patterns)
         if found is None or found[0].shape != shape or not found[0].is_unchanged():
             return None
@@ -100,6 +106,8 @@ class Assembled:
         if last is not None and entries is not None:
             crd[-1], values = cut((entries, values), int(last[-1]))
         found = Pattern(self._format, shape, pos, crd, is_private=True).trusted()
+        if self._is_by_value:
+            return wrap(found, values, self._fill)
         KNOWN.remember(self._step, patterns, (found, tuple(found.arrays_in_place()), found.nnz), [found])
         return wrap(found, values, self._fill)
 

@@ -39,7 +39,9 @@ def _cut(
         return [statement]
     (factored,) = factor(replace(program, statements=(statement,))).statements
     sums = _sums(factored.value, declarations)
-    if not sums or (len(sums) == 1 and not _meets_operands(factored, sums[0], declarations)):
+    if declarations[statement.target.tensor].drops:
+        sums = [part for part in walk(factored.value) if isinstance(part, Reduce)]
+    elif not sums or (len(sums) == 1 and not _meets_operands(factored, sums[0], declarations)):
         return [statement]
     found: list[Assign] = []
     order = free_indices(statement.target)

@@ -20,7 +20,7 @@ from sparsify.compiler.einsum.declare import Operand, declare
 from sparsify.compiler.einsum.einsum_string import read_subscripts
 from sparsify.compiler.einsum.nodes import Program
 from sparsify.compiler.kernel import Kernel, compile_program, plan
-from sparsify.compiler.program_of import formats_by_result, program_of
+from sparsify.compiler.program_of import formats_by_result, program_of, results_by_value
 from sparsify.compiler.remembered import recall, remember
 from sparsify.compiler.scalars import lifted
 from sparsify.compiler.schedule.directives import Schedule
@@ -323,7 +323,8 @@ def _einsum_program(
     formats = formats_by_result((assign,), format)
     operands = dict(zip(names, described, strict=True))
     given = dict(zip(names, shapes, strict=True))
-    program = declare((assign,), operands, ("Y",), formats=formats, shapes=given)
+    drops = results_by_value((assign,), format)
+    program = declare((assign,), operands, ("Y",), formats=formats, shapes=given, drops=drops)
     return program, tuple(names.index(name) for name in program.inputs)
 
 

@@ -4,7 +4,7 @@ In: `y[i] = a * A[i,j] * x[j]`, tensors A and x, a number a. Out: the program, w
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -18,6 +18,9 @@ from sparsify.compiler.node import find
 from sparsify.compiler.scalars import Substituted, substituted
 from sparsify.errors import EinsumError
 from sparsify.storage.format import Format
+
+# Behind a format that is asked for: entries that equal the fill are not stored.
+BY_VALUE: Final = " by value"
 
 
 def program_of(
@@ -47,7 +50,8 @@ def program_of(
     names = (outputs,) if isinstance(outputs, str) else outputs or ()
     described = {name: describe(value) for name, value in tensors.items()}
     formats = formats_by_result(statements, format)
-    program = declare(statements, described, names, formats=formats, sizes=given, shapes=shapes)
+    drops = results_by_value(statements, format)
+    program = declare(statements, described, names, formats=formats, sizes=given, shapes=shapes, drops=drops)
     _check_names(source.statements, operands, sizes or {})
     bind_extents(statements, {name: tensors[name].shape for name in program.inputs}, given, slices)
     return program, found
@@ -73,8 +77,25 @@ def formats_by_result(
     statements: tuple[Assign, ...], wanted: Format | str | Mapping[str, Format | str] | None
 ) -> dict[str, Format]:
     """The formats asked for, by result; a single one is that of the last result."""
-    if wanted is None:
-        return {}
     ranks = {statement.target.tensor: len(statement.target.indices) for statement in statements}
-    by_name = wanted if isinstance(wanted, Mapping) else {statements[-1].target.tensor: wanted}
-    return {n: Format(f, rank=ranks.get(n)) if isinstance(f, str) else f for n, f in by_name.items()}
+    return {
+        n: Format(f.removesuffix(BY_VALUE), rank=ranks.get(n)) if isinstance(f, str) else f
+        for n, f in _asked(statements, wanted).items()
+    }
+
+
+def results_by_value(
+    statements: tuple[Assign, ...], wanted: Format | str | Mapping[str, Format | str] | None
+) -> list[str]:
+    """The results that are asked for `by value`: they do not store what equals their fill."""
+    asked = _asked(statements, wanted).items()
+    return [name for name, format in asked if isinstance(format, str) and format.endswith(BY_VALUE)]
+
+
+def _asked(
+    statements: tuple[Assign, ...], wanted: Format | str | Mapping[str, Format | str] | None
+) -> Mapping[str, Format | str]:
+    """What is asked for, by result."""
+    if wanted is None or isinstance(wanted, Mapping):
+        return wanted or {}
+    return {statements[-1].target.tensor: wanted}

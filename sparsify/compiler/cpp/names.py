@@ -59,6 +59,8 @@ def mentioned(node: Node) -> list[str]:
                 found |= dict.fromkeys(
                     ["serial_threshold"] if balance is None else ["serial_threshold", balance]
                 )
+            case nodes.Compress(_, buffer, values, source):
+                found |= dict.fromkeys([source] if buffer is None else [buffer, values, source])
             case _ if (buffer := getattr(part, "buffer", None)) is not None:
                 found[buffer] = None
     return list(found)

@@ -92,7 +92,13 @@ def _computes(node: Node) -> bool:
             return _is_fraction(node.type)
         case nodes.Fill(value=value):
             return _is_fraction(type_of(value))
-        case nodes.Sort() | nodes.TakeMarks() | nodes.Horizontal() | nodes.HorizontalTogether():
+        case (
+            nodes.Sort()
+            | nodes.TakeMarks()
+            | nodes.Compress()
+            | nodes.Horizontal()
+            | nodes.HorizontalTogether()
+        ):
             return True
         case nodes.Gather() | nodes.Scatter() | nodes.Transpose():
             return True

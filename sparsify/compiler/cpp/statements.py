@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from sparsify.compiler.cpp import parallel, scratch, types
+from sparsify.compiler.cpp import compress, parallel, scratch, types
 from sparsify.compiler.cpp.expressions import PREFIX, SUM, Expressions, unwidened, within
 from sparsify.compiler.cpp.scratch import OUT_OF_MEMORY
 from sparsify.compiler.cpp.unit import Unit, indent
@@ -87,6 +87,8 @@ class Statements:
                 return [f"{helper}({e.name(buffer)}, {e.index(extent)}, {e.index(index)});"]
             case nodes.TakeMarks():
                 return [self._take_marks(stmt)]
+            case nodes.Compress():
+                return [self._compress(stmt)]
             case nodes.Prefetch(buffer, index):
                 return [f"__builtin_prefetch({self.expressions.address(buffer, index)});"]
             case nodes.ParallelFor():
@@ -116,6 +118,18 @@ class Statements:
             return f"{var} += {self.unit.use('count_marks', 'int8', 1)}({marks}, {extent});"
         helper = self.unit.use("take_marks", e.buffers[stmt.buffer], 1)
         return f"{var} = {helper}({e.name(stmt.buffer)}, {var}, {e.index(stmt.end)}, {marks}, {extent});"
+
+    def _compress(self, stmt: nodes.Compress) -> str:
+        e = self.expressions
+        var, dtype = e.name(stmt.var.name), e.buffers[stmt.source]
+        source, count, fill = e.address(stmt.source, stmt.begin), e.index(stmt.count), e.index(stmt.fill)
+        if stmt.buffer is None:
+            return f"{var} += {self.unit.use('count_kept', dtype, 1)}({source}, {count}, {fill});"
+        is_native = self.function.vector_bytes == compress.NATIVE_BYTES
+        lanes = compress.NATIVE_BYTES // types.BYTES[dtype] if is_native else 1
+        helper = self.unit.use(f"compress_{e.buffers[stmt.buffer]}", dtype, lanes)
+        into = f"{e.name(stmt.buffer)}, {e.name(stmt.values)}, {var}, {e.index(stmt.end)}"
+        return f"{var} = {helper}({into}, {source}, {e.index(stmt.first)}, {count}, {fill});"
 
     def _declare(self, var: nodes.Var, value: nodes.Expr, mutable: bool) -> str:
         e = self.expressions

@@ -4,7 +4,7 @@ In: the statements of `y[i] = A[i,j] * x[j]` and how A and x are stored. Out: a 
 name the extents, with the format of y inferred.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -15,6 +15,7 @@ from sparsify.compiler.einsum.infer_format import hangs_on_extents, infer_format
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration, Extent, Program
 from sparsify.compiler.einsum.places import expand_places, has_places, name_entries
 from sparsify.compiler.einsum.register import expand_statements
+from sparsify.compiler.einsum.sparsity import infer_sparsity
 from sparsify.compiler.einsum.verify import verify, verify_statements
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.errors import EinsumError
@@ -41,6 +42,7 @@ def declare(
     sizes: Mapping[str, int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     densities: Mapping[str, float] | None = None,
+    drops: Collection[str] = (),
 ) -> Program:
     """The program of `statements` over `operands`, verified, with formats inferred.
 
@@ -50,6 +52,8 @@ def declare(
         sizes: extents that are fixed.
         shapes: of operands; what is reduced over an extent of 0 has another fill where the reduction says so.
         densities: expected ones of sparse operands; results that are expected to be full are dense then.
+        drops: results with formats whose entries that equal the fill are not stored; others do so that are asked for in
+            a sparse format and have a value of their own at each coordinate.
 
     Raises:
         EinsumError: a name, an index variable or an assignment that does not fit.
@@ -61,12 +65,14 @@ def declare(
     statements = _extents_by_name(expand_statements(statements))
     if asks_places := has_places(statements):
         statements = name_entries(statements, tuple(operands))
-    again = partial(declare, operands=operands, outputs=outputs, formats=formats, densities=densities)
+    again = partial(
+        declare, operands=operands, outputs=outputs, formats=formats, densities=densities, drops=drops
+    )
     program = _with_inputs(statements, operands, outputs, sizes or {})
     known = {} if densities is None else declared_extents(program, shapes or {})
     program = infer_format(program, densities, known)
     for name, format in (formats or {}).items():
-        program = _fix_format(program, name, format, densities, known)
+        program = _fix_format(program, name, format, densities, known, is_by_value=name in drops)
     if asks_places:
         found = {declared.name: declared for declared in program.declarations}
         return again(expand_places(statements, found), sizes=sizes, shapes=shapes)
@@ -124,6 +130,8 @@ def _fix_format(
     format: Format,
     densities: Mapping[str, float] | None,
     extents: Mapping[str, int],
+    *,
+    is_by_value: bool,
 ) -> Program:
     """`program` with the format of one result given, and those that depend on it inferred again."""
     declared = next((d for d in program.declarations if d.name == name and name not in program.inputs), None)
@@ -131,20 +139,33 @@ def _fix_format(
         raise EinsumError(
             f"format= names {name}, which is not a result; results have formats, operands their own"
         )
-    if declared.format == format:
+    if declared.format == format and not is_by_value:
         return program
     levels = "" if format.is_dense else _index_dtype(program)
     dtypes = tuple(
         (levels if "pos" in s.level.arrays else "", levels if "crd" in s.level.arrays else "")
         for s in format.levels
     )
-    fixed = replace(declared, format=format, pattern_of=None, index_dtypes=() if format.is_dense else dtypes)
+    fixed = replace(
+        declared,
+        format=format,
+        pattern_of=None,
+        index_dtypes=() if format.is_dense else dtypes,
+        drops=not format.is_dense and (is_by_value or _is_full(program, name)),
+    )
     results = [s.target.tensor for s in program.statements]
     later = set(results[results.index(name) :])
     kept = [
         fixed if d.name == name else d for d in program.declarations if d.name == name or d.name not in later
     ]
     return infer_format(replace(program, declarations=tuple(kept)), densities, extents)
+
+
+def _is_full(program: Program, name: str) -> bool:
+    """Whether a result has a value of its own at each coordinate, such that nothing but values says what to store."""
+    known = {declared.name: declared for declared in program.declarations}
+    values = [statement.value for statement in program.statements if statement.target.tensor == name]
+    return all(infer_sparsity(value, known).fill is None for value in values)
 
 
 def _index_dtype(program: Program) -> str:

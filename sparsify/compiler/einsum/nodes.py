@@ -109,6 +109,7 @@ class Declaration(Node):
         index_dtypes: per level the dtypes of (pos, crd), "" where the level has no such array.
         pattern_of: the tensor whose pattern it shares; its values are then aligned with that tensor's.
         is_number: whether it is a number of Python, which promotes as a constant does; finite, and not 0.
+        drops: whether entries of the result that equal the fill are not stored: values decide the pattern.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Declaration(Node):
     index_dtypes: tuple[tuple[str, str], ...] = ()
     pattern_of: str | None = None
     is_number: bool = False
+    drops: bool = False
 
     def __str__(self) -> str:
         return printer.declaration(self)

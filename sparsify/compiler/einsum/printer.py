@@ -53,6 +53,8 @@ def declaration(declared: "nodes.Declaration") -> str:
         parts.append("index " + ", ".join(f"{pos or '-'}/{crd or '-'}" for pos, crd in declared.index_dtypes))
     if declared.pattern_of is not None:
         parts.append(f"pattern of {declared.pattern_of}")
+    if declared.drops:
+        parts.append("drops fills")
     return "; ".join(parts)
 
 

@@ -257,6 +257,8 @@ class Machine:
                 self._memory(buffer, np.arange(len(found)), stmt)[: len(found)] = found
             case nodes.Mark() | nodes.TakeMarks():
                 self._marks(stmt, variables)
+            case nodes.Compress():
+                self._compress(stmt, variables)
             case nodes.Allocate() | nodes.AllocateOutput() | nodes.Fill():
                 self._allocate(stmt, variables)
             case nodes.Return(status):
@@ -294,6 +296,22 @@ class Machine:
                     self._memory(buffer, places, stmt)[places] = found
                 self.buffers[marks][:] = 0
                 variables[var.name] = np.int64(first + len(found))
+
+    def _compress(self, stmt: nodes.Compress, variables: Variables) -> None:
+        begin, count = self.integer(stmt.begin, variables), self.integer(stmt.count, variables)
+        read = np.arange(begin, begin + max(0, count))
+        source = self._memory(stmt.source, read, stmt)[read]
+        kept = np.flatnonzero(source != self.value(stmt.fill, variables))
+        next_ = int(variables[stmt.var.name])
+        if stmt.buffer is not None:
+            places = np.arange(next_, next_ + len(kept))
+            assert next_ + len(kept) <= self.integer(stmt.end, variables), f"{stmt} passes its end"
+            numbers = self.integer(stmt.first, variables) + kept
+            for buffer, found in ((stmt.buffer, numbers), (stmt.values, source[kept])):
+                self._memory(buffer, places, stmt)[places] = found
+                if self.sharing is not None:
+                    self.sharing.write(buffer, places, stmt)
+        variables[stmt.var.name] = np.int64(next_ + len(kept))
 
     def _control(
         self, stmt: nodes.For | nodes.While | nodes.If | nodes.ParallelFor, variables: Variables

@@ -332,6 +332,25 @@ class TakeMarks(Stmt):
 
 
 @dataclass(frozen=True, slots=True)
+class Compress(Stmt):
+    """`var` grows by how many of `source[begin ..count]` differ from `fill`.
+
+    These are written to `values` from `var` on, and their numbers, counted from `first`, to `buffer`; without a buffer
+    they are only counted. Both hold them below `end`; what lies there behind them is left undefined.
+    """
+
+    var: Var
+    buffer: str | None
+    values: str
+    source: str
+    begin: Expr
+    count: Expr
+    first: Expr
+    fill: Expr
+    end: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Prefetch(Stmt):
     """The cache line of `buffer[index]` is asked for."""
 

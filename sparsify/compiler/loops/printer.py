@@ -165,6 +165,10 @@ def _line(stmt: "nodes.Stmt") -> str:
         case nodes.TakeMarks(var, buffer, marks, extent, _):
             into = "" if buffer is None else f"{buffer}[{var.name} ..] and "
             return f"{into}{var.name} += marks of {marks}[0 ..{_within(extent, ATOM)}]"
+        case nodes.Compress(var, buffer, values, source, begin, count, _, fill, _):
+            into = "" if buffer is None else f"{buffer}, {values}[{var.name} ..] and "
+            read = f"{source}[{expression(begin)} ..{_within(count, ATOM)}]"
+            return f"{into}{var.name} += entries of {read} that are not {expression(fill)}"
         case nodes.Prefetch(buffer, index):
             return f"prefetch {buffer}[{expression(index)}]"
         case nodes.AllocateOutput(buffer, dtype, count):

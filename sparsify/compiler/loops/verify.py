@@ -264,6 +264,13 @@ class Scope:
                 assert var.name in self.mutable and var.type == nodes.INT, f"{stmt} sets {var.name}"
                 self.index(extent, stmt)
                 self.index(end, stmt)
+            case nodes.Compress(var, into, values, source, begin, count, first, fill, end):
+                assert self.buffer(source, stmt) == type_of(fill).dtype, f"{stmt} compares with another dtype"
+                assert into is None or self._write(into, stmt) in INDEX_DTYPES, f"{stmt} writes numbers"
+                assert into is None or self._write(values, stmt) == type_of(fill).dtype, f"{stmt} casts"
+                assert var.name in self.mutable and var.type == nodes.INT, f"{stmt} sets {var.name}"
+                for part in (begin, count, first, end):
+                    self.index(part, stmt)
             case nodes.Prefetch(buffer, index):
                 self.buffer(buffer, stmt)
                 self.index(index, stmt)

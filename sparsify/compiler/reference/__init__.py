@@ -34,9 +34,4 @@ def evaluate_program(program: Program, operands: Mapping[str, Tensor]) -> tuple[
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         evaluation = Evaluation(program, operands)
         evaluation.run()
-        return tuple(
-            [
-                result(program.declaration(name), evaluation.tensors[name], operands)
-                for name in program.outputs
-            ]
-        )
+        return tuple([result(program, name, evaluation.tensors[name], operands) for name in program.outputs])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsify.compiler.dtypes import torch_dtype
-from sparsify.compiler.einsum.nodes import Declaration
+from sparsify.compiler.einsum.nodes import Declaration, Program
 from sparsify.compiler.reference.stored import DenseValues, Entries, Values, entries_of, permutation
 from sparsify.compiler.share import shared_pattern
 from sparsify.storage.convert import conversion
@@ -19,12 +19,13 @@ from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, wrap
 
 
-def result(declared: Declaration, values: Values, operands: Mapping[str, Tensor]) -> Tensor:
+def result(program: Program, name: str, values: Values, operands: Mapping[str, Tensor]) -> Tensor:
     """The tensor of a result.
 
     Args:
-        operands: by name; a result on the pattern of one shares it.
+        operands: by name; a result on the pattern of one shares it, as the program declares it.
     """
+    declared = program.declaration(name)
     dtype = torch_dtype(declared.dtype)
     if declared.format.is_dense:
         assert isinstance(values, DenseValues), "a dense result has all entries"
@@ -32,8 +33,15 @@ def result(declared: Declaration, values: Values, operands: Mapping[str, Tensor]
     found = entries_of(values, declared.fill)
     root = operands.get(declared.pattern_of or "")
     if isinstance(root, SparseTensor):
-        pattern = shared_pattern(root._pattern, declared.format, found.shape)
+        read_as = program.declaration(declared.pattern_of or "").format
+        is_as_declared = root._pattern.format == read_as
+        pattern = root._pattern if is_as_declared else conversion(root._pattern, read_as).pattern
+        pattern = shared_pattern(pattern, declared.format, found.shape)
         return _on_pattern(pattern, found, declared, dtype)
+    if declared.drops:
+        stays = found.values != declared.fill
+        coordinates = found.coordinates[:, stays]
+        found = Entries(coordinates, found.values[stays], found.shape, found.kind, found.fill)
     entries = found.values.to(dtype)
     made = tensor((found.coordinates.cpu(), entries.cpu(), found.shape), declared.format, fill=declared.fill)
     made = made.to(format=declared.format)

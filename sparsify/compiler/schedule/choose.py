@@ -18,6 +18,7 @@ from sparsify.compiler.notation.nodes import Forall, Let, Notation, Split
 from sparsify.compiler.schedule import directives as d
 from sparsify.compiler.schedule.aggregates import aggregates
 from sparsify.compiler.schedule.chains import around, downward, loop_chain, loop_names, many_first
+from sparsify.compiler.schedule.dropped import dropped
 from sparsify.compiler.schedule.experts import experts
 from sparsify.compiler.schedule.joined import joined
 from sparsify.compiler.schedule.lane_tile import TILE_BYTES, WIDE_TILE_BYTES, has_wide_tiles, lane_tile
@@ -61,6 +62,8 @@ def candidates(
     if (samples := sampled(program)) is not None:
         yield from samples.schedules(lanes, item_bytes, sizes)
         return
+    if (entries := dropped(program)) is not None:
+        yield from entries.schedules(lanes)
     if (sums := scattered(program)) is not None:
         yield from sums.schedules(sizes, order)
     if (product := panels(program)) is not None:

@@ -355,6 +355,8 @@ def packed_of(
         return None
     shape = [extents[name] for name in declared.extents]
     columns, outputs = shape[modes[0]], shape[1 - modes[0]]
+    if not columns or not outputs:
+        return None
     inner = [s.expression for s in levels if s.expression.mode != modes[0] and s.expression.kind == "within"]
     height = prod(expression.extent(shape) for expression in inner)
     width = lists[0].extent(shape)

@@ -172,7 +172,10 @@ def _loop_around(body: Body, index: str, inner: Node) -> Forall | None:
 
 
 def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
-    """`forall k: Y += e -> forall k: let a: a += e; Y = a`, the new `a` indexed by the loops inside `k`."""
+    """`forall k: Y += e -> forall k: let a: a += e; Y = a`, the new `a` indexed by the loops inside `k`.
+
+    An assignment that sums nothing, `Y = e`, becomes `a = e; Y = a`.
+    """
     nest = _nest_of(program, directive.source)
     if nest is None:
         raise ScheduleError(
@@ -180,7 +183,7 @@ def precompute_of(program: Notation, directive: d.Precompute) -> Notation:
         )
     shared, inside = _cut_chain(nest, directive) if directive.at else ([], nest)
     chain, assign = loop_chain(inside)
-    if not isinstance(assign, Assign) or assign.monoid is None:
+    if not isinstance(assign, Assign):
         raise ScheduleError(f"`{directive}`: {directive.source} is not a plain sum there", "another place")
     source = Temporary(directive.temporary, index_names(assign.target), _accumulated(program, assign))
     shrunk = _shrink(program, source, [loop.index for loop in shared], inside, directive)

@@ -263,8 +263,11 @@ def sparse_parts(matrix: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if matrix.dim() < 2:
         raise CaptureError(f"a sparse input of shape {list(matrix.shape)}", "two modes or more")
     if isinstance(matrix, SparseTensor):
-        *leading, columns = matrix.coordinates()
-        values = matrix.values()
+        coordinates, values = matrix.coordinates(), matrix.values()
+        inside = matrix.pattern.inside()
+        if inside is not None:  # of blocks that reach over the edge
+            coordinates, values = coordinates[:, inside], values[inside]
+        *leading, columns = coordinates
     else:
         entries = matrix if matrix.layout is torch.sparse_coo else matrix.to_sparse()
         if entries.dense_dim():  # rows of values

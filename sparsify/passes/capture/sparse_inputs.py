@@ -141,6 +141,10 @@ def size(matrix: CapturedSparse, dim: int | None = None) -> Any:
 
 def product(left: Any, right: Any, reduce: str = "sum") -> Any:
     """`left @ right` as gather, multiply, scatter; `mean` divides by the stored count as torch does."""
+    if any(not isinstance(part, CapturedSparse) and part.dim() > 2 for part in (left, right)):
+        raise CaptureError(
+            "a product of a sparse input and several matrices is captured as one of dense tensors"
+        )
     if not isinstance(left, CapturedSparse):
         return transposed_result(product(transposed(right), left.transpose(0, 1)))
     if isinstance(right, CapturedSparse):

@@ -108,6 +108,8 @@ class OperatorView:
             raise Refusal(f"{tensor} is no tensor")
         name, shape = self.program.leaf(tensor), self.shape(tensor)
         given = list(self.out if names is None else names)[-len(shape) or len(self.out) :]
+        if len(given) < len(shape):
+            raise Refusal(f"{name} has more modes than the result")
         kept = [index for index, size in zip(given, shape, strict=True) if size != 1]
         return f"{name}[{', '.join(kept)}]" if kept else name
 

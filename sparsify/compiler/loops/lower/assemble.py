@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sparsify.compiler.einsum.nodes import Access, Assign, Declaration
 from sparsify.compiler.loops import nodes as loops
 from sparsify.compiler.loops.arithmetic import ONE, ZERO, compare, convert, integer, plus, product
-from sparsify.compiler.loops.lower import bounded, marked, repeated
+from sparsify.compiler.loops.lower import bounded, dropped, marked, repeated
 from sparsify.compiler.loops.lower.environment import Environment
 from sparsify.compiler.loops.lower.levels import level_variable
 from sparsify.compiler.node import find
@@ -59,12 +59,9 @@ def phases(low: Lowering, names: list[str]) -> Lowered:
         lowered = bounded.phases(assembly)
         low.assembly = None
         return lowered
-    counted = low.located(low.program.body, Environment())
-    allocated = assembly.allocate()
-    assembly.filling = True
-    filled = low.located(low.program.body, Environment())
+    lowered = dropped.phases(assembly) if dropped.is_known_by_rows(assembly) else assembly.counted()
     low.assembly = None
-    return [*assembly.before(), *counted, *allocated, *filled, *assembly.close()]
+    return lowered
 
 
 def loops_around(node: notation.Statement | Assign, name: str) -> list[notation.Forall]:
@@ -151,6 +148,21 @@ class Assembly:
         self.counters[-1] = loops.Var(self.low.fresh(self.counters[-1].name), loops.INT)
         return self.low.located(self.low.program.body, Environment())
 
+    def counted(self) -> Lowered:
+        """Entries counted, and then, behind allocated arrays, written."""
+        low = self.low
+        counted = low.located(low.program.body, Environment())
+        allocated = self.allocate()
+        self.filling = True
+        filled = low.located(low.program.body, Environment())
+        return [*self.before(), *counted, *allocated, *filled, *self.close()]
+
+    def renew(self) -> None:
+        """Back before the first phase, with variables of other names."""
+        self.filling = self.is_running = False
+        self.first = loops.Var(self.low.fresh(self.first.name), loops.INT)
+        self.counters = [loops.Var(self.low.fresh(counter.name), loops.INT) for counter in self.counters]
+
     def _check_loops(self) -> None:
         """Entries are appended: the loops around them are those of the levels, in their order, one after the other.
 
@@ -199,6 +211,14 @@ class Assembly:
         """How many rows the dense levels make."""
         modes = [stored.expression.mode for stored in self.levels[:-1]]
         return product([self.low.extent(self.declaration.extents[mode]) for mode in modes])
+
+    def row_room(self) -> loops.Expr:
+        """The number of the coordinates of a row."""
+        return self.low.bound(self.variables[-1])
+
+    def whole_room(self) -> loops.Expr:
+        """The number of all coordinates."""
+        return product([self.row_count(), self.row_room()])
 
     def _allocate(self, level: int, array: str, count: loops.Expr) -> loops.Stmt:
         buffer = self._buffer(level, array)
@@ -290,9 +310,17 @@ class Assembly:
 
     def append(self, target: Access, value: loops.Expr, env: Environment) -> Lowered:
         """The entry at the current coordinates."""
-        last = len(self.levels) - 1
         if self.phase in (marked.FILL, marked.VALUES):
             return [loops.Store(f"{self.name}_vals", self.place, convert(value, self.declaration.dtype))]
+        if self.declaration.drops:
+            found = loops.Var(self.low.fresh(f"{self.name}_entry"), loops.type_of(value))
+            entry = self._entry(found, env)
+            return [loops.Declare(found, value), *dropped.kept(self, found, entry)]
+        return self._entry(value, env)
+
+    def _entry(self, value: loops.Expr, env: Environment) -> Lowered:
+        """An entry that is stored, or counted, and the next place."""
+        last = len(self.levels) - 1
         counter = self.counters[last]
         step = loops.Set(counter, plus(counter, ONE))
         if not self.filling:

@@ -79,7 +79,7 @@ def _has_rows_of(low: Lowering, access: Access, variables: list[str]) -> bool:
 def phases(assembly: Assembly) -> Lowered:
     """Room for all, one pass over the rows, and what brings them together."""
     low = assembly.low
-    room: loops.Expr = ZERO
+    room: loops.Expr = ZERO if assembly.bounds else assembly.whole_room()
     for tensor in assembly.bounds:
         room = plus(room, loops.Var(f"{tensor}_nnz", loops.INT))
     assembly.filling = True
@@ -147,6 +147,8 @@ def part(assembly: Assembly) -> loops.Stmt:
 
 def _start(assembly: Assembly, row: loops.Expr) -> loops.Expr:
     """The place behind all entries that the rows before can have."""
+    if not assembly.bounds and not assembly.phase:
+        return times(row, assembly.row_room())
     if not assembly.bounds:
         return loops.Load(_room(assembly), row, loops.INT)
     place: loops.Expr = ZERO

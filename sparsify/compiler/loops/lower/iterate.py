@@ -26,7 +26,16 @@ from sparsify.compiler.loops.arithmetic import (
     smaller,
     times,
 )
-from sparsify.compiler.loops.lower import enter, marked, parallel, positions, sparse, transpose, workspace
+from sparsify.compiler.loops.lower import (
+    dropped,
+    enter,
+    marked,
+    parallel,
+    positions,
+    sparse,
+    transpose,
+    workspace,
+)
 from sparsify.compiler.loops.lower.environment import (
     Coordinate,
     Environment,
@@ -55,6 +64,8 @@ def forall(low: Lowering, loop: notation.Forall, env: Environment) -> Lowered:
         return marked.iterate(low, loop, marks, env)
     if (listed := workspace.read_by(low, loop)) is not None:
         return workspace.iterate(low, loop, listed, env)
+    if (row := dropped.row_of(low, loop)) is not None:
+        return dropped.append(low, loop, row, env)
     split = low.split_by_outer.get(loop.index)
     if loop.index not in low.positions and (drivers := sparse.drivers(low, loop, env)):
         return sparse.iterate(low, loop, drivers, env)

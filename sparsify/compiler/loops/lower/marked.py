@@ -47,6 +47,8 @@ def begin(low: Lowering, temporary: notation.Temporary) -> Lowered:
     name = temporary.name
     if holds(low.program.body, notation.If):
         raise ScheduleError(f"{name} is marked where values may decide what is stored", "listed")
+    if low.assembly is not None and low.assembly.declaration.drops:
+        raise ScheduleError(f"{name} is marked, and values decide what of its entries is stored", "listed")
     if low.assembly is None or not low.assembly.by_rows:
         raise ScheduleError(
             f"{name} is marked, and its result has no rows that are assembled apart",

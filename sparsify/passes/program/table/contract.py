@@ -202,6 +202,8 @@ def cosine_similarity(view: OperatorView) -> str:
     """`sum(k, x[..,k] * y[..,k]) / (max(norm x, eps) * max(norm y, eps))`."""
     x, y, eps = view["x1"], view["x2"], literal(view.number("eps"))
     require(view.rank(x) == view.rank(y), "operands of different ranks")
+    dtypes = {tensor.meta["val"].dtype for tensor in (x, y)}
+    require(dtypes == {view.value.dtype}, "operands are cast before their norms")
     mode, names = view.mode(x, default=1), list(view.out)
     extent = next(size for size in (view.shape(x)[mode], view.shape(y)[mode]))
     require(extent == view.shape(y)[mode], "a broadcast mode")

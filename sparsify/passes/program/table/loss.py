@@ -1,7 +1,7 @@
 """Losses: a function of each entry, reduced as the call says."""
 
 from sparsify.passes.program.operator_view import OperatorView, literal
-from sparsify.passes.program.table.row import require, row
+from sparsify.passes.program.table.row import is_boolean, require, row
 
 MEAN, SUM = 1, 2
 
@@ -10,6 +10,7 @@ def reduced(view: OperatorView, text: str) -> str:
     """A function of entries, its sum or its mean; `{x}` and `{y}` are the operands' entries."""
     x, y, how = view["self"], view["target"], view.number("reduction", MEAN)
     require(view.shape(x) == view.shape(y), "broadcast operands")
+    require(not is_boolean(x) and not is_boolean(y), "truth values are not subtracted")
     names = [view.index(size) for size in view.shape(x)] if how else list(view.out)
     entry = text.format(x=view.at(x, names), y=view.at(y, names))
     if not how:
