@@ -22,12 +22,14 @@ from sparsify.passes.graph.node_info import set_info
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.program.translate import dense_operand
 from sparsify.passes.region.region import Region, declare_equations
-from sparsify.passes.region.sparse_operand import Matrix
+from sparsify.passes.region.sparse_operand import Matrix, PatternOperand
 
 aten: Final = torch.ops.aten
 
 
-def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -> Region | str:
+def region_of(
+    program: ModelProgram, found: Cut, marked: Mapping[str, Matrix | PatternOperand]
+) -> Region | str:
     """The region of a cut, or why there is none."""
     if not any(name in marked for name in found.operands):
         return "no sparse operand is read"
@@ -39,7 +41,7 @@ def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -
     sources = {name: marked[name] if name in marked else program.nodes[name] for name in found.operands}
     text = textbook(program, found, outputs, sources)
     declared = {
-        text.names[name]: operand_of(source) if isinstance(source, Matrix) else dense_operand(program, name)
+        text.names[name]: dense_operand(program, name) if isinstance(source, fx.Node) else operand_of(source)
         for name, source in sources.items()
     }
     try:
@@ -48,16 +50,12 @@ def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -
         )
     except SparsifyError as error:
         return f"no program: {error}".splitlines()[0]
-    read = [
-        program.nodes[n]
-        for name in sources
-        for n in (program.relations[name].inputs if name in program.relations else [name])
-    ]
+    read = [node for name, source in sources.items() for node in nodes_behind(program, name, source)]
     inside = between([program.nodes[name] for name in outputs], read)
     operands: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, source in sources.items():
-        operand = source if isinstance(source, Matrix) else without_units(program.nodes[name], inside)
+        operand = without_units(source, inside) if isinstance(source, fx.Node) else source
         operands[operand.name] = operand
         names[operand.name] = text.names[name]
     results = []
@@ -74,6 +72,17 @@ def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -
         results=tuple(results) if len(results) > 1 else (),
         equations=text,
     )
+
+
+def nodes_behind(
+    program: ModelProgram, name: str, source: Matrix | PatternOperand | fx.Node
+) -> list[fx.Node]:
+    """The nodes that an operand is made of."""
+    if isinstance(source, PatternOperand):
+        return source.size_nodes
+    return [
+        program.nodes[n] for n in (program.relations[name].inputs if name in program.relations else [name])
+    ]
 
 
 def read_by_name(value: Expr, names: Mapping[str, str]) -> Expr:
