@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 import sparsify
 from experiments.coverage.reference import masked_attention, own_attention
 from experiments.coverage.subjects import GIVEN, Inputs, Subject
-from sparsify.passes.lift.attention.program import UNDER
+from sparsify.passes.decide.pattern_regions import UNDER
 from sparsify.passes.lift.experts.mixture import MIXTURE
 from sparsify.passes.module.sparse_module import SparseModule
 

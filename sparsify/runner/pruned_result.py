@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from sparsify.passes.lift.attention.program import UNDER
+from sparsify.passes.decide.pattern_regions import UNDER
 from sparsify.report import Report
 from sparsify.runner.result import Result, mebibytes
 

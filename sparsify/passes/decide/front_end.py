@@ -31,6 +31,7 @@ from sparsify.passes.decide.leaves import (
     relation_mark,
     relation_operands,
 )
+from sparsify.passes.decide.pattern_regions import pattern_regions
 from sparsify.passes.decide.textbook import Text
 from sparsify.passes.decide.to_region import region_of
 from sparsify.passes.decide.transpose_weights import transpose_weights
@@ -75,6 +76,7 @@ FINITE: Final = frozenset(
 
 def front_end(draft: Draft) -> Draft:
     """The draft with regions for operators that no recogniser lifted, where they touch a marked tensor."""
+    draft.regions = in_order(draft, [*draft.regions, *pattern_regions(draft)])
     known = covered_by(draft.regions) | settled(draft.graph)
     marked = marked_leaves(draft.graph, known) | gates_of(draft.graph, known)
     edges = edges_of(draft.graph, known) if draft.has_general else set()
@@ -85,8 +87,7 @@ def front_end(draft: Draft) -> Draft:
         if made:
             draft.regions = [region for region in draft.regions if region not in shared]
         made = made or general_regions(draft, draft.regions)
-        place = {node: number for number, node in enumerate(draft.graph.nodes)}
-        draft.regions = sorted([*draft.regions, *made], key=lambda region: place[region.output])
+        draft.regions = in_order(draft, [*draft.regions, *made])
     report_dense(draft, covered_by(draft.regions))
     return draft
 
@@ -110,6 +111,12 @@ def covered_all(node: fx.Node, covered: Collection[fx.Node]) -> bool:
 def reads_gate(region: Region) -> bool:
     """Whether a region is a mixture of experts."""
     return any(matrix.mark.role == "gate" for matrix in region.matrices)
+
+
+def in_order(draft: Draft, regions: Iterable[Region]) -> list[Region]:
+    """Regions in the order of the graph."""
+    place = {node: number for number, node in enumerate(draft.graph.nodes)}
+    return sorted(regions, key=lambda region: place[region.output])
 
 
 def edges_of(graph: fx.Graph, covered: set[fx.Node]) -> set[fx.Node]:

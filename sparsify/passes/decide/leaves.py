@@ -33,7 +33,7 @@ from sparsify.passes.graph.operators import (
 from sparsify.passes.operands.cached_operands import Joins
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import By, ModelProgram, Relation, Size, sizes_of
-from sparsify.passes.region.sparse_operand import Matrix
+from sparsify.passes.region.sparse_operand import Matrix, PatternOperand
 from sparsify.storage.format import Format
 
 aten: Final = torch.ops.aten
@@ -221,8 +221,10 @@ def storage_format(mark: Mark, rank: int) -> Format | None:
     return found if found.rank == rank else None
 
 
-def operand_of(matrix: Matrix) -> Operand:
+def operand_of(matrix: Matrix | PatternOperand) -> Operand:
     """How programs read a sparse operand."""
+    if isinstance(matrix, PatternOperand):
+        return matrix.declared
     form = matrix.format
     return Operand(form, name_of(matrix.dtype), 0.0, result_index_dtypes(form))
 

@@ -16,7 +16,7 @@ from sparsify.passes.decide.cut import Cut
 from sparsify.passes.graph.operators import parameter_behind
 from sparsify.passes.program.model import ModelProgram, index_names
 from sparsify.passes.region.region import rename
-from sparsify.passes.region.sparse_operand import Matrix
+from sparsify.passes.region.sparse_operand import Matrix, PatternOperand
 from sparsify.passes.rewrite.simplify import renamed
 
 RESULT_NAMES: Final = ("i", "k", "l", "m")
@@ -38,12 +38,15 @@ class Text:
 
 
 def textbook(
-    program: ModelProgram, found: Cut, outputs: Sequence[str], operands: Mapping[str, Matrix | fx.Node]
+    program: ModelProgram,
+    found: Cut,
+    outputs: Sequence[str],
+    operands: Mapping[str, Matrix | PatternOperand | fx.Node],
 ) -> Text:
     """The statements of a cut: A sparse, X and W matrices, b vectors, T temporaries, Y results; i and k their modes."""
     statements = unified(program, found.statements)
-    indices = index_texts(statements, outputs)
-    names = tensor_texts(found, outputs, operands)
+    indices = index_texts(statements, outputs, program.letters)
+    names = tensor_texts(found, outputs, operands, program.letters)
 
     texts = tuple([rename(statement, names, indices) for statement in statements])
     known = ((text, program.known(program.extents[name])) for name, text in indices.items())
@@ -85,13 +88,18 @@ def unread_indices(statements: Sequence[Assign]) -> list[str]:
     return [name for name in every if name not in given]
 
 
-def index_texts(statements: Sequence[Assign], outputs: Sequence[str]) -> dict[str, str]:
-    """Short names of index variables: those of the first result, then others."""
+def index_texts(
+    statements: Sequence[Assign], outputs: Sequence[str], letters: Mapping[str, str]
+) -> dict[str, str]:
+    """Short names of index variables: their letters, those of the first result, then others."""
     first = next(s for s in statements if s.target.tensor == outputs[0])
-    modes = [str(index) for index in first.target.indices]
-    found = dict(zip(modes, RESULT_NAMES, strict=False))
-    left = [name for name in RESULT_NAMES if name not in found.values()]
-    rest = chain(SUM_NAMES, left, (f"s{number}" for number in count()))
+    every = dict.fromkeys(name for statement in statements for name in index_names(statement))
+    given = {letters[name]: name for name in reversed(every) if name in letters}
+    found = {name: letter for letter, name in given.items()}
+    modes = [str(index) for index in first.target.indices if str(index) not in found]
+    found |= dict(zip(modes, (name for name in RESULT_NAMES if name not in given), strict=False))
+    left = [name for name in (*SUM_NAMES, *RESULT_NAMES) if name not in found.values()]
+    rest = chain(left, (f"s{number}" for number in count()))
     for statement in statements:
         for name in index_names(statement):
             if name not in found:
@@ -100,7 +108,10 @@ def index_texts(statements: Sequence[Assign], outputs: Sequence[str]) -> dict[st
 
 
 def tensor_texts(
-    found: Cut, outputs: Sequence[str], operands: Mapping[str, Matrix | fx.Node]
+    found: Cut,
+    outputs: Sequence[str],
+    operands: Mapping[str, Matrix | PatternOperand | fx.Node],
+    letters: Mapping[str, str],
 ) -> dict[str, str]:
     """Short names of tensors."""
     given: dict[str, Iterator[str]] = {}
@@ -109,13 +120,15 @@ def tensor_texts(
         numbers = given.setdefault(base, chain([base], (f"{base}{number}" for number in count(1))))
         return next(numbers)
 
-    names = {name: short(letter_of(operand)) for name, operand in operands.items()}
-    names |= {name: short("T") for name in found.names if name not in outputs}
+    names = {name: short(letters.get(name) or letter_of(operand)) for name, operand in operands.items()}
+    names |= {name: short(letters.get(name, "T")) for name in found.names if name not in outputs}
     return names | {name: short("Y") for name in outputs}
 
 
-def letter_of(operand: Matrix | fx.Node) -> str:
+def letter_of(operand: Matrix | PatternOperand | fx.Node) -> str:
     """The letter of an operand."""
+    if isinstance(operand, PatternOperand):
+        return "M"
     if isinstance(operand, Matrix):
         return {"weight": "W", "activation": "X", "attention_mask": "M", "gate": "G"}.get(
             operand.mark.role, "A"

@@ -25,21 +25,24 @@ from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.program.translate import dense_operand
 from sparsify.passes.region.region import Region, declare_equations
-from sparsify.passes.region.sparse_operand import Matrix
+from sparsify.passes.region.sparse_operand import Matrix, PatternOperand
 
 aten: Final = torch.ops.aten
 
 
-def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -> Region | str:
+def region_of(
+    program: ModelProgram, found: Cut, marked: Mapping[str, Matrix | PatternOperand]
+) -> Region | str:
     """The region of a cut, or why there is none."""
     if not any(name in marked for name in found.operands):
         return "no sparse operand is read"
-    gates = [name for name in found.operands if name in marked and marked[name].mark.role == "gate"]
+    matrices = {name: marked[name] for name in found.operands if isinstance(marked.get(name), Matrix)}
+    gates = [name for name, matrix in matrices.items() if matrix.mark.role == "gate"]
     tokens = tokens_of(program, found, gates)
     if isinstance(tokens, str):
         return tokens
     found = Cut(tokens.statements, found.outputs)
-    marked = {**marked, **{name: tokens.matrix(marked[name]) for name in gates}}
+    marked = {**marked, **{name: tokens.matrix(matrices[name]) for name in gates}}
     unread = unread_indices(unified(program, found.statements))
     if any(not isinstance(program.extents[name], int) for name in unread):
         return "an extent of a result is known in a call alone"
@@ -49,9 +52,9 @@ def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -
     text = textbook(program, found, outputs, sources)
     ranks = {a.tensor: len(a.indices) for s in found.statements for a in find(s.value, Access)}
     declared = {
-        text.names[name]: operand_of(source)
-        if isinstance(source, Matrix)
-        else replace(dense_operand(program, name), format=dense_format(ranks[name]))
+        text.names[name]: replace(dense_operand(program, name), format=dense_format(ranks[name]))
+        if isinstance(source, fx.Node)
+        else operand_of(source)
         for name, source in sources.items()
     }
     try:
@@ -65,7 +68,7 @@ def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -
     names: dict[str, str] = {}
     for name, source in sources.items():
         operand: Any = source
-        if not isinstance(source, Matrix):
+        if isinstance(source, fx.Node):
             operand = tokens.operand(source, inside) if name in tokens.flat else without_units(source, inside)
         operands[operand.name] = operand
         names[operand.name] = text.names[name]
@@ -88,6 +91,17 @@ def region_of(program: ModelProgram, found: Cut, marked: Mapping[str, Matrix]) -
     )
 
 
+def nodes_behind(
+    program: ModelProgram, name: str, source: Matrix | PatternOperand | fx.Node
+) -> list[fx.Node]:
+    """The nodes that an operand is made of."""
+    if isinstance(source, PatternOperand):
+        return source.size_nodes
+    return [
+        program.nodes[n] for n in (program.relations[name].inputs if name in program.relations else [name])
+    ]
+
+
 def read_by_name(value: Expr, names: Mapping[str, str]) -> Expr:
     """An expression with operands under the names of their nodes."""
 
@@ -101,13 +115,13 @@ def read_by_name(value: Expr, names: Mapping[str, str]) -> Expr:
     return found
 
 
-def nodes_of(program: ModelProgram, outputs: Iterable[str], operands: Iterable[str]) -> list[fx.Node]:
+def nodes_of(
+    program: ModelProgram,
+    outputs: Iterable[str],
+    operands: Mapping[str, Matrix | PatternOperand | fx.Node],
+) -> list[fx.Node]:
     """The nodes that compute tensors from others, which they read where these stand for what they read now."""
-    read = [
-        program.nodes[n]
-        for name in operands
-        for n in (program.relations[name].inputs if name in program.relations else [name])
-    ]
+    read = [node for name, source in operands.items() for node in nodes_behind(program, name, source)]
     bases = {node.all_input_nodes[0]: node for node in read if info(node).rows_of is not None}
     inside = between([program.nodes[name] for name in outputs], [*read, *bases])
     for base, rows in bases.items():

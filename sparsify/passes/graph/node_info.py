@@ -12,7 +12,6 @@ from torch import fx
 if TYPE_CHECKING:
     from sparsify.passes.call.region_call import RegionCall
     from sparsify.passes.capture.draft import Mark
-    from sparsify.passes.lift.attention.mask import Put
     from sparsify.passes.operands.convolution_operands import Chosen
     from sparsify.passes.region.fragment import Fragment
     from sparsify.passes.region.region import Region
@@ -33,7 +32,6 @@ class NodeInfo:
     mark: "Mark | None" = None  # why and how it is sparse
     no_attention: str | None = None  # why it is no attention that rules can give a pattern
     own_pattern: Any = None  # the pattern that its attention has by itself
-    attention: "Put | None" = None  # the pattern that a rule puts into its attention
     dense_reason: str | None = None  # why it stays dense
     fragment: "Fragment | None" = None  # the einsum that it is
     region: "Region | None" = None  # the region that ends in it

@@ -15,7 +15,6 @@ from sparsify.passes.graph.operators import (
     tensor_value,
 )
 from sparsify.passes.lift import convolution, embedding_bag
-from sparsify.passes.lift.attention.program import attention_region
 from sparsify.passes.lift.experts import mixture as experts
 from sparsify.passes.lift.lifter import PRODUCTS, Lifter
 from sparsify.passes.region.fragment import DTYPES, HALVES, Fragment
@@ -32,10 +31,6 @@ def lift(draft: Draft) -> Draft:
     taken: set[fx.Node] = set()
     for node in list(draft.graph.nodes):
         if node in taken:
-            continue
-        if info(node).attention is not None:
-            found = attention_region(node)
-            settle(node, found)
             continue
         embedding = embedding_bag.recognise(node)
         if embedding is not None and embedding.mark is not None:

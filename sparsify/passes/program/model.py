@@ -85,6 +85,7 @@ class ModelProgram:
         constants: tensors that are computed once, from parameters alone.
         equal: by symbolic extent another one that operators make equal, as those of keys and values.
         relations: the adjacencies among its leaves, by name.
+        letters: of tensors and index variables that textbooks always call the same.
     """
 
     graph: fx.Graph
@@ -98,6 +99,7 @@ class ModelProgram:
     constants: set[str] = field(default_factory=set)
     equal: dict[Size, Size] = field(default_factory=dict)
     relations: dict[str, Relation] = field(default_factory=dict)
+    letters: dict[str, str] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
     _reads: dict[str, tuple[Assign, list[str]]] = field(default_factory=dict)
 

@@ -5,12 +5,14 @@ In: `%y = linear(%x, %w, %b)`, x [4, 3], w [5, 3]. Out: `view.out == ("i0", "i1"
 """
 
 from collections.abc import Sequence
+from inspect import signature
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import fx
 
-from sparsify.compiler.einsum.nodes import Expr
+from sparsify.compiler.einsum.nodes import Access, Expr
 from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.program.model import ModelProgram, Refusal, Size, size_of, sizes_of
@@ -122,6 +124,16 @@ class OperatorView:
         self.program.assign(name, kept, parse_expression(text, indices=self.program.extents), self.result)
         return f"{name}[{', '.join(kept)}]" if kept else name
 
+    def call(self, tensor: Any, letter: str) -> None:
+        """Says how textbooks call a tensor; a view has no letter, what it is a view of has."""
+        name = tensor.name if isinstance(tensor, fx.Node) else str(tensor).partition("[")[0]
+        while name in self.program.statements:
+            value = self.program.statements[name].value
+            if not isinstance(value, Access):
+                break
+            name = value.tensor
+        self.program.letters[name] = letter
+
     def reduce(self, monoid: str, names: Sequence[str], text: str) -> str:
         """`monoid(names, text)` over those that have more than one coordinate."""
         kept = [name for name in names if self.program.extents[name] != 1]
@@ -144,8 +156,12 @@ class OperatorView:
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a node by the names of its operator's schema, defaults included."""
+    """The arguments of a node by the names of its operator's schema or signature, defaults included."""
     target = node.target
+    if isinstance(target, FunctionType):
+        bound = signature(target).bind(*node.args, **node.kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
     if not isinstance(target, torch._ops.OpOverload):
         return dict(enumerate(node.args)) | dict(node.kwargs)  # type: ignore[return-value]
     schema = target._schema.arguments

@@ -5,6 +5,7 @@ the reason why `sort` is opaque. Nodes that are neither stay the program's leave
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -28,11 +29,14 @@ DTYPES = (
 )
 
 
-def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
+def translate(
+    graph: fx.Graph, apart: Collection[fx.Node] = (), dtypes: Collection[torch.dtype] = DTYPES
+) -> ModelProgram:
     """The program of a graph.
 
     Args:
         apart: nodes that stay opaque.
+        dtypes: of statements.
     """
     program = ModelProgram(graph)
     declarations: dict[str, Declaration] = {}
@@ -41,7 +45,9 @@ def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
             continue
         before = dict(program.statements)
         reason = (
-            "computed by another region" if node in apart else reason_against(program, node, declarations)
+            "computed by another region"
+            if node in apart
+            else reason_against(program, node, declarations, dtypes)
         )
         if reason:
             program.statements = before
@@ -50,7 +56,12 @@ def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
     return program
 
 
-def reason_against(program: ModelProgram, node: fx.Node, declarations: dict[str, Declaration]) -> str:
+def reason_against(
+    program: ModelProgram,
+    node: fx.Node,
+    declarations: dict[str, Declaration],
+    dtypes: Collection[torch.dtype],
+) -> str:
     """Adds the statements of a node; the reason why it has none."""
     call = node.args[0] if operator_name(node) == "getitem" else node
     assert isinstance(call, fx.Node), "parts are of nodes"
@@ -59,7 +70,7 @@ def reason_against(program: ModelProgram, node: fx.Node, declarations: dict[str,
     if row is None:
         return f"{name}: {OPAQUE.get(name, 'the table has no row for it')}"
     value = node.meta["val"]
-    if value.dtype not in DTYPES:
+    if value.dtype not in dtypes:
         return f"{name}: statements of {value.dtype} are not supported yet"
     view = OperatorView(program, call, value, node)
     known = len(program.statements)
@@ -91,6 +102,20 @@ def note_dtype(program: ModelProgram, statement: Assign, declarations: dict[str,
     found = infer_dtype([statement], declarations)
     indices = tuple(str(index) for index in statement.target.indices)
     declarations[statement.target.tensor] = declaration(statement.target.tensor, indices, found)
+
+
+def infer_dtypes(program: ModelProgram) -> None:
+    """Writes the dtypes of statements after rewrites; `bfloat16(x) -> x` where x is in bfloat16 by itself."""
+    declarations: dict[str, Declaration] = {}
+    for name, statement in program.statements.items():
+        if isinstance(statement.value, Cast):
+            bare = replace(statement, value=statement.value.value)
+            note_dtype(program, bare, declarations)
+            if declarations[name].dtype == statement.value.dtype:
+                program.statements[name] = bare
+                continue
+        note_dtype(program, statement, declarations)
+    program.dtypes = {name: declared.dtype for name, declared in declarations.items()}
 
 
 def leaf_declaration(program: ModelProgram, name: str) -> Declaration:

@@ -5,6 +5,7 @@ numbers has scales, `%s = row_scales(%w, %w_scales)`.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 import torch
@@ -12,6 +13,7 @@ from torch import fx
 
 from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand
+from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.passes.capture.draft import Mark
 from sparsify.passes.graph import operators
 from sparsify.passes.graph.node_info import info
@@ -111,6 +113,12 @@ class PatternOperand:
         """The extents of all modes, heads included."""
         heads = self.spec.heads
         return self.extents if heads is None else (heads, *self.extents)
+
+    @property
+    def declared(self) -> Operand:
+        """How programs read it: truth values, or what is added to scores."""
+        dtype, fill = ("float32", -inf) if self.spec.is_weighted else ("bool", False)
+        return Operand(self.format, dtype, fill, result_index_dtypes(self.format))
 
     @property
     def size_nodes(self) -> list[fx.Node]:

@@ -7,11 +7,11 @@ Views and numbers are always inlined, products of sums into each other (`contrac
 statements where the reader runs over the same coordinates. A statement that opaque operators read stays as well.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Cast, Const, Expr, Index, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Cast, Const, Expr, Extent, Index, Reduce
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import ModelProgram
@@ -153,8 +153,23 @@ def placed(program: ModelProgram, value: Expr, producer: Assign) -> Expr:
                 if is_view(producer) and isinstance(producer.value, Cast)
                 else producer.value
             )
-            return place(renamed(value, fresh), dict(zip(own, node.indices, strict=True)))
+            value = place_extents(renamed(value, fresh), dict(zip(own, node.indices, strict=True)))
+            return place(value, dict(zip(own, node.indices, strict=True)))
         return join_sums(map_children(node, visit))
+
+    found = visit(value)
+    assert isinstance(found, Expr)
+    return found
+
+
+def place_extents(value: Expr, indices: Mapping[str, Expr]) -> Expr:
+    """`extent(i) -> extent(j)` of index variables that others replace."""
+
+    def visit(node: Node) -> Node:
+        if isinstance(node, Extent):
+            other = indices.get(node.name)
+            return Extent(other.name) if isinstance(other, Index) else node
+        return map_children(node, visit)
 
     found = visit(value)
     assert isinstance(found, Expr)

@@ -112,15 +112,28 @@ def _plain(vector: fx.Node, user: fx.Node) -> fx.Node:
     return vector
 
 
-def biased_mask(pattern: Tensor, bias: Tensor | float, own: Tensor | None, elsewhere: float | None) -> Tensor:
-    """The dense mask of a pattern and a bias, [.., queries, keys]: what is added to scores.
+def combined_mask(
+    pattern: Tensor,
+    own: Tensor | None = None,
+    bias: Tensor | float | None = None,
+    elsewhere: float | None = None,
+) -> Tensor:
+    """The dense mask of a pattern and what a model has itself, [.., queries, keys].
 
     Args:
-        pattern: truth values, or what is added, [queries, keys] or with heads before them.
+        pattern: truth values, or what is added to scores, [queries, keys] or with heads before them.
+        own: truth values that keep scores and the bias, or further numbers.
         bias: of each distance, [.., queries + keys - 1], or of all.
-        own: truth values that keep the bias, or further numbers.
-        elsewhere: what is added where they do not.
+        elsewhere: what is added where truth values do not keep the bias.
+
+    Returns:
+        truth values where nothing is added to scores.
     """
+    if bias is None and own is not None and own.dtype == torch.bool:
+        return own & pattern if pattern.dtype == torch.bool else torch.where(own, pattern, -torch.inf)
+    if bias is None:
+        assert own is not None, "a pattern alone needs none beside it"
+        return torch.where(pattern, own, -torch.inf) if pattern.dtype == torch.bool else own + pattern
     added = spread(bias, *pattern.shape[-2:]) if isinstance(bias, Tensor) else torch.tensor(bias)
     if own is not None and own.dtype == torch.bool:
         added = torch.where(own, added, -torch.inf if elsewhere is None else elsewhere)

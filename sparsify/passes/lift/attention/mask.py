@@ -5,7 +5,7 @@ Out: `%m = attention_mask(bigbird, (block, 64), %n, %n); %y = scaled_dot_product
 which is what the kernel is compared with, and what runs where none can be built.
 """
 
-from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final
 
 import torch
@@ -15,10 +15,10 @@ from sparsify.errors import CaptureError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.canonicalize import size_node
 from sparsify.passes.graph.draws import seeds
-from sparsify.passes.graph.insert import call_before, put_behind
+from sparsify.passes.graph.insert import call, call_before, put_behind
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import argument, operator_name, scope, tensor_value
-from sparsify.passes.lift.attention.bias import Bias, bias_of, biased_mask
+from sparsify.passes.lift.attention.bias import Bias, bias_of, combined_mask
 from sparsify.passes.lift.attention.cached_keys import WHY, pasts
 from sparsify.passes.lift.attention.dropout import dropped_attention
 from sparsify.passes.lift.attention.float_casts import HALVES
@@ -36,42 +36,6 @@ from sparsify.sparsification.mask_spec import MaskSpec, Stamp
 
 # How a rule calls the pattern that a model has itself.
 GIVEN: Final = "given"
-
-
-@dataclass(frozen=True)
-class MaskedAttention:
-    """What the mask of an attention node is made of.
-
-    Attributes:
-        spec: the pattern of the rule.
-        extents: how many queries and keys, as numbers or size nodes.
-        own: the mask that the model has itself, without the modes along which it is the same; None without one.
-        modes: of the scores, counted from the last one, -1, that `own` has.
-        made: the nodes that were put in.
-        bias: what is added to scores beside `own`: of each distance, a number for all, or None for nothing.
-        elsewhere: what is added where truth values of `own` do not keep the bias.
-    """
-
-    spec: MaskSpec
-    extents: tuple[Any, Any]
-    own: fx.Node | None
-    modes: tuple[int, ...]
-    made: tuple[fx.Node, ...]
-    bias: fx.Node | float | None = None
-    elsewhere: float | None = None
-
-
-@dataclass(frozen=True)
-class Put:
-    """What is known of an attention node's mask beside the graph; nodes are not, other passes replace them.
-
-    Attributes:
-        spec: the pattern.
-        modes: of the scores that the model's own mask has; None without one.
-    """
-
-    spec: MaskSpec
-    modes: tuple[int, ...] | None
 
 
 def masked(draft: Draft) -> Draft:
@@ -149,12 +113,13 @@ def put_in(
     if not is_reference:
         query, key, value = _as_wide(given.get("attn_mask"), (query, key, value), node)
     extents = (_extent(query, node), _extent(key, node))
-    made = [_mask_node(node, spec, extents)]
+    made = _mask_node(node, spec, extents)
     dtype = tensor_value(query).dtype  # type: ignore[union-attr]
     if spec.is_weighted and dtype != torch.float32:
-        made.append(call_before(node, torch.ops.aten.to.dtype, made[0], dtype))
-    masks, modes = _masks(made[-1], mask if isinstance(mask, fx.Node) else None, bias, group, node)
-    made += masks
+        made = call_before(node, torch.ops.aten.to.dtype, made, dtype)
+    own = mask if isinstance(mask, fx.Node) else None
+    if own is not None or bias is not None:
+        made = _combined(made, own, bias, group, node)
     rest = {name: value for name, value in given.items() if name not in (*names[:4], "is_causal")}
     if group > 1:
         with node.graph.inserting_before(node):
@@ -168,8 +133,7 @@ def put_in(
         like = rows.new_empty(rows.shape[:-2])
         operands.append(seeds(node, _leading(query, node), like))
         node.target = dropped_attention
-    node.args, node.kwargs = tuple(operands), {"attn_mask": made[-1], **rest}
-    set_info(node, attention=Put(spec, modes))
+    node.args, node.kwargs = tuple(operands), {"attn_mask": made, **rest}
     _as_known(node, group)
 
 
@@ -192,34 +156,6 @@ def _as_known(node: fx.Node, group: int) -> None:
     whole = without_groups(node) if group > 1 else node
     if known.dtype != query.dtype:
         put_behind(whole, torch.ops.aten.to.dtype, known.dtype)
-
-
-def _masks(
-    pattern: fx.Node, mask: fx.Node | None, bias: Bias | None, group: int, user: fx.Node
-) -> tuple[list[fx.Node], tuple[int, ...] | None]:
-    """The nodes that make one mask of a pattern and what the model has itself, and the modes of its own mask.
-
-    Args:
-        mask: the model's own.
-        bias: what is added besides; None for nothing.
-        group: how many heads share keys.
-    """
-    made: list[fx.Node] = []
-    modes: tuple[int, ...] | None = None
-    whole: fx.Node | None = None
-    if mask is not None:
-        own, modes = _without_broadcast(mask, user)
-        if group > 1:
-            own, modes = _in_groups(own, modes, group, user)
-        made = _with_broadcast(own, modes, user)
-        whole = [own, *made][-1]
-    if bias is None:
-        return ([*made, *_combined(pattern, whole, user)] if whole is not None else made), modes
-    added: fx.Node | float = bias.number if bias.vector is None else bias.vector
-    if group > 1 and isinstance(added, fx.Node) and added.meta["val"].dim() > 1:
-        with user.graph.inserting_before(user):
-            added = split_heads(added, group, -2)
-    return [*made, _biased(pattern, added, whole, bias.elsewhere, user)], modes
 
 
 def without_needless(mask: fx.Node, spec: MaskSpec, user: fx.Node) -> tuple[MaskSpec, fx.Node | None]:
@@ -251,104 +187,51 @@ def _apart(operands: list[Any], user: fx.Node) -> list[Any]:
     ]
 
 
-def mask_of(node: fx.Node) -> MaskedAttention:
-    """What the mask of an attention node is made of, read from the graph."""
-    put = info(node).attention
-    assert put is not None, "a rule put a pattern into it"
-    mask: Any = node.kwargs["attn_mask"]
-    pattern = mask
-    made: list[fx.Node] = [mask]
-    own: Any = None
-    bias = elsewhere = None
-    if mask.target is biased_mask:
-        pattern, bias, own, elsewhere = mask.args
-    elif put.modes is not None:
-        own, pattern = mask.args[:2]
-        if operator_name(pattern) == "logical_not":
-            made.append(pattern)
-            pattern = pattern.args[0]
-    if put.modes is not None:
-        for _ in range(_repeated_modes(put.modes)):
-            made.append(own)
-            own = own.args[0]
-    if pattern is not mask:
-        made.append(pattern)
-        mask = pattern
-    if mask.target is not attention_mask:
-        mask = mask.args[0]
-        made.append(mask)
-    return MaskedAttention(put.spec, mask.args[2:4], own, put.modes or (), tuple(made), bias, elsewhere)
-
-
-def _without_broadcast(mask: fx.Node, user: fx.Node) -> tuple[fx.Node, tuple[int, ...]]:
-    """A mask without the modes along which it is the same, and the modes of the scores that it has."""
-    while operator_name(mask) == "expand" and isinstance(mask.args[0], fx.Node):
-        mask = mask.args[0]
+def _in_groups(mask: fx.Node, count: int, user: fx.Node) -> fx.Node:
+    """A mask for scores whose heads are in groups: `[b, h, i, j]` as `[b, g, r, i, j]`."""
     value = tensor_value(mask)
     assert value is not None, "a mask is a tensor"
-    modes = list(range(-value.dim(), 0))
-    for mode in reversed(range(value.dim())):
-        if str(value.shape[mode]) == "1":
-            mask = call_before(user, torch.ops.aten.select.int, mask, mode, 0)
-            del modes[mode]
-    return mask, tuple(modes)
-
-
-def _in_groups(
-    mask: fx.Node, modes: tuple[int, ...], count: int, user: fx.Node
-) -> tuple[fx.Node, tuple[int, ...]]:
-    """A mask and its modes for scores whose heads are in groups: `[b, h, i, j]` as `[b, g, r, i, j]`."""
-    outer = tuple(mode - 1 for mode in modes if mode < HEADS)
-    inner = tuple(mode for mode in modes if mode > HEADS)
-    if HEADS not in modes:
-        return mask, (*outer, *inner)
+    if value.dim() < -HEADS:
+        return mask
     with user.graph.inserting_before(user):
-        return split_heads(mask, count, modes.index(HEADS)), (*outer, HEADS - 1, HEADS, *inner)
+        if str(value.shape[HEADS]) == "1":
+            return call(torch.ops.aten.unsqueeze.default, mask, value.dim() + HEADS)
+        return split_heads(mask, count)
 
 
-def _with_broadcast(own: fx.Node, modes: tuple[int, ...], user: fx.Node) -> list[fx.Node]:
-    """Views of a mask that has these modes with one of extent 1 for each that it lacks, the last one all of them."""
-    made: list[fx.Node] = []
-    whole = own
-    for mode in range(-1, min(modes, default=0) - 1, -1):
-        if mode not in modes:
-            # Counted from the end among the modes that are there by then.
-            whole = call_before(user, torch.ops.aten.unsqueeze.default, whole, mode)
-            made.append(whole)
-    assert len(made) == _repeated_modes(modes)
-    return made
+def _combined(pattern: fx.Node, own: fx.Node | None, bias: Bias | None, group: int, user: fx.Node) -> fx.Node:
+    """The node of one mask of a pattern and what the model has itself.
+
+    Args:
+        own: the model's own mask.
+        bias: what is added besides; None for nothing.
+        group: how many heads share keys.
+    """
+    while own is not None and operator_name(own) == "expand" and isinstance(own.args[0], fx.Node):
+        own = own.args[0]
+    if own is not None and group > 1:
+        own = _in_groups(own, group, user)
+    added: fx.Node | float | None = None
+    if bias is not None:
+        added = bias.number if bias.vector is None else bias.vector
+    if group > 1 and isinstance(added, fx.Node) and added.meta["val"].dim() > 1:
+        with user.graph.inserting_before(user):
+            added = split_heads(added, group, -2)
+    values = [part.meta["val"] for part in (pattern, own, added) if isinstance(part, fx.Node)]
+    shapes = [list(value.shape) for value in values]
+    if isinstance(added, fx.Node):
+        shapes[-1] = [*shapes[-1][:-1], 1, 1]
+    kinds = [value.dtype for value in values] + [torch.float32] * isinstance(added, float)
+    made = values[0].new_empty(_broadcast(shapes), dtype=reduce(torch.promote_types, kinds))
+    elsewhere = None if bias is None else bias.elsewhere
+    return put_before(user, combined_mask, (pattern, own, added, elsewhere), None, made)
 
 
-def _biased(
-    pattern: fx.Node, bias: fx.Node | float, own: fx.Node | None, elsewhere: float | None, user: fx.Node
-) -> fx.Node:
-    """The node of one mask of a pattern, a bias and the model's own."""
-    kept = tensor_value(pattern)
-    assert kept is not None, "patterns are tensors"
-    added = bias.meta["val"] if isinstance(bias, fx.Node) else torch.tensor(bias).expand(1)
-    made = kept.new_empty((*added.shape[:-1], *kept.shape[-2:]), dtype=added.dtype)
-    return put_before(user, biased_mask, (pattern, bias, own, elsewhere), None, made)
-
-
-def _combined(pattern: fx.Node, whole: fx.Node, user: fx.Node) -> list[fx.Node]:
-    """The nodes that make one mask of a pattern and the model's own, the last one that mask."""
-    value = tensor_value(whole)
-    assert value is not None, "a mask is a tensor"
-    kept = tensor_value(pattern)
-    assert kept is not None, "a pattern is a tensor"
-    if kept.dtype != torch.bool:
-        if value.dtype == torch.bool:
-            return [call_before(user, torch.ops.aten.where.ScalarOther, whole, pattern, -torch.inf)]
-        return [call_before(user, torch.ops.aten.add.Tensor, whole, pattern)]
-    if value.dtype == torch.bool:
-        return [call_before(user, torch.ops.aten.logical_and.default, whole, pattern)]
-    hidden = call_before(user, torch.ops.aten.logical_not.default, pattern)
-    return [hidden, call_before(user, torch.ops.aten.masked_fill.Scalar, whole, hidden, -torch.inf)]
-
-
-def _repeated_modes(modes: tuple[int, ...]) -> int:
-    """How many modes of the scores a mask lacks, those in front of all that it has aside."""
-    return -min(modes, default=0) - len(modes)
+def _broadcast(shapes: list[list[Any]]) -> list[Any]:
+    """The extents of what tensors of some shapes are together, without a comparison that would be a guard."""
+    rank = max(map(len, shapes))
+    modes = [[shape[mode] for shape in shapes if len(shape) >= -mode] for mode in range(-rank, 0)]
+    return [next((extent for extent in mode if str(extent) != "1"), 1) for mode in modes]
 
 
 def _extent(operand: fx.Node, user: fx.Node, mode: int = -2) -> Any:

@@ -6,6 +6,7 @@ a section of the table.
 """
 
 from sparsify.passes.program.table import (
+    attention,
     contract,
     factory,
     loss,
@@ -21,6 +22,6 @@ from sparsify.passes.program.table.row import OPAQUE, ROWS, Row
 
 SECTIONS = tuple(
     section.__name__.rpartition(".")[2]
-    for section in (pointwise, reduce, contract, normalise, view, factory, relation, window, loss)
+    for section in (pointwise, reduce, contract, attention, normalise, view, factory, relation, window, loss)
 )
 __all__ = ["OPAQUE", "ROWS", "SECTIONS", "Row", "opaque"]

@@ -1,12 +1,10 @@
-"""Contractions: products of matrices, einsums, bilinear forms and attention."""
+"""Contractions: products of matrices, einsums and bilinear forms."""
 
 from collections.abc import Sequence
 
-import torch
 from torch import fx
 
 from sparsify.passes.program.operator_view import OperatorView, literal
-from sparsify.passes.program.table.reduce import exponentials
 from sparsify.passes.program.table.row import require, row
 
 
@@ -212,37 +210,3 @@ def cosine_similarity(view: OperatorView) -> str:
     top = view.reduce("sum", [k], f"{a} * {b}")
     left, right = (f"max(root({view.reduce('sum', [k], f'square({t})')}), {eps})" for t in (a, b))
     return f"{top} / ({left} * {right})"
-
-
-@row(
-    "scaled_dot_product_attention(q[p,m,k], q2[p,n,k], v[p,n,l])",
-    "scaled_dot_product_attention(q[p,m,k], q2[p,n+1,k], v[p,n+1,l], is_causal=True)",
-    "scaled_dot_product_attention(q[p,m,k], q2[p,n,k], v[p,n,l], a[m,n])",
-)
-def scaled_dot_product_attention(view: OperatorView) -> str:
-    """`sum(j, softmax(j, scale * sum(d, query[..,i,d] * key[..,j,d]) + attn_mask[..,i,j]) * value[..,j,l])`."""
-    q, k, v, mask = view["query"], view["key"], view["value"], view.get("attn_mask")
-    require(not view.number("dropout_p"), "draws random numbers")
-    require(not view.number("enable_gqa"), "groups of heads share keys")
-    *lead, i, column = view.out
-    j, d = view.index(view.shape(k)[-2]), view.index(view.shape(q)[-1])
-    view.require_equal((view.shape(k)[-2], view.shape(v)[-2]), (view.shape(q)[-1], view.shape(k)[-1]))
-    given, width = view.number("scale"), view.shape(q)[-1]
-    if given is None and not isinstance(width, int):
-        scale = f"(1 / sqrt(extent({d})))"
-    else:
-        scale = literal(float(max(1, width) ** -0.5 if given is None else given))
-    products = view.reduce("sum", [d], f"{view.at(q, [*lead, i, d])} * {view.at(k, [*lead, j, d])}")
-    score = f"{scale} * {products}"
-    if view.number("is_causal"):
-        first = "0" if view.program.extents[i] == 1 else i
-        score = f"where({j} <= {first}, {score}, -inf)" if view.program.extents[j] != 1 else score
-    if mask is not None:
-        m = view.at(mask, [*lead, i, j])
-        score = f"where({m}, {score}, -inf)" if mask.meta["val"].dtype is torch.bool else f"{score} + {m}"
-    s = view.let("scores", [*lead, i, j], score)
-    e, total = exponentials(view, s, [*lead, i, j], len(lead) + 1)
-    # A row without keys has the weights 0, where a softmax by itself has 0 / 0.
-    return view.reduce(
-        "sum", [j], f"{e} / where({total} == 0, 1, {total}) * {view.at(v, [*lead, j, column])}"
-    )

@@ -217,16 +217,20 @@ def logsumexp(view: OperatorView) -> str:
 def softmax(view: OperatorView) -> str:
     """`e[i,j] / sum(j, e[i,j])`, `e[i,j] = exp(self[i,j] - max(j, self[i,j]))`."""
     tensor = view["self"]
-    e, d = exponentials(view, view.at(tensor), view.out, view.mode(tensor))
+    _, e, d = exponentials(view, view.at(tensor), view.out, view.mode(tensor))
     return f"{e} / {d}"
 
 
-def exponentials(view: OperatorView, x: str, names: Sequence[str], mode: int) -> tuple[str, str]:
-    """`e[i,j] = exp(x[i,j] - max(j, x[i,j]))` and `sum(j, e[i,j])`, x read at `names`, j its mode `mode`."""
+def exponentials(view: OperatorView, x: str, names: Sequence[str], mode: int) -> tuple[str, str, str]:
+    """`m[i] = max(j, x[i,j])`, `e[i,j] = exp(x[i,j] - m[i])` and `sum(j, e[i,j])`.
+
+    Args:
+        x: read at `names`, j its mode `mode`.
+    """
     kept, over = [*names[:mode], *names[mode + 1 :]], names[mode : mode + 1]
     m = view.let("max", kept, view.reduce("max", over, x))
     e = view.let("exp", names, f"exp({x} - where({m} == -inf, 0, {m}))")
-    return e, view.let("sum", kept, view.reduce("sum", over, e))
+    return m, e, view.let("sum", kept, view.reduce("sum", over, e))
 
 
 @row("log_softmax(x[m,n], -1)", "_log_softmax(x[m,n], 1, False)", names=("_log_softmax",))

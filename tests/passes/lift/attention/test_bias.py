@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sparsify
 from sparsify import options, patterns
-from sparsify.passes.lift.attention.bias import biased_mask
+from sparsify.passes.lift.attention.bias import combined_mask
 
 HEADS, WIDTH, LEAST = 2, 16, torch.finfo(torch.float32).min
 WINDOW: dict[str, Any] = {"kind": "sliding_window", "before": 5, "after": 3, "block": 8}
@@ -99,7 +99,7 @@ READ = {
     "alone": " + R[h,j-i+extent(i)-1]",
     "padded": " + where(B[b,j], R[h,j-i+extent(i)-1], ",
     "ordered": " + where(B[b,j], R[h,j-i+extent(i)-1], ",
-    "sloped": " + B[b,j] + R[h,j-i+extent(i)-1]",
+    "sloped": " + (B[b,j] + R[h,j-i+extent(i)-1])",
     "nothing": " + where(B[b,j], 0.0, ",
     "counted": " + B[b,h,i,j]",
     "learned": " + B[b,h,i,j]",
@@ -225,9 +225,9 @@ def test_the_dense_mask_of_patterns_and_biases():
     pattern = torch.tensor([[True, False, True], [True, True, True]])
     bias, own = torch.arange(4.0) - 1, torch.tensor([True, True, False])
     wanted = torch.tensor([[0.0, -torch.inf, -9], [-1, 0, -9]])
-    assert biased_mask(pattern, bias, own, -9.0).equal(wanted)
-    assert biased_mask(pattern, 2.0, None, None).equal(torch.where(pattern, 2.0, -torch.inf))
+    assert combined_mask(pattern, own, bias, -9.0).equal(wanted)
+    assert combined_mask(pattern, None, 2.0).equal(torch.where(pattern, 2.0, -torch.inf))
     weights = torch.where(pattern, 0.5, -torch.inf)
-    assert biased_mask(weights, bias, own.float(), None).equal(
+    assert combined_mask(weights, own.float(), bias).equal(
         torch.tensor([[1.5, -torch.inf, 2.5], [0.5, 1.5, 1.5]])
     )

@@ -113,7 +113,7 @@ def test_ways_to_write_attention(way):
         torch.testing.assert_close(sparse(x), expected(model, pattern, x), **CLOSE)
     assert len(sparse.variants) == 1
     kernel = next(call_of(node) for node in sparse.graph.nodes if info(node).call is not None).kernel
-    assert {extent for _, extent in kernel.program.extents} == {WIDTH // HEADS}  # channels, no length
+    assert {extent for _, extent in kernel.program.extents} == {HEADS, WIDTH // HEADS}  # no length
 
 
 @pytest.mark.parametrize(

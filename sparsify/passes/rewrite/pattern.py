@@ -1,0 +1,54 @@
+"""Patterns as what is stored: a statement that reads one computes the entries that it stores, and asks for no more.
+
+In: `s[i,j] = where(logical_and(b[j], m[i,j]), f, -inf)`, m with truth values that all hold where it stores them. Out:
+`s[i,j] = where(stored(m[i,j]), where(b[j], f, -inf), -inf)`.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Stored
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.program.infer import Storage
+from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.rewrite.simplify import simplify
+
+
+def by_patterns(
+    program: ModelProgram, storage: Storage, patterns: Collection[str], whole: Collection[str]
+) -> None:
+    """`t[i,j] = f -> t[i,j] = where(stored(m[i,j]), where(m[i,j], f, c), c)`, in place, f being c where m is not.
+
+    Args:
+        patterns: leaves.
+        whole: those whose stored entries all hold, so that none is read.
+    """
+    for name, statement in program.statements.items():
+        for access in find(statement.value, Access):
+            found = storage.sparsity(statement.value)
+            if access.tensor in patterns and found.pattern == (access.tensor, access.indices):
+                assert found.fill is not None, "what has a pattern has a fill"
+                value, fill = statement.value, Const(found.fill)
+                if program.dtypes[access.tensor] == "bool":
+                    value = simplify(assumed(value, access))
+                    value = value if access.tensor in whole else Call("where", (access, value, fill))
+                kept = Call("where", (Stored(access), value, fill))
+                program.statements[name] = replace(statement, value=kept)
+                break
+
+
+def assumed(value: Expr, condition: Expr) -> Expr:
+    """An expression where a condition holds: `logical_and(b, True) -> b`."""
+
+    def visit(node: Node) -> Node:
+        if node == condition:
+            return Const(True)
+        node = map_children(node, visit)
+        match node:
+            case Call("logical_and", (Const(True), other)) | Call("logical_and", (other, Const(True))):
+                return other
+        return node
+
+    found = visit(value)
+    assert isinstance(found, Expr)
+    return found
