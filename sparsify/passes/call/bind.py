@@ -15,7 +15,7 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.graph import canonicalize, operators
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, tensor_value
-from sparsify.passes.operands.bag_operand import BagsOutput
+from sparsify.passes.operands.alignment import BagsOutput
 from sparsify.passes.operands.cached_operands import MatrixOutput, Output, PatternOutput, Structure
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, row_scales

@@ -35,8 +35,8 @@ from sparsify.passes.call.first_backward import (
 )
 from sparsify.passes.call.operand import Operand, SizeAt
 from sparsify.passes.capture.draft import Notices
+from sparsify.passes.operands.alignment import Aligned
 from sparsify.passes.operands.convolution_operands import FlatImages
-from sparsify.passes.operands.edge_slots import Aligned
 from sparsify.passes.region.provenance import Origin
 from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.tensor import SparseTensor, wrap

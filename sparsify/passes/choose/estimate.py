@@ -16,7 +16,7 @@ from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.graph.operators import known_size, operator_name, sources, tensor_value
-from sparsify.passes.operands.edge_slots import Aligned
+from sparsify.passes.operands.alignment import Aligned
 from sparsify.passes.region.region import Region, finish
 from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand
 from sparsify.storage.tensor import SparseTensor

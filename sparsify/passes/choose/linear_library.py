@@ -17,8 +17,6 @@ from torch.nn.functional import linear
 from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.operands.content_memo import Memo
 
-# Packed weights that one product remembers: those of copies of a model.
-REMEMBERED: Final = 8
 PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -34,7 +32,7 @@ class Product:
 
     def __init__(self, activation: str = "none", algorithm: str = "") -> None:
         self.activation, self.algorithm = activation, algorithm
-        self.memory: Memo[Any] = Memo(REMEMBERED, are_weights=True)
+        self.memory: Memo[Any] = Memo(are_weights=True)
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None

@@ -48,8 +48,6 @@ FUNCTIONS: Final[dict[str, Callable[..., torch.Tensor]]] = {
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
 }
 DTYPES: Final = ("float32", "float64")
-# Matrices whose form in torch is remembered.
-REMEMBERED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class TorchProducts:
     def __init__(self, kernel: Kernel, products: Sequence[Product]) -> None:
         self.kernel = kernel
         self.products = {product.step: product for product in products}
-        self.memory: Memo[tuple[Pattern, torch.Tensor]] = Memo(REMEMBERED)
+        self.memory: Memo[tuple[Pattern, torch.Tensor]] = Memo()
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result for operands in the order of the program."""

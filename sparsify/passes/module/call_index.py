@@ -15,7 +15,7 @@ from torch import nn
 
 from sparsify.passes.capture.calls import SPARSE_LAYOUTS, Call
 from sparsify.passes.module.variant import Variant
-from sparsify.passes.operands.sparse_input_cache import Memory
+from sparsify.passes.operands.content_memo import SparseInputs
 from sparsify.storage.own_memory import PLAIN
 from sparsify.storage.tensor import SparseTensor
 
@@ -32,7 +32,7 @@ class Quick:
         matrices: the parts of sparse matrices.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], matrices: Memory) -> None:
+    def __init__(self, modules: Sequence[nn.Module], matrices: SparseInputs) -> None:
         self.modules, self.matrices = tuple(modules), matrices
         self.variants: dict[Key, Variant] = {}
 

@@ -30,8 +30,7 @@ from sparsify.passes.module.optimizer_steps import tell_of_replaced
 from sparsify.passes.module.packed_weights import Held, Weights, dense_state
 from sparsify.passes.module.variant import Variant, pruned_among
 from sparsify.passes.module.variant_table import Captures
-from sparsify.passes.operands.content_memo import reading_once
-from sparsify.passes.operands.sparse_input_cache import Memory
+from sparsify.passes.operands.content_memo import SparseInputs, reading_once
 from sparsify.report import Report
 from sparsify.runtime.locks import CAPTURES
 
@@ -56,7 +55,7 @@ class SparseModule(fx.GraphModule):
         self._signature = calls.signature(model)
         self._taking = traced_calls.parameters_of(self._signature)
         self._asked = asked
-        self._matrices = Memory(sparse_parts)
+        self._matrices = SparseInputs(sparse_parts)
         self._quick = Quick(tuple(self.modules()), self._matrices)
         self._notices = Notices(type(model).__name__)
         self._hooks = Hooks(model)

@@ -17,7 +17,8 @@ from sparsify.compiler import torch_operator
 from sparsify.errors import InvalidTensorError, SparsifyError
 from sparsify.passes.call.region_operator import merged, parted
 from sparsify.passes.call.tracing import is_traced
-from sparsify.passes.operands.cached_operands import Structure, require_inside
+from sparsify.passes.operands.alignment import require_inside
+from sparsify.passes.operands.cached_operands import Structure
 from sparsify.report import ConversionEntry, OrderEntry
 
 if TYPE_CHECKING:
