@@ -10,6 +10,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -33,14 +34,44 @@ from sparsify.passes.call.first_backward import (
     differentiated,
     with_gradients,
 )
-from sparsify.passes.call.operand import Operand, SizeAt
 from sparsify.passes.capture.draft import Notices
 from sparsify.passes.operands.alignment import Aligned
+from sparsify.passes.operands.cached_operands import Structure
 from sparsify.passes.operands.convolution_operands import FlatImages
-from sparsify.passes.region.provenance import Origin
+from sparsify.passes.region.printer import Origin
 from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.tensor import SparseTensor, wrap
 from sparsify.storage.transformed import have_tangents
+
+
+@dataclass(frozen=True)
+class SizeAt:
+    """An extent that is an argument of the call."""
+
+    argument: int
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where an operand of the program comes from.
+
+    Attributes:
+        name: its name in the program.
+        argument: the position of the tensor among the call's arguments; with a structure that of a sparse
+            operand's values, -1 when the structure knows them.
+        structure: what computes it once per graph.
+        leaves: the positions of the structure's leaves among the arguments.
+        result: the position among the structure's results.
+        is_full: whether it is a dense input whose zeros are left out: its gradient is not zero there.
+    """
+
+    name: str
+    argument: int
+    structure: Structure | None = None
+    leaves: tuple[int, ...] = ()
+    result: int = 0
+    is_full: bool = False
+
 
 FAILURES: Final = (CompilerError, KernelError, UnsupportedProgramError)
 DENSE_RESULTS: Final = "sparse regions run densely from now on"

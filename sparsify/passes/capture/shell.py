@@ -5,7 +5,7 @@ In: `fill_shell(shell, model)`. Out: `shell.conv1.lin.weight is model.conv1.lin.
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sparsify.errors import CaptureError
-from sparsify.passes.capture import flat_weights
 
 
 class Owner(Protocol):
@@ -266,7 +265,7 @@ def share_again(shell: nn.Module, model: nn.Module) -> None:
     """Gives a filled shell the parameters and buffers that `model` has now."""
     for name, parameter in model._parameters.items():
         shell._parameters[name] = parameter
-    flat_weights.renew([shell])
+    renew_flat_weights([shell])
     for name, buffer in model._buffers.items():
         shell._buffers[name] = buffer
     for name, child in model._modules.items():
@@ -320,4 +319,18 @@ def replace(model: nn.Module, old: Tensor, new: Tensor) -> None:
     found = owners(model, old)
     for module, name in found:
         module._parameters[name] = new  # type: ignore[assignment]
-    flat_weights.renew(module for module, _ in found)
+    renew_flat_weights(module for module, _ in found)
+
+
+def renew_flat_weights(modules: Iterable[nn.Module]) -> None:
+    """Gives recurrent layers among some modules, which compute with a list of parameters, those that they have now.
+
+    Assignments to attributes do that, entries of dictionaries do not.
+    """
+    for module in modules:
+        names = vars(module).get("_flat_weights_names")
+        if isinstance(module, nn.RNNBase) and names is not None:
+            parameters = module._parameters
+            module.__dict__["_flat_weights"] = [
+                parameters[name] if name in parameters else getattr(module, name, None) for name in names
+            ]

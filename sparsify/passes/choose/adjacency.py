@@ -31,7 +31,7 @@ from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.autotune import THRESHOLDS, Candidate, autotune
 from sparsify.passes.choose.estimate import estimated_us, example
-from sparsify.passes.choose.torch_cost import compiled_us, eager_us
+from sparsify.passes.choose.price import compiled_us, eager_us
 from sparsify.passes.choose.torch_csr import Product, TorchProducts, products_of
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix

@@ -1,24 +1,29 @@
-"""A region and the call that will take its place: its arguments, operands and extents.
+"""A region and the call that will take its place, and the same before it is decided that it will: for timing.
 
-In: a region and the bindings of its operands. Out: `Site(region, call, arguments, once, sizes)`.
+In: a region and the bindings of its operands. Out: `Site(region, call, arguments, once, sizes)`; `trial(draft, region)`
+is a call without arguments that does what the emitted call would do with the example's inputs.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import fx
 
+from sparsify.compiler.kernel import Kernel
+from sparsify.compiler.prepare import build_all
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
-from sparsify.passes.call.bind import Binding, extract
-from sparsify.passes.call.operand import Operand, SizeAt
-from sparsify.passes.call.region_call import RegionCall
+from sparsify.passes.call.bind import Binding, Plan, bind, bind_matrix, cut_out, extract
+from sparsify.passes.call.region_call import Operand, RegionCall, SizeAt
 from sparsify.passes.capture.draft import Draft
-from sparsify.passes.choose.estimate import example_sizes, expected_sizes, fixed_extents
+from sparsify.passes.choose.estimate import example, example_sizes, expected_sizes, fixed_extents
 from sparsify.passes.choose.linear_library import by_library
 from sparsify.passes.graph import canonicalize
 from sparsify.passes.graph.operators import tensor_value
 from sparsify.passes.region.region import Region
+from sparsify.report import Report
 
 
 @dataclass(frozen=True)
@@ -143,3 +148,65 @@ def operand_of_index(region: Region, number: int, mode: int) -> tuple[fx.Node, i
         if value is not None and value.ndim == len(declared) and extents[mode] in declared:
             return operand, declared.index(extents[mode])  # type: ignore[return-value]
     return None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A call of a region with the example's inputs.
+
+    Attributes:
+        call: runs it.
+        kernel: of its own, `None` where nodes or a library compute it.
+        sizes: of the kernel's operands.
+    """
+
+    call: Callable[[], Any]
+    kernel: Kernel | None = None
+    sizes: Sizes | None = None
+
+
+def scratch_site(draft: Draft, region: Region) -> Site:
+    """The call of a region with the nodes of its arguments; its kernel is not compiled yet.
+
+    Raises:
+        SparsifyError: the region cannot be called.
+    """
+    scratch = replace(draft, report=Report())
+    plans: dict[frozenset[fx.Node], Plan] = {}
+    for matrix in region.matrices if not region.backend else ():
+        bind_matrix(scratch, matrix, region.names[matrix.name], plans)
+    bindings = bind(scratch, region, plans)
+    for plan in plans.values():
+        cut_out(scratch, plan)
+    found = site_of(scratch, region, bindings)
+    if isinstance(found, SparsifyError):
+        raise found
+    return found
+
+
+def trial(draft: Draft, region: Region) -> Trial:
+    """The call of a region with the example's inputs; its kernel is not compiled yet.
+
+    Raises:
+        SparsifyError: the region cannot be called.
+    """
+    found = scratch_site(draft, region)
+    call = partial(found.call, *(example(draft, node) for node in found.arguments))
+    if found.call.library is not None:
+        return Trial(call)
+    return Trial(call, found.call.kernel, found.sizes)
+
+
+def dense_trial(draft: Draft, region: Region) -> Trial:
+    """The call of the nodes of a region as they are."""
+    module = extract(draft, region.read, [region.output])
+    return Trial(partial(module.forward, *(example(draft, node) for node in region.read)))
+
+
+def compiled(trials: Sequence[Trial]) -> None:
+    """Compiles the kernels of trials, side by side.
+
+    Raises:
+        SparsifyError: one cannot be compiled.
+    """
+    build_all([(t.kernel, t.sizes) for t in trials if t.kernel is not None and t.sizes is not None])

@@ -22,7 +22,7 @@ from sparsify.passes.call.reuse_memory import PLAIN, is_unseen
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.autotune import Candidate, Winner, autotune
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS, example
-from sparsify.passes.choose.torch_cost import extents
+from sparsify.passes.choose.price import extents
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import (
     argument,

@@ -4,7 +4,7 @@ In: a region with its program. Out: `%y = call_region(handle, %x, %edge_index, %
 
 Operands that follow from a graph's structure alone (adjacency, normalisation, degrees, turned weights) are
 cut out of the graph into a `Structure`, which remembers them; what remains of the graph computes nothing
-twice.
+twice. `check` looks at the graph before it is used.
 """
 
 import operator
@@ -33,8 +33,7 @@ from sparsify.passes.choose.site import Site, site_of
 from sparsify.passes.graph import canonicalize, insert
 from sparsify.passes.graph.node_info import call_of, info, set_info
 from sparsify.passes.graph.operators import VIEWS, known_size, operator_name, scope, tensor_value
-from sparsify.passes.region.printer import extent_names
-from sparsify.passes.region.provenance import origin
+from sparsify.passes.region.printer import extent_names, origin
 from sparsify.passes.region.region import Region
 from sparsify.report import RegionEntry
 
@@ -234,3 +233,14 @@ def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
     return RegionEntry(
         call.name, [node.name for node in region.covered], scopes, einsum, formats, notes=region.notes
     )
+
+
+def check(draft: Draft) -> Draft:
+    """The draft, after checking that each region is called once, and that nothing dangles."""
+    calls = [node for node in draft.graph.nodes if is_call(node)]
+    assert len(calls) == len(draft.regions), f"{len(draft.regions)} regions, {len(calls)} calls"
+    for node in calls:
+        region = call_of(node)
+        assert isinstance(region, RegionCall), f"{node.name} has no region"
+        assert node.args[0] == region.handle, f"{node.name} calls another region"
+    return draft

@@ -17,7 +17,6 @@ from sparsify.compiler.dtypes import name_of
 from sparsify.errors import DtypeError
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import is_call
-from sparsify.passes.capture import flat_weights
 from sparsify.passes.capture.draft import Key, Stored
 from sparsify.passes.capture.shell import (
     Modes,
@@ -25,6 +24,7 @@ from sparsify.passes.capture.shell import (
     modes,
     owners,
     places,
+    renew_flat_weights,
     replace,
     share_again,
     shared_copy,
@@ -415,7 +415,7 @@ class Weights:
             for weight, known in packed:
                 for store, name in known:
                     store[name] = weight
-            flat_weights.renew(self.source.modules())
+            renew_flat_weights(self.source.modules())
             self.repack(rounded)
 
     def repack(self, held: Mapping[str, Held]) -> None:

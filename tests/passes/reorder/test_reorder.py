@@ -12,6 +12,7 @@ from sparsify.errors import InvalidTensorError, RecipeError
 from sparsify.passes.apply import apply
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.export import capture
+from sparsify.passes.program.translate import translate
 from sparsify.passes.reorder import node_order
 from sparsify.passes.reorder.rowwise import row_operands
 
@@ -237,23 +238,23 @@ def test_operators_that_compute_row_by_row(functions):
     model = All(list(functions.values()))
     x, w = torch.randn(6, 6), torch.randn(6, 6)
     captured = capture(model, calls.flatten(calls.signature(model), (x, w), {}), ())
-    source = captured.graph.find_nodes(op="placeholder")[0]
+    source, program = captured.graph.find_nodes(op="placeholder")[0], translate(captured.graph)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     for name, function, node in zip(
         functions, model.functions, captured.graph.output_node().args[0], strict=True
     ):
-        moves = depends_by_row(node, source)
+        moves = depends_by_row(program, node, source)
         assert moves == (functions is ROWWISE), name
         if moves:
             torch.testing.assert_close(function(x, w)[order], function(x[order], w), msg=name)
 
 
-def depends_by_row(node, source):
+def depends_by_row(program, node, source):
     """Whether a node follows from `source` by operators that compute row by row alone."""
     if node is source:
         return True
-    operands = row_operands(node, lambda extent: extent == 6)
-    return operands is not None and all(depends_by_row(operand, source) for operand in operands)
+    operands = row_operands(program, node, lambda extent: extent == 6)
+    return operands is not None and all(depends_by_row(program, operand, source) for operand in operands)
 
 
 def test_inputs_that_may_change():

@@ -7,7 +7,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from sparsify.compiler.schedule.machine import scaled
 from sparsify.compiler.schedule.product_cost import dense_us
-from sparsify.passes.choose.torch_cost import compiled_us, eager_us
+from sparsify.passes.choose.price import compiled_us, eager_us
 
 MACHINE = scaled(2, 64)
 
