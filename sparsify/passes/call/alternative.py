@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-
 from sparsify.compiler.schedule.sizes import EXACT
 from sparsify.passes.call.first_backward import Result
+from sparsify.storage.own_memory import PLAIN
 
-PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 # Shapes of calls that one answer is remembered for.
 MOST: Final = 64
 Key = tuple[Any, ...]

@@ -16,8 +16,7 @@ from torch.nn.functional import linear
 
 from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.operands.content_memo import Memo
-
-PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+from sparsify.storage.own_memory import PLAIN
 
 
 class Product:

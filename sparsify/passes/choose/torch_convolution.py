@@ -18,7 +18,7 @@ from torch.nn.functional import conv2d
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.passes.call.reuse_memory import PLAIN, is_unseen
+from sparsify.passes.call.tracing import is_unseen
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.autotune import Candidate, Winner, autotune
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS, example
@@ -37,6 +37,7 @@ from sparsify.passes.operands.cached_operands import Structure
 from sparsify.passes.operands.convolution_operands import Chosen
 from sparsify.passes.operands.sliding_window import recycled
 from sparsify.report import ChainEntry, ConversionEntry
+from sparsify.storage.own_memory import PLAIN
 
 FORMS: Final = {"rows": torch.contiguous_format, "channels": torch.channels_last}
 AS_IT_IS: Final = "as it is"
@@ -52,7 +53,6 @@ class Folded:
         chain: its nodes.
         form: the name of the layout of images.
         has_pool: whether it computes the largest of neighbours, too, where nothing else reads the rest.
-        is_recycled: whether results lie in memory that is used again.
         entry: where it is reported how often weights are laid out.
 
     Attributes:
@@ -65,8 +65,6 @@ class Folded:
         chain: Chain,
         form: str,
         has_pool: bool = True,
-        *,
-        is_recycled: bool,
         entry: ConversionEntry | None = None,
     ) -> None:
         node = chain.node
@@ -87,7 +85,6 @@ class Folded:
         self.activation, self.layout = chain.activation, FORMS[form]
         self.pool = None if pool is None else part([chain.last], [pool])
         self.plain = part(self.inputs, self.covered)
-        self.is_recycled = is_recycled
         self.structure = Structure(self.pack, (0, 1), entry or entry_of(chain, form), most=PACKED)
         self.__name__ = f"folded_{node.name}"
 
@@ -100,18 +97,13 @@ class Folded:
         weight, bias = self.structure(tuple([None if at is None else arguments[at] for at in self.leaves]))
         found = conv2d(arguments[self.image], weight, bias, *self.how)
         if self.added is not None:
-            made = self.memory_like(found)
+            made = recycled(tuple(found.shape), found)
             found = torch.add(found, arguments[self.added], out=made)
         if self.activation:
             found = found.relu_()
         if self.pool is not None:
             found = self.pool(found)
-        return found if found.is_contiguous() else self.memory_like(found).copy_(found)
-
-    def memory_like(self, found: Tensor) -> Tensor:
-        """Memory for entries like those of a result, pixel by pixel."""
-        shape = tuple(found.shape)
-        return recycled(shape, found) if self.is_recycled else found.new_empty(shape)
+        return found if found.is_contiguous() else recycled(tuple(found.shape), found).copy_(found)
 
     def pack(self, weight: Tensor, bias: Tensor | None, *norm: Any) -> list[Any]:
         """The weight and bias with the normalisation in them, the weight laid out as images are."""
@@ -155,7 +147,7 @@ def entry_of(chain: Chain, form: str) -> ConversionEntry:
 
 def described(chain: Chain, found: Winner) -> ChainEntry:
     """The report's line about a chain."""
-    covered = ", ".join(operator_name(node) for node in Folded(chain, "rows", is_recycled=False).covered)
+    covered = ", ".join(operator_name(node) for node in Folded(chain, "rows").covered)
     times = {AS_IT_IS if name == AS_IT_IS else f"by {name}": us for name, us in found.times}
     form = f"by {found.name}" if found.name else AS_IT_IS
     return ChainEntry(chain.node.name, scope(chain.node), covered, form, times, found.is_agreed)
@@ -170,14 +162,10 @@ def copied_bytes(draft: Draft, chain: Chain, form: str) -> int:
     return weight.nbytes + len(weight) * weight.itemsize
 
 
-def folded(graph: fx.Graph, is_recycled: bool) -> list[Folded]:
-    """The chains of a graph that are faster in another form.
-
-    Args:
-        is_recycled: whether results lie in memory that is used again.
-    """
+def folded(graph: fx.Graph) -> list[Folded]:
+    """The chains of a graph that are faster in another form."""
     known = [(chain, info(chain.node).form) for chain in chains(graph)]
-    return [Folded(at, how.form, is_recycled=is_recycled, entry=how.entry) for at, how in known if how]
+    return [Folded(at, how.form, entry=how.entry) for at, how in known if how]
 
 
 def chains(graph: fx.Graph) -> list[Chain]:
@@ -231,7 +219,7 @@ def pool_behind(chain: Chain) -> fx.Node | None:
 
 def asked(chain: Chain) -> str:
     """What is compared: the operators with their numbers, and the shapes of what they read."""
-    nodes = Folded(chain, "rows", is_recycled=False)
+    nodes = Folded(chain, "rows")
     shapes = [extents(node) for node in nodes.inputs]
     calls = [(str(n.target), [a for a in n.args if not isinstance(a, fx.Node)]) for n in nodes.covered]
     return f"fastest form of {calls} of {shapes}"
@@ -239,7 +227,7 @@ def asked(chain: Chain) -> str:
 
 def candidates(draft: Draft, chain: Chain) -> list[Candidate]:
     """The nodes as they are, and the chain in all forms."""
-    forms = {name: Folded(chain, name, is_recycled=draft.options.recycle) for name in FORMS}
+    forms = {name: Folded(chain, name) for name in FORMS}
     first = next(iter(forms.values()))
     arguments = [example(draft, node) for node in first.inputs]
     made = [Candidate(name, partial(form.computed, arguments)) for name, form in forms.items()]

@@ -10,43 +10,27 @@ to 7 times as long for largest entries.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import torch
-from torch.nn import functional
 
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.reference.functions import TORCH
 from sparsify.passes.operands.content_memo import Memo
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
 # What may stand behind a product, by the names of einsum programs.
-FUNCTIONS: Final[dict[str, Callable[..., torch.Tensor]]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "neg": torch.neg,
-    "abs": torch.abs,
-    "square": torch.square,
-    "sqrt": torch.sqrt,
-    "exp": torch.exp,
-    "relu": torch.relu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-}
+FUNCTIONS: Final = (
+    *("add", "sub", "mul", "div", "min", "max", "neg", "abs", "square", "sqrt", "exp"),
+    *("relu", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh"),
+)
 DTYPES: Final = ("float32", "float64")
 
 
@@ -189,7 +173,7 @@ def applied(
     """What is made of a product over `names`."""
     match value:
         case Call(function, args):
-            return FUNCTIONS[function](*[applied(arg, operands, product, names) for arg in args])
+            return TORCH[function](*[applied(arg, operands, product, names) for arg in args])
         case Access(tensor):
             return spread(operands[tensor], index_names(value), names)
         case Const(number):

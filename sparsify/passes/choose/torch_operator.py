@@ -172,7 +172,7 @@ def forms(draft: Draft, region: Region) -> list[Candidate]:
     chain = chain_at(region.covered[0], (), overwritten(draft.graph), can_add=region.layout.example.is_whole)
     if chain is None:
         return []
-    made = {form: Folded(chain, form, False, is_recycled=draft.options.recycle) for form in FORMS}
+    made = {form: Folded(chain, form, has_pool=False) for form in FORMS}
     inputs = {form: [example(draft, node) for node in one.inputs] for form, one in made.items()}
     return [Candidate(form, partial(one.computed, inputs[form])) for form, one in made.items()]
 

@@ -27,9 +27,8 @@ from sparsify.passes.operands.content_memo import Key, key_of, sampled
 from sparsify.recipe import Recipe
 from sparsify.recipe.source import nearest
 from sparsify.report import Report
+from sparsify.storage.own_memory import PLAIN
 from sparsify.warn import warn
-
-PLAIN: Final = (Tensor, nn.Parameter)
 
 
 def is_same(known: Sequence[Any], state: Sequence[Any]) -> bool:

@@ -369,7 +369,7 @@ def compile_graph(module: "SparseModule", variant: Variant) -> None:
     scratch.recompile()
     variant.run, variant.code = type(scratch).forward, scratch._code
     variant.written, variant.contiguous = variant.written_inputs(), contiguous_inputs(graph)
-    variant.eager = eager(graph, module, variant.run, recycled=settings.current().recycle)
+    variant.eager = eager(graph, module, variant.run)
     known = dict(module.named_parameters(remove_duplicate=False))  # rules may name buffers, too
     weights = (known[name] for name in variant.pruned() if name in known)
     keep_zeros_of(weight for weight in weights if weight.requires_grad)
