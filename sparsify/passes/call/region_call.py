@@ -203,13 +203,10 @@ class RegionCall:
 
     def computed(self, arguments: Sequence[Any], wanted: tuple[int, ...]) -> Result:
         """The result of the region, by the kernel if it can."""
-        times_us = self.times_us  # another thread may set it meanwhile
         if self.library is not None:
             if wanted or torch._C._are_functorch_transforms_active():
                 return self.dense_result(arguments)
-            if times_us is None:
-                return self.library(*arguments)
-            return timed(self.library, arguments, times_us)
+            return timed(self.library, arguments, self.times_us)
         if self.preferred is not None and not wanted:
             found = self.by_alternative(self.preferred, arguments)
             if found is not None:
@@ -219,10 +216,8 @@ class RegionCall:
                 return self.convolved(self.layout, arguments)
             operands = self.made(arguments)
             try:
-                if operands is not None and times_us is None:
-                    return self.kernel(*operands)  # type: ignore[no-any-return]
-                if operands is not None and times_us is not None:
-                    return timed(self.kernel, operands, times_us)
+                if operands is not None:
+                    return timed(self.kernel, operands, self.times_us)
             except FAILURES as error:
                 self.failure = self.noted(error, DENSE_RESULTS)
             except DeviceError:
@@ -235,10 +230,7 @@ class RegionCall:
         if torch._C._are_functorch_transforms_active() or not preferred.takes(arguments):
             return None
         try:
-            times_us = self.times_us
-            if times_us is None:
-                return preferred.alternative.run(self, arguments)
-            return timed(preferred.alternative.run, (self, arguments), times_us)
+            return timed(preferred.alternative.run, (self, arguments), self.times_us)
         except RuntimeError as error:
             self.preferred = None
             self.notices.warn(f"{preferred.alternative.name} failed, kernels run from now on: {error}")
@@ -251,11 +243,7 @@ class RegionCall:
             return self.dense_result(arguments)
         run = partial(layout.run, self.kernel, self.program, self.options)
         try:
-            given = self.given(arguments)
-            times_us = self.times_us
-            if times_us is None:
-                return run(given)
-            return timed(run, (given,), times_us)
+            return timed(run, (self.given(arguments),), self.times_us)
         except FAILURES as error:
             if grid == layout.example:
                 self.failure = self.noted(error, DENSE_RESULTS)
@@ -408,8 +396,10 @@ def on_one_device(operands: list[Any]) -> list[Any]:
     ]
 
 
-def timed(call: Callable[..., Result], operands: Sequence[Any], times_us: list[float]) -> Result:
-    """The result of a call; how long it took goes into `times_us`."""
+def timed(call: Callable[..., Result], operands: Sequence[Any], times_us: list[float] | None) -> Result:
+    """The result of a call; how long it took goes into `times_us` where there is such a list."""
+    if times_us is None:
+        return call(*operands)
     started = time.perf_counter()
     result = call(*operands)
     times_us.append((time.perf_counter() - started) * 1e6)

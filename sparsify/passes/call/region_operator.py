@@ -155,15 +155,15 @@ def backward_shapes(
     return [torch.empty_like(tensors[position], memory_format=torch.contiguous_format) for position in needed]
 
 
-def remember(ctx: Any, inputs: tuple[Any, ...], results: list[torch.Tensor]) -> None:
+def remember(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     """Keeps what backward needs."""
-    ctx.count = len(results)
+    ctx.count = len(output)
     ctx.set_materialize_grads(False)
     ctx.handle, tensors, ctx.sizes, ctx.places, ctx.packed = inputs
     ctx.needed = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
     position_of = argument_of(tensors, ctx.places, ctx.packed)
     wanted = tuple([position_of[at] for at in ctx.needed if at in position_of])
-    ctx.save_for_backward(*find(ctx.handle).read_of(results, wanted), *tensors)
+    ctx.save_for_backward(*find(ctx.handle).read_of(output, wanted), *tensors)
 
 
 def backward(

@@ -240,12 +240,8 @@ class Draft:
 
 
 @contextmanager
-def kept_buffers(model: torch.nn.Module, *, is_counted: bool = True) -> Iterator[None]:
-    """Afterwards the buffers of `model` are as they were before.
-
-    Args:
-        is_counted: whether autograd notices that they are written, and refuses gradients that read them.
-    """
+def kept_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Afterwards the buffers of `model` are as they were before."""
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
@@ -253,4 +249,4 @@ def kept_buffers(model: torch.nn.Module, *, is_counted: bool = True) -> Iterator
         with torch.no_grad():
             for buffer, value in before:
                 if not torch.equal(buffer, value):
-                    (buffer if is_counted else buffer.data).copy_(value)
+                    buffer.copy_(value)

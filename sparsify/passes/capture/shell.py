@@ -7,6 +7,7 @@ import copy
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, Final, Protocol
 
 import torch
@@ -68,25 +69,23 @@ class Shell(nn.Module):
                 return
         super().__setattr__(name, value)
 
-    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch has it; while there are such hooks, the source model runs."""
-        return _hooked(self, super().register_forward_pre_hook(*args, **kwargs))
 
-    def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch has it; while there are such hooks, the source model runs."""
-        return _hooked(self, super().register_forward_hook(*args, **kwargs))
+def _registering(name: str) -> Any:
+    """A method of torch's that registers a hook; while there are such hooks, the source model runs."""
+    own = getattr(nn.Module, name)
 
-    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch has it; while there are such hooks, the source model runs."""
-        return _hooked(self, super().register_full_backward_pre_hook(*args, **kwargs))
+    @wraps(own)
+    def register(self: Any, *args: Any, **kwargs: Any) -> Any:
+        handle = own(self, *args, **kwargs)
+        owner, _ = _place_of(self)
+        owner.add_hooked(self)
+        return handle
 
-    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch has it; while there are such hooks, the source model runs."""
-        return _hooked(self, super().register_full_backward_hook(*args, **kwargs))
+    return register
 
-    def register_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch has it; while there are such hooks, the source model runs."""
-        return _hooked(self, super().register_backward_hook(*args, **kwargs))
+
+for _name in ("forward_pre", "forward", "full_backward_pre", "full_backward", "backward"):
+    setattr(Shell, f"register_{_name}_hook", _registering(f"register_{_name}_hook"))
 
 
 class Container(Shell):
@@ -155,13 +154,6 @@ def _place_of(shell: Any) -> tuple[Owner, str]:
             "keep the sparse model, or take the module from the source model",
         )
     return owner, path
-
-
-def _hooked(shell: Shell, handle: Any) -> Any:
-    """The handle of a hook, of which the sparse model knows then."""
-    owner, _ = _place_of(shell)
-    owner.add_hooked(shell)
-    return handle
 
 
 def is_dunder(name: str) -> bool:

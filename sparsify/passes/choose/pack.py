@@ -27,9 +27,9 @@ from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Key
 from sparsify.passes.choose.autotune import THRESHOLDS, Candidate, Winner, autotune
-from sparsify.passes.choose.estimate import UNKNOWN_ROWS, extents_of
+from sparsify.passes.choose.estimate import UNKNOWN_ROWS, index_extents
 from sparsify.passes.choose.left_dense import choose_dense
-from sparsify.passes.choose.linear_library import DENSE, LIBRARIES, SPOKEN
+from sparsify.passes.choose.linear_library import DENSE, LIBRARIES
 from sparsify.passes.choose.site import Trial, compiled, dense_trial, trial
 from sparsify.passes.graph.operators import is_constant, known_size, tensor_value
 from sparsify.passes.region import region as regions
@@ -52,7 +52,7 @@ def described(winner: Winner) -> str:
     """What was timed, in words: the fastest format first."""
     best, dense = fastest_format(winner), rounded(winner.us)
     first = f"{rounded(winner.us_of(best))} us, torch's {dense}" if best else f"torch's {dense} us"
-    libraries = [f", {SPOKEN[name]} {rounded(us)}" for name, us in winner.times if name in LIBRARIES]
+    libraries = [f", {LIBRARIES[name].name} {rounded(us)}" for name, us in winner.times if name in LIBRARIES]
     others = [one for one in winner.times[1:] if one[0] not in LIBRARIES and one[0] != best]
     formats = [f", {rounded(us)} us as {name}" for name, us in others]
     return f"timed {first}{''.join([*libraries, *formats])}{winner.disturbed}"
@@ -109,11 +109,7 @@ def packed(region: Region, name: str, packing: Packing) -> Region:
 def rounded_sizes(draft: Draft, region: Region, packing: Packing) -> Sizes:
     """The sizes that what was found is kept for: those of the operands, and about how dense the weight is."""
     assert region.program is not None, "packed writes the program"
-    extents: dict[str, int] = {}
-    for name, operand in region.operands.items():
-        declared = region.program.declaration(region.names[name])
-        for index, extent in zip(declared.extents, extents_of(operand), strict=False):
-            extents[index] = known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS
+    extents = {i: known_size(size, UNKNOWN_ROWS) or UNKNOWN_ROWS for i, size in index_extents(region)}
     return Sizes(extents, {"density": round(DENSITIES * packing.stored / max(1, packing.entries))})
 
 
@@ -142,16 +138,6 @@ def library_trial(draft: Draft, region: Region, name: str) -> Trial | None:
     except (AttributeError, RuntimeError, TypeError, SparsifyError):  # torch was built without it
         return None
     return found
-
-
-def try_tune(
-    draft: Draft, region: Region, name: str, found: Sequence[Packing], held: Packing | None = None
-) -> Winner | None:
-    """As `tune`; where kernels cannot be built, `emit` will say so, and nothing is timed."""
-    try:
-        return tune(draft, region, name, found, held)
-    except SparsifyError:
-        return None
 
 
 # Entries of a weight for which the machine is measured where nobody has yet.
@@ -238,7 +224,10 @@ def choice(
         return None, expected
     ((name, formats),) = found.items()
     held = formats[-1] if is_held else None
-    timed = try_tune(draft, region, name, formats, held)
+    try:
+        timed = tune(draft, region, name, formats, held)
+    except SparsifyError:  # kernels cannot be built, as `emit` will say
+        return None, expected
     if timed is None:
         return None, expected
     fastest = fastest_format(timed)
@@ -293,7 +282,7 @@ def by_library(region: Region, chosen: dict[str, Packing], timed: Winner) -> Reg
         weight = region.operands[name]
         assert isinstance(weight, Matrix), "weights are sparse operands"
         region.notes.append(
-            f"{weight.source} dense, packed beside by {SPOKEN[timed.name]}: {compared(packing, timed)}"
+            f"{weight.source} dense, packed beside by {LIBRARIES[timed.name].name}: {compared(packing, timed)}"
         )
     regions.finish(region)
     return region

@@ -3,9 +3,9 @@
 In: the region of `Y[i,j,l] = sum(k, X[i,j,k] * W[i,k,l])` with few zeros in W. Out: no region, a line in the report.
 Regions that recognisers make are timed by themselves; what the front end makes is compared by what is expected.
 
-What torch's operators take is told before they run, one after the other and compiled: products are as fast as torch's
-are on the machine, everything else as its memory. `index_add(zeros, 0, rows, index_select(x, 0, columns))` over 88,000
-edges and 64 features takes about 20 ms, and 12 ms compiled; a scatter adds messages one by one.
+What torch's operators take is told before they run: products are as fast as torch's are on the machine, everything else
+as its memory. `index_add(zeros, 0, rows, index_select(x, 0, columns))` over 88,000 edges and 64 features takes about 20
+ms; a scatter adds messages one by one.
 """
 
 from math import prod
@@ -29,24 +29,11 @@ GATHERS: Final = frozenset(("index_select", "index", "gather", "embedding"))
 SCATTERS: Final = frozenset(("index_add", "scatter_add", "scatter_reduce", "index_put", "scatter"))
 # What adding a row of messages takes beside its memory.
 SCATTERED_US: Final = 0.05
-# What adding a number takes in compiled code, which must not lose what other threads add.
-ADDED_US: Final = 0.0005
 
 
 def eager_us(graph: fx.Graph, machine: Machine) -> float:
     """What the operators of a graph take one after the other."""
     return sum(operator_us(node, machine) for node in graph.nodes)
-
-
-def compiled_us(graph: fx.Graph, machine: Machine) -> float:
-    """What they take where all that is no product is fused into the loops of scatters and results."""
-    nodes = [node for node in graph.nodes if is_computed(node)]
-    products = sum(operator_us(node, machine) for node in nodes if operator_name(node) in PRODUCTS)
-    scatters = [node for node in nodes if operator_name(node) in SCATTERS]
-    added = sum(numbers(message(node)) for node in scatters) * ADDED_US / machine.spread
-    read = [node for node in graph.nodes if node.op == "placeholder"]
-    moved = sum(map(bytes_of, (*read, *scatters, *graph.output_node().all_input_nodes)))
-    return machine.torch_us + products + added + moved / machine.reads_all.at(moved)
 
 
 def operator_us(node: fx.Node, machine: Machine) -> float:

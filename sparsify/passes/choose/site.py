@@ -20,7 +20,7 @@ from sparsify.passes.call.region_call import Operand, RegionCall, SizeAt
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import example, example_sizes, expected_sizes, fixed_extents
 from sparsify.passes.choose.linear_library import by_library
-from sparsify.passes.graph import canonicalize
+from sparsify.passes.graph import canonicalize, operators
 from sparsify.passes.graph.operators import tensor_value
 from sparsify.passes.region.region import Region
 from sparsify.report import Report
@@ -68,10 +68,10 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
         shapes = tuple([output_shape(region, node, at) for node in outputs])
         for leaf in read_besides(region, arguments):
             at(leaf)
-        dense = extract(draft, arguments, [*region.outputs])
+        dense = extract(draft.graph, arguments, [*region.outputs])
         library = None
         if region.backend:
-            library = by_library(extract(draft, arguments, [region.output]), region.backend)
+            library = by_library(extract(draft.graph, arguments, [region.output]), region.backend)
         settings = (draft.options, draft.notices, draft.is_strict, library, region.layout)
         call = RegionCall(region.program, operands, shapes, dense, *settings)
         call.is_general = region.equations is not None
@@ -88,16 +88,8 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
 
 def read_besides(region: Region, arguments: list[fx.Node]) -> list[fx.Node]:
     """The inputs and parameters that the nodes of a region read besides its arguments, as for shapes alone."""
-    seen, found, waiting = set(arguments), list[fx.Node](), list(region.outputs)
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op in ("placeholder", "get_attr"):
-            found.append(node)
-        waiting += node.all_input_nodes
-    return found
+    behind = operators.ancestors(region.outputs, lambda node: node not in arguments)
+    return [node for node in behind if node.op in ("placeholder", "get_attr") and node not in arguments]
 
 
 def output_shape(region: Region, node: fx.Node, at: Any) -> tuple[int | SizeAt, ...]:
@@ -199,7 +191,7 @@ def trial(draft: Draft, region: Region) -> Trial:
 
 def dense_trial(draft: Draft, region: Region) -> Trial:
     """The call of the nodes of a region as they are."""
-    module = extract(draft, region.read, [region.output])
+    module = extract(draft.graph, region.read, [region.output])
     return Trial(partial(module.forward, *(example(draft, node) for node in region.read)))
 
 

@@ -8,7 +8,7 @@ Where images or a weight come with channels as neighbours the nodes run as they 
 Each chain is timed as it is and in both forms; without seconds for that it stays as it is. Traces see the graph.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from torch.nn.functional import conv2d
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.passes.call.bind import extract
 from sparsify.passes.call.tracing import is_unseen
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.autotune import Candidate, Winner, autotune
@@ -83,14 +84,17 @@ class Folded:
         self.how = tuple([argument(node, place, *way) for place, way in enumerate(ways, 3)])
         self.eps = 0.0 if chain.norm is None else float(argument(chain.norm, 7, "eps"))
         self.activation, self.layout = chain.activation, FORMS[form]
-        self.pool = None if pool is None else part([chain.last], [pool])
-        self.plain = part(self.inputs, self.covered)
+        self.pool = None if pool is None else extract(node.graph, [chain.last], [pool]).forward
+        self.plain = extract(node.graph, self.inputs, [self.covered[-1]]).forward
         self.structure = Structure(self.pack, (0, 1), entry or entry_of(chain, form), most=PACKED)
         self.__name__ = f"folded_{node.name}"
 
     def __call__(self, *arguments: Tensor) -> Tensor:
         """The result; by the nodes as they are where gradients or anything else follow them."""
-        return self.computed(arguments) if is_free(arguments) else self.plain(*arguments)
+        if is_free(arguments):
+            return self.computed(arguments)
+        found: Tensor = self.plain(*arguments)[0]
+        return found
 
     def computed(self, arguments: Sequence[Tensor]) -> Tensor:
         """The result in this form, in memory as torch has it."""
@@ -102,7 +106,7 @@ class Folded:
         if self.activation:
             found = found.relu_()
         if self.pool is not None:
-            found = self.pool(found)
+            found = self.pool(found)[0]
         return found if found.is_contiguous() else recycled(tuple(found.shape), found).copy_(found)
 
     def pack(self, weight: Tensor, bias: Tensor | None, *norm: Any) -> list[Any]:
@@ -265,14 +269,3 @@ def is_expected_by_rows(node: fx.Node) -> bool:
         return True
     numbers = [known_size(n, UNKNOWN_ROWS) or UNKNOWN_ROWS for n in (*value.shape, *value.stride())]
     return is_by_rows(torch.empty_strided(numbers[:4], numbers[4:], device="meta"))
-
-
-def part(inputs: Sequence[fx.Node], covered: Sequence[fx.Node]) -> Callable[..., Tensor]:
-    """The function of some nodes that computes others."""
-    graph = fx.Graph()
-    copies = {node: graph.placeholder(node.name) for node in inputs}
-    for node in covered:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(copies[covered[-1]])
-    forward: Callable[..., Tensor] = fx.GraphModule(torch.nn.Module(), graph).forward
-    return forward

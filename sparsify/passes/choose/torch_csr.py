@@ -173,7 +173,8 @@ def applied(
     """What is made of a product over `names`."""
     match value:
         case Call(function, args):
-            return TORCH[function](*[applied(arg, operands, product, names) for arg in args])
+            found: torch.Tensor = TORCH[function](*[applied(arg, operands, product, names) for arg in args])
+            return found
         case Access(tensor):
             return spread(operands[tensor], index_names(value), names)
         case Const(number):

@@ -31,19 +31,6 @@ from sparsify.storage.own_memory import PLAIN
 from sparsify.warn import warn
 
 
-def is_same(known: Sequence[Any], state: Sequence[Any]) -> bool:
-    """Whether two states have the same tensors, and the same versions of them."""
-    for old, new in zip(known, state, strict=False):
-        if isinstance(old, tuple) != isinstance(new, tuple):
-            return False
-        if isinstance(old, tuple):
-            if old[0] is not new[0] or old[1] != new[1]:
-                return False
-        elif old is not new:
-            return False
-    return True
-
-
 def packed_or_copied(members: Mapping[str, Tensor], module: nn.Module) -> list[str]:
     """The names of those members that a module has packed or copied, and does not read itself."""
     found = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers()])
@@ -62,14 +49,14 @@ class Made:
     """A graph that was made for some parameters.
 
     Attributes:
-        how: whether they are trained, and the numbers that are constants.
-        state: the parameters, frozen ones with their versions.
+        state: the numbers that are constants, and which parameters, frozen ones with their versions.
+        members: the parameters.
         places, packed: which of them the graph has packed, and their content then: the graph does not read them again.
         run: the graph by the inner backend.
     """
 
-    how: Any
-    state: list[Any]
+    state: Any
+    members: list[Tensor]
     places: tuple[int, ...]
     packed: Key
     run: Callable[..., Any]
@@ -227,17 +214,17 @@ class Compiled:
         members = [values[at] for at in self.members]
         trainable = self.is_trainable(members)
         numbers = tuple([float(values[at]) for at in self.numbers])
-        how = (trainable, numbers)
-        state = [m if trainable else (m, m._version) for m in members]
+        versions = [0 if trainable else member._version for member in members]
+        state = (trainable, numbers, versions, [*map(id, members)])
         for known in self.known:
-            if known.how == how and is_same(known.state, state) and known.is_packed_of(members):
+            if known.state == state and known.is_packed_of(members):
                 return known.run
         if numbers not in self.captured and len(self.captured) >= MOST_NUMBERS:
             return self.uncaptured()
         self.captured.add(numbers)
         run, packed = self.made(values, trainable)
         places = [at for at, name in enumerate(self.members.values()) if name in packed]
-        found = Made(how, state, tuple(places), key_of([members[at] for at in places], read=sampled), run)
+        found = Made(state, members, tuple(places), key_of([members[at] for at in places], read=sampled), run)
         self.known = [found, *self.known[: REMEMBERED - 1]]
         return run
 

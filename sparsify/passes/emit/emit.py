@@ -27,7 +27,7 @@ from sparsify.passes.choose.estimate import (
     estimated_us,
 )
 from sparsify.passes.choose.left_dense import note_listed
-from sparsify.passes.choose.linear_library import SPOKEN
+from sparsify.passes.choose.linear_library import LIBRARIES
 from sparsify.passes.choose.schedules import tune_schedules
 from sparsify.passes.choose.site import Site, site_of
 from sparsify.passes.graph import canonicalize, insert
@@ -161,7 +161,7 @@ def replace_nodes(
     `replaced` knows the calls of earlier regions, and this one afterwards; `extents` have names.
     """
     region, call, first = site.region, site.call, site.region.output
-    call.origin = origin(draft.graph, region, site.once, replaced, extents)
+    call.origin = origin(region, site.once, replaced, extents)
     entry = describe(draft, region, call)
     call.notes = entry.notes
     if call.library is None:
@@ -225,7 +225,7 @@ def layout_of(node: fx.Node) -> list[int]:
 def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
     """The region's line in the report."""
     assert region.program is not None, "fuse finishes programs"
-    how = f"packed by {SPOKEN[region.backend]}" if region.backend else ""
+    how = f"packed by {LIBRARIES[region.backend].name}" if region.backend else ""
     formats = {d.name: how or str(d.format) for d in region.program.declarations if not d.format.is_dense}
     einsum = "; ".join(str(statement) for statement in region.program.statements)
     computing = [node for node in region.covered if operator_name(node) not in VIEWS]  # regions share views

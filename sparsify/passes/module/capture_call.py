@@ -20,9 +20,9 @@ from sparsify.compiler.cpp.build import has_compiler
 from sparsify.errors import CaptureError, RecipeError, VerificationError
 from sparsify.passes import pipeline
 from sparsify.passes.capture import calls
-from sparsify.passes.capture.draft import Asked, Draft, Key, Notices, Stored
+from sparsify.passes.capture.draft import Asked, Draft
 from sparsify.passes.capture.example_extents import note_extents
-from sparsify.passes.capture.export import Dynamic, ReachedError, capture
+from sparsify.passes.capture.export import ReachedError, capture
 from sparsify.passes.capture.libraries import transformers_experts
 from sparsify.passes.capture.shell import Modes, in_modes, modes, share_again
 from sparsify.passes.choose.autotune import shared_seconds
@@ -58,37 +58,30 @@ MOST_BYTES: Final = 1 << 30
 
 
 def drafted(
+    module: "SparseModule",
     source: nn.Module,
-    asked: Asked,
     call: calls.Call,
     tensors: Sequence[torch.Tensor],
-    dynamic: Dynamic,
-    notices: Notices,
-    stored: Mapping[Key, Stored],
-    known: Mapping[str, torch.Tensor],
-    is_mirror: bool = False,
-    has_general: bool = True,
+    is_mirror: bool,
+    has_general: bool,
 ) -> Draft:
     """The draft for calls like `call`; experts that no kernel computes run as the model has them.
 
     Args:
-        source: the model.
+        source: the model, or with `is_mirror` a mirror of it that other threads do not run.
         tensors: of the call.
-        stored: how weights are packed already.
-        known: constants of earlier captures.
-        is_mirror: whether `source` is a mirror of the model that other threads run.
-        has_general: whether the front end makes regions.
+        has_general: whether the front end makes regions of what no recogniser knows.
 
     Raises:
         CaptureError: as `capture`; that of experts that no kernel computes and no graph can hold.
     """
+    stored, known = module._weights.stored(module.variants), module._captures.constants()
 
-    @recurrent.settled(source)
     def made(mode: AbstractContextManager[Any], asked: Asked, without: Collection[str] = ()) -> Draft:
         captured = capture(
             source,
             call,
-            dynamic,
+            asked.dynamic,
             masks=asked.has_masks,
             gates=asked.has_gates,
             without=without,
@@ -100,15 +93,17 @@ def drafted(
         report = replace(asked.report(type(source).__name__), specialised=captured.specialised)
         examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
         given = captured, source, asked, report, _options(asked, [*tensors, *source.parameters()]), examples
-        return _run_passes(Draft(*given, notices=notices, stored=stored, has_general=has_general))
+        return _run_passes(Draft(*given, notices=module._notices, stored=stored, has_general=has_general))
 
-    found = made(asked)
+    asked = module._asked
+    found = recurrent.settle(lambda mode: made(mode, asked), source, asked)
     left = transformers_experts.left_over(found.graph, source) if asked.has_gates else []
     if not left:
         return found
     reasons = {name: _reason(found, name) for name in left}
+    relaxed = replace(asked, recipe=asked.recipe.with_optional_rules("gate"))
     try:
-        found = made(replace(asked, recipe=asked.recipe.with_optional_rules("gate")), left)
+        found = recurrent.settle(lambda mode: made(mode, relaxed, left), source, relaxed)
     except CaptureError as error:
         whys = "; ".join(f"no kernel computes {name}: {why}" for name, why in reasons.items())
         raise CaptureError(f"{whys}; {error}") from error
@@ -272,22 +267,14 @@ def draft_of(
     Args:
         has_general: whether the front end makes regions of what no recogniser knows.
     """
-    stored, known = module._weights.stored(module.variants), module._captures.constants()
     report_recorders(module._source, module._notices)
-
-    def of(source: nn.Module, is_mirror: bool) -> Draft:
-        asked, notices = module._asked, module._notices
-        return drafted(
-            source, asked, call, tensors, asked.dynamic, notices, stored, known, is_mirror, has_general
-        )
-
     mirror = module._weights.mirror(mode)
     try:
         drop_gradient_hooks(mirror.model)
-        draft = of(mirror.model, True)
+        draft = drafted(module, mirror.model, call, tensors, True, has_general)
     except ReachedError:  # code of the model refers to its modules in a way of its own
         with in_modes(module._source, mode), module._weights.dense():
-            return of(module._source, False)
+            return drafted(module, module._source, call, tensors, False, has_general)
     finally:
         mirror.clear()
     draft.model = module._source

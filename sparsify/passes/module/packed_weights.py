@@ -300,7 +300,8 @@ class Weights:
         assert isinstance(weight, SparseTensor), "held weights are sparse"
         beside = readers.beside(self.held[name].spec).values()
         others = [s.packed_operand(s.weight, weight) for s in beside if s.weight is not None]
-        held = self.scale_bytes(name) + readers.bytes_of_places(weight)
+        scale = self.scale(name)
+        held = readers.bytes_of_places(weight) + (0 if scale is None else scale.nbytes)
         return held + sum(stored_bytes(one) for one in (weight, *others))
 
     def hold(self, name: str, how: Held, operand: SparseTensor | None = None) -> None:
@@ -374,11 +375,6 @@ class Weights:
         report.parameter_bytes = now + saved, now
         found = self.roundings.items()
         report.roundings = [RoundingEntry(n, m.dtype, m.largest, m.relative) for n, m in found]
-
-    def scale_bytes(self, name: str) -> int:
-        """The bytes of the scales of a packed weight."""
-        has_scales = self.held[name].spec.has_scales
-        return self.source.get_buffer(f"{name}{SCALES}").nbytes if has_scales else 0
 
     def entry(self, name: str, readers: Readers) -> WeightEntry:
         """How a weight is held that regions pack."""

@@ -121,7 +121,7 @@ def steps_of(draft: Draft, own: Sequence[fx.Node]) -> Callable[[], Any]:
     inside = set(own)
     outputs = [node for node in own if not set(node.users) <= inside and operator_name(node) != "sym_size"]
     inputs = list(dict.fromkeys(read for node in own for read in node.all_input_nodes if read not in inside))
-    module = extract(draft, inputs, [*outputs])
+    module = extract(draft.graph, inputs, [*outputs])
     return partial(module.forward, *[example(draft, node) for node in inputs])
 
 
@@ -389,18 +389,6 @@ def selected_weights(model: nn.Module, asked: Asked) -> frozenset[str]:
         passed = asked.pruning.passed.get(position, {})
         names |= {name for name in selected(model, rule) if name not in passed}
     return frozenset(name for name in names if known[name].dim() == MATRIX)
-
-
-def settled(model: nn.Module) -> Callable[[Callable[..., Draft]], Callable[..., Draft]]:
-    """Decorates what drafts a model within a mode, `make(mode, asked, ..)`: the result needs no mode, as `settle`."""
-
-    def decorate(make: Callable[..., Draft]) -> Callable[..., Draft]:
-        def made(asked: Asked, *rest: Any) -> Draft:
-            return settle(lambda mode: make(mode, asked, *rest), model, asked)
-
-        return made
-
-    return decorate
 
 
 def settle(make: Callable[[StepByStep], Draft], model: nn.Module, asked: Asked) -> Draft:

@@ -129,15 +129,9 @@ def regions_text(draft: Draft) -> str:
     for number, region in enumerate(draft.regions, 1):
         assert isinstance(region, Region), "emit replaces regions by calls"
         notes = [f"note: {note}" for note in region.notes]
-        nodes = graph_text(in_order(draft.graph, region.covered), sizes)
+        nodes = graph_text(sorted(set(region.covered)), sizes)
         parts.append("\n".join([f"region {number}", nodes, *notes, str(region.program)]))
     return "\n\n".join(parts)
-
-
-def in_order(graph: fx.Graph, nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """Nodes in the order of their graph."""
-    wanted = set(nodes)
-    return [node for node in graph.nodes if node in wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +150,6 @@ class Origin:
 
 
 def origin(
-    graph: fx.Graph,
     region: Region,
     leaves: Mapping[str, Sequence[fx.Node]],
     replaced: Mapping[fx.Node, fx.Node],
@@ -165,7 +158,6 @@ def origin(
     """The origin of a region.
 
     Args:
-        graph: that the region is in.
         region: with its program.
         leaves: the nodes from which operands are computed once, by name.
         replaced: the calls of earlier regions, by the nodes whose place they took.
@@ -182,7 +174,7 @@ def origin(
             assert region.program is not None, "fuse finishes programs"
             name, _, levels = declaration_parts(region.program.declaration(short))
             marks.append((f"{name}: {mark.role}, {levels}", f"rule {mark.rule}, {mark.where}"))
-    return Origin(graph_text(in_order(graph, region.covered), sizes), aligned(marks), sources)
+    return Origin(graph_text(sorted(set(region.covered)), sizes), aligned(marks), sources)
 
 
 def source(operand: fx.Node | Matrix | PatternOperand | Bags, leaves: Sequence[fx.Node] | None) -> str:

@@ -8,10 +8,9 @@ between the two, whatever it is, does not depend on the order of nodes.
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
-from sparsify.passes.graph.operators import argument, operator_name, tensor_value
+from sparsify.passes.graph.operators import ancestors, argument, operator_name, tensor_value
 
 
 @dataclass(frozen=True)
@@ -57,27 +56,16 @@ def recognise(node: fx.Node) -> GatherScatter | None:
 
 def over_edges(messages: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
     """The gathers of features from which messages follow over edges alone, and what else they follow from."""
-    waiting, seen = [messages], set[fx.Node]()
-    gathers, others = [], []
-    while waiting:
-        node = waiting.pop()
+    edges = str(messages.meta["val"].shape[0])
+
+    def is_passed(node: fx.Node) -> bool:
         value = tensor_value(node)
-        if node in seen or value is None:
-            continue
-        seen.add(node)
-        is_gather = gathered_index(node) is not None
-        if is_gather and value.dim() == 2:
-            gathers.append(node)
-        elif is_gather or not node.all_input_nodes or not has_edges(value, messages):
-            others.append(node)
-        else:
-            waiting += node.all_input_nodes
-    return gathers, others
+        has_edges = value is not None and value.dim() > 0 and str(value.shape[0]) == edges
+        return has_edges and bool(node.all_input_nodes) and gathered_index(node) is None
 
-
-def has_edges(value: torch.Tensor, messages: fx.Node) -> bool:
-    """Whether the first mode of a tensor is that of messages."""
-    return value.dim() > 0 and str(value.shape[0]) == str(messages.meta["val"].shape[0])
+    ends = [node for node in ancestors([messages], is_passed) if not is_passed(node)]
+    gathers = [n for n in ends if gathered_index(n) is not None and n.meta["val"].dim() == 2]
+    return gathers, [n for n in ends if n not in gathers and tensor_value(n) is not None]
 
 
 def scatter_parts(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:

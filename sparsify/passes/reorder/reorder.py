@@ -317,7 +317,7 @@ def ask_for_order(draft: Draft, group: Group, columns: tuple[int, int]) -> tuple
             last = leaf
     steps = ", ".join(match.node.name for match in group.matches)
     sources = ", ".join(leaf.name for leaf in leaves if not is_size(leaf))
-    edges = extract(draft, leaves, [match.rows, match.columns, *group.extents])
+    edges = extract(draft.graph, leaves, [match.rows, match.columns, *group.extents])
     moved = ConversionEntry("order", sources, f"{group.mark.reorder} order")
     entry = OrderEntry(steps, group.mark.reorder, sources, columns=columns)
     draft.report.conversions.append(moved)

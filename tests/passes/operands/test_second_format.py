@@ -128,7 +128,7 @@ def test_a_further_format_that_is_measured_no_faster_is_not_stored(monkeypatch: 
         return Winner("weight format", (("torch", 1000.0), (str(found[0].format), 9.99), *others))
 
     sparse = sparsify.apply(layer(), GIVEN, example(1))
-    monkeypatch.setattr(pack, "try_tune", alike)
+    monkeypatch.setattr(pack, "tune", alike)
     sparse(example(MANY))
     assert len(set(formats(sparse))) == 1
 
@@ -157,7 +157,7 @@ def test_a_format_that_may_be_far_faster_is_timed(
     untimed = copy.deepcopy(sparse)
     untimed(example(1024))
     assert formats(untimed) == [LISTS, LISTS]
-    monkeypatch.setattr(pack, "try_tune", measured)
+    monkeypatch.setattr(pack, "tune", measured)
     with options.override(tune_seconds=0.01):
         sparse(example(1024))
     assert formats(sparse) == [LISTS, PANELS][:count] * (3 - count)

@@ -151,6 +151,25 @@ def test_buffers_are_static_and_each_adjacency_has_its_order():
     torch.testing.assert_close(torch.autograd.grad(sparse(x).square().sum(), model.weight), want, **CLOSE)
 
 
+class Messages(nn.Module):
+    """Messages that are computed from data of edges, too."""
+
+    def forward(self, x, edge_index, edges):
+        for _ in range(2):
+            messages = (x[edge_index[0]] + edges).relu() * edges.sum(1, keepdim=True)
+            x = torch.zeros_like(x).index_add(0, edge_index[1], messages).tanh()
+        return x
+
+
+def test_whatever_is_computed_over_edges_keeps_its_order():
+    x, edge_index = graph()
+    edges = torch.randn(edge_index.size(1), x.size(1))
+    sparse = apply(Messages(), recipe(), (x, edge_index, edges))
+    (entry,) = sparse.report.orders
+    assert entry.columns == (x.size(1), x.size(1)), "steps share a permutation in and one out"
+    torch.testing.assert_close(sparse(x, edge_index, edges), Messages()(x, edge_index, edges), **CLOSE)
+
+
 def test_traces():
     model, (x, edge_index) = TwoLayers(HandWritten).eval(), graph()
     sparse = apply(model, recipe(EDGES), (x, edge_index))
