@@ -79,7 +79,29 @@ DENSE_GRADIENTS: Final = "gradients of sparse regions are computed densely from 
 
 
 # Handles are drawn at random: one that a program exported elsewhere brings along belongs to no region here.
-_calls: "weakref.WeakValueDictionary[int, RegionCall]" = weakref.WeakValueDictionary()
+_calls: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+
+
+def handle_of(call: Any) -> int:
+    """A handle by which the nodes of a graph find a call, as long as it lives."""
+    handle = secrets.randbits(62)
+    _calls[handle] = call
+    return handle
+
+
+def find(handle: int) -> Any:
+    """The call with this handle: a `RegionCall`, or what gives results as one does.
+
+    Raises:
+        SparsifyError: it is gone, or was never in this process.
+    """
+    call = _calls.get(handle)
+    if call is None:
+        raise SparsifyError(
+            "this program calls a kernel of a sparse model that this process does not have",
+            "keep the result of sparsify.apply alive; a program exported elsewhere is made again by apply and export",
+        )
+    return call
 
 
 class RegionCall:
@@ -141,13 +163,12 @@ class RegionCall:
         packing = [(o.structure, o.leaves) for o in self.operands if o.structure and o.structure.weight]
         self.weights = {leaves[0]: (structure, leaves) for structure, leaves in packing}
         self.is_general = False
-        self.handle = secrets.randbits(62)
+        self.handle = handle_of(self)
         self.kernel = plan(program, options=options)
         self.differentiable: set[tuple[int, ...]] = set()
         self._read: dict[tuple[int, ...], frozenset[str]] = {}
         self.origin: Origin | None = None
         self.preferred: Preferred | None = None
-        _calls[self.handle] = self
 
     def plan_for(self, sizes: Sizes, fixed: Sizes = UNKNOWN) -> None:
         """Plans the program again for operands of these sizes: dense products may be generated then.
@@ -418,18 +439,3 @@ def wanted_gradients(arguments: Sequence[Any]) -> tuple[int, ...]:
 def entries(value: torch.Tensor) -> torch.Tensor:
     """The values of a sparse tensor, a dense one itself."""
     return value.values() if isinstance(value, SparseTensor) else value
-
-
-def find(handle: int) -> RegionCall:
-    """The region with this handle.
-
-    Raises:
-        SparsifyError: it is gone, or was never in this process.
-    """
-    call = _calls.get(handle)
-    if call is None:
-        raise SparsifyError(
-            "this program calls a kernel of a sparse model that this process does not have",
-            "keep the result of sparsify.apply alive; a program exported elsewhere is made again by apply and export",
-        )
-    return call

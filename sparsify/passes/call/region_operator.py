@@ -19,12 +19,12 @@ from sparsify.compiler import torch_operator
 from sparsify.compiler.einsum import exact
 from sparsify.compiler.traced import Parts
 from sparsify.passes.call.first_backward import Result, listed
-from sparsify.passes.call.region_call import RegionCall, find
+from sparsify.passes.call.region_call import find
 from sparsify.passes.call.tracing import is_traced
 from sparsify.storage import dispatch
 from sparsify.storage.tensor import SparseTensor
 
-_exported: dict[int, RegionCall] = {}
+_exported: dict[int, Any] = {}
 # Where the parts of a packed weight begin among the tensors, how it is put together, and its shape.
 Place = tuple[int, Parts, tuple[int, ...]]
 
@@ -34,7 +34,8 @@ def call_region(handle: int, *arguments: Any) -> Result:
     if torch.compiler.is_compiling() and is_traced():
         traced: list[torch.Tensor] = torch.ops.sparsify.region(handle, *parted(arguments), "")
         return traced[0]
-    return find(handle)(*arguments)
+    found: Result = find(handle)(*arguments)
+    return found
 
 
 def call_results(handle: int, *arguments: Any) -> Result | list[torch.Tensor]:
@@ -42,7 +43,8 @@ def call_results(handle: int, *arguments: Any) -> Result | list[torch.Tensor]:
     if torch.compiler.is_compiling() and is_traced():
         traced: list[torch.Tensor] = torch.ops.sparsify.region(handle, *parted(arguments), "")
         return traced
-    return find(handle)(*arguments)
+    found: Result = find(handle)(*arguments)
+    return found
 
 
 def is_call(node: fx.Node) -> bool:
