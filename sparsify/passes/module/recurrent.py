@@ -50,43 +50,30 @@ class Called:
 
     Attributes:
         function: the operator.
-        arguments: its arguments, with names of parameters in their place and shapes for other tensors.
+        arguments: for each argument what makes one like it for a draft: parameters, tensors of the same shape.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
 
+    @classmethod
+    def of(cls, function: Callable[..., Any], arguments: Sequence[Any], names: Mapping[int, str]) -> "Called":
+        """A call without its tensors; `names` are those of parameters by identity."""
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A tensor without its entries."""
+        def maker(value: Any) -> Callable[[Draft], Any]:
+            if not isinstance(value, Tensor):
+                return lambda draft: value
+            if (name := names.get(id(value))) is not None:
+                return lambda draft: draft.model.get_parameter(name).detach()
+            extents = [known_size(size, UNKNOWN_ROWS) or UNKNOWN_ROWS for size in value.shape]
+            dtype = value.dtype
+            return lambda draft: torch.randn(extents, generator=torch.Generator().manual_seed(0)).to(dtype)
 
-    extents: tuple[int, ...]
-    dtype: torch.dtype
+        return cls(function, pytree.tree_map(maker, tuple(arguments)))
 
-
-@dataclass(frozen=True, slots=True)
-class ParameterName:
-    """A parameter of the model."""
-
-    text: str
-
-
-def without_tensors(
-    function: Callable[..., Any], arguments: Sequence[Any], names: Mapping[int, str]
-) -> Called:
-    """A call without its tensors; `names` are those of parameters by identity."""
-
-    def described(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) in names:
-            return ParameterName(names[id(value)])
-        return Shape(
-            tuple(known_size(size, UNKNOWN_ROWS) or UNKNOWN_ROWS for size in value.shape), value.dtype
-        )
-
-    return Called(function, pytree.tree_map(described, tuple(arguments)))
+    def anew(self, draft: Draft) -> Callable[[], Any]:
+        """The same call with tensors like the example's."""
+        return partial(self.function, *pytree.tree_map(lambda make: make(draft), self.arguments))
 
 
 def timed_steps(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | None:
@@ -101,7 +88,7 @@ def timed_steps(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | N
     is_timed = draft.options.tune_seconds > 0 and not draft.is_trainable and bool(own)
     if not is_timed or any(is_mutating(node) or is_random(node) for node in own):
         return None
-    steps, theirs = steps_of(draft, own), [operator_of(draft, call) for call in calls]
+    steps, theirs = steps_of(draft, own), [call.anew(draft) for call in calls]
 
     def dense() -> None:
         for call in theirs:
@@ -123,20 +110,6 @@ def steps_of(draft: Draft, own: Sequence[fx.Node]) -> Callable[[], Any]:
     inputs = list(dict.fromkeys(read for node in own for read in node.all_input_nodes if read not in inside))
     module = extract(draft.graph, inputs, [*outputs])
     return partial(module.forward, *[example(draft, node) for node in inputs])
-
-
-def operator_of(draft: Draft, call: Called) -> Callable[[], Any]:
-    """A call of torch's operator with tensors like the example's."""
-    generator = torch.Generator().manual_seed(0)
-
-    def made(value: Any) -> Any:
-        if isinstance(value, ParameterName):
-            return draft.model.get_parameter(value.text).detach()
-        if isinstance(value, Shape):
-            return torch.randn(value.extents, generator=generator).to(value.dtype)
-        return value
-
-    return partial(call.function, *pytree.tree_map(made, call.arguments))
 
 
 # Time steps that a graph holds, over all layers and directions. Export takes 0.1 to 0.2 seconds for each.
@@ -344,7 +317,7 @@ class StepByStep(TorchFunctionMode):
             self.whole[layer] = reason
             return func(*args, **kwargs)
         self.steps_left -= steps_of_call(func, args)
-        self.captured.setdefault(layer, []).append(without_tensors(func, args, self.known))
+        self.captured.setdefault(layer, []).append(Called.of(func, args, self.known))
         return run_layer(LAYERS[func], *args) if func in LAYERS else run_cell(CELLS[func], *args)
 
     def layer_of(self, func: Any, args: Sequence[Any]) -> str | None:
