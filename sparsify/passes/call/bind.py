@@ -4,7 +4,7 @@ In: a region over an adjacency, its normalisation and the graph around it. Out: 
 each set of inputs from which operands follow a `Plan`, whose part of the graph is cut out into a `Structure`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,18 @@ class Binding:
     plan: Plan | None = None
     result: int = 0
     is_full: bool = False
+
+
+def bind_all(draft: Draft, regions: Sequence[Region]) -> list[list[Binding]]:
+    """Where the operands of regions come from; what is computed once is cut out of the graph."""
+    plans: dict[frozenset[fx.Node], Plan] = {}
+    for region in regions:  # all structures are known before an operand may join one
+        for matrix in region.matrices if not region.backend else ():
+            bind_matrix(draft, matrix, region.names[matrix.name], plans)
+    bindings = [bind(draft, region, plans) for region in regions]
+    for plan in plans.values():
+        cut_out(draft, plan)
+    return bindings
 
 
 def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) -> list[Binding]:

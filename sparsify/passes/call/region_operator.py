@@ -31,11 +31,8 @@ Place = tuple[int, Parts, tuple[int, ...]]
 
 def call_region(handle: int, *arguments: Any) -> Result:
     """The result of the region `handle` for its arguments, tensors and sizes."""
-    if torch.compiler.is_compiling() and is_traced():
-        traced: list[torch.Tensor] = torch.ops.sparsify.region(handle, *parted(arguments), "")
-        return traced[0]
-    found: Result = find(handle)(*arguments)
-    return found
+    found = call_results(handle, *arguments)
+    return found[0] if isinstance(found, list) else found
 
 
 def call_results(handle: int, *arguments: Any) -> Result | list[torch.Tensor]:

@@ -15,7 +15,7 @@ from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.prepare import build_all
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
-from sparsify.passes.call.bind import Binding, Plan, bind, bind_matrix, cut_out, extract
+from sparsify.passes.call.bind import Binding, bind_all, extract
 from sparsify.passes.call.region_call import Operand, RegionCall, SizeAt
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import example, example_sizes, expected_sizes, fixed_extents
@@ -164,12 +164,7 @@ def scratch_site(draft: Draft, region: Region) -> Site:
         SparsifyError: the region cannot be called.
     """
     scratch = replace(draft, report=Report())
-    plans: dict[frozenset[fx.Node], Plan] = {}
-    for matrix in region.matrices if not region.backend else ():
-        bind_matrix(scratch, matrix, region.names[matrix.name], plans)
-    bindings = bind(scratch, region, plans)
-    for plan in plans.values():
-        cut_out(scratch, plan)
+    (bindings,) = bind_all(scratch, [region])
     found = site_of(scratch, region, bindings)
     if isinstance(found, SparsifyError):
         raise found

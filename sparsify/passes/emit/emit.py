@@ -17,7 +17,7 @@ from sparsify.compiler.prepare import prepare_all
 from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.hubs import said
 from sparsify.errors import DeviceError, InvalidTensorError, SparsifyError
-from sparsify.passes.call.bind import Plan, as_methods, bind, bind_matrix, cut_out
+from sparsify.passes.call.bind import as_methods, bind_all
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import call_region, call_results, is_call
 from sparsify.passes.capture.draft import Draft
@@ -48,13 +48,7 @@ def emit(draft: Draft) -> Draft:
 
     A region without a kernel stays dense, and the report says why.
     """
-    plans: dict[frozenset[fx.Node], Plan] = {}
-    for region in draft.regions:  # all structures are known before an operand may join one
-        for matrix in region.matrices if not region.backend else ():
-            bind_matrix(draft, matrix, region.names[matrix.name], plans)
-    bound = [(region, bind(draft, region, plans)) for region in draft.regions]
-    for plan in plans.values():
-        cut_out(draft, plan)
+    bound = zip(draft.regions, bind_all(draft, draft.regions), strict=True)
     sites = [site_of(draft, region, bindings) for region, bindings in bound]
     own = [site for site in sites if isinstance(site, Site) and has_kernel(site)]
     failed = dict(zip(map(id, own), prepare_all([(s.call.kernel, s.sizes) for s in own]), strict=True))
@@ -62,7 +56,7 @@ def emit(draft: Draft) -> Draft:
     calls: list[RegionCall] = []
     substituted: dict[str, tuple[SparsifyError, list[Site]]] = {}
     names = extent_names(draft.graph)
-    for (region, _), site in zip(bound, sites, strict=True):
+    for region, site in zip(draft.regions, sites, strict=True):
         error = failed.get(id(site)) if isinstance(site, Site) else site
         if isinstance(site, Site) and error is None:
             site.call.name = f"region_{len(calls) + 1}"

@@ -123,13 +123,17 @@ def unique_slots(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ordered[is_new], torch.empty_like(slots).index_copy_(0, order, slots)
 
 
+def outside(coordinates: torch.Tensor, extent: int) -> int | None:
+    """A coordinate that a mode does not have, `None` where it has all of them."""
+    if coordinates.numel() == 0:
+        return None
+    low, high = (int(bound) for bound in torch.aminmax(coordinates))
+    return low if low < 0 else high if high >= extent else None
+
+
 def require_inside(coordinates: torch.Tensor, extent: int, mode: str) -> None:
     """Raises when a coordinate is outside of its mode."""
-    if coordinates.numel() == 0:
-        return
-    low, high = (int(bound) for bound in torch.aminmax(coordinates))
-    if low < 0 or high >= extent:
-        wrong = low if low < 0 else high
+    if (wrong := outside(coordinates, extent)) is not None:
         at = int((coordinates == wrong).nonzero()[0])
         raise InvalidTensorError(
             f"edge {at} has {mode} {wrong}, the matrix has {extent}", "coordinates from 0"
@@ -168,7 +172,11 @@ class BagsOutput:
         """
         # Copies: later writes of the caller's do not reach what kernels read.
         indices, kept = raw[self.indices].cpu().clone(memory_format=torch.contiguous_format), None
-        require_rows(indices, self.rows)
+        if (wrong := outside(indices, self.rows)) is not None:
+            raise InvalidTensorError(
+                f"an index of a bag is {wrong}, the table has {self.rows} rows",
+                f"numbers from 0 to {self.rows - 1}",
+            )
         starts = starts_of(
             raw[self.offsets].cpu().clone(memory_format=torch.contiguous_format), len(indices), self.has_last
         )
@@ -188,18 +196,6 @@ class BagsOutput:
         if self.is_weighted:
             return aligned
         return wrap(aligned.pattern, raw[self.indices].new_ones(aligned.pattern.nnz, dtype=self.dtype))
-
-
-def require_rows(indices: torch.Tensor, rows: int) -> None:
-    """Raises when an index names no row of the table."""
-    if indices.numel() == 0:
-        return
-    low, high = (int(bound) for bound in torch.aminmax(indices))
-    if low < 0 or high >= rows:
-        wrong = low if low < 0 else high
-        raise InvalidTensorError(
-            f"an index of a bag is {wrong}, the table has {rows} rows", f"numbers from 0 to {rows - 1}"
-        )
 
 
 def starts_of(offsets: torch.Tensor, count: int, has_last: bool) -> torch.Tensor:
