@@ -162,4 +162,5 @@ def node_order(handle: int, which: int, nodes: Any, *leaves: Any) -> torch.Tenso
     if torch.compiler.is_compiling() and is_traced():
         traced: torch.Tensor = torch.ops.sparsify.region(handle, *parted((nodes, *leaves)), "")[which]
         return traced
-    return find(handle).orders(leaves)[which]
+    found: torch.Tensor = find(handle).orders(leaves)[which]
+    return found
