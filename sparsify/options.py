@@ -44,7 +44,6 @@ class Options:
         dump_dir: where to; `None`: standard error.
         strict: dense fallbacks are errors.
         debug_asserts: every stage is verified.
-        recycle: large results of torch's operators in applied models lie in memory that is used again.
         quiet: no progress is shown on standard error; what is built does not depend on it.
     """
 
@@ -61,7 +60,6 @@ class Options:
     dump_dir: Path | None = None
     strict: bool = False
     debug_asserts: bool = True
-    recycle: bool = field(default=True, compare=False)
     quiet: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +123,6 @@ def from_environment() -> Options:
         "dump_dir": _path("SPARSIFY_DUMP_DIR"),
         "strict": _truth("SPARSIFY_STRICT"),
         "debug_asserts": _truth("SPARSIFY_DEBUG_ASSERTS"),
-        "recycle": _truth("SPARSIFY_RECYCLE"),
         "quiet": _truth("SPARSIFY_QUIET"),
     }
     return Options(**{name: value for name, value in given.items() if value is not None})

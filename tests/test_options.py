@@ -34,7 +34,6 @@ def reread() -> Iterator[None]:
         ("SPARSIFY_STRICT", "1", "strict", True),
         ("SPARSIFY_STRICT", "off", "strict", False),
         ("SPARSIFY_DEBUG_ASSERTS", "0", "debug_asserts", False),
-        ("SPARSIFY_RECYCLE", "0", "recycle", False),
         ("SPARSIFY_QUIET", "1", "quiet", True),
     ],
 )

@@ -17,8 +17,7 @@ from sparsify.passes.choose.price import price
 from sparsify.passes.choose.torch_convolution import fold
 from sparsify.passes.choose.torch_operator import contest
 from sparsify.passes.decide.front_end import front_end
-from sparsify.passes.emit.check import check
-from sparsify.passes.emit.emit import emit
+from sparsify.passes.emit.emit import check, emit
 from sparsify.passes.emit.mask_gradients import keep_zeros
 from sparsify.passes.emit.write_in_place import write_in_place
 from sparsify.passes.fuse.fuse import fuse

@@ -21,9 +21,8 @@ from sparsify import recipe as recipes
 from sparsify.errors import DataError, path_of, public
 from sparsify.passes import saved_folder
 from sparsify.passes.apply import applied
-from sparsify.passes.capture.draft import Asked
+from sparsify.passes.capture.draft import Asked, Pruning
 from sparsify.passes.capture.export import Dynamic
-from sparsify.passes.capture.pruning import Pruning
 from sparsify.passes.capture.shell import modes
 from sparsify.passes.module.prepare import Kind
 from sparsify.passes.module.sparse_module import SparseModule

@@ -17,9 +17,8 @@ from sparsify.models.data import Graph
 from sparsify.passes import PASSES, pipeline
 from sparsify.passes.capture import calls
 from sparsify.passes.capture import draft as base
-from sparsify.passes.capture.draft import Draft, Mark
+from sparsify.passes.capture.draft import Draft, Mark, Pruning
 from sparsify.passes.capture.export import capture, example_tensors
-from sparsify.passes.capture.pruning import Pruning
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.region.sparse_operand import Bags, Matrix
 from sparsify.passes.rules.prune import prune

@@ -21,7 +21,7 @@ from sparsify.options import current, override
 from sparsify.passes.apply import pruned, sparse_module
 from sparsify.passes.capture.draft import Asked
 from sparsify.passes.capture.shell import shared_copy
-from sparsify.passes.module.compare import pairs
+from sparsify.passes.module.verify import pairs
 from sparsify.recipe import Recipe
 from sparsify.runner import measure
 from sparsify.runner.machine import machine

@@ -13,7 +13,7 @@ from sparsify import options
 from sparsify.errors import VerificationError
 from sparsify.passes.apply import apply
 from sparsify.passes.capture import autograd_functions
-from sparsify.passes.module.compare import compare_training
+from sparsify.passes.module.verify import compare_training
 from sparsify.recipe import Verify
 
 NOTHING = {"schema": 1, "name": "nothing", "sparsify": []}

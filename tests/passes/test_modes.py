@@ -48,7 +48,7 @@ def test_modes_of_single_modules():
     sparse.train()
     sparse.c1.eval()
     sparse(*graph())
-    assert before in sparse._quick.variants.values()
+    assert before in sparse._call_index.variants.values()
     assert (model.training, model.c1.training) == (True, False)
 
 

@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-
 from sparsify.compiler.schedule.sizes import EXACT
 from sparsify.passes.call.first_backward import Result
+from sparsify.storage.own_memory import PLAIN
 
-PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 # Shapes of calls that one answer is remembered for.
 MOST: Final = 64
 Key = tuple[Any, ...]
@@ -27,19 +25,15 @@ class Alternative:
         name: in words.
         run: the region's result, of its call and the arguments of that.
         us: what a call is expected to take.
-        is_exact: whether it is made for the sizes of the example alone.
-        seconds: what making it takes.
     """
 
     name: str
     run: Callable[[Any, Sequence[Any]], Result]
     us: float
-    is_exact: bool = False
-    seconds: float = 0.0
 
 
 class Preferred:
-    """An alternative that is faster than the kernel, and for which calls.
+    """An alternative that is faster than the kernel, and for which calls: those of about the same sizes.
 
     Args:
         alternative: what was faster.
@@ -48,7 +42,7 @@ class Preferred:
 
     def __init__(self, alternative: Alternative, example: Sequence[Any]) -> None:
         self.alternative = alternative
-        self._like = self._class(described(example))
+        self._like = rounded(described(example))
         self._known: dict[Key, bool] = {}
 
     def takes(self, arguments: Sequence[Any]) -> bool:
@@ -58,12 +52,8 @@ class Preferred:
         if known is None:
             if len(self._known) >= MOST:
                 self._known.clear()
-            known = self._known[key] = None not in key and self._class(key) == self._like
+            known = self._known[key] = None not in key and rounded(key) == self._like
         return known
-
-    def _class(self, key: Key) -> Key:
-        """What calls share that are alike: dtypes and sizes, large ones in powers of two."""
-        return key if self.alternative.is_exact else rounded(key)
 
 
 def described(arguments: Sequence[Any]) -> Key:

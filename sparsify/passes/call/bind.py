@@ -4,7 +4,7 @@ In: a region over an adjacency, its normalisation and the graph around it. Out: 
 each set of inputs from which operands follow a `Plan`, whose part of the graph is cut out into a `Structure`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.graph import canonicalize, operators
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, tensor_value
-from sparsify.passes.operands.bag_operand import BagsOutput
+from sparsify.passes.operands.alignment import BagsOutput
 from sparsify.passes.operands.cached_operands import MatrixOutput, Output, PatternOutput, Structure
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, row_scales
@@ -66,6 +66,18 @@ class Binding:
     plan: Plan | None = None
     result: int = 0
     is_full: bool = False
+
+
+def bind_all(draft: Draft, regions: Sequence[Region]) -> list[list[Binding]]:
+    """Where the operands of regions come from; what is computed once is cut out of the graph."""
+    plans: dict[frozenset[fx.Node], Plan] = {}
+    for region in regions:  # all structures are known before an operand may join one
+        for matrix in region.matrices if not region.backend else ():
+            bind_matrix(draft, matrix, region.names[matrix.name], plans)
+    bindings = [bind(draft, region, plans) for region in regions]
+    for plan in plans.values():
+        cut_out(draft, plan)
+    return bindings
 
 
 def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) -> list[Binding]:
@@ -201,23 +213,12 @@ def is_floating(node: fx.Node) -> bool:
 
 def leaves_of(nodes: Iterable[fx.Node]) -> list[fx.Node]:
     """Inputs, attributes and sizes from which `nodes` are computed, in graph order."""
-    found = set(leaves_behind(nodes))
-    return [node for node in next(iter(found)).graph.nodes if node in found] if found else []
+    return sorted(leaves_behind(nodes))
 
 
 def leaves_behind(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
     """The same in any order, found one by one; a size is a leaf by itself."""
-    seen: set[fx.Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if is_leaf(node):
-            yield node
-        else:
-            waiting.extend(node.all_input_nodes)
+    return filter(is_leaf, operators.ancestors(nodes, lambda node: not is_leaf(node)))
 
 
 def is_leaf(node: fx.Node) -> bool:
@@ -265,7 +266,7 @@ def is_size_or(node: fx.Node, known: set[fx.Node]) -> bool:
 
 def cut_out(draft: Draft, plan: Plan) -> None:
     """Builds the structure of a plan from the part of the graph between its leaves and its outputs."""
-    module = extract(draft, plan.leaves, plan.outputs)
+    module = extract(draft.graph, plan.leaves, plan.outputs)
     matrices = [spec for spec in plan.results if isinstance(spec, MatrixOutput)]
     masks = [str(spec.spec) for spec in plan.results if isinstance(spec, PatternOutput)]
     has_bags = any(isinstance(spec, BagsOutput) for spec in plan.results)
@@ -277,20 +278,15 @@ def cut_out(draft: Draft, plan: Plan) -> None:
     plan.structure = Structure(module, plan.results, entry, static=static, is_frozen=plan.is_frozen)
 
 
-def extract(draft: Draft, inputs: list[fx.Node], outputs: list[fx.Node | int]) -> fx.GraphModule:
-    """The part of the graph from `inputs` to `outputs` as a module of its own."""
-    needed: set[fx.Node] = set()
-    waiting = [node for node in outputs if isinstance(node, fx.Node)]
-    while waiting:
-        node = waiting.pop()
-        if node not in needed and node not in inputs:
-            needed.add(node)
-            waiting.extend(node.all_input_nodes)
+def extract(whole: fx.Graph, inputs: list[fx.Node], outputs: list[fx.Node | int]) -> fx.GraphModule:
+    """The part of a graph from `inputs` to `outputs` as a module of its own."""
+    wanted = [node for node in outputs if isinstance(node, fx.Node)]
+    needed = set(operators.ancestors(wanted, lambda node: node not in inputs)) - set(inputs)
     graph = fx.Graph()
     copies = {node: graph.placeholder(node.name) for node in inputs}
     for node, copy in copies.items():
         copy.meta.update({key: node.meta[key] for key in ("val",) if key in node.meta})
-    for node in draft.graph.nodes:
+    for node in whole.nodes:
         if node in needed:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output([copies[node] if isinstance(node, fx.Node) else node for node in outputs])

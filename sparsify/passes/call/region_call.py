@@ -10,6 +10,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -33,14 +34,44 @@ from sparsify.passes.call.first_backward import (
     differentiated,
     with_gradients,
 )
-from sparsify.passes.call.operand import Operand, SizeAt
 from sparsify.passes.capture.draft import Notices
+from sparsify.passes.operands.alignment import Aligned
+from sparsify.passes.operands.cached_operands import Structure
 from sparsify.passes.operands.convolution_operands import FlatImages
-from sparsify.passes.operands.edge_slots import Aligned
-from sparsify.passes.region.provenance import Origin
+from sparsify.passes.region.printer import Origin
 from sparsify.storage.own_memory import runs_natively
 from sparsify.storage.tensor import SparseTensor, wrap
 from sparsify.storage.transformed import have_tangents
+
+
+@dataclass(frozen=True)
+class SizeAt:
+    """An extent that is an argument of the call."""
+
+    argument: int
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where an operand of the program comes from.
+
+    Attributes:
+        name: its name in the program.
+        argument: the position of the tensor among the call's arguments; with a structure that of a sparse
+            operand's values, -1 when the structure knows them.
+        structure: what computes it once per graph.
+        leaves: the positions of the structure's leaves among the arguments.
+        result: the position among the structure's results.
+        is_full: whether it is a dense input whose zeros are left out: its gradient is not zero there.
+    """
+
+    name: str
+    argument: int
+    structure: Structure | None = None
+    leaves: tuple[int, ...] = ()
+    result: int = 0
+    is_full: bool = False
+
 
 FAILURES: Final = (CompilerError, KernelError, UnsupportedProgramError)
 DENSE_RESULTS: Final = "sparse regions run densely from now on"
@@ -48,7 +79,29 @@ DENSE_GRADIENTS: Final = "gradients of sparse regions are computed densely from 
 
 
 # Handles are drawn at random: one that a program exported elsewhere brings along belongs to no region here.
-_calls: "weakref.WeakValueDictionary[int, RegionCall]" = weakref.WeakValueDictionary()
+_calls: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+
+
+def handle_of(call: Any) -> int:
+    """A handle by which the nodes of a graph find a call, as long as it lives."""
+    handle = secrets.randbits(62)
+    _calls[handle] = call
+    return handle
+
+
+def find(handle: int) -> Any:
+    """The call with this handle: a `RegionCall`, or what gives results as one does.
+
+    Raises:
+        SparsifyError: it is gone, or was never in this process.
+    """
+    call = _calls.get(handle)
+    if call is None:
+        raise SparsifyError(
+            "this program calls a kernel of a sparse model that this process does not have",
+            "keep the result of sparsify.apply alive; a program exported elsewhere is made again by apply and export",
+        )
+    return call
 
 
 class RegionCall:
@@ -110,13 +163,12 @@ class RegionCall:
         packing = [(o.structure, o.leaves) for o in self.operands if o.structure and o.structure.weight]
         self.weights = {leaves[0]: (structure, leaves) for structure, leaves in packing}
         self.is_general = False
-        self.handle = secrets.randbits(62)
+        self.handle = handle_of(self)
         self.kernel = plan(program, options=options)
         self.differentiable: set[tuple[int, ...]] = set()
         self._read: dict[tuple[int, ...], frozenset[str]] = {}
         self.origin: Origin | None = None
         self.preferred: Preferred | None = None
-        _calls[self.handle] = self
 
     def plan_for(self, sizes: Sizes, fixed: Sizes = UNKNOWN) -> None:
         """Plans the program again for operands of these sizes: dense products may be generated then.
@@ -172,13 +224,10 @@ class RegionCall:
 
     def computed(self, arguments: Sequence[Any], wanted: tuple[int, ...]) -> Result:
         """The result of the region, by the kernel if it can."""
-        times_us = self.times_us  # another thread may set it meanwhile
         if self.library is not None:
             if wanted or torch._C._are_functorch_transforms_active():
                 return self.dense_result(arguments)
-            if times_us is None:
-                return self.library(*arguments)
-            return timed(self.library, arguments, times_us)
+            return timed(self.library, arguments, self.times_us)
         if self.preferred is not None and not wanted:
             found = self.by_alternative(self.preferred, arguments)
             if found is not None:
@@ -188,10 +237,8 @@ class RegionCall:
                 return self.convolved(self.layout, arguments)
             operands = self.made(arguments)
             try:
-                if operands is not None and times_us is None:
-                    return self.kernel(*operands)  # type: ignore[no-any-return]
-                if operands is not None and times_us is not None:
-                    return timed(self.kernel, operands, times_us)
+                if operands is not None:
+                    return timed(self.kernel, operands, self.times_us)
             except FAILURES as error:
                 self.failure = self.noted(error, DENSE_RESULTS)
             except DeviceError:
@@ -204,10 +251,7 @@ class RegionCall:
         if torch._C._are_functorch_transforms_active() or not preferred.takes(arguments):
             return None
         try:
-            times_us = self.times_us
-            if times_us is None:
-                return preferred.alternative.run(self, arguments)
-            return timed(preferred.alternative.run, (self, arguments), times_us)
+            return timed(preferred.alternative.run, (self, arguments), self.times_us)
         except RuntimeError as error:
             self.preferred = None
             self.notices.warn(f"{preferred.alternative.name} failed, kernels run from now on: {error}")
@@ -220,11 +264,7 @@ class RegionCall:
             return self.dense_result(arguments)
         run = partial(layout.run, self.kernel, self.program, self.options)
         try:
-            given = self.given(arguments)
-            times_us = self.times_us
-            if times_us is None:
-                return run(given)
-            return timed(run, (given,), times_us)
+            return timed(run, (self.given(arguments),), self.times_us)
         except FAILURES as error:
             if grid == layout.example:
                 self.failure = self.noted(error, DENSE_RESULTS)
@@ -377,8 +417,10 @@ def on_one_device(operands: list[Any]) -> list[Any]:
     ]
 
 
-def timed(call: Callable[..., Result], operands: Sequence[Any], times_us: list[float]) -> Result:
-    """The result of a call; how long it took goes into `times_us`."""
+def timed(call: Callable[..., Result], operands: Sequence[Any], times_us: list[float] | None) -> Result:
+    """The result of a call; how long it took goes into `times_us` where there is such a list."""
+    if times_us is None:
+        return call(*operands)
     started = time.perf_counter()
     result = call(*operands)
     times_us.append((time.perf_counter() - started) * 1e6)
@@ -397,18 +439,3 @@ def wanted_gradients(arguments: Sequence[Any]) -> tuple[int, ...]:
 def entries(value: torch.Tensor) -> torch.Tensor:
     """The values of a sparse tensor, a dense one itself."""
     return value.values() if isinstance(value, SparseTensor) else value
-
-
-def find(handle: int) -> RegionCall:
-    """The region with this handle.
-
-    Raises:
-        SparsifyError: it is gone, or was never in this process.
-    """
-    call = _calls.get(handle)
-    if call is None:
-        raise SparsifyError(
-            "this program calls a kernel of a sparse model that this process does not have",
-            "keep the result of sparsify.apply alive; a program exported elsewhere is made again by apply and export",
-        )
-    return call

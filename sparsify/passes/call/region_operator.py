@@ -3,9 +3,9 @@
 In: `call_region(handle, x, edge_index, 2708, w, b)`. Out: the region's result, differentiable.
 
 Eager calls go straight to the kernel. While tracing, compiling or exporting the same call is the operator
-`torch.ops.sparsify.region(handle, tensors, sizes, places, packed)`, whose shapes are ordinary: conversions stay inside
-of it. `call_results` and the operator `region_results`, which gives a list, are for regions of several results. Where
-sparse tensors are taken apart, the tensors are the parts of packed weights too, and `packed` says which.
+`torch.ops.sparsify.region(handle, tensors, sizes, places, packed)`, which gives a list and whose shapes are ordinary:
+conversions stay inside of it. `call_results` is for regions of several results. Where sparse tensors are taken apart,
+the tensors are the parts of packed weights too, and `packed` says which.
 """
 
 from collections.abc import Sequence
@@ -18,31 +18,30 @@ from torch import fx
 from sparsify.compiler import torch_operator
 from sparsify.compiler.einsum import exact
 from sparsify.compiler.traced import Parts
-from sparsify.passes.call.first_backward import Result
-from sparsify.passes.call.region_call import RegionCall, find
+from sparsify.passes.call.first_backward import Result, listed
+from sparsify.passes.call.region_call import find
 from sparsify.passes.call.tracing import is_traced
 from sparsify.storage import dispatch
 from sparsify.storage.tensor import SparseTensor
 
-_exported: dict[int, RegionCall] = {}
+_exported: dict[int, Any] = {}
 # Where the parts of a packed weight begin among the tensors, how it is put together, and its shape.
 Place = tuple[int, Parts, tuple[int, ...]]
 
 
 def call_region(handle: int, *arguments: Any) -> Result:
     """The result of the region `handle` for its arguments, tensors and sizes."""
-    if torch.compiler.is_compiling() and is_traced():
-        traced: torch.Tensor = torch.ops.sparsify.region(handle, *parted(arguments), "")
-        return traced
-    return find(handle)(*arguments)
+    found = call_results(handle, *arguments)
+    return found[0] if isinstance(found, list) else found
 
 
 def call_results(handle: int, *arguments: Any) -> Result | list[torch.Tensor]:
     """The results of the region `handle`, which has several."""
     if torch.compiler.is_compiling() and is_traced():
-        traced: list[torch.Tensor] = torch.ops.sparsify.region_results(handle, *parted(arguments), "")
+        traced: list[torch.Tensor] = torch.ops.sparsify.region(handle, *parted(arguments), "")
         return traced
-    return find(handle)(*arguments)
+    found: Result = find(handle)(*arguments)
+    return found
 
 
 def is_call(node: fx.Node) -> bool:
@@ -107,31 +106,15 @@ def argument_of(tensors: Sequence[torch.Tensor], places: Sequence[int], packed: 
 
 def run(
     handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
-) -> torch.Tensor:
-    """The computation of `region`."""
-    found = find(handle)(*merged(tensors, sizes, places, packed))
-    assert isinstance(found, torch.Tensor), "regions of several results have an operator of their own"
-    return found
-
-
-def run_results(
-    handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
 ) -> list[torch.Tensor]:
-    """The computation of `region_results`."""
-    return list(find(handle)(*merged(tensors, sizes, places, packed)))
-
-
-def shape_only(
-    handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
-) -> torch.Tensor:
-    """`region` on fake tensors."""
-    return shapes_only(handle, tensors, sizes, places, packed)[0]
+    """The computation of `region`."""
+    return list(listed(find(handle)(*merged(tensors, sizes, places, packed))))
 
 
 def shapes_only(
     handle: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int], packed: str
 ) -> list[torch.Tensor]:
-    """`region_results` on fake tensors."""
+    """`region` on fake tensors."""
     call = find(handle)
     if torch.compiler.is_exporting():
         _exported[handle] = call  # lives as long as exported programs may
@@ -171,27 +154,25 @@ def backward_shapes(
     return [torch.empty_like(tensors[position], memory_format=torch.contiguous_format) for position in needed]
 
 
-def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor | list[torch.Tensor]) -> None:
+def remember(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     """Keeps what backward needs."""
-    results = [output] if isinstance(output, torch.Tensor) else output
-    ctx.count = len(results)
-    ctx.set_materialize_grads(len(results) == 1)
+    ctx.count = len(output)
+    ctx.set_materialize_grads(False)
     ctx.handle, tensors, ctx.sizes, ctx.places, ctx.packed = inputs
     ctx.needed = [position for position, tensor in enumerate(tensors) if tensor.requires_grad]
     position_of = argument_of(tensors, ctx.places, ctx.packed)
     wanted = tuple([position_of[at] for at in ctx.needed if at in position_of])
-    ctx.save_for_backward(*find(ctx.handle).read_of(results, wanted), *tensors)
+    ctx.save_for_backward(*find(ctx.handle).read_of(output, wanted), *tensors)
 
 
 def backward(
-    ctx: Any, given: torch.Tensor | list[torch.Tensor | None]
+    ctx: Any, given: list[torch.Tensor | None]
 ) -> tuple[None, list[torch.Tensor | None], Any, Any, None]:
     """The gradients of all arguments."""
-    of_results = [given] if isinstance(given, torch.Tensor) else list(given)
     saved = ctx.saved_tensors
     results, tensors = list(saved[: ctx.count]), list(saved[ctx.count :])
     found = torch.ops.sparsify.region_backward(
-        ctx.handle, of_results, results, tensors, ctx.sizes, ctx.places, ctx.needed, ctx.packed
+        ctx.handle, list(given), results, tensors, ctx.sizes, ctx.places, ctx.needed, ctx.packed
     )
     gradients: list[torch.Tensor | None] = [None] * len(tensors)
     for position, value in zip(ctx.needed, found, strict=True):
@@ -211,19 +192,14 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*given, packed)
 
 
-REGION = "region(int handle, Tensor[] tensors, SymInt[] sizes, int[] places, str packed) -> Tensor"
-REGION_RESULTS = (
-    "region_results(int handle, Tensor[] tensors, SymInt[] sizes, int[] places, str packed) -> Tensor[]"
-)
+REGION = "region(int handle, Tensor[] tensors, SymInt[] sizes, int[] places, str packed) -> Tensor[]"
 REGION_BACKWARD = (
     "region_backward(int handle, Tensor?[] gradients, Tensor?[] results, Tensor[] tensors, SymInt[] sizes, "
     "int[] places, int[] needed, str packed) -> Tensor[]"
 )
 _library = torch_operator.register(
-    torch_operator.Operator(REGION, run, shape_only, remember, backward),
-    torch_operator.Operator(REGION_RESULTS, run_results, shapes_only, remember, backward),
+    torch_operator.Operator(REGION, run, shapes_only, remember, backward),
     torch_operator.Operator(REGION_BACKWARD, run_backward, backward_shapes),
 )
 dispatch.HANDLERS[torch.ops.sparsify.region] = take_apart
-dispatch.HANDLERS[torch.ops.sparsify.region_results] = take_apart
 dispatch.HANDLERS[torch.ops.sparsify.region_backward] = take_apart

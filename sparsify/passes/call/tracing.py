@@ -1,9 +1,13 @@
-"""Whether the code that runs is traced, by Dynamo or by `torch.export`.
+"""Whether the code that runs is traced, by Dynamo or by `torch.export`, or seen by transforms and modes.
 
-In: the state of this thread. Out: `is_traced()`.
+In: the state of this thread. Out: `is_traced()`, `is_unseen()`.
 """
 
 import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from sparsify.storage import transformed
 
 
 def is_elsewhere() -> bool:
@@ -16,3 +20,11 @@ def is_elsewhere() -> bool:
 def is_traced() -> bool:
     """Whether what this thread runs is traced."""
     return torch.compiler.is_compiling() and not is_elsewhere()
+
+
+def is_unseen() -> bool:
+    """Whether no transform and no mode sees what is computed."""
+    if transformed.are_active() or forward_ad._current_level >= 0:
+        return False
+    modes = torch._C._len_torch_dispatch_stack()
+    return modes == 0 or all(getattr(m, "only_looks", False) for m in _get_current_dispatch_mode_stack())

@@ -8,7 +8,7 @@ identity.
 import enum
 import hashlib
 import pickle
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -26,24 +26,12 @@ def contents(value: Any) -> Contents:
     kind = type(value)
     if kind in WRITTEN:
         return kind, repr(value)  # -0.0 == 0.0
-    hashed = _Hashed()
+    found = hashlib.sha256()
     try:
-        _Reader(hashed, pickle.HIGHEST_PROTOCOL).dump(value)
+        _Reader(SimpleNamespace(write=found.update), pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception:  # whatever classes raise that cannot be pickled
         return kind, None
-    return kind, hashed.found.digest()
-
-
-class _Hashed:
-    """A file of which the digest is kept."""
-
-    def __init__(self) -> None:
-        self.found = hashlib.sha256()
-
-    def write(self, part: Any) -> int:
-        """The number of bytes that were taken."""
-        self.found.update(part)
-        return len(part)
+    return kind, found.digest()
 
 
 class _Reader(pickle.Pickler):

@@ -3,7 +3,7 @@
 In: a captured graph and what `apply` was asked for. Out: `Draft(captured, model, asked, report, options)`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,14 +13,49 @@ from torch import fx
 
 from sparsify.options import Options
 from sparsify.passes.capture.export import Captured, Dynamic
-from sparsify.passes.capture.pruning import Pruning
 from sparsify.passes.graph import operators
 from sparsify.passes.graph.node_info import info
-from sparsify.recipe import Recipe
-from sparsify.report import Report
+from sparsify.recipe import Recipe, Rule
+from sparsify.report import PassedEntry, PrunedEntry, Report
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.storage.format import Format
 from sparsify.warn import warn
+
+
+@dataclass
+class Pruning:
+    """What pruning did to a model.
+
+    Attributes:
+        taken: by the position of a rule the names of parameters that it pruned, with their shares of zeros.
+        passed: by the position of a rule the names that it selects and passed over, with reasons.
+        unnamed: matrices that products read, and that no rule names.
+        is_guess: whether products were not looked at: there was no call.
+        is_known: whether `passed` is known.
+    """
+
+    taken: dict[int, dict[str, float]] = field(default_factory=dict)
+    passed: dict[int, dict[str, str]] = field(default_factory=dict)
+    unnamed: tuple[str, ...] = ()
+    is_guess: bool = False
+    is_known: bool = False
+
+    def describe(self, report: Report, rules: Sequence[Rule]) -> None:
+        """Writes into a report what was pruned and what was passed over."""
+        labels = [rule.id or f"rule {place + 1}" for place, rule in enumerate(rules)]
+        report.pruned = [
+            PrunedEntry(n, labels[at], zeros)
+            for at, found in self.taken.items()
+            for n, zeros in found.items()
+        ]
+        report.passed_over = [
+            PassedEntry(name, labels[at], reason)
+            for at, found in self.passed.items()
+            for name, reason in found.items()
+        ]
+        report.passed_over += [
+            PassedEntry(name, "", "a product reads it, no rule names it") for name in self.unnamed
+        ]
 
 
 @dataclass(frozen=True)
@@ -205,12 +240,8 @@ class Draft:
 
 
 @contextmanager
-def kept_buffers(model: torch.nn.Module, *, is_counted: bool = True) -> Iterator[None]:
-    """Afterwards the buffers of `model` are as they were before.
-
-    Args:
-        is_counted: whether autograd notices that they are written, and refuses gradients that read them.
-    """
+def kept_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Afterwards the buffers of `model` are as they were before."""
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
@@ -218,4 +249,4 @@ def kept_buffers(model: torch.nn.Module, *, is_counted: bool = True) -> Iterator
         with torch.no_grad():
             for buffer, value in before:
                 if not torch.equal(buffer, value):
-                    (buffer if is_counted else buffer.data).copy_(value)
+                    buffer.copy_(value)

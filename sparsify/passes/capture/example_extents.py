@@ -12,7 +12,7 @@ from torch import fx
 
 from sparsify.passes.graph.canonicalize import has_effect
 from sparsify.passes.graph.node_info import info
-from sparsify.passes.graph.operators import data_extents, tensor_value
+from sparsify.passes.graph.operators import ancestors, data_extents, tensor_value
 
 
 def note_extents(
@@ -26,7 +26,7 @@ def note_extents(
         attribute: the tensor with a qualified name.
     """
     deciding = list(deciders(graph))
-    needed = ancestors(deciding)
+    needed = set(ancestors(deciding))
     if any(has_effect(node) or not is_computable(node) for node in needed):
         return
     found: dict[fx.Node, Any] = {}
@@ -63,18 +63,6 @@ def deciders(graph: fx.Graph) -> Iterator[fx.Node]:
 def is_decided(extent: Any) -> bool:
     """Whether an extent is a number that only the data tells."""
     return isinstance(extent, torch.SymInt) and extent.node.hint is None and extent.node.expr.is_Symbol
-
-
-def ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
-    """The nodes and all that they are computed from."""
-    found: set[fx.Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting.extend(node.all_input_nodes)
-    return found
 
 
 def is_computable(node: fx.Node) -> bool:

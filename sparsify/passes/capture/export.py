@@ -23,9 +23,8 @@ from sparsify.passes.capture import autograd_functions, calls, sparse_inputs
 from sparsify.passes.capture.guards import Holds, granted
 from sparsify.passes.capture.inline_blocks import inline_blocks
 from sparsify.passes.capture.libraries import (
-    pyg_graph_count,
-    pyg_rgcn,
     torch_encoder,
+    torch_geometric,
     transformers_bigbird,
     transformers_cache,
     transformers_experts,
@@ -336,9 +335,9 @@ def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: b
         with (
             confined.silenced(LOGS),
             confined_export(),
-            pyg_rgcn.unasked(),
+            torch_geometric.without_choice(),
             torch_encoder.unasked(),
-            pyg_graph_count.chosen_by_data(),
+            torch_geometric.chosen_by_data(),
         ):
             return torch.export.export(flat, tensors, dynamic_shapes=(tuple(spec),), strict=False)
     except (CaptureError, ReachedError):

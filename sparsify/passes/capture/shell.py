@@ -5,8 +5,9 @@ In: `fill_shell(shell, model)`. Out: `shell.conv1.lin.weight is model.conv1.lin.
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, Final, Protocol
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sparsify.errors import CaptureError
-from sparsify.passes.capture import flat_weights
 
 
 class Owner(Protocol):
@@ -69,25 +69,23 @@ class Shell(nn.Module):
                 return
         super().__setattr__(name, value)
 
-    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch has it; while there are such hooks, the source model runs."""
-        return _hooked(self, super().register_forward_pre_hook(*args, **kwargs))
 
-    def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch has it; while there are such hooks, the source model runs."""
-        return _hooked(self, super().register_forward_hook(*args, **kwargs))
+def _registering(name: str) -> Any:
+    """A method of torch's that registers a hook; while there are such hooks, the source model runs."""
+    own = getattr(nn.Module, name)
 
-    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch has it; while there are such hooks, the source model runs."""
-        return _hooked(self, super().register_full_backward_pre_hook(*args, **kwargs))
+    @wraps(own)
+    def register(self: Any, *args: Any, **kwargs: Any) -> Any:
+        handle = own(self, *args, **kwargs)
+        owner, _ = _place_of(self)
+        owner.add_hooked(self)
+        return handle
 
-    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch has it; while there are such hooks, the source model runs."""
-        return _hooked(self, super().register_full_backward_hook(*args, **kwargs))
+    return register
 
-    def register_backward_hook(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch has it; while there are such hooks, the source model runs."""
-        return _hooked(self, super().register_backward_hook(*args, **kwargs))
+
+for _name in ("forward_pre", "forward", "full_backward_pre", "full_backward", "backward"):
+    setattr(Shell, f"register_{_name}_hook", _registering(f"register_{_name}_hook"))
 
 
 class Container(Shell):
@@ -156,13 +154,6 @@ def _place_of(shell: Any) -> tuple[Owner, str]:
             "keep the sparse model, or take the module from the source model",
         )
     return owner, path
-
-
-def _hooked(shell: Shell, handle: Any) -> Any:
-    """The handle of a hook, of which the sparse model knows then."""
-    owner, _ = _place_of(shell)
-    owner.add_hooked(shell)
-    return handle
 
 
 def is_dunder(name: str) -> bool:
@@ -266,7 +257,7 @@ def share_again(shell: nn.Module, model: nn.Module) -> None:
     """Gives a filled shell the parameters and buffers that `model` has now."""
     for name, parameter in model._parameters.items():
         shell._parameters[name] = parameter
-    flat_weights.renew([shell])
+    renew_flat_weights([shell])
     for name, buffer in model._buffers.items():
         shell._buffers[name] = buffer
     for name, child in model._modules.items():
@@ -320,4 +311,18 @@ def replace(model: nn.Module, old: Tensor, new: Tensor) -> None:
     found = owners(model, old)
     for module, name in found:
         module._parameters[name] = new  # type: ignore[assignment]
-    flat_weights.renew(module for module, _ in found)
+    renew_flat_weights(module for module, _ in found)
+
+
+def renew_flat_weights(modules: Iterable[nn.Module]) -> None:
+    """Gives recurrent layers among some modules, which compute with a list of parameters, those that they have now.
+
+    Assignments to attributes do that, entries of dictionaries do not.
+    """
+    for module in modules:
+        names = vars(module).get("_flat_weights_names")
+        if isinstance(module, nn.RNNBase) and names is not None:
+            parameters = module._parameters
+            module.__dict__["_flat_weights"] = [
+                parameters[name] if name in parameters else getattr(module, name, None) for name in names
+            ]

@@ -98,23 +98,6 @@ class CapturedSparse(torch.Tensor):
         return func(*given, **named)
 
 
-PROPERTIES: dict[str, Any] = {
-    f".{name}": getattr(torch.Tensor, name)
-    for name in [
-        "layout",
-        "shape",
-        "device",
-        "dtype",
-        "is_cuda",
-        "requires_grad",
-        "is_sparse",
-        "is_sparse_csr",
-        "ndim",
-        "T",
-    ]
-}
-
-
 def of_kind(matrix: CapturedSparse, kind: torch.layout) -> CapturedSparse:
     """The same matrix under another layout name."""
     return CapturedSparse.build(
@@ -146,7 +129,7 @@ def product(left: Any, right: Any, reduce: str = "sum") -> Any:
             "a product of a sparse input and several matrices is captured as one of dense tensors"
         )
     if not isinstance(left, CapturedSparse):
-        return transposed_result(product(transposed(right), left.transpose(0, 1)))
+        return product(transposed(right), left.transpose(0, 1)).transpose(0, 1)
     if isinstance(right, CapturedSparse):
         raise CaptureError(
             "a product of two sparse inputs cannot be captured yet; multiply them outside the model"
@@ -165,11 +148,6 @@ def product(left: Any, right: Any, reduce: str = "sum") -> Any:
     elif reduce not in ("sum", "add"):
         raise CaptureError(f"torch.sparse.mm(reduce={reduce!r}) cannot be captured yet; sum and mean can")
     return result.squeeze(1) if vector else result
-
-
-def transposed_result(matrix: torch.Tensor) -> torch.Tensor:
-    """The transpose of a dense product."""
-    return matrix.transpose(0, 1)
 
 
 def add_product(bias: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
@@ -279,6 +257,9 @@ TABLE: Table = {
 }
 
 
+PROPERTIES: Final = {name: getattr(torch.Tensor, name[1:]) for name in TABLE if name.startswith(".")}
+
+
 class Building(TorchFunctionMode):
     """Makes captured matrices where the model builds sparse tensors, and plain products of dense ones."""
 
@@ -314,16 +295,11 @@ def geometric_matrix(kind: torch.layout) -> Callable[..., Any]:
     return build
 
 
-def geometric_edges(matrix: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """What PyG's `to_edge_index` gives while capturing."""
-    return positions(matrix), matrix.entries
-
-
 # PyG functions that branch on the data of a sparse matrix, and what stands in for them while capturing.
 REGISTRY: dict[str, Callable[..., Any]] = {
     "to_torch_coo_tensor": geometric_matrix(torch.sparse_coo),
     "to_torch_csr_tensor": geometric_matrix(torch.sparse_csr),
-    "to_edge_index": geometric_edges,
+    "to_edge_index": lambda matrix: (positions(matrix), matrix.entries),
     "set_sparse_value": with_entries,
 }
 

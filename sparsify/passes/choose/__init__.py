@@ -1,5 +1,5 @@
 """What runs a region: candidates are estimated, timed, and the winner is kept.
 
 In: regions with their programs. Out: weight formats, schedules, and alternatives of torch and other libraries.
-Read `estimate.py`, `autotune.py`, `site.py` and `dry_run.py`, then one file for each kind of candidate.
+Read `estimate.py`, `autotune.py` and `site.py`, then one file for each kind of candidate.
 """

@@ -6,12 +6,10 @@ call, which leaves calls like the example's to what was faster; a note with what
 Alternatives that are expected to take far longer are not timed. Where gradients are wanted, for other sizes, and where
 a model is traced with other tensors, the kernel runs.
 
-Half of `tune_seconds` is for alternatives where there are some, the other for schedules. torch.compile takes longer:
-only where it fits into that half is what it makes of the operators timed, for the sizes of the example alone. Turns
-begin when all are made; a winner that another process timed is made when a model is applied, not at its first call.
+Half of `tune_seconds` is for alternatives where there are some, the other for schedules.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -31,14 +29,12 @@ from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.autotune import THRESHOLDS, Candidate, autotune
 from sparsify.passes.choose.estimate import estimated_us, example
-from sparsify.passes.choose.torch_cost import compiled_us, eager_us
+from sparsify.passes.choose.price import eager_us
 from sparsify.passes.choose.torch_csr import Product, TorchProducts, products_of
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Matrix
 
 KIND: Final = "alternative"
-# What torch.compile takes for a layer of message passing, loading its compiler included, on a busy machine.
-COMPILE_SECONDS: Final = 30.0
 # How many times as long as a kernel torch's product takes, by the columns of the dense matrix.
 PRODUCT_RATIO: Final = Curve(((1, 1.0), (8, 1.3), (16, 1.6), (64, 3.0)))
 # How far results of an alternative may be from those of the kernel.
@@ -94,18 +90,10 @@ def tune_alternatives(
         offered: the alternatives.
         seconds: for which the kernel and its alternatives are timed.
     """
-    near = offered.near
-    slow = [one for one in near if one.seconds > seconds]
-    tried = [one for one in near if one not in slow][: THRESHOLDS[KIND].most]
-    told = [
-        str(offered),
-        *(f"{one.name} not timed: that takes {one.seconds:.0f} s to make" for one in slow),
-    ]
-    if not near:
-        told.append("none near enough to be timed")
-    if tried:
-        told.append(timed_against(draft, call, arguments, sizes, tried, seconds))
-    return "; ".join(told)
+    tried = offered.near[: THRESHOLDS[KIND].most]
+    if not tried:
+        return f"{offered}; none near enough to be timed"
+    return f"{offered}; {timed_against(draft, call, arguments, sizes, tried, seconds)}"
 
 
 def has_alternatives(region: Region) -> bool:
@@ -130,8 +118,6 @@ def alternatives(draft: Draft, call: RegionCall, sizes: Sizes, kernel_us: float)
         yield Alternative("torch's CSR", partial(of_operands, TorchProducts(call.kernel, products)), us)
     if asked.allows("torch"):
         yield Alternative("its own operators", RegionCall.dense_result, eager_us(call.dense.graph, machine))
-        us = compiled_us(call.dense.graph, machine)
-        yield Alternative("its operators compiled", compiled(), us, is_exact=True, seconds=COMPILE_SECONDS)
 
 
 def further_us(product: Product, sizes: Sizes, machine: Machine) -> float:
@@ -149,19 +135,6 @@ def further_us(product: Product, sizes: Sizes, machine: Machine) -> float:
 def of_operands(products: TorchProducts, call: RegionCall, arguments: Sequence[Any]) -> torch.Tensor:
     """The result of products for the arguments of a region's call."""
     return products(call.values(arguments))
-
-
-def compiled() -> Callable[[RegionCall, Sequence[Any]], Result]:
-    """The operators of a region as torch.compile makes them, at the first call."""
-    made: list[Any] = []
-
-    def run(call: RegionCall, arguments: Sequence[Any]) -> Result:
-        if not made:
-            made.append(torch.compile(call.dense, dynamic=False))
-        found = made[0](*arguments)
-        return tuple(found) if call.is_several else found[0]
-
-    return run
 
 
 def timed_against(
@@ -185,16 +158,13 @@ def timed_against(
             options=draft.options,
             seconds=seconds,
         )
-        winner = next((one for one in tried if one.name == found.name), None)
-        is_able = winner is None or is_ready(winner, call, given)
     except SparsifyError as error:
         return f"not timed, the kernel runs: {error}"
+    winner = next((one for one in tried if one.name == found.name), None)
     times = ", ".join(f"{name} {found.us_of(name):.0f}" for name in names)
     told = f"timed {found.us:.0f} us, {times}{found.disturbed}"
     if winner is None:
         return f"{told}: the kernel runs"
-    if not is_able:
-        return f"{told}: the kernel runs, {winner.name} fails here"
     call.preferred = Preferred(winner, given)
     return f"{told}: {winner.name} runs where sizes are like these and no gradients are wanted"
 
@@ -210,12 +180,6 @@ def candidates(call: RegionCall, arguments: Sequence[Any], tried: Sequence[Alter
         able = [one for one in tried if is_right(one, call, arguments, right)]
     others = [Candidate(one.name, partial(one.run, call, arguments)) for one in able]
     return [Candidate("kernel", partial(call, *arguments)), *others]
-
-
-def is_ready(one: Alternative, call: RegionCall, arguments: Sequence[Any]) -> bool:
-    """Whether an alternative can run, made now where that takes long and another process timed it."""
-    with torch.no_grad():
-        return not one.seconds or is_right(one, call, arguments, call(*arguments))
 
 
 def is_right(one: Alternative, call: RegionCall, arguments: Sequence[Any], right: Result) -> bool:

@@ -3,7 +3,7 @@
 In: the region of `Y[i,k] = sum(j, A[i,j] * X[j,k])` in a graph captured for 2708 nodes. Out: about 400 us.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -16,7 +16,7 @@ from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.graph.operators import known_size, operator_name, sources, tensor_value
-from sparsify.passes.operands.edge_slots import Aligned
+from sparsify.passes.operands.alignment import Aligned
 from sparsify.passes.region.region import Region, finish
 from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand
 from sparsify.storage.tensor import SparseTensor
@@ -47,18 +47,15 @@ def expected_sizes(draft: Draft, region: Region) -> Sizes:
         return layout_sizes(draft, region)
     extents: dict[str, int] = {}
     stored: dict[str, int] = {}
+    for index, extent in index_extents(region):
+        size = known_size(extent)
+        if size is not None:
+            extents[index] = size
     for name, operand in region.operands.items():
-        declared = region.program.declaration(region.names[name])
-        for index, extent in zip(declared.extents, extents_of(operand), strict=False):
-            size = known_size(extent)
-            if size is not None:
-                extents[index] = size
-        if isinstance(operand, Matrix):
-            count = stored_entries(draft, operand)
-            if count is not None:
-                stored[declared.name] = count
-        if isinstance(operand, Bags) and (count := known_size(operand.extents[1])) is not None:
-            stored[declared.name] = count
+        count = stored_entries(draft, operand) if isinstance(operand, Matrix) else None
+        count = known_size(operand.extents[1]) if isinstance(operand, Bags) else count
+        if count is not None:
+            stored[region.names[name]] = count
     return Sizes({**extents, **dict(region.program.extents)}, stored)
 
 
@@ -67,12 +64,15 @@ def fixed_extents(region: Region) -> Sizes:
     assert region.program is not None, "finish writes the program"
     if region.layout is not None:
         return Sizes(dict(region.program.extents))
-    extents: dict[str, int] = {}
+    return Sizes({index: extent for index, extent in index_extents(region) if type(extent) is int})
+
+
+def index_extents(region: Region) -> Iterator[tuple[str, Any]]:
+    """The index variables of the operands of a region, with numbers, symbols or nodes that compute their extents."""
+    assert region.program is not None, "finish writes the program"
     for name, operand in region.operands.items():
         declared = region.program.declaration(region.names[name])
-        found = zip(declared.extents, extents_of(operand), strict=False)
-        extents |= {index: extent for index, extent in found if type(extent) is int}
-    return Sizes(extents)
+        yield from zip(declared.extents, extents_of(operand), strict=False)
 
 
 def layout_sizes(draft: Draft, region: Region) -> Sizes:

@@ -19,7 +19,7 @@ from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph import operators
 from sparsify.passes.graph.node_info import call_of, info, set_info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
-from sparsify.passes.operands.bag_operand import BagsOutput
+from sparsify.passes.operands.alignment import BagsOutput
 from sparsify.passes.operands.cached_operands import MatrixOutput, Structure
 from sparsify.passes.region.region import Region
 from sparsify.passes.rules import prunable

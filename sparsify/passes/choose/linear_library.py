@@ -8,130 +8,112 @@ The dense weight stays, for gradients, states and whatever else reads it; the pa
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import fx
-from torch.nn.functional import linear
+from torch import Tensor, fx
+from torch.nn import functional
 
 from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.operands.content_memo import Memo
+from sparsify.storage.own_memory import PLAIN
 
-# Packed weights that one product remembers: those of copies of a model.
-REMEMBERED: Final = 8
-PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library that multiplies with a weight which it packs.
+
+    Attributes:
+        name: in words.
+        pack: makes what it multiplies with, of a weight.
+        multiply: `multiply(x, packed, bias, activation, algorithm)`, the product of rows with a packed weight.
+        activations: that it computes in the same call.
+    """
+
+    name: str
+    pack: Callable[[Tensor], Any]
+    multiply: Callable[[Tensor, Any, Tensor | None, str, str], Tensor]
+    activations: tuple[str, ...] = ()
 
 
 class Product:
-    """`linear(x, weight, bias)` by a library that packs the weight.
+    """`linear(x, weight, bias)` by a library.
 
     Args:
+        library: that computes it.
         activation: what follows in the same call, "none", "relu" or "gelu".
         algorithm: of gelu, "none" or "tanh".
     """
 
-    activations: tuple[str, ...] = ()
+    def __init__(self, library: Library, activation: str, algorithm: str) -> None:
+        self.library, self.activation, self.algorithm = library, activation, algorithm
+        self.memory: Memo[Any] = Memo(are_weights=True)
 
-    def __init__(self, activation: str = "none", algorithm: str = "") -> None:
-        self.activation, self.algorithm = activation, algorithm
-        self.memory: Memo[Any] = Memo(REMEMBERED, are_weights=True)
-
-    def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The product; torch's where the library has none for such operands."""
         operands = (x, weight) if bias is None else (x, weight, bias)
-        for operand in operands:
-            if operand.dtype is not torch.float32 or type(operand) not in PLAIN or not operand.is_cpu:
-                return self.plain(x, weight, bias)
-        if x.numel() == 0:
+        are_known = all(o.dtype is torch.float32 and type(o) in PLAIN and o.is_cpu for o in operands)
+        if not are_known or x.numel() == 0:
             return self.plain(x, weight, bias)
-        return self.multiplied(x.contiguous(), self.packed(weight), bias)
+        packed = self.memory.get((weight,), partial(self.packed, weight))
+        return self.library.multiply(x.contiguous(), packed, bias, self.activation, self.algorithm)
 
-    def plain(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def plain(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The same by torch."""
-        result = linear(x, weight, bias)
+        result = functional.linear(x, weight, bias)
         if self.activation == "relu":
             return torch.relu(result)
-        return (
-            result
-            if self.activation == "none"
-            else torch.nn.functional.gelu(result, approximate=self.algorithm)
-        )
+        return result if self.activation == "none" else functional.gelu(result, approximate=self.algorithm)
 
-    def packed(self, weight: torch.Tensor) -> Any:
-        """The packed weight, made now where it is new or was written to."""
-
-        def make() -> Any:
-            with torch.inference_mode(False), torch.no_grad():
-                return self.pack(weight.detach())
-
-        return self.memory.get((weight,), make)
-
-    def pack(self, weight: torch.Tensor) -> Any:
-        """The weight as the library wants it."""
-        raise AssertionError("each library packs in its own way")
-
-    def multiplied(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        """The product with the packed weight."""
-        raise AssertionError("each library multiplies in its own way")
+    def packed(self, weight: Tensor) -> Any:
+        """The packed weight, made now."""
+        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about the state of torch's own sparse layout
+            return self.library.pack(weight.detach())
 
 
-class OneDnn(Product):
-    """oneDNN's product with a dense weight in blocks of its own."""
-
-    activations = ("relu", "gelu")
-
-    def pack(self, weight: torch.Tensor) -> Any:
-        """The weight in oneDNN's blocks."""
-        return torch.ops.mkldnn._reorder_linear_weight(weight)
-
-    def multiplied(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        """The product with the packed weight."""
-        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, packed, bias, self.activation, [], self.algorithm
-        )
-        return found
+def multiply_dense(x: Tensor, packed: Tensor, bias: Tensor | None, activation: str, algorithm: str) -> Tensor:
+    """oneDNN's product with a weight in blocks of its own."""
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, activation, [], algorithm)
+    return found
 
 
-class TorchSparse(Product):
+def multiply_csr(x: Tensor, packed: Tensor, bias: Tensor | None, *_: str) -> Tensor:
     """torch's product with a weight in CSR, by MKL where torch has it."""
+    found = (packed @ x.reshape(-1, x.shape[-1]).t()).t()
+    found = found if bias is None else found + bias
+    return found.reshape(*x.shape[:-1], packed.shape[0]).contiguous()
 
-    def pack(self, weight: torch.Tensor) -> Any:
-        """The weight in CSR."""
-        with warnings.catch_warnings():  # about the state of torch's own layout
-            warnings.simplefilter("ignore", UserWarning)
-            return weight.to_sparse_csr()
 
-    def multiplied(self, x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        """The product with the packed weight."""
-        rows = x.reshape(-1, x.shape[-1])
-        found = (packed @ rows.t()).t()
-        if bias is not None:
-            found = found + bias
-        result: torch.Tensor = found.reshape(*x.shape[:-1], packed.shape[0]).contiguous()
-        return result
+def pack_dense(weight: Tensor) -> Any:
+    """A weight in oneDNN's blocks."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight)
 
 
 # By the names of `compile: backends`.
-LIBRARIES: Final[dict[str, type[Product]]] = {"onednn": OneDnn, "torch_sparse": TorchSparse}
+LIBRARIES: Final = {
+    "onednn": Library("oneDNN", pack_dense, multiply_dense, ("relu", "gelu")),
+    "torch_sparse": Library("torch's CSR", Tensor.to_sparse_csr, multiply_csr),
+}
 # Those that multiply with dense weights.
 DENSE: Final = ("onednn",)
-SPOKEN: Final = {"onednn": "oneDNN", "torch_sparse": "torch's CSR"}
 
 
-def by_library(module: fx.GraphModule, name: str) -> Callable[..., torch.Tensor] | None:
+def by_library(module: fx.GraphModule, name: str) -> Callable[..., Tensor] | None:
     """The nodes of a region, which this changes, with a library's product; `None` where there is not one product."""
     products = [node for node in module.graph.nodes if operator_name(node) == "linear"]
     if len(products) != 1 or products[0].kwargs:
         return None
     (node,) = products
-    activation, algorithm = absorbed(node, LIBRARIES[name].activations)
-    node.op, node.target = "call_function", LIBRARIES[name](activation, algorithm).__call__
+    library = LIBRARIES[name]
+    product = Product(library, *absorbed(node, library.activations))
+    node.op, node.target = "call_function", product.__call__
     output = module.graph.output_node()
     output.args = (output.all_input_nodes[0],)
     module.recompile()
-    forward: Callable[..., torch.Tensor] = module.forward
+    forward: Callable[..., Tensor] = module.forward
     return forward
 
 

@@ -1,24 +1,29 @@
-"""A region and the call that will take its place: its arguments, operands and extents.
+"""A region and the call that will take its place, and the same before it is decided that it will: for timing.
 
-In: a region and the bindings of its operands. Out: `Site(region, call, arguments, once, sizes)`.
+In: a region and the bindings of its operands. Out: `Site(region, call, arguments, once, sizes)`; `trial(draft, region)`
+is a call without arguments that does what the emitted call would do with the example's inputs.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import fx
 
+from sparsify.compiler.kernel import Kernel
+from sparsify.compiler.prepare import build_all
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.errors import SparsifyError
-from sparsify.passes.call.bind import Binding, extract
-from sparsify.passes.call.operand import Operand, SizeAt
-from sparsify.passes.call.region_call import RegionCall
+from sparsify.passes.call.bind import Binding, bind_all, extract
+from sparsify.passes.call.region_call import Operand, RegionCall, SizeAt
 from sparsify.passes.capture.draft import Draft
-from sparsify.passes.choose.estimate import example_sizes, expected_sizes, fixed_extents
+from sparsify.passes.choose.estimate import example, example_sizes, expected_sizes, fixed_extents
 from sparsify.passes.choose.linear_library import by_library
-from sparsify.passes.graph import canonicalize
+from sparsify.passes.graph import canonicalize, operators
 from sparsify.passes.graph.operators import tensor_value
 from sparsify.passes.region.region import Region
+from sparsify.report import Report
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,10 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
         shapes = tuple([output_shape(region, node, at) for node in outputs])
         for leaf in read_besides(region, arguments):
             at(leaf)
-        dense = extract(draft, arguments, [*region.outputs])
+        dense = extract(draft.graph, arguments, [*region.outputs])
         library = None
         if region.backend:
-            library = by_library(extract(draft, arguments, [region.output]), region.backend)
+            library = by_library(extract(draft.graph, arguments, [region.output]), region.backend)
         settings = (draft.options, draft.notices, draft.is_strict, library, region.layout)
         call = RegionCall(region.program, operands, shapes, dense, *settings)
         call.is_general = region.equations is not None
@@ -83,16 +88,8 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
 
 def read_besides(region: Region, arguments: list[fx.Node]) -> list[fx.Node]:
     """The inputs and parameters that the nodes of a region read besides its arguments, as for shapes alone."""
-    seen, found, waiting = set(arguments), list[fx.Node](), list(region.outputs)
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op in ("placeholder", "get_attr"):
-            found.append(node)
-        waiting += node.all_input_nodes
-    return found
+    behind = operators.ancestors(region.outputs, lambda node: node not in arguments)
+    return [node for node in behind if node.op in ("placeholder", "get_attr") and node not in arguments]
 
 
 def output_shape(region: Region, node: fx.Node, at: Any) -> tuple[int | SizeAt, ...]:
@@ -143,3 +140,60 @@ def operand_of_index(region: Region, number: int, mode: int) -> tuple[fx.Node, i
         if value is not None and value.ndim == len(declared) and extents[mode] in declared:
             return operand, declared.index(extents[mode])  # type: ignore[return-value]
     return None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A call of a region with the example's inputs.
+
+    Attributes:
+        call: runs it.
+        kernel: of its own, `None` where nodes or a library compute it.
+        sizes: of the kernel's operands.
+    """
+
+    call: Callable[[], Any]
+    kernel: Kernel | None = None
+    sizes: Sizes | None = None
+
+
+def scratch_site(draft: Draft, region: Region) -> Site:
+    """The call of a region with the nodes of its arguments; its kernel is not compiled yet.
+
+    Raises:
+        SparsifyError: the region cannot be called.
+    """
+    scratch = replace(draft, report=Report())
+    (bindings,) = bind_all(scratch, [region])
+    found = site_of(scratch, region, bindings)
+    if isinstance(found, SparsifyError):
+        raise found
+    return found
+
+
+def trial(draft: Draft, region: Region) -> Trial:
+    """The call of a region with the example's inputs; its kernel is not compiled yet.
+
+    Raises:
+        SparsifyError: the region cannot be called.
+    """
+    found = scratch_site(draft, region)
+    call = partial(found.call, *(example(draft, node) for node in found.arguments))
+    if found.call.library is not None:
+        return Trial(call)
+    return Trial(call, found.call.kernel, found.sizes)
+
+
+def dense_trial(draft: Draft, region: Region) -> Trial:
+    """The call of the nodes of a region as they are."""
+    module = extract(draft.graph, region.read, [region.output])
+    return Trial(partial(module.forward, *(example(draft, node) for node in region.read)))
+
+
+def compiled(trials: Sequence[Trial]) -> None:
+    """Compiles the kernels of trials, side by side.
+
+    Raises:
+        SparsifyError: one cannot be compiled.
+    """
+    build_all([(t.kernel, t.sizes) for t in trials if t.kernel is not None and t.sizes is not None])

@@ -8,7 +8,7 @@ Where images or a weight come with channels as neighbours the nodes run as they 
 Each chain is timed as it is and in both forms; without seconds for that it stays as it is. Traces see the graph.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -18,11 +18,12 @@ from torch.nn.functional import conv2d
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from sparsify.compiler.schedule.sizes import Sizes
-from sparsify.passes.call.reuse_memory import PLAIN, is_unseen
+from sparsify.passes.call.bind import extract
+from sparsify.passes.call.tracing import is_unseen
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.autotune import Candidate, Winner, autotune
 from sparsify.passes.choose.estimate import UNKNOWN_ROWS, example
-from sparsify.passes.choose.torch_cost import extents
+from sparsify.passes.choose.price import extents
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import (
     argument,
@@ -37,6 +38,7 @@ from sparsify.passes.operands.cached_operands import Structure
 from sparsify.passes.operands.convolution_operands import Chosen
 from sparsify.passes.operands.sliding_window import recycled
 from sparsify.report import ChainEntry, ConversionEntry
+from sparsify.storage.own_memory import PLAIN
 
 FORMS: Final = {"rows": torch.contiguous_format, "channels": torch.channels_last}
 AS_IT_IS: Final = "as it is"
@@ -52,7 +54,6 @@ class Folded:
         chain: its nodes.
         form: the name of the layout of images.
         has_pool: whether it computes the largest of neighbours, too, where nothing else reads the rest.
-        is_recycled: whether results lie in memory that is used again.
         entry: where it is reported how often weights are laid out.
 
     Attributes:
@@ -65,8 +66,6 @@ class Folded:
         chain: Chain,
         form: str,
         has_pool: bool = True,
-        *,
-        is_recycled: bool,
         entry: ConversionEntry | None = None,
     ) -> None:
         node = chain.node
@@ -85,33 +84,30 @@ class Folded:
         self.how = tuple([argument(node, place, *way) for place, way in enumerate(ways, 3)])
         self.eps = 0.0 if chain.norm is None else float(argument(chain.norm, 7, "eps"))
         self.activation, self.layout = chain.activation, FORMS[form]
-        self.pool = None if pool is None else part([chain.last], [pool])
-        self.plain = part(self.inputs, self.covered)
-        self.is_recycled = is_recycled
+        self.pool = None if pool is None else extract(node.graph, [chain.last], [pool]).forward
+        self.plain = extract(node.graph, self.inputs, [self.covered[-1]]).forward
         self.structure = Structure(self.pack, (0, 1), entry or entry_of(chain, form), most=PACKED)
         self.__name__ = f"folded_{node.name}"
 
     def __call__(self, *arguments: Tensor) -> Tensor:
         """The result; by the nodes as they are where gradients or anything else follow them."""
-        return self.computed(arguments) if is_free(arguments) else self.plain(*arguments)
+        if is_free(arguments):
+            return self.computed(arguments)
+        found: Tensor = self.plain(*arguments)[0]
+        return found
 
     def computed(self, arguments: Sequence[Tensor]) -> Tensor:
         """The result in this form, in memory as torch has it."""
         weight, bias = self.structure(tuple([None if at is None else arguments[at] for at in self.leaves]))
         found = conv2d(arguments[self.image], weight, bias, *self.how)
         if self.added is not None:
-            made = self.memory_like(found)
+            made = recycled(tuple(found.shape), found)
             found = torch.add(found, arguments[self.added], out=made)
         if self.activation:
             found = found.relu_()
         if self.pool is not None:
-            found = self.pool(found)
-        return found if found.is_contiguous() else self.memory_like(found).copy_(found)
-
-    def memory_like(self, found: Tensor) -> Tensor:
-        """Memory for entries like those of a result, pixel by pixel."""
-        shape = tuple(found.shape)
-        return recycled(shape, found) if self.is_recycled else found.new_empty(shape)
+            found = self.pool(found)[0]
+        return found if found.is_contiguous() else recycled(tuple(found.shape), found).copy_(found)
 
     def pack(self, weight: Tensor, bias: Tensor | None, *norm: Any) -> list[Any]:
         """The weight and bias with the normalisation in them, the weight laid out as images are."""
@@ -155,7 +151,7 @@ def entry_of(chain: Chain, form: str) -> ConversionEntry:
 
 def described(chain: Chain, found: Winner) -> ChainEntry:
     """The report's line about a chain."""
-    covered = ", ".join(operator_name(node) for node in Folded(chain, "rows", is_recycled=False).covered)
+    covered = ", ".join(operator_name(node) for node in Folded(chain, "rows").covered)
     times = {AS_IT_IS if name == AS_IT_IS else f"by {name}": us for name, us in found.times}
     form = f"by {found.name}" if found.name else AS_IT_IS
     return ChainEntry(chain.node.name, scope(chain.node), covered, form, times, found.is_agreed)
@@ -170,14 +166,10 @@ def copied_bytes(draft: Draft, chain: Chain, form: str) -> int:
     return weight.nbytes + len(weight) * weight.itemsize
 
 
-def folded(graph: fx.Graph, is_recycled: bool) -> list[Folded]:
-    """The chains of a graph that are faster in another form.
-
-    Args:
-        is_recycled: whether results lie in memory that is used again.
-    """
+def folded(graph: fx.Graph) -> list[Folded]:
+    """The chains of a graph that are faster in another form."""
     known = [(chain, info(chain.node).form) for chain in chains(graph)]
-    return [Folded(at, how.form, is_recycled=is_recycled, entry=how.entry) for at, how in known if how]
+    return [Folded(at, how.form, entry=how.entry) for at, how in known if how]
 
 
 def chains(graph: fx.Graph) -> list[Chain]:
@@ -231,7 +223,7 @@ def pool_behind(chain: Chain) -> fx.Node | None:
 
 def asked(chain: Chain) -> str:
     """What is compared: the operators with their numbers, and the shapes of what they read."""
-    nodes = Folded(chain, "rows", is_recycled=False)
+    nodes = Folded(chain, "rows")
     shapes = [extents(node) for node in nodes.inputs]
     calls = [(str(n.target), [a for a in n.args if not isinstance(a, fx.Node)]) for n in nodes.covered]
     return f"fastest form of {calls} of {shapes}"
@@ -239,7 +231,7 @@ def asked(chain: Chain) -> str:
 
 def candidates(draft: Draft, chain: Chain) -> list[Candidate]:
     """The nodes as they are, and the chain in all forms."""
-    forms = {name: Folded(chain, name, is_recycled=draft.options.recycle) for name in FORMS}
+    forms = {name: Folded(chain, name) for name in FORMS}
     first = next(iter(forms.values()))
     arguments = [example(draft, node) for node in first.inputs]
     made = [Candidate(name, partial(form.computed, arguments)) for name, form in forms.items()]
@@ -277,14 +269,3 @@ def is_expected_by_rows(node: fx.Node) -> bool:
         return True
     numbers = [known_size(n, UNKNOWN_ROWS) or UNKNOWN_ROWS for n in (*value.shape, *value.stride())]
     return is_by_rows(torch.empty_strided(numbers[:4], numbers[4:], device="meta"))
-
-
-def part(inputs: Sequence[fx.Node], covered: Sequence[fx.Node]) -> Callable[..., Tensor]:
-    """The function of some nodes that computes others."""
-    graph = fx.Graph()
-    copies = {node: graph.placeholder(node.name) for node in inputs}
-    for node in covered:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(copies[covered[-1]])
-    forward: Callable[..., Tensor] = fx.GraphModule(torch.nn.Module(), graph).forward
-    return forward

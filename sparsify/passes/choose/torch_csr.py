@@ -10,46 +10,28 @@ to 7 times as long for largest entries.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import torch
-from torch.nn import functional
 
 from sparsify.compiler.einsum.nodes import Access, Call, Const, Expr, Index, Reduce
 from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.kernel import Kernel
 from sparsify.compiler.node import find
 from sparsify.compiler.notation.concretize import index_names
+from sparsify.compiler.reference.functions import TORCH
 from sparsify.passes.operands.content_memo import Memo
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
 # What may stand behind a product, by the names of einsum programs.
-FUNCTIONS: Final[dict[str, Callable[..., torch.Tensor]]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "neg": torch.neg,
-    "abs": torch.abs,
-    "square": torch.square,
-    "sqrt": torch.sqrt,
-    "exp": torch.exp,
-    "relu": torch.relu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-}
+FUNCTIONS: Final = (
+    *("add", "sub", "mul", "div", "min", "max", "neg", "abs", "square", "sqrt", "exp"),
+    *("relu", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh"),
+)
 DTYPES: Final = ("float32", "float64")
-# Matrices whose form in torch is remembered.
-REMEMBERED: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +78,7 @@ class TorchProducts:
     def __init__(self, kernel: Kernel, products: Sequence[Product]) -> None:
         self.kernel = kernel
         self.products = {product.step: product for product in products}
-        self.memory: Memo[tuple[Pattern, torch.Tensor]] = Memo(REMEMBERED)
+        self.memory: Memo[tuple[Pattern, torch.Tensor]] = Memo()
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """The result for operands in the order of the program."""
@@ -191,7 +173,8 @@ def applied(
     """What is made of a product over `names`."""
     match value:
         case Call(function, args):
-            return FUNCTIONS[function](*[applied(arg, operands, product, names) for arg in args])
+            found: torch.Tensor = TORCH[function](*[applied(arg, operands, product, names) for arg in args])
+            return found
         case Access(tensor):
             return spread(operands[tensor], index_names(value), names)
         case Const(number):

@@ -1,32 +1,95 @@
-"""Regions for which torch has one operator of its own, timed against it: the faster one runs.
+"""Regions for which torch, or another library, has one operator of its own, timed against it: the faster one runs.
 
 In: the region of an embedding of bags, which torch computes in one fast loop, too. Out: the region, with what both took
-as a note; or none, the operator as it was, and the report says why. Convolutions compete in all forms of torch's,
-mixtures of experts in halves with those of transformers.
+as a note; or none, the operator as it was, and the report says why. Convolutions compete in all forms of torch's.
+
+Mixtures of experts in halves compete with transformers' own experts: kernels multiply halves as float32, and where the
+CPU has faster instructions for bfloat16, the grouped products of transformers use them.
 
 Every turn converts bags anew, as calls with other bags do; pruned weights of convolutions stay packed. Of a model in
 training a turn has gradients.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 import torch
+from torch import fx, nn
 
 from sparsify.compiler.prepare import build_all
 from sparsify.errors import SparsifyError
 from sparsify.passes.call.first_backward import Result
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.capture.draft import Draft
-from sparsify.passes.choose import dry_run
+from sparsify.passes.capture.libraries import transformers_experts
 from sparsify.passes.choose.autotune import Candidate, Winner, autotune
-from sparsify.passes.choose.estimate import example, expected_sizes
-from sparsify.passes.choose.grouped_experts import calls, module_of
+from sparsify.passes.choose.estimate import UNKNOWN_ROWS, example, expected_sizes
 from sparsify.passes.choose.left_dense import choose_dense
+from sparsify.passes.choose.site import scratch_site
 from sparsify.passes.choose.torch_convolution import FORMS, Folded, chain_at
-from sparsify.passes.graph.operators import operator_name, overwritten
+from sparsify.passes.graph.operators import known_size, operator_name, overwritten, scope, tensor_value
+from sparsify.passes.lift.experts.mixture import BY_EXPERT, HALVES, MIXTURE
 from sparsify.passes.region.region import Region
+from sparsify.passes.region.sparse_operand import Matrix
+from sparsify.storage.interop import tensor
+
+# Experts of a token where a module does not say how many.
+CHOSEN: Final = 2
+
+
+def module_of(draft: Draft, region: Region) -> nn.Module | None:
+    """The stacked experts of transformers that a region in halves computes; `None` for other regions."""
+    value = tensor_value(region.output)
+    if MIXTURE not in region.notes or value is None or value.dtype not in HALVES:
+        return None
+    names = {scope(node).partition("@")[0] for node in region.covered}
+    named = dict(draft.model.named_modules())
+    found = [named[name] for name in names if name in named]
+    found = [
+        module
+        for module in found
+        if transformers_experts.is_stacked(module) and transformers_experts.is_known(module)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def expert_calls(
+    draft: Draft, region: Region, module: Any
+) -> dict[str, tuple[Callable[..., torch.Tensor], Sequence[Any]]]:
+    """Both functions, each with arguments of as many rows as the example; tokens choose experts at random.
+
+    Raises:
+        SparsifyError: the kernel cannot be built.
+    """
+    site = scratch_site(draft, region)
+    kernel = site.call.kernel
+    build_all([(kernel, site.sizes)])
+    assert region.program is not None, "a mixture has a program"
+    operands = {region.names[name]: operand for name, operand in region.operands.items()}
+    given = {name: example(draft, node) for name, node in operands.items() if isinstance(node, fx.Node)}
+    value = tensor_value(region.output)
+    assert value is not None, "a mixture is a tensor"
+    tokens, width = (known_size(extent, UNKNOWN_ROWS) or UNKNOWN_ROWS for extent in value.shape)
+    draws = torch.Generator().manual_seed(0)
+    count = int(getattr(module.config, "num_experts_per_tok", CHOSEN))
+    weights, chosen = torch.rand(tokens, module.num_experts, generator=draws).topk(count)
+    weights = weights.to(value.dtype)
+    dense = torch.zeros(tokens, module.num_experts, dtype=value.dtype).scatter(1, chosen, weights)
+    (gate,) = (name for name, operand in operands.items() if isinstance(operand, Matrix))
+    given[gate] = tensor(dense, BY_EXPERT)
+    hidden = torch.randn(tokens, width, generator=draws).to(value.dtype)
+    table: Any = vars(sys.modules[transformers_experts.MODULE])["ALL_EXPERTS_FUNCTIONS"]
+    own_arguments = [given[name] for name in region.program.inputs]
+    stacked = [getattr(module, name) for name in transformers_experts.weight_names(module)]
+
+    def theirs(hidden: torch.Tensor, weights: torch.Tensor, *_: Any) -> torch.Tensor:
+        found: torch.Tensor = table[transformers_experts.OWN](module, hidden, chosen, weights)
+        return found
+
+    return {"kernel": (kernel, own_arguments), "transformers": (theirs, [hidden, weights, *stacked])}
+
 
 KIND: Final = "operator"
 
@@ -92,9 +155,9 @@ def candidates(draft: Draft, region: Region) -> list[Candidate]:
         SparsifyError: the kernel cannot be built.
     """
     if (module := module_of(draft, region)) is not None:
-        both = calls(draft, region, module).items()
+        both = expert_calls(draft, region, module).items()
         return [Candidate(name, step(call, wanting(given, draft))) for name, (call, given) in both]
-    site = dry_run.site(draft, region)
+    site = scratch_site(draft, region)
     build_all([(site.call.kernel, site.sizes)])
     arguments = wanting([example(draft, node) for node in site.arguments], draft)
     own = step(partial(anew, site.call), arguments)
@@ -109,7 +172,7 @@ def forms(draft: Draft, region: Region) -> list[Candidate]:
     chain = chain_at(region.covered[0], (), overwritten(draft.graph), can_add=region.layout.example.is_whole)
     if chain is None:
         return []
-    made = {form: Folded(chain, form, False, is_recycled=draft.options.recycle) for form in FORMS}
+    made = {form: Folded(chain, form, has_pool=False) for form in FORMS}
     inputs = {form: [example(draft, node) for node in one.inputs] for form, one in made.items()}
     return [Candidate(form, partial(one.computed, inputs[form])) for form, one in made.items()]
 

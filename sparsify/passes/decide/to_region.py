@@ -36,7 +36,7 @@ def region_of(
     """The region of a cut, or why there is none."""
     if not any(name in marked for name in found.operands):
         return "no sparse operand is read"
-    matrices = {name: marked[name] for name in found.operands if isinstance(marked.get(name), Matrix)}
+    matrices = {n: matrix for n in found.operands if isinstance(matrix := marked.get(n), Matrix)}
     gates = [name for name, matrix in matrices.items() if matrix.mark.role == "gate"]
     tokens = tokens_of(program, found, gates)
     if isinstance(tokens, str):

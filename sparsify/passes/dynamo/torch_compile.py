@@ -10,6 +10,7 @@ cuts a region in two, so breaks are reported. Parameters are told by their names
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Any, Final
 
@@ -20,14 +21,93 @@ from torch.fx import traceback
 from sparsify import recipe as recipes
 from sparsify.errors import CaptureError, SparsifyError
 from sparsify.passes.apply import apply
-from sparsify.passes.dynamo.parameter_graphs import Made, copied, is_same
-from sparsify.passes.dynamo.reports import is_whole, report_break, report_rules
 from sparsify.passes.dynamo.source_model import ROOT, Origin, member_name, origin_of, source_of
 from sparsify.passes.dynamo.torch_fused_layers import SPELLED
-from sparsify.passes.operands.content_memo import key_of, sampled
+from sparsify.passes.operands.content_memo import Key, key_of, sampled
 from sparsify.recipe import Recipe
 from sparsify.recipe.source import nearest
+from sparsify.report import Report
+from sparsify.storage.own_memory import PLAIN
 from sparsify.warn import warn
+
+
+def packed_or_copied(members: Mapping[str, Tensor], module: nn.Module) -> list[str]:
+    """The names of those members that a module has packed or copied, and does not read itself."""
+    found = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers()])
+    return [name for name, value in members.items() if not is_alias(found.get(name), value)]
+
+
+def is_alias(one: Tensor | None, other: Tensor) -> bool:
+    """Whether two tensors are the same memory."""
+    if one is None or type(one) not in PLAIN or type(other) not in PLAIN:
+        return one is other
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A graph that was made for some parameters.
+
+    Attributes:
+        state: the numbers that are constants, and which parameters, frozen ones with their versions.
+        members: the parameters.
+        places, packed: which of them the graph has packed, and their content then: the graph does not read them again.
+        run: the graph by the inner backend.
+    """
+
+    state: Any
+    members: list[Tensor]
+    places: tuple[int, ...]
+    packed: Key
+    run: Callable[..., Any]
+
+    def is_packed_of(self, members: Sequence[Tensor]) -> bool:
+        """Whether the packed parameters have the entries that they had, however they were written."""
+        return not self.places or key_of([members[at] for at in self.places], read=sampled) == self.packed
+
+
+# Of so many models it is known that they had a graph.
+MODELS: Final = 16
+_models: list[Any] = []
+
+
+def is_cut(graph: fx.GraphModule) -> bool:
+    """Whether a break, and not the end of the model, ended a graph."""
+    reason = getattr(graph, "compile_subgraph_reason", None)
+    return reason is not None and bool(reason.graph_break)
+
+
+def report_break(graph: fx.GraphModule) -> None:
+    """Warns where a graph was cut."""
+    if is_cut(graph):
+        reason: Any = graph.compile_subgraph_reason
+        first = str(reason.reason).strip().splitlines()[0]
+        warn(f"torch.compile cut the graph, and with it what sparsify could fuse: {first}")
+
+
+def is_whole(graph: fx.GraphModule, options: Any) -> bool:
+    """Whether a graph is that of a whole model: the first of one `torch.compile`, and cut by nothing.
+
+    Args:
+        graph: of Dynamo's.
+        options: of `torch.compile`, one object for all graphs of a model; models that share it count as one.
+    """
+    is_first = all(known is not options for known in _models)
+    if is_first:
+        _models.append(options)
+        del _models[:-MODELS]
+    return is_first and not is_cut(graph)
+
+
+def report_rules(report: Report) -> None:
+    """Warns of rules that matched nothing in the graph of a whole model."""
+    missing = [entry.rule for entry in report.rules if not entry.matched and not entry.note]
+    if missing:
+        warn(
+            f"{', '.join(missing)} of the recipe {report.recipe} matched nothing in the graph of torch.compile: what "
+            "was to be sparse stays dense; sparsify.apply says what there is"
+        )
+
 
 OPTIONS: Final = ("recipe", "inner", "trainable", "strict", "verify")
 INNER: Final = "inductor"
@@ -134,17 +214,17 @@ class Compiled:
         members = [values[at] for at in self.members]
         trainable = self.is_trainable(members)
         numbers = tuple([float(values[at]) for at in self.numbers])
-        how = (trainable, numbers)
-        state = [m if trainable else (m, m._version) for m in members]
+        versions = [0 if trainable else member._version for member in members]
+        state = (trainable, numbers, versions, [*map(id, members)])
         for known in self.known:
-            if known.how == how and is_same(known.state, state) and known.is_packed_of(members):
+            if known.state == state and known.is_packed_of(members):
                 return known.run
         if numbers not in self.captured and len(self.captured) >= MOST_NUMBERS:
             return self.uncaptured()
         self.captured.add(numbers)
         run, packed = self.made(values, trainable)
         places = [at for at, name in enumerate(self.members.values()) if name in packed]
-        found = Made(how, state, tuple(places), key_of([members[at] for at in places], read=sampled), run)
+        found = Made(state, members, tuple(places), key_of([members[at] for at in places], read=sampled), run)
         self.known = [found, *self.known[: REMEMBERED - 1]]
         return run
 
@@ -199,7 +279,7 @@ class Compiled:
             report_rules(module.report)
             self.is_whole = False
         run = self.compiled(module)
-        return lambda *values: run(*[values[at] for at in self.inputs]), copied(members, module)
+        return lambda *values: run(*[values[at] for at in self.inputs]), packed_or_copied(members, module)
 
     def compiled(self, module: nn.Module) -> Callable[..., Any]:
         """The module by the inner backend."""

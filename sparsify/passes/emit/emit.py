@@ -4,7 +4,7 @@ In: a region with its program. Out: `%y = call_region(handle, %x, %edge_index, %
 
 Operands that follow from a graph's structure alone (adjacency, normalisation, degrees, turned weights) are
 cut out of the graph into a `Structure`, which remembers them; what remains of the graph computes nothing
-twice.
+twice. `check` looks at the graph before it is used.
 """
 
 import operator
@@ -17,7 +17,7 @@ from sparsify.compiler.prepare import prepare_all
 from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.hubs import said
 from sparsify.errors import DeviceError, InvalidTensorError, SparsifyError
-from sparsify.passes.call.bind import Plan, as_methods, bind, bind_matrix, cut_out
+from sparsify.passes.call.bind import as_methods, bind_all
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import call_region, call_results, is_call
 from sparsify.passes.capture.draft import Draft
@@ -27,14 +27,13 @@ from sparsify.passes.choose.estimate import (
     estimated_us,
 )
 from sparsify.passes.choose.left_dense import note_listed
-from sparsify.passes.choose.linear_library import SPOKEN
+from sparsify.passes.choose.linear_library import LIBRARIES
 from sparsify.passes.choose.schedules import tune_schedules
 from sparsify.passes.choose.site import Site, site_of
 from sparsify.passes.graph import canonicalize, insert
 from sparsify.passes.graph.node_info import call_of, info, set_info
 from sparsify.passes.graph.operators import VIEWS, known_size, operator_name, scope, tensor_value
-from sparsify.passes.region.printer import extent_names
-from sparsify.passes.region.provenance import origin
+from sparsify.passes.region.printer import extent_names, origin
 from sparsify.passes.region.region import Region
 from sparsify.report import RegionEntry
 
@@ -49,13 +48,7 @@ def emit(draft: Draft) -> Draft:
 
     A region without a kernel stays dense, and the report says why.
     """
-    plans: dict[frozenset[fx.Node], Plan] = {}
-    for region in draft.regions:  # all structures are known before an operand may join one
-        for matrix in region.matrices if not region.backend else ():
-            bind_matrix(draft, matrix, region.names[matrix.name], plans)
-    bound = [(region, bind(draft, region, plans)) for region in draft.regions]
-    for plan in plans.values():
-        cut_out(draft, plan)
+    bound = zip(draft.regions, bind_all(draft, draft.regions), strict=True)
     sites = [site_of(draft, region, bindings) for region, bindings in bound]
     own = [site for site in sites if isinstance(site, Site) and has_kernel(site)]
     failed = dict(zip(map(id, own), prepare_all([(s.call.kernel, s.sizes) for s in own]), strict=True))
@@ -63,7 +56,7 @@ def emit(draft: Draft) -> Draft:
     calls: list[RegionCall] = []
     substituted: dict[str, tuple[SparsifyError, list[Site]]] = {}
     names = extent_names(draft.graph)
-    for (region, _), site in zip(bound, sites, strict=True):
+    for region, site in zip(draft.regions, sites, strict=True):
         error = failed.get(id(site)) if isinstance(site, Site) else site
         if isinstance(site, Site) and error is None:
             site.call.name = f"region_{len(calls) + 1}"
@@ -162,7 +155,7 @@ def replace_nodes(
     `replaced` knows the calls of earlier regions, and this one afterwards; `extents` have names.
     """
     region, call, first = site.region, site.call, site.region.output
-    call.origin = origin(draft.graph, region, site.once, replaced, extents)
+    call.origin = origin(region, site.once, replaced, extents)
     entry = describe(draft, region, call)
     call.notes = entry.notes
     if call.library is None:
@@ -226,7 +219,7 @@ def layout_of(node: fx.Node) -> list[int]:
 def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
     """The region's line in the report."""
     assert region.program is not None, "fuse finishes programs"
-    how = f"packed by {SPOKEN[region.backend]}" if region.backend else ""
+    how = f"packed by {LIBRARIES[region.backend].name}" if region.backend else ""
     formats = {d.name: how or str(d.format) for d in region.program.declarations if not d.format.is_dense}
     einsum = "; ".join(str(statement) for statement in region.program.statements)
     computing = [node for node in region.covered if operator_name(node) not in VIEWS]  # regions share views
@@ -234,3 +227,14 @@ def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
     return RegionEntry(
         call.name, [node.name for node in region.covered], scopes, einsum, formats, notes=region.notes
     )
+
+
+def check(draft: Draft) -> Draft:
+    """The draft, after checking that each region is called once, and that nothing dangles."""
+    calls = [node for node in draft.graph.nodes if is_call(node)]
+    assert len(calls) == len(draft.regions), f"{len(draft.regions)} regions, {len(calls)} calls"
+    for node in calls:
+        region = call_of(node)
+        assert isinstance(region, RegionCall), f"{node.name} has no region"
+        assert node.args[0] == region.handle, f"{node.name} calls another region"
+    return draft

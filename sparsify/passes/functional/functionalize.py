@@ -329,17 +329,8 @@ def has_gradients(node: fx.Node) -> bool:
 
 def needs_gradient(root: fx.Node) -> bool:
     """Whether a tensor may require a gradient: it follows from a parameter, or from an input."""
-    known: set[fx.Node] = set()
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if node in known or not has_gradients(node):
-            continue
-        known.add(node)
-        if node.op == "placeholder" or info(node).is_parameter:
-            return True
-        waiting.extend(node.all_input_nodes)
-    return False
+    followed = filter(has_gradients, operators.ancestors([root], has_gradients))
+    return any(node.op == "placeholder" or info(node).is_parameter for node in followed)
 
 
 def with_values(tensor: Tensor, values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import fx
 
 from sparsify.errors import CaptureError
 from sparsify.passes.graph.node_info import info, set_info
-from sparsify.passes.graph.operators import operator_name, raw_name, tensor_value
+from sparsify.passes.graph.operators import ancestors, operator_name, raw_name, tensor_value
 
 aten: Final = torch.ops.aten
 # Operators that copy only what lies in other strides than they give.
@@ -58,20 +58,15 @@ def mark_inputs(graph: fx.Graph, root_of: Callable[[fx.Node], fx.Node], last: di
 
 def inputs_that_lay_out(nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
     """The inputs from whose strides those of `nodes` follow."""
-    waiting, known = list(nodes), set[fx.Node]()
-    while waiting:
-        node = waiting.pop()
-        value = node.meta.get("val")
-        if (
-            node in known
-            or not isinstance(value, (torch.Tensor, list, tuple))
-            or operator_name(node) in MAKING
-        ):
-            continue
-        known.add(node)
-        if node.op == "placeholder":
-            yield node
-        waiting.extend(node.all_input_nodes)
+
+    def is_followed(node: fx.Node) -> bool:
+        return (
+            isinstance(node.meta.get("val"), (torch.Tensor, list, tuple))
+            and operator_name(node) not in MAKING
+        )
+
+    found = filter(is_followed, ancestors(nodes, is_followed))
+    return (node for node in found if node.op == "placeholder")
 
 
 def contiguous_inputs(graph: fx.Graph) -> list[int]:

@@ -39,7 +39,7 @@ def constant_factory(node: fx.Node) -> bool:
     kind = "zeros" if "zeros" in name else "ones" if "ones" in name else "full" if "full" in name else ""
     if not kind or not isinstance(node.args[0], fx.Node):
         return False
-    size = size_of_like(node) if name.endswith("_like") else argument(node, 1, "size")
+    size = sizes_of(node.args[0], node) if name.endswith("_like") else argument(node, 1, "size")
     if size is None:
         return False
     fill = (argument(node, 2 if name == "new_full" else 1, "fill_value"),) if kind == "full" else ()
@@ -47,11 +47,6 @@ def constant_factory(node: fx.Node) -> bool:
     node.args = (size, *fill)
     node.kwargs = {"dtype": value.dtype, "device": value.device}
     return True
-
-
-def size_of_like(node: fx.Node) -> list[Any] | None:
-    """The sizes of the tensor that a `_like` factory copies, as numbers or size nodes."""
-    return sizes_of(node.args[0], node)
 
 
 def sizes_of(like: Any, user: fx.Node) -> list[Any] | None:

@@ -6,7 +6,7 @@ Out: `"index_add"`, `"index_add"`, `"index_add"`, `"add"`.
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -216,17 +216,13 @@ def is_dropout(node: fx.Node) -> bool:
 
 def is_constant(node: fx.Node) -> bool:
     """Whether a node is computed from parameters and buffers alone, the same in every call."""
-    waiting, seen = [node], set[fx.Node]()
-    while waiting:
-        part = waiting.pop()
-        if part in seen or part.op == "get_attr":
-            continue
-        is_called = part.op in ("call_function", "call_method")
-        if not is_called or is_random(part) or is_mutating(part) or updates_statistics(part):
+    reads_attribute = False
+    for part in ancestors([node]):
+        if part.op == "get_attr":
+            reads_attribute = True
+        elif part.op == "placeholder" or is_random(part) or is_mutating(part) or updates_statistics(part):
             return False
-        seen.add(part)
-        waiting += part.all_input_nodes
-    return any(part.op == "get_attr" for part in sources([node]))
+    return reads_attribute
 
 
 def parameter_behind(node: fx.Node) -> fx.Node | None:
@@ -304,13 +300,24 @@ def known_size(extent: Any, unknown: int | None = None) -> int | None:
     return int(found) if found.is_Integer else None
 
 
-def sources(nodes: list[fx.Node]) -> list[fx.Node]:
-    """The inputs and attributes from which `nodes` are computed."""
-    seen: dict[fx.Node, None] = {}
-    waiting = list(nodes)
+def ancestors(
+    nodes: Iterable[fx.Node], is_passed: Callable[[fx.Node], bool] = lambda node: True
+) -> Iterator[fx.Node]:
+    """Nodes and all that they are computed from, each once, found one by one.
+
+    Args:
+        is_passed: whether what a node is computed from is looked for, too.
+    """
+    seen, waiting = set[fx.Node](), list(nodes)
     while waiting:
         node = waiting.pop()
         if node not in seen:
-            seen[node] = None
-            waiting.extend(node.all_input_nodes)
-    return [node for node in seen if node.op in ("placeholder", "get_attr")]
+            seen.add(node)
+            yield node
+            if is_passed(node):
+                waiting += node.all_input_nodes
+
+
+def sources(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """The inputs and attributes from which `nodes` are computed."""
+    return [node for node in ancestors(nodes) if node.op in ("placeholder", "get_attr")]

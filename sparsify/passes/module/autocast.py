@@ -61,7 +61,7 @@ class Autocast:
     ) -> tuple[Any, Dtypes | None, bool]:
         """The kind of a call, the dtypes of its results, and whether this is the first call of this kind."""
         wanted = torch.get_autocast_dtype("cpu")
-        read = sparse._quick.read(args, kwargs)
+        read = sparse._call_index.read(args, kwargs)
         known = None if read is None else (wanted, read[0])
         if known in self.known:
             return known, self.known[known], False

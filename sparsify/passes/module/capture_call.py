@@ -1,42 +1,187 @@
 """Captures of calls that no graph of a sparse model fits: one at a time in the process, beside calls of known graphs.
 
-In: a `SparseModule` and a call. Out: the variant for it, compiled and compared with the source model; the sparse model
-knows it, and holds its weights as it reads them. Whatever fails, the models are as they were.
+In: a `SparseModule` and a call. Out: the variant for it, taken through all passes and compared with the source model;
+the sparse model knows it, and holds its weights as it reads them. Whatever fails, the models are as they were.
 
 What is captured is a `Mirror` of the source model: calls of other threads, of the source model too, see nothing of it.
 """
 
 import weakref
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 
 from sparsify import options as settings
-from sparsify.errors import CaptureError, VerificationError
+from sparsify.compiler.cpp.build import has_compiler
+from sparsify.errors import CaptureError, RecipeError, VerificationError
+from sparsify.passes import pipeline
 from sparsify.passes.capture import calls
-from sparsify.passes.capture.draft import Draft
-from sparsify.passes.capture.export import ReachedError
+from sparsify.passes.capture.draft import Asked, Draft
+from sparsify.passes.capture.example_extents import note_extents
+from sparsify.passes.capture.export import ReachedError, capture
+from sparsify.passes.capture.libraries import transformers_experts
 from sparsify.passes.capture.shell import Modes, in_modes, modes, share_again
+from sparsify.passes.choose.autotune import shared_seconds
+from sparsify.passes.choose.left_dense import EXPERTS, report_left
+from sparsify.passes.choose.price import bytes_of
 from sparsify.passes.functional.layouts import contiguous_inputs
 from sparsify.passes.graph.node_info import call_of, info
-from sparsify.passes.module.build import drafted
-from sparsify.passes.module.compare import naming_values, report_half
+from sparsify.passes.module import recurrent
 from sparsify.passes.module.hooks import drop_gradient_hooks, report_recorders
 from sparsify.passes.module.optimizer_steps import keep_zeros_of
 from sparsify.passes.module.recurrent import report_refused
 from sparsify.passes.module.run_eager import eager
 from sparsify.passes.module.variant import Variant, return_plainly
-from sparsify.passes.module.verify import verify
+from sparsify.passes.module.verify import naming_values, report_half, verify
+from sparsify.passes.pipeline import PASSES
 from sparsify.passes.rules.mark import aliases
 from sparsify.passes.rules.product_weights import product_weights
 from sparsify.passes.rules.prunable import passed_over
+from sparsify.report import Choice
 from sparsify.report_text import fold
 from sparsify.runtime.locks import CAPTURES
 from sparsify.runtime.trim import trim
+from sparsify.storage.own_memory import runs_natively
 
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
+
+
+# For as many regions as this the seconds of each are spent; most races are over sooner.
+REGIONS: Final = 15
+# Of a result that is dense where the model would return a sparse tensor.
+MOST_BYTES: Final = 1 << 30
+
+
+def drafted(
+    module: "SparseModule",
+    source: nn.Module,
+    call: calls.Call,
+    tensors: Sequence[torch.Tensor],
+    is_mirror: bool,
+    has_general: bool,
+) -> Draft:
+    """The draft for calls like `call`; experts that no kernel computes run as the model has them.
+
+    Args:
+        source: the model, or with `is_mirror` a mirror of it that other threads do not run.
+        tensors: of the call.
+        has_general: whether the front end makes regions of what no recogniser knows.
+
+    Raises:
+        CaptureError: as `capture`; that of experts that no kernel computes and no graph can hold.
+    """
+    stored, known = module._weights.stored(module.variants), module._captures.constants()
+
+    def made(mode: AbstractContextManager[Any], asked: Asked, without: Collection[str] = ()) -> Draft:
+        captured = capture(
+            source,
+            call,
+            asked.dynamic,
+            masks=asked.has_masks,
+            gates=asked.has_gates,
+            without=without,
+            known=known,
+            trains=asked.is_trainable(source.training),
+            is_mirror=is_mirror,
+            within=mode,
+        )
+        report = replace(asked.report(type(source).__name__), specialised=captured.specialised)
+        examples = dict(zip(call.shape.tensor_names(), tensors, strict=True))
+        given = captured, source, asked, report, _options(asked, [*tensors, *source.parameters()]), examples
+        return _run_passes(Draft(*given, notices=module._notices, stored=stored, has_general=has_general))
+
+    asked = module._asked
+    found = recurrent.settle(lambda mode: made(mode, asked), source, asked)
+    left = transformers_experts.left_over(found.graph, source) if asked.has_gates else []
+    if not left:
+        return found
+    reasons = {name: _reason(found, name) for name in left}
+    relaxed = replace(asked, recipe=asked.recipe.with_optional_rules("gate"))
+    try:
+        found = recurrent.settle(lambda mode: made(mode, relaxed, left), source, relaxed)
+    except CaptureError as error:
+        whys = "; ".join(f"no kernel computes {name}: {why}" for name, why in reasons.items())
+        raise CaptureError(f"{whys}; {error}") from error
+    except RecipeError as error:  # rules name nodes that are others now
+        found.report.warnings.append(f"all experts of {', '.join(fold(left))} are computed: {error}")
+        return found
+    _list_experts(found, reasons)
+    return found
+
+
+def _list_experts(draft: Draft, reasons: Mapping[str, str]) -> None:
+    """Lists experts that run as the model has them, by name with the reason, and warns unless that is a choice."""
+    for name, why in reasons.items():
+        text = f"{why}; the model's own experts run"
+        draft.report.left_dense(name, EXPERTS, name, Choice(text) if isinstance(why, Choice) else text)
+    report_left(draft)
+
+
+def _require_sparse(draft: Draft) -> None:
+    """Raises where an operator still reads a sparse input as a dense tensor, or the result is one that is too large.
+
+    Raises:
+        CaptureError: it names the operators, or the result.
+    """
+    names = draft.captured.written_out
+    results = draft.graph.output_node().all_input_nodes if names else []
+    large = next((node for node in results if bytes_of(node) > MOST_BYTES), None)
+    if large is not None:
+        raise CaptureError(
+            f"{large.name} of a sparse input is returned, and has {bytes_of(large):,} bytes as a dense tensor"
+        )
+    if names and any(info(node).is_made_dense for node in draft.graph.nodes):
+        raise CaptureError(
+            f"{', '.join(names)}: no kernel computes this of a sparse input, and it is not made dense while capturing"
+        )
+
+
+def _run_passes(draft: Draft) -> Draft:
+    """The draft after all passes; results that stand for others in its graph are dropped."""
+    note_extents(draft.graph, draft.examples, lambda name: draft.captured.tensor(draft.model, name))
+    with shared_seconds(REGIONS * draft.options.tune_seconds):
+        try:
+            draft = pipeline.run(PASSES, draft)
+        finally:
+            clear_fake_results(draft.graph)
+    _require_sparse(draft)
+    return draft
+
+
+def _options(asked: Asked, tensors: Iterable[torch.Tensor]) -> settings.Options:
+    """The options in force here for a model with these tensors, with those of a recipe."""
+    current = settings.current()
+    if asked.recipe.compile.threads is not None:
+        current = replace(current, threads=asked.recipe.compile.threads)
+    if not has_compiler(current) or not runs_natively(tensors):
+        current = replace(current, tune_seconds=0.0)  # there is nothing to choose from
+    if asked.strict or asked.recipe.compile.fallback == "error":
+        current = replace(current, strict=True)
+    return current
+
+
+def _reason(draft: Draft, name: str) -> str:
+    """Why no kernel computes the experts of this name."""
+    found = (entry for entry in draft.report.dense if entry.scope.partition("@")[0] == name)
+    entry = next(found, None)
+    if entry is None:
+        return Choice("no rule chose its gate")
+    return Choice(entry.reason) if entry.chosen else entry.reason
+
+
+def clear_fake_results(graph: fx.Graph) -> None:
+    """Empties the cache of fake-tensor results of a graph: torch.export keeps its shape environment for good."""
+    for node in graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None and mode.shape_env is not None:
+            getattr(mode.shape_env, "fake_tensor_cache", {}).clear()
+            return
+
 
 MAX_CAPTURES: Final = 8
 
@@ -122,22 +267,14 @@ def draft_of(
     Args:
         has_general: whether the front end makes regions of what no recogniser knows.
     """
-    stored, known = module._weights.stored(module.variants), module._captures.constants()
     report_recorders(module._source, module._notices)
-
-    def of(source: nn.Module, is_mirror: bool) -> Draft:
-        asked, notices = module._asked, module._notices
-        return drafted(
-            source, asked, call, tensors, asked.dynamic, notices, stored, known, is_mirror, has_general
-        )
-
     mirror = module._weights.mirror(mode)
     try:
         drop_gradient_hooks(mirror.model)
-        draft = of(mirror.model, True)
+        draft = drafted(module, mirror.model, call, tensors, True, has_general)
     except ReachedError:  # code of the model refers to its modules in a way of its own
         with in_modes(module._source, mode), module._weights.dense():
-            return of(module._source, False)
+            return drafted(module, module._source, call, tensors, False, has_general)
     finally:
         mirror.clear()
     draft.model = module._source
@@ -194,7 +331,7 @@ def publish(
         module._example = example, references
     module._captures.add((mode, call.shape), variant)
     module.show(module._captures.shown(modes(module)) or variant)
-    module._quick.variants.clear()
+    module._call_index.variants.clear()
     return variant
 
 
@@ -219,7 +356,7 @@ def compile_graph(module: "SparseModule", variant: Variant) -> None:
     scratch.recompile()
     variant.run, variant.code = type(scratch).forward, scratch._code
     variant.written, variant.contiguous = variant.written_inputs(), contiguous_inputs(graph)
-    variant.eager = eager(graph, module, variant.run, recycled=settings.current().recycle)
+    variant.eager = eager(graph, module, variant.run)
     known = dict(module.named_parameters(remove_duplicate=False))  # rules may name buffers, too
     weights = (known[name] for name in variant.pruned() if name in known)
     keep_zeros_of(weight for weight in weights if weight.requires_grad)

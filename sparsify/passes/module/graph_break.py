@@ -12,13 +12,10 @@ import torch
 from sparsify.passes.module.traced_calls import NO_GRAPH, NOT_TOLD
 
 
-@torch.compiler.disable(reason=NO_GRAPH)  # type: ignore[untyped-decorator]
-def run_now(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result outside of the trace, where the model can be captured."""
+def run(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result outside of the trace, where all of a call is known and the model can be captured."""
     return module.forward(*args, **kwargs)
 
 
-@torch.compiler.disable(reason=NOT_TOLD)  # type: ignore[untyped-decorator]
-def run_untold(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result outside of the trace, where what the call brings can be looked at."""
-    return module.forward(*args, **kwargs)
+run_now: Any = torch.compiler.disable(run, reason=NO_GRAPH)
+run_untold: Any = torch.compiler.disable(run, reason=NOT_TOLD)

@@ -18,8 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from sparsify.passes.capture import flat_weights
-from sparsify.passes.capture.shell import Modes, set_modes
+from sparsify.passes.capture.shell import Modes, renew_flat_weights, set_modes
 
 CONTAINERS: Final = (list, dict, OrderedDict, set)
 # Attributes that are dictionaries of their own in each module.
@@ -152,7 +151,7 @@ class Mirror:
     def renew_lists(self) -> None:
         """Gives recurrent layers among the copies lists of their parameters, which are not handed on to the model."""
         for _, new, before in self.pairs:
-            flat_weights.renew([new])
+            renew_flat_weights([new])
             before |= {name: vars(new)[name] for name in before if name == "_flat_weights"}
 
     def copy_buffers(self) -> None:

@@ -17,7 +17,6 @@ from sparsify.compiler.dtypes import name_of
 from sparsify.errors import DtypeError
 from sparsify.passes.call.region_call import RegionCall
 from sparsify.passes.call.region_operator import is_call
-from sparsify.passes.capture import flat_weights
 from sparsify.passes.capture.draft import Key, Stored
 from sparsify.passes.capture.shell import (
     Modes,
@@ -25,6 +24,7 @@ from sparsify.passes.capture.shell import (
     modes,
     owners,
     places,
+    renew_flat_weights,
     replace,
     share_again,
     shared_copy,
@@ -300,7 +300,8 @@ class Weights:
         assert isinstance(weight, SparseTensor), "held weights are sparse"
         beside = readers.beside(self.held[name].spec).values()
         others = [s.packed_operand(s.weight, weight) for s in beside if s.weight is not None]
-        held = self.scale_bytes(name) + readers.bytes_of_places(weight)
+        scale = self.scale(name)
+        held = readers.bytes_of_places(weight) + (0 if scale is None else scale.nbytes)
         return held + sum(stored_bytes(one) for one in (weight, *others))
 
     def hold(self, name: str, how: Held, operand: SparseTensor | None = None) -> None:
@@ -375,11 +376,6 @@ class Weights:
         found = self.roundings.items()
         report.roundings = [RoundingEntry(n, m.dtype, m.largest, m.relative) for n, m in found]
 
-    def scale_bytes(self, name: str) -> int:
-        """The bytes of the scales of a packed weight."""
-        has_scales = self.held[name].spec.has_scales
-        return self.source.get_buffer(f"{name}{SCALES}").nbytes if has_scales else 0
-
     def entry(self, name: str, readers: Readers) -> WeightEntry:
         """How a weight is held that regions pack."""
         weight = self.source.get_parameter(name)
@@ -415,7 +411,7 @@ class Weights:
             for weight, known in packed:
                 for store, name in known:
                     store[name] = weight
-            flat_weights.renew(self.source.modules())
+            renew_flat_weights(self.source.modules())
             self.repack(rounded)
 
     def repack(self, held: Mapping[str, Held]) -> None:

@@ -6,7 +6,8 @@ next state.
 
 torch's operator hides its products from the passes. The number of steps is fixed in the graph: sequences of another
 length are captured anew. A layer stays torch's operator, with an entry in the report, where its input is a packed
-sequence, where a sequence has more than `MOST_STEPS` steps, and where no kernel computes a product of its weights.
+sequence, where a sequence has more than `MOST_STEPS` steps, where no kernel computes a product of its weights, and
+where torch's operator, which takes less than the sum of its products and has no dispatch between steps, is faster.
 
 Source: Hochreiter and Schmidhuber, Long short-term memory, 1997; Cho et al., Learning phrase representations using RNN
 encoder-decoder, 2014, with the reset gate behind the product as in cuDNN and torch.
@@ -14,23 +15,102 @@ encoder-decoder, 2014, with the reset gate behind the product as in cuDNN and to
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
+from sparsify.passes.call.bind import extract
 from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.draft import Asked, Draft, Mark
-from sparsify.passes.choose.autotune import Winner
-from sparsify.passes.choose.recurrent_layers import Called, called, described, outcome
+from sparsify.passes.choose.autotune import Candidate, Winner, compare
+from sparsify.passes.choose.estimate import UNKNOWN_ROWS, example
 from sparsify.passes.graph.node_info import info
-from sparsify.passes.graph.operators import RECURRENT, operator_name, scope
+from sparsify.passes.graph.operators import (
+    RECURRENT,
+    is_mutating,
+    is_random,
+    known_size,
+    operator_name,
+    scope,
+)
 from sparsify.passes.rules.prunable import selected
 from sparsify.report import Report
 from sparsify.report_text import fold
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call of torch's operator while the model was captured.
+
+    Attributes:
+        function: the operator.
+        arguments: for each argument what makes one like it for a draft: parameters, tensors of the same shape.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], arguments: Sequence[Any], names: Mapping[int, str]) -> "Called":
+        """A call without its tensors; `names` are those of parameters by identity."""
+
+        def maker(value: Any) -> Callable[[Draft], Any]:
+            if not isinstance(value, Tensor):
+                return lambda draft: value
+            if (name := names.get(id(value))) is not None:
+                return lambda draft: draft.model.get_parameter(name).detach()
+            extents = [known_size(size, UNKNOWN_ROWS) or UNKNOWN_ROWS for size in value.shape]
+            dtype = value.dtype
+            return lambda draft: torch.randn(extents, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+        return cls(function, pytree.tree_map(maker, tuple(arguments)))
+
+    def anew(self, draft: Draft) -> Callable[[], Any]:
+        """The same call with tensors like the example's."""
+        return partial(self.function, *pytree.tree_map(lambda make: make(draft), self.arguments))
+
+
+def timed_steps(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | None:
+    """The times of both for the example; `None` where nothing is timed: without seconds, in training, or for draws.
+
+    Args:
+        draft: after all passes.
+        layer: the name of the module.
+        calls: of torch's operators in it.
+    """
+    own = [n for n in draft.graph.nodes if n.op == "call_function" and scope(n).partition("@")[0] == layer]
+    is_timed = draft.options.tune_seconds > 0 and not draft.is_trainable and bool(own)
+    if not is_timed or any(is_mutating(node) or is_random(node) for node in own):
+        return None
+    steps, theirs = steps_of(draft, own), [call.anew(draft) for call in calls]
+
+    def dense() -> None:
+        for call in theirs:
+            call()
+
+    both = [Candidate("steps", steps), Candidate("torch", dense)]
+    return compare("recurrent layer", both, draft.options.tune_seconds)
+
+
+def described_times(found: Winner) -> str:
+    """The measured times, in words."""
+    return f"timed {found.us:.0f} us step by step, torch's {found.us_of('torch'):.0f}{found.disturbed}"
+
+
+def steps_of(draft: Draft, own: Sequence[fx.Node]) -> Callable[[], Any]:
+    """The nodes of a layer as a call with tensors like the example's."""
+    inside = set(own)
+    outputs = [node for node in own if not set(node.users) <= inside and operator_name(node) != "sym_size"]
+    inputs = list(dict.fromkeys(read for node in own for read in node.all_input_nodes if read not in inside))
+    module = extract(draft.graph, inputs, [*outputs])
+    return partial(module.forward, *[example(draft, node) for node in inputs])
+
 
 # Time steps that a graph holds, over all layers and directions. Export takes 0.1 to 0.2 seconds for each.
 MOST_STEPS: Final = 256
@@ -237,7 +317,7 @@ class StepByStep(TorchFunctionMode):
             self.whole[layer] = reason
             return func(*args, **kwargs)
         self.steps_left -= steps_of_call(func, args)
-        self.captured.setdefault(layer, []).append(called(func, args, self.known))
+        self.captured.setdefault(layer, []).append(Called.of(func, args, self.known))
         return run_layer(LAYERS[func], *args) if func in LAYERS else run_cell(CELLS[func], *args)
 
     def layer_of(self, func: Any, args: Sequence[Any]) -> str | None:
@@ -282,18 +362,6 @@ def selected_weights(model: nn.Module, asked: Asked) -> frozenset[str]:
         passed = asked.pruning.passed.get(position, {})
         names |= {name for name in selected(model, rule) if name not in passed}
     return frozenset(name for name in names if known[name].dim() == MATRIX)
-
-
-def settled(model: nn.Module) -> Callable[[Callable[..., Draft]], Callable[..., Draft]]:
-    """Decorates what drafts a model within a mode, `make(mode, asked, ..)`: the result needs no mode, as `settle`."""
-
-    def decorate(make: Callable[..., Draft]) -> Callable[..., Draft]:
-        def made(asked: Asked, *rest: Any) -> Draft:
-            return settle(lambda mode: make(mode, asked, *rest), model, asked)
-
-        return made
-
-    return decorate
 
 
 def settle(make: Callable[[StepByStep], Draft], model: nn.Module, asked: Asked) -> Draft:
@@ -344,13 +412,13 @@ def slower(draft: Draft, captured: Mapping[str, Sequence[Called]], known: Collec
     for layer, calls in captured.items():
         outcome = timed_layer(draft, layer, calls) if layer not in known else None
         if outcome is not None and outcome.name:
-            found[layer] = f"torch's {calls[0].function.__name__} is faster: {described(outcome)}"
+            found[layer] = f"torch's {calls[0].function.__name__} is faster: {described_times(outcome)}"
         elif outcome is not None:
             entry = next(
                 (e for e in draft.report.regions if layer in (s.partition("@")[0] for s in e.scopes)), None
             )
             notes = [] if entry is None else entry.notes
-            notes.append(f"{layer or draft.report.model}: {described(outcome)}")
+            notes.append(f"{layer or draft.report.model}: {described_times(outcome)}")
     return found
 
 
@@ -361,7 +429,7 @@ def timed_layer(draft: Draft, layer: str, calls: Sequence[Called]) -> Winner | N
     is_free = all(mark.format == "auto" for n in weights if (mark := info(n).mark) is not None)
     if not is_free or asked.memory == "compact" or not asked.allows("torch"):
         return None
-    return outcome(draft, layer, calls) if isinstance(module, nn.RNNBase | nn.RNNCellBase) else None
+    return timed_steps(draft, layer, calls) if isinstance(module, nn.RNNBase | nn.RNNCellBase) else None
 
 
 def report_whole(draft: Draft, reasons: Mapping[str, str], refused: Collection[str]) -> None:

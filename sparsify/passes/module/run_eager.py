@@ -1,20 +1,16 @@
 """The function that runs a graph with tensors that have memory: kernels and parameters without a step between.
 
 In: the graph of a variant, `%y = call_region(handle, %x, %lin_weight)`. Out: `run(x)`, which reads `lin.weight` where
-its module keeps it and calls the region itself; without gradients large results of torch's operators lie in recycled
-memory (`reuse_memory`), and what follows a convolution of torch's may be one call with it (`torch_convolution`).
-Traces see the graph as it is: they know none of this.
+its module keeps it and calls the region itself; what follows a convolution of torch's may be one call with it
+(`torch_convolution`). Traces see the graph as it is: they know none of this.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx, nn
 
-from sparsify import options as settings
 from sparsify.passes.call.region_operator import is_call
-from sparsify.passes.call.reuse_memory import Call, Plans, Site, sites
 from sparsify.passes.capture.shell import fill_shell
 from sparsify.passes.choose.torch_convolution import Folded, folded
 from sparsify.passes.graph.node_info import call_of
@@ -25,19 +21,15 @@ from sparsify.passes.module.variant import Variant
 Place = tuple[dict[str, Any], str]
 
 
-def eager(
-    graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any], *, recycled: bool = True
-) -> Callable[..., Any]:
+def eager(graph: fx.Graph, root: nn.Module, otherwise: Callable[..., Any]) -> Callable[..., Any]:
     """The function of the inputs of `graph`; parameters and buffers are those that the modules have at each call.
 
     Args:
         graph: of a variant.
         root: has the parameters.
         otherwise: the compiled graph, `(root, *inputs)`, for modules that compute a parameter now, or are other ones.
-        recycled: whether large results of torch's operators lie in memory that is used again.
     """
-    placed = sites(graph) if recycled else {}
-    chains = {chain.covered[-1]: chain for chain in folded(graph, recycled)}
+    chains = {chain.covered[-1]: chain for chain in folded(graph)}
     within = {node for chain in chains.values() for node in chain.covered} - chains.keys()
     copied = fx.Graph()
     read: dict[fx.Node, Place] = {}
@@ -50,19 +42,12 @@ def eager(
             owners |= _owners(root, str(node.target))
     for node in graph.nodes:
         if node not in copies and node not in within:
-            copies[node] = _copied(node, copied, copies, chains.get(node, placed.get(node)))
+            copies[node] = _copied(node, copied, copies, chains.get(node))
     code = copied.python_code("self")
     compiled = compile(code.src, f"<eager {type(root).__name__}>", "exec")
-
-    def made(chosen: dict[Site, Call]) -> Call:
-        """The function with these calls at the sites, the operators themselves at all others."""
-        names = {n: chosen.get(v, v.plain) if isinstance(v, Site) else v for n, v in code.globals.items()}
-        exec(compiled, names)
-        found: Call = names["forward"]
-        return found
-
-    forward = made({})
-    plans = Plans(made, list(placed.values()), forward) if placed else None
+    names = dict(code.globals)
+    exec(compiled, names)
+    forward: Callable[..., Any] = names["forward"]
     places, modules = tuple(read.values()), tuple((*place, module) for place, module in owners.values())
 
     def run(*inputs: Any) -> Any:
@@ -73,23 +58,18 @@ def eager(
         for store, name, module in modules:
             if store.get(name) is not module:
                 return otherwise(root, *inputs)
-        chosen = forward if plans is None or torch.is_grad_enabled() else plans(inputs)
-        return chosen(root, *values, *inputs)
+        return forward(root, *values, *inputs)
 
     return run
 
 
-def _copied(
-    node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node], otherwise: Folded | Site | None
-) -> fx.Node:
-    """A node in a graph that has copies of those above; what takes its place is called there."""
-    if isinstance(otherwise, Folded):
-        return graph.call_function(otherwise, tuple([copies[read] for read in otherwise.inputs]))
+def _copied(node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node], chain: Folded | None) -> fx.Node:
+    """A node in a graph that has copies of those above; a chain that ends in it is called in its place."""
+    if chain is not None:
+        return graph.call_function(chain, tuple([copies[read] for read in chain.inputs]))
     made = graph.node_copy(node, copies.__getitem__)
     if is_call(node):
         made.target, made.args = call_of(node).__call__, made.args[1:]
-    elif otherwise is not None:
-        made.target = otherwise
     return made
 
 
@@ -124,4 +104,4 @@ def without_effects(module: nn.Module, variant: Variant) -> Callable[..., Any]:
     for part in apart.modules():
         for name, buffer in part._buffers.items():
             part._buffers[name] = None if buffer is None else copies[id(buffer)]
-    return eager(variant.captured.graph, apart, variant.run, recycled=settings.current().recycle)
+    return eager(variant.captured.graph, apart, variant.run)

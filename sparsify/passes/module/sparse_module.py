@@ -21,17 +21,14 @@ from sparsify.passes.capture.libraries import transformers_cache
 from sparsify.passes.capture.shell import adopt, fill_shell, is_dunder, modes, share_again
 from sparsify.passes.module import generate, prepare, traced_calls
 from sparsify.passes.module.autocast import Autocast
-from sparsify.passes.module.call_index import Quick
 from sparsify.passes.module.capture_call import capture_call, compile_graph
-from sparsify.passes.module.compare import compare
 from sparsify.passes.module.facade import Facade, adopt_signature
 from sparsify.passes.module.hooks import Hooks
 from sparsify.passes.module.optimizer_steps import tell_of_replaced
 from sparsify.passes.module.packed_weights import Held, Weights, dense_state
-from sparsify.passes.module.variant import Variant, pruned_among
-from sparsify.passes.module.variant_table import Captures
-from sparsify.passes.operands.content_memo import reading_once
-from sparsify.passes.operands.sparse_input_cache import Memory
+from sparsify.passes.module.variant import CallIndex, Captures, Variant, pruned_among
+from sparsify.passes.module.verify import compare
+from sparsify.passes.operands.content_memo import SparseInputs, reading_once
 from sparsify.report import Report
 from sparsify.runtime.locks import CAPTURES
 
@@ -56,8 +53,8 @@ class SparseModule(fx.GraphModule):
         self._signature = calls.signature(model)
         self._taking = traced_calls.parameters_of(self._signature)
         self._asked = asked
-        self._matrices = Memory(sparse_parts)
-        self._quick = Quick(tuple(self.modules()), self._matrices)
+        self._matrices = SparseInputs(sparse_parts)
+        self._call_index = CallIndex(tuple(self.modules()), self._matrices)
         self._notices = Notices(type(model).__name__)
         self._hooks = Hooks(model)
         self._autocast = Autocast()
@@ -210,7 +207,7 @@ class SparseModule(fx.GraphModule):
         if self._hooks.paths and self._facade.runs_hooks():
             return self._facade.run_hooked(args, kwargs)
         is_cast = torch.is_autocast_enabled("cpu")
-        earlier = self._quick  # another thread that changes the model replaces it
+        earlier = self._call_index  # another thread that changes the model replaces it
         quick = None if is_cast else earlier.read(args, kwargs)
         if quick is not None and (known := earlier.variants.get(quick[0])) is not None:
             return self.finish(known, quick[1])
@@ -370,7 +367,7 @@ class SparseModule(fx.GraphModule):
                 for name in self._captures.constants():
                     del self._buffers[name]
                 self._captures.forget()
-                self._quick.variants.clear()
+                self._call_index.variants.clear()
                 self._autocast.known.clear()
         return self
 

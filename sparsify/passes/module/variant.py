@@ -1,25 +1,33 @@
-"""One graph of a model: for one mode and one structure of inputs.
+"""Variants of a model: graphs, each for one mode and one structure of inputs, and the calls that find them again.
 
-In: a captured graph after all passes. Out: `variant.fits(shapes)`, and `variant.run` once it is compiled.
+In: a captured graph after all passes, `captures.add(like, variant)`. Out: `variant.fits(shapes)`, and `variant.run`
+once it is compiled; `captures.fitting(like, shapes)` for calls of that mode and structure; for calls like earlier ones
+the variant for their arguments, found by `CallIndex` without taking the call apart.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from sparsify.compiler.remembered import REMEMBERED
 from sparsify.passes.call.region_call import RegionCall
+from sparsify.passes.capture.calls import SPARSE_LAYOUTS, Call, CallShape
 from sparsify.passes.capture.export import Captured
+from sparsify.passes.capture.shell import Modes
 from sparsify.passes.emit.mask_gradients import is_kept_sparse, is_sparse
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import is_mutating, overwritten
+from sparsify.passes.operands.content_memo import SparseInputs
 from sparsify.report import Report
 from sparsify.runtime.peak import Peak
+from sparsify.storage.own_memory import PLAIN
+from sparsify.storage.tensor import SparseTensor
 
 
 @dataclass
@@ -170,3 +178,133 @@ def parts_of(spec: pytree.TreeSpec) -> Iterator[pytree.TreeSpec]:
     yield spec
     for child in spec.children():
         yield from parts_of(child)
+
+
+# What calls must have in common to share a graph: modes, and the structure of the arguments.
+Likeness = tuple[Modes, CallShape]
+
+
+@dataclass
+class Captures:
+    """Variants in the order in which they were captured, and what could not be captured.
+
+    Attributes:
+        known: variants and the calls that they are for; of alike ones each has extents of its own.
+        refused: why calls are not captured, nor any that are alike.
+    """
+
+    known: list[tuple[Likeness, Variant]] = field(default_factory=list)
+    refused: dict[Likeness, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """How often a model was captured, or refused to be."""
+        return len(self.known) + len(self.refused)
+
+    def __iter__(self) -> Iterator[Variant]:
+        return (variant for _, variant in self.known)
+
+    def add(self, like: Likeness, variant: Variant) -> None:
+        """A further variant."""
+        self.known.append((like, variant))
+
+    def constants(self) -> dict[str, Tensor]:
+        """The tensors that captures made, by the names that they have in the module of all of them."""
+        return {name: constant for variant in self for name, constant in variant.captured.constants.items()}
+
+    def forget(self) -> None:
+        """No captures any more, as if none had been made."""
+        self.known.clear()
+        self.refused.clear()
+
+    def fitting(self, like: Likeness, shapes: tuple[Any, ...]) -> Variant | None:
+        """The first variant for such calls with tensors of these shapes."""
+        return next(
+            (variant for known, variant in self.known if known == like and variant.fits(shapes)), None
+        )
+
+    def shown(self, modes: Modes) -> Variant | None:
+        """The variant of a mode that fits most calls: most of its extents may vary, and they need no earlier calls."""
+        known = [
+            ((not shape.has_past, variant.varying()), variant)
+            for (mode, shape), variant in self.known
+            if mode == modes
+        ]
+        return max(known, key=lambda found: found[0], default=(None, None))[1]
+
+    def may_write(self, modes: Modes) -> bool:
+        """Whether calls in a mode may write into what they bring, which is not known before one is captured."""
+        known = [variant for (mode, _), variant in self.known if mode == modes]
+        return not known or self.has_refused(modes) or any(variant.writes() for variant in known)
+
+    def has_refused(self, modes: Modes) -> bool:
+        """Whether a call in this mode could not be captured."""
+        return any(mode == modes for mode, _ in self.refused)
+
+    def traced(self, modes: Modes, told: Any, shapes: tuple[Any, ...]) -> Variant | None:
+        """The first variant for calls of which `told` is known, with tensors of these shapes; nothing is kept."""
+        for (mode, shape), variant in self.known:
+            if mode == modes and shape.told == told and variant.admits(shapes):
+                return variant
+        return None
+
+    def are_refused(self, modes: Modes, told: Any) -> bool:
+        """Whether calls of which `told` is known could not be captured."""
+        return any(mode == modes and shape.told == told for mode, shape in self.refused)
+
+
+MOST: Final = 64
+CONSTANTS: Final = frozenset({bool, int, str, type(None)})
+Key = tuple[Any, ...]
+
+
+class CallIndex:
+    """The variants of the last calls by the keys of their arguments.
+
+    Arguments are tensors in main memory, sparse matrices, and constants that equal each other only where they are the
+    same; every other call is taken apart each time.
+
+    Args:
+        modules: whose modes tell calls apart.
+        matrices: the parts of sparse matrices.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], matrices: SparseInputs) -> None:
+        self.modules, self.matrices = tuple(modules), matrices
+        self.variants: dict[Key, Variant] = {}
+
+    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[torch.Tensor]] | None:
+        """The key of a call and the tensors of its graph, `None` for arguments that have no key."""
+        key: list[Any] = [module.training for module in self.modules]
+        if kwargs:
+            key.append(tuple(kwargs))
+            args = (*args, *kwargs.values())
+        tensors: list[torch.Tensor] = []
+        for arg in args:
+            kind = type(arg)
+            if kind is SparseTensor:
+                parts = self.matrices(arg)
+                key += kind, parts[2].dtype, parts[2].shape, parts[3].shape
+                tensors += parts
+            elif kind in PLAIN and arg.is_cpu:
+                key += arg.dtype, arg.layout, arg.shape
+                if arg.layout in SPARSE_LAYOUTS:
+                    parts = self.matrices(arg)
+                    key.append(parts[2].shape)
+                    tensors += parts
+                else:
+                    tensors.append(arg)
+            elif kind in CONSTANTS:
+                key += kind, arg
+            else:
+                return None
+        return tuple(key), tensors
+
+    def remember(
+        self, key: Key, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call, variant: Variant
+    ) -> None:
+        """Keeps the variant of a call whose leaves are its arguments in their order."""
+        given = (*args, *kwargs.values())
+        if len(given) == len(call.values) and all(map(operator.is_, given, call.values)):
+            if len(self.variants) >= MOST:
+                self.variants.clear()
+            self.variants[key] = variant

@@ -1,27 +1,308 @@
-"""The verification of a variant against the source model, on the inputs of the call that it was captured for.
+"""The results and gradients of a variant against those of the source model, on the inputs of a captured call.
 
 In: `verify(module, variant, call, tensors)`. Out: the report knows the largest difference, the times of the regions and
 the memory of both, or a `VerificationError`. Variants that are trained are compared by their gradients, too: those of
-all parameters, and of the inputs that require one.
+all parameters, and of the inputs that require one. `compare` takes two computations of the same outputs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparsify.errors import VerificationError
 from sparsify.passes.capture import calls
+from sparsify.passes.capture.autograd_functions import inlined
+from sparsify.passes.capture.libraries.torch_encoder import unpacked_texts
 from sparsify.passes.capture.shell import Modes
-from sparsify.passes.module.compare import compare, compare_training
 from sparsify.passes.module.hooks import drop_gradient_hooks
 from sparsify.passes.module.run_eager import without_effects
 from sparsify.passes.module.variant import Variant, pruned_among
 from sparsify.passes.operands.content_memo import reading_once
+from sparsify.passes.region.fragment import HALVES
+from sparsify.passes.rules.not_finite import first_not_finite, value_at
+from sparsify.recipe import Verify
+from sparsify.report import Report
 from sparsify.runtime.peak import Peak
+from sparsify.storage.tensor import SparseTensor
 
 if TYPE_CHECKING:
     from sparsify.passes.module.sparse_module import SparseModule
+
+
+# Results in 16 bits, which torch rounds after every operator, and gradients may differ by so many roundings of the
+# largest value, at least.
+ROUNDINGS: Final = 4
+# Of the numbers that outputs are multiplied with: not one that models' own examples are drawn from.
+SEED: Final = 4_093_082_899
+# Operators whose results have no values of their own; two runs agree on this number in their place.
+UNINITIALISED: Final = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
+)
+FILLING: Final = 0.5
+
+
+def compare(
+    dense: Callable[[], Any],
+    sparse: Callable[[], Any],
+    limits: Verify,
+    parameters: Sequence[torch.Tensor] = (),
+    pruned: Callable[[], Collection[int]] = tuple,
+    read: Sequence[torch.Tensor] = (),
+) -> float:
+    """The largest difference between both results; with `parameters` between their gradients, too.
+
+    Args:
+        dense, sparse: computations that draw the same random numbers from the same seed.
+        limits: `rtol` and `atol`.
+        parameters: tensors whose gradients are compared.
+        pruned: the places, known after both computations, of parameters whose zeros get no gradient.
+        read: tensors that are computed with; results are no more precise.
+
+    Raises:
+        VerificationError: a difference is beyond the limits, or the outputs have another structure.
+    """
+
+    def densely() -> Any:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            with SameDraws(), unpacked_texts(), inlined(has_gradients=False):  # type: ignore[no-untyped-call]
+                return dense()
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        with SameDraws():  # type: ignore[no-untyped-call]
+            found = sparse()  # first: the dense model repeats what the kernels of a captured call draw
+        expected = densely()
+    largest = 0.0
+    coarsest = max(map(precision, (*parameters, *read)), default=0.0)
+    for name, want, have in pairs(expected, found):
+        largest = max(largest, require_close(f"output{name}", want, have, limits, coarsest))
+    if not parameters:
+        return largest
+    coarsest = max(coarsest, *map(precision, pytree.tree_leaves(expected)))
+    own, zeros = gradients(found, parameters), pruned()
+
+    def largest_difference(wanted: Sequence[Tensor | None]) -> float:
+        masked = [
+            gradient * (parameters[number] != 0) if number in zeros and gradient is not None else gradient
+            for number, gradient in enumerate(wanted)
+        ]
+        return max(largest, compare_gradients(masked, own, limits, coarsest))
+
+    try:
+        return largest_difference(gradients(expected, parameters))
+    except VerificationError:
+        # Gradients of torch's fused attention are wrong in rows whose scores are all the least number: what it keeps
+        # of a row, `max + log(sum)`, rounds to the maximum. Its plain attention decides.
+        with sdpa_kernel(SDPBackend.MATH):
+            wanted = gradients(densely(), parameters)
+        return largest_difference(wanted)
+
+
+def precision(value: Any) -> float:
+    """The spacing of the floating point numbers of a tensor at 1, 0 of anything else."""
+    is_floating = isinstance(value, Tensor) and value.dtype.is_floating_point
+    return torch.finfo(value.dtype).eps if is_floating else 0.0
+
+
+def compare_gradients(
+    expected: Sequence[Tensor | None], found: Sequence[Tensor | None], limits: Verify, precision: float = 0.0
+) -> float:
+    """The largest difference of gradients, where none is a gradient of zeros.
+
+    Gradients are sums of rounded terms that may cancel: `ROUNDINGS` of the largest value among all gradients are
+    allowed beside what the limits say.
+
+    Args:
+        precision: of the coarsest numbers that gradients are computed with.
+
+    Raises:
+        VerificationError: a difference is beyond the limits, or only one of two gradients exists.
+    """
+    largest, rounding = 0.0, ROUNDINGS * precision
+    scale = max((largest_of(gradient) for gradient in expected if gradient is not None), default=0.0)
+    limits = limits.model_copy(
+        update={"rtol": max(limits.rtol, rounding), "atol": limits.atol + rounding * scale}
+    )
+    for number, (want, have) in enumerate(zip(expected, found, strict=True)):
+        name = f"gradient {number}"
+        if want is not None and have is not None:
+            largest = max(largest, require_close(name, want, have, limits))
+            continue
+        for one, kind in ((want, "densely"), (have, "sparsely")):
+            if one is not None and one.count_nonzero():
+                raise VerificationError(f"{name} exists only {kind}")
+    return largest
+
+
+def compare_training(
+    dense: Callable[[], Any],
+    sparse: Callable[[], Any],
+    limits: Verify,
+    tensors: Sequence[Tensor],
+    pruned: Callable[[], Collection[int]],
+) -> float:
+    """The largest difference of outputs and of gradients, 0 where the dense model itself has no gradients.
+
+    Args:
+        dense, sparse, pruned: as `compare` has them.
+        limits: of the outputs; those of gradients, which add up more terms, are wider.
+        tensors: whose gradients are compared.
+
+    Raises:
+        VerificationError: gradients differ, or the sparse model has none where the dense one has some.
+    """
+    wider = limits.model_copy(update={"rtol": 10 * limits.rtol, "atol": 10 * limits.atol})
+    try:
+        return compare(dense, sparse, wider, tensors, pruned)
+    except VerificationError:
+        raise
+    except RuntimeError as error:  # such as autograd raises
+        try:
+            gradients(dense(), tensors)
+        except RuntimeError:
+            return 0.0
+        raise VerificationError(f"gradients exist only densely: {error}") from error
+
+
+class SameDraws(TorchDispatchMode):
+    """Dropout that depends on coordinates alone, and memory that is never uninitialised.
+
+    Torch's own draws follow the memory order, which may differ.
+    """
+
+    only_looks = True  # keeps no tensor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.native_dropout.default and args[2] is not False:
+            mask = drawn(args[0].shape) >= args[1]
+            return args[0] * mask / (1 - args[1]), mask
+        if func is torch.ops.aten.bernoulli_.float:
+            return args[0].copy_(drawn(args[0].shape) < (args[1] if len(args) > 1 else 0.5))
+        found = func(*args, **(kwargs or {}))
+        if func.overloadpacket not in UNINITIALISED or found.layout is not torch.strided:
+            return found
+        return found.fill_(FILLING) if found.is_floating_point() else found.zero_()
+
+
+def drawn(shape: torch.Size) -> torch.Tensor:
+    """Uniform numbers in row-major order, from torch's generator."""
+    return torch.rand(tuple(shape))
+
+
+def pairs(expected: Any, found: Any) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    """The tensors of two equal output structures, with their paths."""
+    left, left_spec = pytree.tree_flatten_with_path(expected)
+    right, right_spec = pytree.tree_flatten(found)
+    if left_spec != right_spec:
+        raise VerificationError(f"the outputs are {right_spec}, the dense model's {left_spec}")
+    return [
+        (pytree.keystr(path), want, have)
+        for (path, want), have in zip(left, right, strict=True)
+        if isinstance(want, torch.Tensor)
+    ]
+
+
+def require_close(
+    name: str, want: torch.Tensor, have: torch.Tensor, limits: Verify, coarsest: float = 0.0
+) -> float:
+    """The largest absolute difference, when it is within the limits.
+
+    Args:
+        coarsest: the precision of the coarsest numbers that results are computed from.
+    """
+    if want.shape != have.shape or want.dtype != have.dtype:
+        raise VerificationError(
+            f"{name} is {have.dtype} {list(have.shape)}, densely {want.dtype} {list(want.shape)}"
+        )
+    if want.numel() == 0:
+        return 0.0
+    is_floating = want.dtype.is_floating_point
+    rtol = max(limits.rtol, ROUNDINGS * max(precision(want), coarsest)) if is_floating else limits.rtol
+    want, have = numbers_of(want.detach()), numbers_of(have.detach())
+    difference = (want - have).abs().double()
+    largest, scale = float(torch.nan_to_num(difference, nan=0.0).max()), largest_of(want)
+    same_nan = bool((want.isnan() == have.isnan()).all()) if want.is_floating_point() else True
+    if not same_nan:
+        places = (want.isnan() != have.isnan()).nonzero()
+        raise VerificationError(
+            f"{name} differs from the dense model's where one is NaN, in {len(places)} of {want.numel()} entries: "
+            f"it is {value_at(have, places)} at {places[0].tolist()}, and the dense model's {value_at(want, places)}",
+        )
+    if largest > limits.atol + rtol * scale:
+        raise VerificationError(
+            f"{name} differs from the dense model's by {largest:.3g} (largest value {scale:.3g})",
+            f"rtol {rtol:g} and atol {limits.atol:g} allow {limits.atol + rtol * scale:.3g}",
+        )
+    return largest
+
+
+def numbers_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The entries of a tensor, dense unless it is one of this package, in a dtype that torch computes with."""
+    if isinstance(tensor, SparseTensor):
+        return tensor.float() if tensor.dtype is torch.bool else tensor
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    elif tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        return tensor
+    if not tensor.is_floating_point():
+        return tensor.double()
+    return tensor if tensor.dtype.itemsize > 1 else tensor.float()
+
+
+def largest_of(tensor: torch.Tensor) -> float:
+    """The largest finite absolute value in a tensor, 0 where there is none."""
+    return float(tensor.detach().abs().double().nan_to_num(posinf=0.0).max()) if tensor.numel() else 0.0
+
+
+@contextmanager
+def naming_values(model: torch.nn.Module, tensors: Mapping[str, Any]) -> Iterator[None]:
+    """Within this context errors of comparisons name weights and inputs that are NaN or infinite."""
+    try:
+        yield
+    except VerificationError as error:
+        known = [*model.named_parameters(), *tensors.items()]
+        found = [f"{name} is {place}" for name, tensor in known if (place := first_not_finite(tensor))]
+        if not found:
+            raise
+        raise VerificationError("; ".join((*found, error.message)), error.remedy) from error
+
+
+def report_half(report: Report, model: torch.nn.Module) -> None:
+    """Warns in a report of a model in 16 bits that rules matched and that has no region."""
+    dtypes = {str(parameter.dtype) for parameter in model.parameters() if parameter.dtype in HALVES}
+    if dtypes and not report.regions and any(rule.matched for rule in report.rules):
+        reasons = list(dict.fromkeys(entry.reason for entry in report.dense))
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        report.warnings.append(f"nothing of this model in {', '.join(sorted(dtypes))} runs in kernels{why}")
+
+
+def gradients(outputs: Any, parameters: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of the sum of all outputs times fixed random numbers.
+
+    Sums of squares would hardly depend on models that end with a normalisation.
+    """
+    leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    terms = []
+    for number, leaf in enumerate(leaves):
+        if leaf.requires_grad:
+            generator = torch.Generator().manual_seed(SEED + number)
+            values = numbers_of(leaf)
+            drawn = torch.randn(leaf.shape, generator=generator, dtype=values.dtype).to(values.device)
+            terms.append((values * drawn).sum())
+    if not terms:
+        return (None,) * len(parameters)
+    return torch.autograd.grad(terms, list(parameters), allow_unused=True)
+
 
 TIMED_CALLS: Final = 3
 

@@ -1,5 +1,5 @@
 """Sparse operands that are computed once for each structure, and memos that find them again.
 
-In: tensors of a call. Out: packed operands. Read `content_memo.py`, `cached_operands.py`, `edge_slots.py`, then the
-operands of single patterns: bags, convolutions, sliding windows.
+In: tensors of a call. Out: packed operands. Read `content_memo.py`, `alignment.py`, `cached_operands.py`, then
+convolutions: `sliding_window.py`, `convolution_operands.py`.
 """

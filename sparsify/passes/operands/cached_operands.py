@@ -12,25 +12,28 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import Any, Literal
 
 import torch
 
-from sparsify.errors import InvalidTensorError, UnsupportedProgramError
-from sparsify.passes.operands.bag_operand import BagsOutput
-from sparsify.passes.operands.content_memo import Memo
-from sparsify.passes.operands.edge_slots import Aligned
-from sparsify.passes.operands.second_format import Beside
+from sparsify.errors import UnsupportedProgramError
+from sparsify.passes.operands.alignment import (
+    Aligned,
+    BagsOutput,
+    align_coordinates,
+    align_edges,
+    align_entries,
+    align_numbered,
+)
+from sparsify.passes.operands.content_memo import REMEMBERED, Memo
 from sparsify.report import ConversionEntry
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import narrowed, widened
-from sparsify.storage import convert, transformed
+from sparsify.storage import transformed
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, values_at
 
-REMEMBERED = 8
 # What entries at the same place become together; `nothing` where there may be none.
 Joins = Literal["sum", "logsumexp", "nothing"]
 
@@ -158,7 +161,7 @@ class Structure:
         self.weight = weight_of(self.outputs)
         self.memory: Memo[Remembered] = Memo(most, static, is_frozen or self.weight is not None)
         self.is_frozen = is_frozen
-        self.beside = Beside()
+        self.beside: Memo[SparseTensor] = Memo(are_weights=True)
 
     def __call__(self, leaves: tuple[Any, ...]) -> Sequence[Any]:
         """The results for `leaves`; a matrix whose values the caller brings is given as `Aligned`."""
@@ -180,10 +183,18 @@ class Structure:
         return self.differentiable(leaves, self.remembered(leaves).aligned)
 
     def packed_operand(self, spec: MatrixOutput, weight: SparseTensor) -> SparseTensor:
-        """The operand of a packed weight, made beside it where the model holds it in another format."""
+        """The operand of a packed weight, made beside it where the model holds it in another format.
+
+        Such a weight is read by calls with far more rows, or far fewer. Structures that want the same share `beside`.
+        """
         if spec.holds(weight):
             return weight.permute(1, 0) if spec.transposed else weight
-        return self.beside(weight, spec.operand)
+
+        def make() -> SparseTensor:
+            with torch.inference_mode(False), torch.no_grad():
+                return spec.operand(weight.detach().to_dense())
+
+        return self.beside.get((weight._vals, weight._pattern), make)
 
     def remembered(self, leaves: tuple[Any, ...]) -> Remembered:
         """The results for leaves of these entries, computed now when nothing is remembered."""
@@ -311,123 +322,3 @@ def weight_of(outputs: Sequence[Output]) -> MatrixOutput | None:
     if not specs or not specs[0].is_frozen or any(spec != specs[0] for spec in specs):
         return None
     return specs[0] if len(specs) == len(outputs) or specs[0].has_scales else None
-
-
-def align_entries(dense: torch.Tensor, form: Format) -> Aligned:
-    """The pattern of what is not 0; of more modes than two each level stores one, in their order."""
-    coordinates = tuple([column.cpu() for column in torch.nonzero(dense, as_tuple=True)])
-    if dense.dim() == 2:
-        rows, columns = coordinates
-        return align_edges(rows, columns, (dense.shape[0], dense.shape[1]), form)
-    pattern, positions = convert.from_sorted(coordinates, dense.shape, form)
-    return Aligned(pattern, positions)
-
-
-def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format) -> Aligned:
-    """The pattern of edges (row, column) of a matrix, and the slot of each edge; equal edges share one.
-
-    Args:
-        rows, columns: [edges], any order, duplicates allowed.
-        shape: of the matrix; coordinates outside of it are an error.
-    """
-    rows, columns = rows.cpu(), columns.cpu()  # patterns are in main memory, wherever the values are
-    require_inside(rows, shape[0], "row")
-    require_inside(columns, shape[1], "column")
-    key = rows.long() * shape[1] + columns.long()
-    positions: torch.Tensor | None = None
-    if not bool((key[1:] > key[:-1]).all()):
-        key, positions = unique_slots(key)
-    if max(*shape, len(key)) >= 2**31:
-        raise UnsupportedProgramError(
-            f"a matrix {list(shape)} with {len(key)} entries needs wider coordinates"
-        )
-    dtype = torch.int32  # half the memory to read, and what the regions' programs declare
-    starts = torch.zeros(shape[0] + 1, dtype=torch.int64)
-    width = max(shape[1], 1)
-    starts[1:] = torch.bincount(key // width, minlength=shape[0]).cumsum(0)
-    pattern = Pattern(
-        Format("csr"), shape, (None, starts.to(dtype)), (None, (key % width).to(dtype)), is_private=True
-    ).trusted()
-    if form == pattern.format:
-        return Aligned(pattern, positions)
-    pattern, moved = pattern.twin(form)
-    kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no edge
-    target = torch.empty(len(key), dtype=torch.int64).index_copy_(0, moved[kept], kept)
-    return Aligned(pattern, target if positions is None else target[positions])
-
-
-def align_coordinates(coordinates: Sequence[torch.Tensor], shape: Sequence[int], form: Format) -> Aligned:
-    """The pattern of entries at some coordinates, and the slot of each entry; equal entries share one.
-
-    Args:
-        coordinates: per mode [entries], any order, duplicates allowed.
-        shape: of the tensor; coordinates outside of it are an error.
-    """
-    if prod(shape) >= 2**63 or max(*shape, len(coordinates[0])) >= 2**31:
-        raise UnsupportedProgramError(f"a tensor {list(shape)} needs wider coordinates")
-    key = torch.zeros(len(coordinates[0]), dtype=torch.int64)
-    for mode, (column, extent) in enumerate(zip(coordinates, shape, strict=True)):
-        require_inside(column.cpu(), extent, f"coordinate {mode}")
-        key = key * extent + column.cpu()
-    positions: torch.Tensor | None = None
-    if not bool((key[1:] > key[:-1]).all()):
-        key, positions = unique_slots(key)
-    columns: list[torch.Tensor] = []
-    rest = key
-    for extent in reversed(shape):
-        columns.insert(0, rest % max(extent, 1))
-        rest = rest // max(extent, 1)
-    pattern, _ = convert.from_sorted(columns, shape, Format("csf", rank=len(shape)), torch.int32)
-    if form == pattern.format:
-        return Aligned(pattern, positions)
-    pattern, moved = pattern.twin(form)
-    kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no entry
-    target = torch.empty(len(key), dtype=torch.int64).index_copy_(0, moved[kept], kept)
-    return Aligned(pattern, target if positions is None else target[positions])
-
-
-def align_numbered(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format) -> Aligned:
-    """The pattern of entries (row, e, column) of edges with their numbers e, and the slot of each edge.
-
-    Args:
-        rows, columns: [edges], any order, duplicates allowed.
-        shape: rows, edges and columns; coordinates outside of it are an error.
-    """
-    require_inside(rows, shape[0], "row")
-    require_inside(columns, shape[2], "column")
-    if max(shape) >= 2**31:
-        raise UnsupportedProgramError(f"a relation {list(shape)} needs wider coordinates")
-    starts = torch.zeros(shape[0] + 1, dtype=torch.int32)
-    starts[1:] = torch.bincount(rows, minlength=shape[0]).cumsum(0)
-    positions: torch.Tensor | None = None
-    order = torch.arange(len(rows))
-    if bool((rows[1:] < rows[:-1]).any()):
-        order = torch.argsort(rows, stable=True)
-        positions = torch.empty_like(order).index_copy_(0, order, torch.arange(len(rows)))
-    # A copy: later writes of the caller's do not reach what kernels read.
-    crd = (None, order.int(), columns.index_select(0, order).int())
-    return Aligned(
-        Pattern(form, tuple(shape), (None, starts, None), crd, is_private=True).trusted(), positions
-    )
-
-
-def unique_slots(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The different values of `key` in order, and for each entry the slot of its value."""
-    ordered, order = torch.sort(key, stable=True)
-    is_new = torch.ones_like(ordered, dtype=torch.bool)
-    is_new[1:] = ordered[1:] != ordered[:-1]
-    slots = is_new.cumsum(0) - 1
-    return ordered[is_new], torch.empty_like(slots).index_copy_(0, order, slots)
-
-
-def require_inside(coordinates: torch.Tensor, extent: int, mode: str) -> None:
-    """Raises when a coordinate is outside of its mode."""
-    if coordinates.numel() == 0:
-        return
-    low, high = (int(bound) for bound in torch.aminmax(coordinates))
-    if low < 0 or high >= extent:
-        wrong = low if low < 0 else high
-        at = int((coordinates == wrong).nonzero()[0])
-        raise InvalidTensorError(
-            f"edge {at} has {mode} {wrong}, the matrix has {extent}", "coordinates from 0"
-        )

@@ -1,6 +1,6 @@
 """Memos by content: results that are found again while the entries that they were made of are the same.
 
-In: `memo = Memo(8)` and `memo.get((edge_index, 2708), make)`. Out: the result of an earlier `make()` for leaves of the
+In: `memo = Memo()` and `memo.get((edge_index, 2708), make)`. Out: the result of an earlier `make()` for leaves of the
 same entries, else of `make()` now.
 
 torch counts writes that it makes itself. Writes through numpy views, `.data`, DLPack or the memory of another process
@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -24,6 +25,8 @@ from sparsify.storage.own_memory import PLAIN, has_memory, is_on_device
 from sparsify.storage.tensor import SparseTensor
 
 T = TypeVar("T")
+# How many results a memo keeps: those of copies of a model, and of the last few inputs.
+REMEMBERED: Final = 8
 Key = tuple[Any, ...]
 
 
@@ -196,7 +199,9 @@ class Memo(Generic[T]):
         are_weights: whether tensors are weights that get no gradients, of which a sample is read.
     """
 
-    def __init__(self, most: int, static: Collection[int] = (), are_weights: bool = False) -> None:
+    def __init__(
+        self, most: int = REMEMBERED, static: Collection[int] = (), are_weights: bool = False
+    ) -> None:
         self.most, self.static = most, frozenset(static)
         self.read, self.read_again = (sampled, sampled) if are_weights else (_fingerprint_once, fingerprint)
         self.entries: list[Entry[T]] = []
@@ -247,3 +252,44 @@ class Memo(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         return iter([entry.made for entry in self.entries])
+
+
+class SparseInputs:
+    """The parts of the last few sparse inputs: the same tensors each time, so that what follows from them is kept.
+
+    Args:
+        parts: what takes a sparse matrix apart.
+    """
+
+    def __init__(self, parts: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> None:
+        self.parts = parts
+        self.memo: Memo[Sequence[torch.Tensor]] = Memo()
+
+    def __call__(self, matrix: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The parts of `matrix`; taken apart anew when its values need a gradient or it has changed."""
+        if torch.is_grad_enabled() and needs_gradient(matrix):
+            return self.parts(matrix)
+        return self.memo.get(arrays_of(matrix), partial(self.made, matrix), owner=matrix)
+
+    def made(self, matrix: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The parts of `matrix`, taken apart now."""
+        with torch.inference_mode(False), torch.no_grad():  # what is kept may be asked for in any mode later
+            return [keep_private(part.detach()) for part in self.parts(matrix)]
+
+
+def arrays_of(matrix: torch.Tensor) -> tuple[Any, ...]:
+    """Its layout and shape, and all that it is stored as."""
+    if isinstance(matrix, SparseTensor):
+        return matrix._pattern, matrix._fill, matrix._vals
+    with torch.no_grad():
+        if matrix.layout is torch.sparse_coo:
+            return matrix.layout, matrix.shape, matrix.is_coalesced(), matrix._indices(), matrix._values()
+        if matrix.layout in (torch.sparse_csr, torch.sparse_bsr):
+            return matrix.layout, matrix.shape, matrix.crow_indices(), matrix.col_indices(), matrix.values()
+        return matrix.layout, matrix.shape, matrix.ccol_indices(), matrix.row_indices(), matrix.values()
+
+
+def needs_gradient(matrix: torch.Tensor) -> bool:
+    """Whether a sparse tensor requires gradients, asked without going through `__torch_function__`."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return matrix.requires_grad

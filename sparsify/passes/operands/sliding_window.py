@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sparsify.errors import UnsupportedProgramError
-from sparsify.passes.operands.cached_operands import align_edges
+from sparsify.passes.operands.alignment import align_edges
 from sparsify.runtime.buffers import POOL
 from sparsify.storage.format import Format
 from sparsify.storage.pattern import Pattern

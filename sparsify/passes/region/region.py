@@ -162,19 +162,6 @@ def inline(expr: Expr, name: str, indices: tuple[str, ...], value: Expr) -> Expr
     return result
 
 
-def renamed(expr: Expr, old: str, new: str) -> Expr:
-    """`expr` with the tensor `new` in place of `old`."""
-
-    def visit(node: Node) -> Node:
-        if isinstance(node, Access) and node.tensor == old:
-            return Access(new, node.indices)
-        return map_children(node, visit)
-
-    result = visit(expr)
-    assert isinstance(result, Expr)
-    return result
-
-
 def reads(expr: Expr, name: str) -> int:
     """How often `expr` reads the tensor `name`."""
     return sum(node.tensor == name for node in find(expr, Access))

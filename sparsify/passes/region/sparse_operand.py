@@ -18,7 +18,7 @@ from sparsify.passes.capture.draft import Mark
 from sparsify.passes.graph import operators
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, tensor_value
-from sparsify.passes.operands.bag_operand import BAGS
+from sparsify.passes.operands.alignment import BAGS
 from sparsify.passes.operands.cached_operands import Joins
 from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import scale_dtype, scales

@@ -1,16 +1,16 @@
-"""Message passing, recognised by its operators: gather rows, weight them, scatter-add them.
+"""Message passing, found by its operators: gather rows of nodes, compute over edges, add up what ends in each node.
 
 In: `%g = index_select(%x, 0, %col); %m = mul(view(%w, [-1, 1]), %g); %y = index_add(zeros, 0, %row, %m)`.
-Out: `GatherScatter(node=%y, rows=%row, columns=%col, features=%x, weights=(%w,))`, that is
-`y[i,k] += A[i,j] * x[j,k]` with `w` the entries of `A` at (row, col).
+Out: `GatherScatter(node=%y, rows=%row, columns=%col, gather=%g, weights=[%w], extent=n)`. What is computed over edges
+between the two, whatever it is, does not depend on the order of nodes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
-from sparsify.passes.graph.operators import argument, operator_name, tensor_value
+from sparsify.passes.graph.operators import ancestors, argument, operator_name, tensor_value
 
 
 @dataclass(frozen=True)
@@ -19,88 +19,53 @@ class GatherScatter:
 
     Attributes:
         node: the scatter.
-        rows: receiving node of each edge, [edges].
-        columns: sending node of each edge, [edges].
-        features: what is gathered, [nodes, features].
-        weights: factors of each edge, [edges] each.
-        divisors: what each edge is divided by, [edges] each.
-        scale: constant factor.
+        rows, columns: receiving and sending node of each edge, [edges].
+        gather: the rows of the sending nodes, [edges, features].
+        weights: what messages follow from besides.
         extent: number of receiving nodes, a number or a size node.
-        covered: the nodes that the product replaces.
     """
 
     node: fx.Node
     rows: fx.Node
     columns: fx.Node
-    features: fx.Node
-    weights: tuple[fx.Node, ...]
-    divisors: tuple[fx.Node, ...]
-    scale: float
+    gather: fx.Node
+    weights: list[fx.Node]
     extent: Any
-    covered: tuple[fx.Node, ...]
 
-
-@dataclass
-class Message:
-    """What is known of a message while its factors are taken apart."""
-
-    gather: fx.Node | None = None
-    weights: list[fx.Node] = field(default_factory=list)
-    divisors: list[fx.Node] = field(default_factory=list)
-    scale: float = 1.0
-    covered: list[fx.Node] = field(default_factory=list)
+    @property
+    def features(self) -> fx.Node:
+        """What is gathered, [nodes, features]."""
+        found = self.gather.args[0]
+        assert isinstance(found, fx.Node), "rows are those of tensors"
+        return found
 
 
 def recognise(node: fx.Node) -> GatherScatter | None:
     """The message passing that ends in the scatter `node`, None when it is something else."""
-    parts = scatter_parts(node)
-    if parts is None:
+    parts, value = scatter_parts(node), tensor_value(node)
+    if parts is None or value is None or value.dim() != 2 or not is_zeros(parts[0]):
         return None
-    base, rows, source = parts
-    value = tensor_value(node)
-    if value is None or value.dim() != 2 or not is_zeros(base):
+    base, rows, messages = parts
+    gathers, weights = over_edges(messages)
+    if len(gathers) != 1:
         return None
-    message = Message()
-    if not take_apart(source, message) or message.gather is None:
-        return None
-    columns = gathered_index(message.gather)
-    features = message.gather.args[0]
-    if columns is None or not isinstance(features, fx.Node):
-        return None
-    return GatherScatter(
-        node=node,
-        rows=rows,
-        columns=columns,
-        features=features,
-        weights=tuple(message.weights),
-        divisors=tuple(message.divisors),
-        scale=message.scale,
-        extent=base.args[0][0],  # type: ignore[index]
-        covered=(node, *message.covered),
-    )
+    columns = gathered_index(gathers[0])
+    assert columns is not None, "gathers have an index"
+    return GatherScatter(node, rows, columns, gathers[0], weights, base.args[0][0])  # type: ignore[index]
 
 
-def reason(node: fx.Node) -> str:
-    """Why a scatter is no message passing that can be lifted, "" when it can or when it is no scatter."""
-    name = operator_name(node)
-    if name not in ("scatter_add", "index_add", "scatter_reduce", "index_put", "scatter"):
-        return ""
-    value = tensor_value(node)
-    if value is not None and value.dim() != 2:
-        return ""
-    parts = scatter_parts(node)
-    if parts is None:
-        how = argument(node, 4, "reduce", "") if name == "scatter_reduce" else name
-        return (
-            f"scatters by {how} or with an index that differs between columns; "
-            "only sums over rows, largest and smallest entries are lifted"
-        )
-    if not is_zeros(parts[0]):
-        return "scatters into a tensor that is not zero"
-    message = Message()
-    if not take_apart(parts[2], message) or message.gather is None:
-        return f"the message is not gathered rows times edge weights: it ends in {operator_name(parts[2])}"
-    return ""
+def over_edges(messages: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The gathers of features from which messages follow over edges alone, and what else they follow from."""
+    edges = str(messages.meta["val"].shape[0])
+
+    def is_passed(node: fx.Node) -> bool:
+        value = tensor_value(node)
+        has_edges = value is not None and value.dim() > 0 and str(value.shape[0]) == edges
+        return has_edges and bool(node.all_input_nodes) and gathered_index(node) is None
+
+    ends = [node for node in ancestors([messages], is_passed) if not is_passed(node)]
+    gathers = [n for n in ends if gathered_index(n) is not None and n.meta["val"].dim() == 2]
+    return gathers, [n for n in ends if n not in gathers and tensor_value(n) is not None]
 
 
 def scatter_parts(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:
@@ -149,28 +114,13 @@ def spread_index(index: Any) -> Any:
     value = tensor_value(index)
     if value is not None and value.dim() == 1:
         return index
-    if operator_name(index) in ("expand", "expand_as", "repeat"):
-        column = index.args[0]
-        return column_vector(column) if isinstance(column, fx.Node) else None
-    return None
-
-
-def column_vector(node: fx.Node) -> fx.Node | None:
-    """`w` for `w.view(-1, 1)` or `w.unsqueeze(-1)`, another column [edges, 1] itself, None for what is no column."""
-    value = tensor_value(node)
-    if value is None or value.dim() != 2 or not is_one(value.shape[1]):
+    column = index.args[0] if operator_name(index) in ("expand", "expand_as", "repeat") else None
+    if not isinstance(column, fx.Node) or operator_name(column) not in ("view", "unsqueeze"):
         return None
-    base = node.args[0] if node.args else None
-    inner = tensor_value(base)
-    is_view = operator_name(node) in ("view", "unsqueeze")
-    if is_view and isinstance(base, fx.Node) and inner is not None and inner.dim() == 1:
-        return base
-    return node
-
-
-def is_one(extent: Any) -> bool:
-    """Whether an extent is the number 1."""
-    return isinstance(extent, int) and extent == 1
+    vector = column.args[0]
+    inner, outer = tensor_value(vector), tensor_value(column)
+    is_column = inner is not None and inner.dim() == 1 and outer is not None and outer.dim() == 2
+    return vector if is_column and outer.shape[1] == 1 else None  # type: ignore[union-attr]
 
 
 def is_zeros(node: fx.Node) -> bool:
@@ -179,52 +129,6 @@ def is_zeros(node: fx.Node) -> bool:
     if name == "full":
         return bool(argument(node, 1, "fill_value") == 0)
     return name == "zeros" and isinstance(node.args[0], list | tuple)
-
-
-def take_apart(node: fx.Node, message: Message) -> bool:
-    """Collects gather, weights and scale of a message; False when it has other parts."""
-    name, value = operator_name(node), tensor_value(node)
-    if gathered_index(node) is not None and value is not None and value.dim() == 2:
-        message.gather = node
-        message.covered.append(node)
-        return True
-    if name not in ("mul", "div") or len(node.args) < 2 or node.kwargs:
-        return False
-    left, right = node.args[0], node.args[1]
-    join = multiply_by if name == "mul" else divide_by
-    orders = ((left, right), (right, left)) if name == "mul" else ((left, right),)
-    for inner, factor in orders:
-        trial = Message()
-        if isinstance(inner, fx.Node) and take_apart(inner, trial) and join(factor, trial):
-            message.gather, message.scale = trial.gather, trial.scale
-            message.weights, message.divisors = trial.weights, trial.divisors
-            message.covered = [*trial.covered, node]
-            return True
-    return False
-
-
-def multiply_by(factor: Any, message: Message) -> bool:
-    """Takes an edge weight or a constant into the message."""
-    if isinstance(factor, int | float):
-        message.scale *= factor
-        return True
-    weight = column_vector(factor) if isinstance(factor, fx.Node) else None
-    if weight is None:
-        return False
-    message.weights.append(weight)
-    return True
-
-
-def divide_by(factor: Any, message: Message) -> bool:
-    """Takes a divisor per edge, or a constant, into the message."""
-    if isinstance(factor, int | float):
-        message.scale /= factor
-        return True
-    divisor = column_vector(factor) if isinstance(factor, fx.Node) else None
-    if divisor is None:
-        return False
-    message.divisors.append(divisor)
-    return True
 
 
 def gathered_index(node: fx.Node) -> fx.Node | None:

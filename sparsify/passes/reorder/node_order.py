@@ -1,23 +1,23 @@
 """The order in which the nodes of a graph are visited, computed once per graph, and the call that gives it.
 
 In: `node_order(handle, 0, 2708, edge_index)`. Out: [nodes], the node that comes at each place; with 1 the place of each
-node. Remembered as long as the edges are the same; while tracing, the call is an operator.
+node. Remembered as long as the edges are the same; while tracing, the call is the operator of regions.
 """
 
-import secrets
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from sparsify.compiler import torch_operator
-from sparsify.errors import InvalidTensorError, SparsifyError
-from sparsify.passes.call.region_operator import merged, parted
+from sparsify.errors import InvalidTensorError
+from sparsify.passes.call.first_backward import Known
+from sparsify.passes.call.region_call import find, handle_of
+from sparsify.passes.call.region_operator import parted
 from sparsify.passes.call.tracing import is_traced
-from sparsify.passes.operands.cached_operands import Structure, require_inside
+from sparsify.passes.operands.alignment import require_inside
+from sparsify.passes.operands.cached_operands import Structure
 from sparsify.report import ConversionEntry, OrderEntry
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 # Nodes of a part that METIS makes: their features lie in a cache of the second level.
 NODES_OF_A_PART: Final = 1024
 PLACE_TO_NODE, NODE_TO_PLACE = 0, 1
-
-_orders: "weakref.WeakValueDictionary[int, NodeOrder]" = weakref.WeakValueDictionary()
-_exported: "dict[int, NodeOrder]" = {}
 
 
 def has_metis() -> bool:
@@ -99,16 +96,28 @@ class NodeOrder:
     ) -> None:
         self.edges, self.method, self.entry = edges, METHODS[method], entry
         self.structure = Structure(self.compute, (PLACE_TO_NODE, NODE_TO_PLACE), conversion)
-        self.handle = secrets.randbits(62)
-        _orders[self.handle] = self
+        self.dtypes = (torch.int64, torch.int64)
+        self.handle = handle_of(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "NodeOrder":
         return self  # holds no parameters
 
-    def __call__(self, leaves: tuple[Any, ...]) -> Sequence[torch.Tensor]:
+    def orders(self, leaves: tuple[Any, ...]) -> Sequence[torch.Tensor]:
         """The node at each place, and the place of each node."""
         with torch.no_grad():
             return self.structure(leaves)
+
+    def __call__(self, nodes: int, *leaves: Any) -> tuple[torch.Tensor, ...]:
+        """The same for traces: what is remembered is not handed out, since they use memory again."""
+        return tuple([order.clone() for order in self.orders(leaves)])
+
+    def result_shapes(self, arguments: Sequence[Any]) -> list[list[Any]]:
+        """The shapes of both, of the number of nodes and leaves."""
+        return [[arguments[0]], [arguments[0]]]
+
+    def read_of(self, results: Sequence[torch.Tensor], wanted: tuple[int, ...]) -> Known:
+        """Orders have no gradients, which would read them."""
+        return [None] * len(results)
 
     def compute(self, *leaves: Any) -> list[torch.Tensor]:
         """The same, computed now.
@@ -148,47 +157,10 @@ def gather_us(order: torch.Tensor, columns: int) -> float:
     return (time.perf_counter() - started) * 1e6
 
 
-def find(handle: int) -> NodeOrder:
-    """The order with this handle.
-
-    Raises:
-        SparsifyError: it is gone, or was never in this process.
-    """
-    found = _orders.get(handle)
-    if found is None:
-        raise SparsifyError(
-            "this program asks for an order of nodes of a sparse model that this process does not have",
-            "keep the result of sparsify.apply alive; a program exported elsewhere is made again by apply and export",
-        )
-    return found
-
-
 def node_order(handle: int, which: int, nodes: Any, *leaves: Any) -> torch.Tensor:
     """The order with this handle for its leaves, tensors and sizes: the node at each place, or the place of each."""
     if torch.compiler.is_compiling() and is_traced():
-        traced: torch.Tensor = torch.ops.sparsify.node_order(handle, which, nodes, *parted(leaves))
+        traced: torch.Tensor = torch.ops.sparsify.region(handle, *parted((nodes, *leaves)), "")[which]
         return traced
-    return find(handle)(leaves)[which]
-
-
-def run(
-    handle: int, which: int, nodes: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int]
-) -> torch.Tensor:
-    """The operator's computation; what is remembered is not handed out, since traces use memory again."""
-    return find(handle)(tuple(merged(tensors, sizes, places, "")))[which].clone()
-
-
-def shape_only(
-    handle: int, which: int, nodes: int, tensors: list[torch.Tensor], sizes: list[int], places: list[int]
-) -> torch.Tensor:
-    """The operator on fake tensors."""
-    if torch.compiler.is_exporting():
-        _exported[handle] = find(handle)  # lives as long as exported programs may
-    return tensors[0].new_empty((nodes,), dtype=torch.int64)
-
-
-SCHEMA: Final = (
-    "node_order(int handle, int which, SymInt nodes, Tensor[] tensors, SymInt[] sizes, int[] places) "
-    "-> Tensor"
-)
-_library = torch_operator.register(torch_operator.Operator(SCHEMA, run, shape_only))
+    found: torch.Tensor = find(handle).orders(leaves)[which]
+    return found

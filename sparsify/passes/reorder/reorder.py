@@ -20,9 +20,10 @@ from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph import canonicalize
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import known_size, operator_name, sources, tensor_value
+from sparsify.passes.program.translate import translate
 from sparsify.passes.region.sparse_operand import declared_sparse
 from sparsify.passes.reorder import gather_scatter
-from sparsify.passes.reorder.gather_scatter import GatherScatter, gathered_index
+from sparsify.passes.reorder.gather_scatter import GatherScatter
 from sparsify.passes.reorder.node_order import NODE_TO_PLACE, PLACE_TO_NODE, NodeOrder, has_metis, node_order
 from sparsify.passes.reorder.rowwise import row_operands
 from sparsify.passes.rules.mark import rule_error
@@ -54,7 +55,7 @@ class Group:
 
     def gathers(self) -> dict[fx.Node, fx.Node]:
         """By gather the features that it reads."""
-        return {gather_of(match): match.features for match in self.matches}
+        return {match.gather: match.features for match in self.matches}
 
 
 def reorder(draft: Draft) -> Draft:
@@ -88,17 +89,11 @@ def groups_of(draft: Draft) -> Iterator[Group]:
     found: dict[Any, Group] = {}
     for node in draft.graph.nodes:
         match = gather_scatter.recognise(node)
-        mark = adjacency_mark(node) if match is not None else None
-        if match is None or mark is None or mark.reorder == "none":
-            continue
-        key = (mark.rule, match.rows, match.columns)
-        found.setdefault(key, Group(mark, [])).matches.append(match)
+        mark = None if match is None else adjacency_mark(match)
+        if match is not None and mark is not None:
+            key = (mark.rule, match.rows, match.columns)
+            found.setdefault(key, Group(mark, [])).matches.append(match)
     yield from found.values()
-
-
-def gather_of(match: GatherScatter) -> fx.Node:
-    """The node that gathers the features."""
-    return next(node for node in match.covered if gathered_index(node) is match.columns)
 
 
 def require_possible(draft: Draft, label: str, rule: Rule, groups: Sequence[Group]) -> None:
@@ -176,10 +171,11 @@ def first_extent(node: Any) -> Any:
 def put_in_order(draft: Draft, group: Group) -> None:
     """Rewrites the steps of a group, and what runs in their order with them."""
     graph = draft.graph
+    program = translate(graph)
     operands = {
         node: found
         for node in graph.nodes
-        if (found := row_operands(node, group.is_rows)) is not None
+        if (found := row_operands(program, node, group.is_rows)) is not None
         and not any(declared_sparse(operand) for operand in found)
     }
     chosen = cheapest(draft, group, operands)
@@ -199,7 +195,7 @@ def put_in_order(draft: Draft, group: Group) -> None:
         if user not in gathers:
             user.replace_input_with(source, turned[source])
     for match in group.matches:
-        gather = gather_of(match)
+        gather = match.gather
         features = (
             turned.get(match.features, match.features) if match.features not in chosen else match.features
         )
@@ -321,7 +317,7 @@ def ask_for_order(draft: Draft, group: Group, columns: tuple[int, int]) -> tuple
             last = leaf
     steps = ", ".join(match.node.name for match in group.matches)
     sources = ", ".join(leaf.name for leaf in leaves if not is_size(leaf))
-    edges = extract(draft, leaves, [match.rows, match.columns, *group.extents])
+    edges = extract(draft.graph, leaves, [match.rows, match.columns, *group.extents])
     moved = ConversionEntry("order", sources, f"{group.mark.reorder} order")
     entry = OrderEntry(steps, group.mark.reorder, sources, columns=columns)
     draft.report.conversions.append(moved)
@@ -339,16 +335,8 @@ def ask_for_order(draft: Draft, group: Group, columns: tuple[int, int]) -> tuple
     return found[0], found[1]
 
 
-def adjacency_mark(node: fx.Node) -> Mark | None:
-    """The mark of message passing: its own, or that of an input from which its adjacency is made."""
-    match = gather_scatter.recognise(node)
-    if match is None:
-        return None
-    own = info(node).mark
-    if isinstance(own, Mark):
-        return own
-    for source in sources([match.rows, match.columns, *match.weights, *match.divisors]):
-        mark = info(source).mark
-        if isinstance(mark, Mark):
-            return mark
-    return None
+def adjacency_mark(match: GatherScatter) -> Mark | None:
+    """The mark with an order of message passing: its own, or that of an input from which its adjacency is made."""
+    made_of = [match.node, *sources([match.rows, match.columns, *match.weights])]
+    marks = (info(node).mark for node in made_of)
+    return next((mark for mark in marks if isinstance(mark, Mark) and mark.reorder != "none"), None)

@@ -15,8 +15,8 @@ from torch import fx
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.draws import dropped_edges, seeds
 from sparsify.passes.graph.node_info import info
-from sparsify.passes.graph.operators import argument, operator_name, raw_name, sources, tensor_value
-from sparsify.passes.rules.scatters import GATHERS, REPEATS, SCATTERS, is_real, messages_of
+from sparsify.passes.graph.operators import argument, is_real, operator_name, raw_name, sources, tensor_value
+from sparsify.passes.rules.scatters import GATHERS, REPEATS, SCATTERS, messages_of
 
 
 def edge_dropout(draft: Draft) -> Draft:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsify.errors import DataError, SparsifyError
-from sparsify.passes.capture.pruning import Pruning
+from sparsify.passes.capture.draft import Pruning
 from sparsify.passes.capture.shell import shared_copy
 from sparsify.passes.region.sparse_operand import SCALES
 from sparsify.passes.rules.mark import aliases, rule_error

@@ -8,8 +8,8 @@ from sparsify.passes.call.alternative import MOST, Alternative, Preferred
 LARGE = torch.zeros(3000, 2)
 
 
-def preferred(*example: object, is_exact: bool = False) -> Preferred:
-    return Preferred(Alternative("one", lambda call, arguments: arguments[0], 1.0, is_exact), example)
+def preferred(*example: object) -> Preferred:
+    return Preferred(Alternative("one", lambda call, arguments: arguments[0], 1.0), example)
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,6 @@ def preferred(*example: object, is_exact: bool = False) -> Preferred:
 def test_calls_like_the_example(call, is_taken):
     one = preferred(LARGE, 5)
     assert [one.takes(call) for _ in range(2)] == [is_taken, is_taken]
-
-
-def test_exact_sizes():
-    one = preferred(LARGE, is_exact=True)
-    assert one.takes((LARGE + 1,))
-    assert not one.takes((torch.zeros(2999, 2),))
 
 
 def test_few_shapes_are_remembered():

@@ -110,7 +110,7 @@ def test_results_of_the_backward_operator_share_no_memory():
     sizes = [3] * len(places)
     gradient = torch.rand(3, 2)
     needed = [position for position, tensor in enumerate(tensors) if tensor is not a]
-    result = torch.ops.sparsify.region(region.handle, tensors, sizes, places, "")
+    (result,) = torch.ops.sparsify.region(region.handle, tensors, sizes, places, "")
     found = torch.ops.sparsify.region_backward(
         region.handle, [gradient], [result], tensors, sizes, places, needed, ""
     )

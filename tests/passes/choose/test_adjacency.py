@@ -3,7 +3,6 @@
 import copy
 import time
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import graph_models
@@ -21,7 +20,7 @@ from sparsify.passes.choose import adjacency, autotune
 
 ADJACENCY = {"schema": 1, "name": "own", "sparsify": [{"targets": ["input:edge_index"], "format": "csr"}]}
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # sums in another order
-OTHERS = ("torch's CSR", "its own operators", "its operators compiled")
+OTHERS = ("torch's CSR", "its own operators")
 
 
 @pytest.fixture
@@ -83,11 +82,11 @@ def counted(module: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-@pytest.mark.parametrize("name", OTHERS[:2])
+@pytest.mark.parametrize("name", OTHERS)
 def test_the_winner_runs_where_sizes_are_alike(model, monkeypatch, tmp_path, name):
     met = won_by(monkeypatch, name)
     sparse = applied(model, graph(), tmp_path)
-    assert {name for names in met for name in names} == set(OTHERS[:2])
+    assert {name for names in met for name in names} == set(OTHERS)
     assert all(region.preferred.alternative.name == name for region in regions(sparse))
     assert all(f"{name} runs where sizes are like these" in note for note in notes(sparse))
     assert len(notes(sparse)) == 2
@@ -104,7 +103,7 @@ def test_the_winner_runs_where_sizes_are_alike(model, monkeypatch, tmp_path, nam
     assert len(sparse.variants) == 1
 
 
-@pytest.mark.parametrize("name", OTHERS[:2])
+@pytest.mark.parametrize("name", OTHERS)
 def test_gradients_are_those_of_the_kernel(model, monkeypatch, tmp_path, name):
     won_by(monkeypatch, name)
     sparse = applied(model, graph(), tmp_path)
@@ -117,7 +116,7 @@ def test_gradients_are_those_of_the_kernel(model, monkeypatch, tmp_path, name):
         torch.testing.assert_close(found, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("name", OTHERS[:2])
+@pytest.mark.parametrize("name", OTHERS)
 def test_copies_traces_and_inference(model, monkeypatch, tmp_path, name):
     won_by(monkeypatch, name)
     sparse = applied(model, graph(), tmp_path)
@@ -190,65 +189,6 @@ def test_what_is_expected_to_be_slow_is_not_timed(model, monkeypatch, tmp_path):
     assert all(name in note for note in notes(sparse) for name in OTHERS)
 
 
-def test_compiling_must_fit_into_the_time(model, monkeypatch, tmp_path):
-    met = won_by(monkeypatch, "")
-    sparse = applied(model, graph(), tmp_path)
-    assert OTHERS[2] not in met[0]
-    assert f"{OTHERS[2]} not timed: that takes {adjacency.COMPILE_SECONDS:.0f} s to make" in notes(sparse)[0]
-
-
-def test_compiled_operators(model, monkeypatch, tmp_path):
-    made = []
-    monkeypatch.setattr(torch, "compile", lambda module, dynamic: made.append(module) or module)
-    monkeypatch.setattr(adjacency, "COMPILE_SECONDS", 0.5)
-    won_by(monkeypatch, OTHERS[2])
-    sparse = applied(model, graph(), tmp_path)
-    assert len(made) == 2
-    calls = counted(sparse, monkeypatch)
-    with torch.no_grad():
-        torch.testing.assert_close(sparse(*graph()), model(*graph()), **CLOSE)
-        assert len(calls) == 2
-        larger = graph(nodes=21)
-        torch.testing.assert_close(sparse(*larger), model(*larger), **CLOSE)
-    assert len(calls) == 2
-
-
-def test_compiled_operators_that_another_process_timed_are_made_when_applied(model, monkeypatch, tmp_path):
-    made = []
-    monkeypatch.setattr(
-        torch, "compile", lambda module, dynamic: lambda *given: made.append(0) or module(*given)
-    )
-    monkeypatch.setattr(adjacency, "COMPILE_SECONDS", 0.5)
-    won_by(monkeypatch, OTHERS[2])
-    applied(model, graph(), tmp_path)
-    monkeypatch.setattr(adjacency, "candidates", lambda *_: pytest.fail("timed again"))
-    made.clear()
-    sparse = applied(model, graph(), tmp_path, verify=False)
-    assert len(made) == 2
-    assert [region.preferred.alternative.name for region in regions(sparse)] == [OTHERS[2]] * 2
-
-
-def broken(graph: Any, example: Any) -> Any:
-    raise ValueError("no compiler")
-
-
-def test_operators_that_do_not_compile_lose(model, monkeypatch, tmp_path):
-    """Where nothing was timed, and where another process had them win."""
-    won_by(monkeypatch, OTHERS[2])
-    monkeypatch.setattr(adjacency, "COMPILE_SECONDS", 0.5)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "compile", lambda module, dynamic: module)
-        applied(model, graph(), tmp_path / "won", verify=False)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=broken))
-    monkeypatch.setattr(autotune, "race", lambda calls, seconds: [Least(1, 0.0, [9.0]) for _ in calls])
-    for cache, told in (("won", f"the kernel runs, {OTHERS[2]} fails here"), ("new", f"{OTHERS[2]} inf")):
-        sparse = applied(model, graph(), tmp_path / cache, verify=False)
-        assert all(region.preferred is None for region in regions(sparse))
-        assert all(told in note for note in notes(sparse))
-        with torch.no_grad():
-            torch.testing.assert_close(sparse(*graph()), model(*graph()), **CLOSE)
-
-
 def test_making_a_alternative_takes_nothing_from_the_turns(model, monkeypatch, tmp_path):
     given = []
     is_right = adjacency.is_right
@@ -271,7 +211,7 @@ def test_making_a_alternative_takes_nothing_from_the_turns(model, monkeypatch, t
 def test_dense_adjacencies(monkeypatch, tmp_path):
     torch.manual_seed(0)
     model, given = TwoLayers(Kipf).eval(), (torch.randn(20, 7), graph_models.adjacency())
-    for name in OTHERS[:2]:
+    for name in OTHERS:
         won_by(monkeypatch, name)
         sparse = applied(model, given, tmp_path / name, ADJACENCY | {"fuse": {"max_einsums": 1}})
         assert [region.preferred.alternative.name for region in regions(sparse)] == [name] * 2
@@ -341,4 +281,4 @@ def test_the_race_runs_what_will_run(model, tmp_path, monkeypatch):
     always(monkeypatch)
     with options.override(tune_seconds=0.05, cache_dir=tmp_path):
         sparse = sparsify.apply(model, MESSAGES, graph())
-    assert all(f"{name} " in note.split("timed")[-1] for note in notes(sparse) for name in OTHERS[:2])
+    assert all(f"{name} " in note.split("timed")[-1] for note in notes(sparse) for name in OTHERS)

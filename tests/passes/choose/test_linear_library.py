@@ -10,7 +10,7 @@ from torch import nn
 import sparsify
 from sparsify import options
 from sparsify.passes.call.region_call import RegionCall
-from sparsify.passes.choose import autotune, linear_library, weight_format_timing
+from sparsify.passes.choose import autotune, linear_library, pack
 from sparsify.passes.choose.autotune import Candidate, Winner
 
 RECIPE: dict[str, Any] = {
@@ -39,8 +39,8 @@ def applied(model: nn.Module, x: torch.Tensor, library: str, monkeypatch: pytest
         return Winner(kind, (("torch", 2.0), (formats[0], 3.0), *others))
 
     offered = lambda draft, region, trials, libraries: ([*trials], libraries)  # noqa: E731
-    monkeypatch.setattr(weight_format_timing, "candidates", offered)
-    monkeypatch.setattr(weight_format_timing, "autotune", found)
+    monkeypatch.setattr(pack, "candidates", offered)
+    monkeypatch.setattr(pack, "autotune", found)
     with options.override(tune_seconds=1.0):
         return sparsify.apply(model, RECIPE, x)
 
@@ -133,7 +133,7 @@ def test_recipes_say_which_may_be_chosen(model, monkeypatch, asked, names):
         offered.append(libraries)
         return [Candidate("torch", lambda: None), Candidate(next(iter(trials)), lambda: None)]
 
-    monkeypatch.setattr(weight_format_timing, "candidates", found)
+    monkeypatch.setattr(pack, "candidates", found)
     monkeypatch.setattr(autotune, "recall", lambda question, sizes, answer, *_, **__: answer())
     with options.override(tune_seconds=1.0):
         recipe = {**RECIPE, "compile": {"backends": asked}}

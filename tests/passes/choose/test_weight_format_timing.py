@@ -11,10 +11,9 @@ import sparsify
 from sparsify import options
 from sparsify.compiler import recall
 from sparsify.passes.call.region_call import RegionCall
-from sparsify.passes.choose import autotune, weight_format_timing
+from sparsify.passes.choose import autotune, pack
 from sparsify.passes.choose.autotune import Winner
-from sparsify.passes.choose.pack import is_worth_it
-from sparsify.passes.choose.weight_format_timing import fastest_format
+from sparsify.passes.choose.pack import fastest_format, is_worth_it
 from sparsify.recipe.schema import Compile
 
 Times = tuple[tuple[str, float], ...]
@@ -45,7 +44,7 @@ def is_kernel(call: Any) -> bool:
 def measured(monkeypatch: pytest.MonkeyPatch, found: Callable[[list[str], list[str]], Times]) -> None:
     """As if the times, of formats and libraries, were those that `found` returns; torch's comes first."""
     offered = lambda draft, region, trials, libraries: ([*trials], libraries)  # noqa: E731
-    monkeypatch.setattr(weight_format_timing, "candidates", offered)
+    monkeypatch.setattr(pack, "candidates", offered)
     monkeypatch.setattr(autotune, "compare", lambda kind, made, *_: Winner(kind, found(*made)))
     monkeypatch.setattr(autotune, "recall", lambda question, sizes, answer, *_, **__: answer())
 
@@ -55,7 +54,7 @@ def test_what_was_timed_is_found_again(model, tmp_path, monkeypatch):
     monkeypatch.setattr(autotune, "once_us", lambda call: 1.0 if is_kernel(call) else 2.0)
     with options.override(tune_seconds=1.0, cache_dir=tmp_path):
         first = sparsify.apply(model, RECIPE, x)
-        monkeypatch.setattr(weight_format_timing, "candidates", lambda *_: pytest.fail("timed again"))
+        monkeypatch.setattr(pack, "candidates", lambda *_: pytest.fail("timed again"))
         second = sparsify.apply(model, RECIPE, x)
     assert first.report.to_dict()["regions"][0]["notes"] == second.report.to_dict()["regions"][0]["notes"]
     told = [*first.report.regions[0].notes, *(entry.reason for entry in first.report.dense)]
@@ -66,7 +65,7 @@ def test_what_was_timed_is_found_again(model, tmp_path, monkeypatch):
 
 
 def test_nothing_is_timed_where_it_is_switched_off(model, monkeypatch):
-    monkeypatch.setattr(weight_format_timing, "candidates", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(pack, "candidates", lambda *_: pytest.fail("timed"))
     with options.override(tune_seconds=0.0):
         sparse = sparsify.apply(model, RECIPE, torch.randn(128, 96), verify=False)
     assert "timed" not in sparse.report.regions[0].notes[0]
@@ -81,7 +80,7 @@ def test_what_loses_stays_dense(model, monkeypatch, us, dense_us, is_packed):
         report = sparsify.apply(model, RECIPE, torch.randn(128, 96), verify=False).report
     assert len(report.regions) == is_packed
     told = report.regions[0].notes[0] if is_packed else report.dense[0].reason
-    assert f"timed {weight_format_timing.rounded(us)} us, torch's {dense_us:.0f}" in told
+    assert f"timed {pack.rounded(us)} us, torch's {dense_us:.0f}" in told
 
 
 def test_memory_decides_before_time():
@@ -93,7 +92,7 @@ def test_memory_decides_before_time():
 
 
 def packing(bytes_: int) -> Any:
-    return weight_format_timing.Packing(sparsify.Format("csr"), 10, 100, bytes_, 400, 1.0, 2.0)
+    return pack.Packing(sparsify.Format("csr"), 10, 100, bytes_, 400, 1.0, 2.0)
 
 
 @pytest.mark.parametrize("is_agreed", [True, False])

@@ -17,7 +17,6 @@ from sparsify.options import override
 from sparsify.passes.choose.autotune import Winner
 
 recurrent = import_module("sparsify.passes.module.recurrent")
-recurrent_layers = import_module("sparsify.passes.choose.recurrent_layers")
 FEATURES, HIDDEN, STEPS, BATCH = 5, 6, 2, 2
 
 
@@ -265,7 +264,7 @@ def test_race(monkeypatch: pytest.MonkeyPatch, us: tuple[float, float], is_kept:
             candidate.call()
         return Winner(kind, tuple((one.name, taken) for one, taken in zip(candidates, us, strict=True)))
 
-    monkeypatch.setattr(recurrent_layers, "compare", compare)
+    monkeypatch.setattr(recurrent, "compare", compare)
     torch.manual_seed(0)
     model, x = pruned(Wrapped(nn.LSTM(64, 64)), 0.05).eval(), torch.randn(2, BATCH, 64)
     asked = recipe(form="auto") | {"compile": {"memory": "fast"}}

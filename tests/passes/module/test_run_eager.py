@@ -20,10 +20,10 @@ def made():
 def test_calls_of_known_shapes_take_the_short_way(made):
     model, sparse = made
     sparse(*graph())
-    assert sparse._quick.variants[sparse._quick.read(graph(), {})[0]] is sparse.variants[0]
+    assert sparse._call_index.variants[sparse._call_index.read(graph(), {})[0]] is sparse.variants[0]
     for nodes in range(5, 90):
         sparse(*graph(nodes, seed=nodes))
-    assert 0 < len(sparse._quick.variants) <= 64
+    assert 0 < len(sparse._call_index.variants) <= 64
     torch.testing.assert_close(sparse(*graph()), model(*graph()))
 
 

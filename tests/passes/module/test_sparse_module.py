@@ -13,7 +13,7 @@ from torch import nn
 from sparsify import errors, options
 from sparsify.passes import PASSES
 from sparsify.passes.apply import apply
-from sparsify.passes.module import build, capture_call
+from sparsify.passes.module import capture_call
 from sparsify.storage.interop import tensor
 
 geometric = pytest.importorskip("torch_geometric.nn")
@@ -306,7 +306,7 @@ def test_export_without_a_graph_is_an_error(monkeypatch):
     def refuse(*_, **__):
         raise errors.CaptureError("no graph of this model", "another model")
 
-    monkeypatch.setattr(build, "capture", refuse)
+    monkeypatch.setattr(capture_call, "capture", refuse)
     with pytest.warns(RuntimeWarning, match="the source model runs"):
         sparse = apply(nn.Linear(3, 4), MESSAGES, (torch.ones(2, 3),))
     with pytest.raises(errors.CaptureError, match="no graph to export"):

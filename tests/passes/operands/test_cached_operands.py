@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparsify.errors import InvalidTensorError
-from sparsify.passes.operands.cached_operands import align_edges
+from sparsify.passes.operands.alignment import align_edges
 from sparsify.storage.format import Format
 from sparsify.storage.tensor import SparseTensor
 

@@ -101,7 +101,7 @@ def test_the_report_says_the_bytes_of_both(applied: Any) -> None:
     one, other = formats(sparse)
     (held,) = [p for p in sparse.parameters() if isinstance(p, SparseTensor)]
     ((structure, _),) = sparse.variants[1].regions[0].weights.values()
-    beside = structure.beside.known(held)
+    beside = structure.beside.known((held._vals, held._pattern))
     assert beside is not None
     assert str(beside.format) == other
     for variant in sparse.variants:
@@ -128,7 +128,7 @@ def test_a_further_format_that_is_measured_no_faster_is_not_stored(monkeypatch: 
         return Winner("weight format", (("torch", 1000.0), (str(found[0].format), 9.99), *others))
 
     sparse = sparsify.apply(layer(), GIVEN, example(1))
-    monkeypatch.setattr(pack, "try_tune", alike)
+    monkeypatch.setattr(pack, "tune", alike)
     sparse(example(MANY))
     assert len(set(formats(sparse))) == 1
 
@@ -157,7 +157,7 @@ def test_a_format_that_may_be_far_faster_is_timed(
     untimed = copy.deepcopy(sparse)
     untimed(example(1024))
     assert formats(untimed) == [LISTS, LISTS]
-    monkeypatch.setattr(pack, "try_tune", measured)
+    monkeypatch.setattr(pack, "tune", measured)
     with options.override(tune_seconds=0.01):
         sparse(example(1024))
     assert formats(sparse) == [LISTS, PANELS][:count] * (3 - count)
@@ -205,18 +205,18 @@ def test_third_captures_share_what_is_there() -> None:
     _, second, third = (variant.regions[0].weights for variant in sparse.variants)
     ((one, _), (other, _)) = (*second.values(), *third.values())
     assert one.beside is other.beside
-    assert len(one.beside.memory) == 1
+    assert len(one.beside) == 1
 
 
 def test_compiled_models_make_no_format_anew() -> None:
     model = layer()
     sparse = both(model, 1, MANY)
     ((structure, _),) = sparse.variants[1].regions[0].weights.values()
-    before = structure.beside.memory
+    before = structure.beside
     compiled = torch.compile(sparse, fullgraph=True, backend="aot_eager")
     for rows in (1, MANY):
         torch.testing.assert_close(compiled(example(rows)), model(example(rows)), **CLOSE)
-    assert structure.beside.memory is before
+    assert structure.beside is before
 
 
 def test_threads_that_need_it_at_once() -> None:

@@ -6,7 +6,7 @@ from torch import nn
 
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.export import capture
-from sparsify.passes.reorder.gather_scatter import reason, recognise
+from sparsify.passes.reorder.gather_scatter import recognise
 
 
 class Of(nn.Module):
@@ -40,6 +40,7 @@ FORMS = {
     ),
     "index_put": lambda x, r, c, w: zeros(x).index_put_((r,), w.view(-1, 1) * x[c], accumulate=True),
     "embedding": lambda x, r, c, w: zeros(x).index_add(0, r, w.view(-1, 1) * nn.functional.embedding(c, x)),
+    "computed over edges": lambda x, r, c, w: zeros(x).index_add(0, r, (x[c].exp() + w[:, None]).relu()),
     "scaled": lambda x, r, c, w: zeros(x).index_add(0, r, 0.5 * (x[c] * w.view(-1, 1)) / w.view(-1, 1)),
 }
 
@@ -57,20 +58,17 @@ def test_forms(name):
     assert len(found) == 1
     match = found[0]
     assert (match.rows.name, match.columns.name, match.features.name) == ("rows", "columns", "x")
-    assert [weight.name for weight in match.weights] == ["w"]
-    assert (match.scale, len(match.divisors)) == ((0.5, 1) if name == "scaled" else (1.0, 0))
+    assert {weight.name for weight in match.weights} == {"w"}
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    "function",
     [
-        (lambda x, r, c, w: zeros(x).scatter_reduce(0, spread(r, x), x[c], "amax"), "scatters by amax"),
-        (lambda x, r, c, w: x.index_add(0, r, x[c]), "a tensor that is not zero"),
-        (lambda x, r, c, w: zeros(x).index_add(0, r, x[c].exp()), "it ends in exp"),
-        (lambda x, r, c, w: zeros(x).index_add(0, r, x[c] * x[r]), "it ends in mul"),
+        lambda x, r, c, w: zeros(x).scatter_reduce(0, spread(r, x), x[c], "amax"),
+        lambda x, r, c, w: x.index_add(0, r, x[c]),
+        lambda x, r, c, w: zeros(x).index_add(0, r, x[c] * x[r]),
     ],
+    ids=["amax", "not into zeros", "both ends"],
 )
-def test_other_scatters_give_a_reason(function, words):
-    nodes = scatters(function)
-    assert not any(recognise(node) for node in nodes)
-    assert words in " ".join(reason(node) for node in nodes)
+def test_other_scatters(function):
+    assert not any(recognise(node) for node in scatters(function))

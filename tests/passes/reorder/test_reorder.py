@@ -12,6 +12,7 @@ from sparsify.errors import RecipeError, ShapeError
 from sparsify.passes.apply import apply
 from sparsify.passes.capture import calls
 from sparsify.passes.capture.export import capture
+from sparsify.passes.program.translate import translate
 from sparsify.passes.reorder import node_order
 from sparsify.passes.reorder.rowwise import row_operands
 
@@ -150,6 +151,25 @@ def test_buffers_are_static_and_each_adjacency_has_its_order():
     torch.testing.assert_close(torch.autograd.grad(sparse(x).square().sum(), model.weight), want, **CLOSE)
 
 
+class Messages(nn.Module):
+    """Messages that are computed from data of edges, too."""
+
+    def forward(self, x, edge_index, edges):
+        for _ in range(2):
+            messages = (x[edge_index[0]] + edges).relu() * edges.sum(1, keepdim=True)
+            x = torch.zeros_like(x).index_add(0, edge_index[1], messages).tanh()
+        return x
+
+
+def test_whatever_is_computed_over_edges_keeps_its_order():
+    x, edge_index = graph()
+    edges = torch.randn(edge_index.size(1), x.size(1))
+    sparse = apply(Messages(), recipe(), (x, edge_index, edges))
+    (entry,) = sparse.report.orders
+    assert entry.columns == (x.size(1), x.size(1)), "steps share a permutation in and one out"
+    torch.testing.assert_close(sparse(x, edge_index, edges), Messages()(x, edge_index, edges), **CLOSE)
+
+
 def test_traces():
     model, (x, edge_index) = TwoLayers(HandWritten).eval(), graph()
     sparse = apply(model, recipe(EDGES), (x, edge_index))
@@ -237,23 +257,23 @@ def test_operators_that_compute_row_by_row(functions):
     model = All(list(functions.values()))
     x, w = torch.randn(6, 6), torch.randn(6, 6)
     captured = capture(model, calls.flatten(calls.signature(model), (x, w), {}), ())
-    source = captured.graph.find_nodes(op="placeholder")[0]
+    source, program = captured.graph.find_nodes(op="placeholder")[0], translate(captured.graph)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     for name, function, node in zip(
         functions, model.functions, captured.graph.output_node().args[0], strict=True
     ):
-        moves = depends_by_row(node, source)
+        moves = depends_by_row(program, node, source)
         assert moves == (functions is ROWWISE), name
         if moves:
             torch.testing.assert_close(function(x, w)[order], function(x[order], w), msg=name)
 
 
-def depends_by_row(node, source):
+def depends_by_row(program, node, source):
     """Whether a node follows from `source` by operators that compute row by row alone."""
     if node is source:
         return True
-    operands = row_operands(node, lambda extent: extent == 6)
-    return operands is not None and all(depends_by_row(operand, source) for operand in operands)
+    operands = row_operands(program, node, lambda extent: extent == 6)
+    return operands is not None and all(depends_by_row(program, operand, source) for operand in operands)
 
 
 def test_inputs_that_may_change():

@@ -117,8 +117,8 @@ def test_constants_tell_calls_apart(taken):
 def test_floating_numbers_are_never_quick(made, taken):
     _, sparse, x = made
     adj = matrix().to_sparse().coalesce()
-    assert sparse._quick.read((x, adj, 0.0), {}) is None
-    assert sparse._quick.read((x, adj, 0), {}) is not None
+    assert sparse._call_index.read((x, adj, 0.0), {}) is None
+    assert sparse._call_index.read((x, adj, 0), {}) is not None
 
 
 def test_names_in_another_order(made, taken):

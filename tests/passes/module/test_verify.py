@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import sparsify
 from sparsify.errors import VerificationError
-from sparsify.passes.module.compare import compare, naming_values
+from sparsify.passes.module.verify import compare, naming_values
 from sparsify.recipe import Verify
 
 LIMITS = Verify(rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ from graph_models import MESSAGES
 from torch import nn
 
 from sparsify.passes.apply import apply
-from sparsify.passes.capture.libraries.pyg_graph_count import Number, chosen_by_data
+from sparsify.passes.capture.libraries.torch_geometric import Number, chosen_by_data
 
 geometric = pytest.importorskip("torch_geometric.nn")
 POOLS = {

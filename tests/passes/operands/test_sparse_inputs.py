@@ -2,7 +2,7 @@
 
 import torch
 
-from sparsify.passes.operands.sparse_input_cache import REMEMBERED, Memory
+from sparsify.passes.operands.content_memo import REMEMBERED, SparseInputs
 
 
 def test_remembered_until_it_changes():
@@ -12,7 +12,7 @@ def test_remembered_until_it_changes():
         taken.append(matrix)
         return matrix.indices()[0], matrix.values().clone()
 
-    memory = Memory(parts)
+    memory = SparseInputs(parts)
     matrix = torch.eye(3).to_sparse()
     first = memory(matrix)
     assert memory(matrix) is first
@@ -23,7 +23,7 @@ def test_remembered_until_it_changes():
 
 
 def test_only_the_last_few_are_kept():
-    memory = Memory(lambda matrix: (matrix.values(),))
+    memory = SparseInputs(lambda matrix: (matrix.values(),))
     matrices = [(torch.eye(2) * n).to_sparse() for n in range(1, REMEMBERED + 4)]
     for matrix in matrices:
         memory(matrix)
@@ -31,7 +31,7 @@ def test_only_the_last_few_are_kept():
 
 
 def test_values_that_need_gradients_are_never_remembered():
-    memory = Memory(lambda matrix: (matrix.coalesce().values(),))
+    memory = SparseInputs(lambda matrix: (matrix.coalesce().values(),))
     matrix = torch.eye(2).to_sparse().requires_grad_()
     assert memory(matrix)[0].requires_grad
     assert not len(memory.memo)

@@ -1,7 +1,11 @@
-"""Numbers that torch-geometric reads from indices: as many graphs as a batch names, `int(batch.max()) + 1`.
+"""Numbers that torch-geometric reads from indices, which export would take for the same in all calls.
 
-In: `global_mean_pool(x, batch)`. Out: the same under export, with a number that the data chooses; `int` would ask for
-one that is the same in all calls.
+In: `global_mean_pool(x, batch)`, with as many graphs as a batch names, `int(batch.max()) + 1`; `RGCNConv(12, 8, 3)`,
+which counts the edges of each relation to choose between two ways to multiply, `int(count.max())`.
+Out: the same under export, with a number that the data chooses; without the choice.
+
+The choice is whether pyg-lib multiplies, which torch-geometric leaves out of every graph that is captured; so a capture
+that does not ask has the same operators, and no number that depends on the edges.
 """
 
 import sys
@@ -50,3 +54,20 @@ def chosen_by_data() -> Iterator[None]:
             if name in sys.modules:
                 changes.enter_context(patch.object(sys.modules[name], "int", Number, create=True))
         yield
+
+
+BACKEND: Final = "torch_geometric.backend"
+
+
+@contextmanager
+def without_choice() -> Iterator[None]:
+    """Within this context torch-geometric chooses nothing by the edges; a choice of the user's stays."""
+    backend: Any = sys.modules.get(BACKEND)
+    if getattr(backend, "use_segment_matmul", False) is not None:
+        yield
+        return
+    backend.use_segment_matmul = False
+    try:
+        yield
+    finally:
+        backend.use_segment_matmul = None

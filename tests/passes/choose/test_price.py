@@ -7,7 +7,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from sparsify.compiler.schedule.machine import scaled
 from sparsify.compiler.schedule.product_cost import dense_us
-from sparsify.passes.choose.torch_cost import compiled_us, eager_us
+from sparsify.passes.choose.price import eager_us
 
 MACHINE = scaled(2, 64)
 
@@ -22,16 +22,14 @@ def messages(x, rows, columns):
     return torch.zeros_like(x).index_add(0, rows, x.index_select(0, columns))
 
 
-def cost(edges: int) -> tuple[float, float]:
+def cost(edges: int) -> float:
     index = torch.zeros(edges, dtype=torch.int64)
     graph = traced(messages, torch.zeros(500, 64), index, index)
-    return eager_us(graph, MACHINE), compiled_us(graph, MACHINE)
+    return eager_us(graph, MACHINE)
 
 
 def test_messages_cost_by_their_number():
-    few, many = cost(10_000), cost(100_000)
-    assert all(5 < more / less < 20 for less, more in zip(few, many, strict=True))
-    assert many[1] < many[0]
+    assert 5 < cost(100_000) / cost(10_000) < 20
 
 
 @pytest.mark.parametrize("function", [torch.mm, torch.matmul, lambda x, y: torch.addmm(x[0, :9], x, y)])

@@ -1,0 +1,254 @@
+"""Patterns of sparse operands, and where the entries that a call brings lie on them: of edges, tensors and bags.
+
+In: rows `[1, 0, 1]` and columns `[0, 2, 0]` of edges. Out: `Aligned` with the pattern of (0, 2) and (1, 0) in CSR;
+`aligned.values(weights)` are the weights in storage order, those of equal edges added up.
+
+Bags of rows of a table are a tensor with three modes: in `A[b,p,j]` the entry at place p is in bag b and names row j.
+Indices `[4, 2, 2, 9]` and offsets `[0, 3]` for a table of 10 rows give ones at (0, 0, 4), (0, 1, 2), (0, 2, 2) and
+(1, 3, 9); the arrays are copies of the offsets and the indices. A bag may name a row twice and in any order, which a
+row of a matrix may not; with the places as a mode of its own no call sorts or merges anything.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from sparsify.errors import InvalidTensorError, UnsupportedProgramError
+from sparsify.storage import convert
+from sparsify.storage.format import Format
+from sparsify.storage.pattern import Pattern
+from sparsify.storage.tensor import wrap
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A pattern and where each edge's value goes.
+
+    Attributes:
+        positions: the slot of each edge, None when that of edge `e` is `e`.
+        kept: the edges that have a slot, None when all do.
+    """
+
+    pattern: Pattern
+    positions: torch.Tensor | None
+    kept: torch.Tensor | None = None
+
+    def values(self, edges: torch.Tensor) -> torch.Tensor:
+        """The values in storage order on the device of `edges`, duplicates added up, differentiable in `edges`."""
+        if self.kept is not None:
+            edges = edges.index_select(0, self.kept.to(edges.device))
+        if self.positions is None:
+            return edges
+        slots = edges.new_zeros(self.pattern.nnz)
+        return slots.index_add(0, self.positions.to(edges.device), edges)
+
+
+def align_entries(dense: torch.Tensor, form: Format) -> Aligned:
+    """The pattern of what is not 0; of more modes than two each level stores one, in their order."""
+    coordinates = tuple([column.cpu() for column in torch.nonzero(dense, as_tuple=True)])
+    if dense.dim() == 2:
+        rows, columns = coordinates
+        return align_edges(rows, columns, (dense.shape[0], dense.shape[1]), form)
+    pattern, positions = convert.from_sorted(coordinates, dense.shape, form)
+    return Aligned(pattern, positions)
+
+
+def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format) -> Aligned:
+    """The pattern of edges (row, column) of a matrix, and the slot of each edge; equal edges share one.
+
+    Args:
+        rows, columns: [edges], any order, duplicates allowed.
+        shape: of the matrix; coordinates outside of it are an error.
+    """
+    rows, columns = rows.cpu(), columns.cpu()  # patterns are in main memory, wherever the values are
+    require_inside(rows, shape[0], "row")
+    require_inside(columns, shape[1], "column")
+    key = rows.long() * shape[1] + columns.long()
+    positions: torch.Tensor | None = None
+    if not bool((key[1:] > key[:-1]).all()):
+        key, positions = unique_slots(key)
+    if max(*shape, len(key)) >= 2**31:
+        raise UnsupportedProgramError(
+            f"a matrix {list(shape)} with {len(key)} entries needs wider coordinates"
+        )
+    dtype = torch.int32  # half the memory to read, and what the regions' programs declare
+    starts = torch.zeros(shape[0] + 1, dtype=torch.int64)
+    width = max(shape[1], 1)
+    starts[1:] = torch.bincount(key // width, minlength=shape[0]).cumsum(0)
+    pattern = Pattern(
+        Format("csr"), shape, (None, starts.to(dtype)), (None, (key % width).to(dtype)), is_private=True
+    ).trusted()
+    if form == pattern.format:
+        return Aligned(pattern, positions)
+    pattern, moved = pattern.twin(form)
+    kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no edge
+    target = torch.empty(len(key), dtype=torch.int64).index_copy_(0, moved[kept], kept)
+    return Aligned(pattern, target if positions is None else target[positions])
+
+
+def align_coordinates(coordinates: Sequence[torch.Tensor], shape: Sequence[int], form: Format) -> Aligned:
+    """The pattern of entries at some coordinates, and the slot of each entry; equal entries share one.
+
+    Args:
+        coordinates: per mode [entries], any order, duplicates allowed.
+        shape: of the tensor; coordinates outside of it are an error.
+    """
+    if prod(shape) >= 2**63 or max(*shape, len(coordinates[0])) >= 2**31:
+        raise UnsupportedProgramError(f"a tensor {list(shape)} needs wider coordinates")
+    key = torch.zeros(len(coordinates[0]), dtype=torch.int64)
+    for mode, (column, extent) in enumerate(zip(coordinates, shape, strict=True)):
+        require_inside(column.cpu(), extent, f"coordinate {mode}")
+        key = key * extent + column.cpu()
+    positions: torch.Tensor | None = None
+    if not bool((key[1:] > key[:-1]).all()):
+        key, positions = unique_slots(key)
+    columns: list[torch.Tensor] = []
+    rest = key
+    for extent in reversed(shape):
+        columns.insert(0, rest % max(extent, 1))
+        rest = rest // max(extent, 1)
+    pattern, _ = convert.from_sorted(columns, shape, Format("csf", rank=len(shape)), torch.int32)
+    if form == pattern.format:
+        return Aligned(pattern, positions)
+    pattern, moved = pattern.twin(form)
+    kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no entry
+    target = torch.empty(len(key), dtype=torch.int64).index_copy_(0, moved[kept], kept)
+    return Aligned(pattern, target if positions is None else target[positions])
+
+
+def align_numbered(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format) -> Aligned:
+    """The pattern of entries (row, e, column) of edges with their numbers e, and the slot of each edge.
+
+    Args:
+        rows, columns: [edges], any order, duplicates allowed.
+        shape: rows, edges and columns; coordinates outside of it are an error.
+    """
+    require_inside(rows, shape[0], "row")
+    require_inside(columns, shape[2], "column")
+    if max(shape) >= 2**31:
+        raise UnsupportedProgramError(f"a relation {list(shape)} needs wider coordinates")
+    starts = torch.zeros(shape[0] + 1, dtype=torch.int32)
+    starts[1:] = torch.bincount(rows, minlength=shape[0]).cumsum(0)
+    positions: torch.Tensor | None = None
+    order = torch.arange(len(rows))
+    if bool((rows[1:] < rows[:-1]).any()):
+        order = torch.argsort(rows, stable=True)
+        positions = torch.empty_like(order).index_copy_(0, order, torch.arange(len(rows)))
+    # A copy: later writes of the caller's do not reach what kernels read.
+    crd = (None, order.int(), columns.index_select(0, order).int())
+    return Aligned(
+        Pattern(form, tuple(shape), (None, starts, None), crd, is_private=True).trusted(), positions
+    )
+
+
+def unique_slots(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The different values of `key` in order, and for each entry the slot of its value."""
+    ordered, order = torch.sort(key, stable=True)
+    is_new = torch.ones_like(ordered, dtype=torch.bool)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    slots = is_new.cumsum(0) - 1
+    return ordered[is_new], torch.empty_like(slots).index_copy_(0, order, slots)
+
+
+def outside(coordinates: torch.Tensor, extent: int) -> int | None:
+    """A coordinate that a mode does not have, `None` where it has all of them."""
+    if coordinates.numel() == 0:
+        return None
+    low, high = (int(bound) for bound in torch.aminmax(coordinates))
+    return low if low < 0 else high if high >= extent else None
+
+
+def require_inside(coordinates: torch.Tensor, extent: int, mode: str) -> None:
+    """Raises when a coordinate is outside of its mode."""
+    if (wrong := outside(coordinates, extent)) is not None:
+        at = int((coordinates == wrong).nonzero()[0])
+        raise InvalidTensorError(
+            f"edge {at} has {mode} {wrong}, the matrix has {extent}", "coordinates from 0"
+        )
+
+
+BAGS: Final = Format("dense, compressed, singleton")
+
+
+@dataclass(frozen=True)
+class BagsOutput:
+    """Bags among the outputs of a structure module.
+
+    Attributes:
+        indices, offsets: positions of the rows that are named, and of where bags begin.
+        rows: how many the table has.
+        has_last: whether the last offset is the end of the last bag.
+        padding: the row that counts for nothing, None without one.
+        dtype: of the values.
+        is_weighted: whether the caller brings them; else they are 1.
+    """
+
+    indices: int
+    offsets: int
+    rows: int
+    has_last: bool
+    padding: int | None
+    dtype: torch.dtype
+    is_weighted: bool
+
+    def align(self, raw: Sequence[Any]) -> Aligned:
+        """The pattern of the bags, and which indices have a slot in it.
+
+        Raises:
+            InvalidTensorError: an index that is no row, or offsets that do not ascend from 0 within the indices.
+        """
+        # Copies: later writes of the caller's do not reach what kernels read.
+        indices, kept = raw[self.indices].cpu().clone(memory_format=torch.contiguous_format), None
+        if (wrong := outside(indices, self.rows)) is not None:
+            raise InvalidTensorError(
+                f"an index of a bag is {wrong}, the table has {self.rows} rows",
+                f"numbers from 0 to {self.rows - 1}",
+            )
+        starts = starts_of(
+            raw[self.offsets].cpu().clone(memory_format=torch.contiguous_format), len(indices), self.has_last
+        )
+        if self.padding is not None and bool((is_padding := indices == self.padding).any()):
+            kept = torch.nonzero(~is_padding).squeeze(1)
+            before = torch.cat([starts.new_zeros(1), (~is_padding).cumsum(0, dtype=starts.dtype)])
+            indices, starts = indices[kept], before[starts.long()]
+        places = torch.arange(len(indices), dtype=indices.dtype)
+        shape = (len(starts) - 1, len(indices), self.rows)
+        pattern = Pattern(
+            BAGS, shape, (None, starts, None), (None, places, indices), is_private=True
+        ).trusted()
+        return Aligned(pattern, None, kept)
+
+    def made(self, aligned: Aligned, raw: Sequence[Any]) -> Any:
+        """The bags, on the device of their indices, or their pattern where the caller brings the values."""
+        if self.is_weighted:
+            return aligned
+        return wrap(aligned.pattern, raw[self.indices].new_ones(aligned.pattern.nnz, dtype=self.dtype))
+
+
+def starts_of(offsets: torch.Tensor, count: int, has_last: bool) -> torch.Tensor:
+    """Where each bag begins among `count` indices, and where the last one ends.
+
+    Raises:
+        InvalidTensorError: offsets that do not ascend from 0, to `count` where they have the last end.
+    """
+    given = offsets.numpy()  # faster than torch for few bags, which may be new in every call
+    starts = given if has_last else np.empty(len(given) + 1, given.dtype)
+    if len(starts) < 2:
+        return offsets.new_zeros(1)
+    if not has_last:
+        starts[:-1], starts[-1] = given, count
+    first, last = int(given[0]), int(given[-1])
+    if first == 0 and starts[-1] == count and (starts[1:] >= starts[:-1]).all():
+        return offsets.contiguous() if has_last else torch.from_numpy(starts)
+    if first != 0:
+        complaint = f"begin with {first}"
+    elif last > count or has_last:
+        complaint = f"end with {last}, there are {count} indices"
+    else:
+        complaint = "do not ascend"
+    whole = "the number of indices" if has_last else "at most the number of indices"
+    raise InvalidTensorError(f"the offsets of bags {complaint}", f"they ascend from 0 to {whole}")
