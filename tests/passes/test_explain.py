@@ -40,8 +40,7 @@ def test_a_region_goes_through_all_stages(applied):
     assert [title for title in titles(inner) if not title.startswith("step")] == [
         title for title in STAGES if title in titles(inner)
     ]
-    generated = next(section for section in inner if "by a generated kernel" in section.title)
-    assert titles(generated.inner) == ["notation", "schedule", "loops", "cpp", "kernel"]
+    assert titles(inner)[-5:] == ["notation", "schedule", "loops", "cpp", "kernel"]  # of the one kernel
 
 
 def test_operands_are_named_by_their_tensors(applied):
