@@ -33,6 +33,7 @@ from sparsify.passes.graph.operators import (
 from sparsify.passes.operands.cached_operands import Joins
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import By, ModelProgram, Relation, Size, sizes_of
+from sparsify.passes.region.fragment import HALVES
 from sparsify.passes.region.sparse_operand import Matrix, PatternOperand
 from sparsify.storage.format import Format
 
@@ -50,14 +51,17 @@ DTYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16, to
 LEAVES: Final = ("placeholder", "get_attr")
 
 
-def marked_leaves(graph: fx.Graph, covered: set[fx.Node]) -> dict[str, Matrix]:
+def marked_leaves(graph: fx.Graph, covered: set[fx.Node], *, is_trainable: bool = False) -> dict[str, Matrix]:
     """The marked tensors that operators outside of regions read, as sparse operands by name.
 
-    They are inputs and parameters, and dense tensors that the graph makes of coordinates and marked values.
+    They are inputs and parameters, and dense tensors that the graph makes of coordinates and marked values. Steps with
+    torch's products of half precision are faster than those with sparse weights that get gradients.
     """
     found = {}
     for node in graph.nodes:
         matrix = declared(node) if node.op in LEAVES else written_out(node)
+        if matrix is not None and is_trainable and node.op == "get_attr" and matrix.dtype in HALVES:
+            continue
         set_info(node, is_made_dense=matrix is not None and node.op not in LEAVES)
         readers = (user for user in node.users if operator_name(user) not in ("sym_size", "size"))
         if matrix is not None and not matrix.format.is_dense and not covered.issuperset(readers):

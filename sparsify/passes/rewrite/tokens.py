@@ -8,9 +8,9 @@ A result on the pattern of a gate needs two modes, and a kernel of experts reads
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Final
 
-import sympy  # type: ignore[import-untyped]
 import torch
 
 from sparsify.compiler.einsum.nodes import Access, Const, Expr, Index, Reduce
@@ -20,9 +20,15 @@ from sparsify.passes.graph.node_info import set_info
 from sparsify.passes.program.model import ModelProgram, Size, index_names, sizes_of
 from sparsify.passes.rewrite.simplify import renamed
 
-# The number of tokens: a symbol, as programs leave out modes of extent 1.
 SUFFIX: Final = "_of_tokens"
-ONE: Size = sympy.Symbol("tokens", positive=True, integer=True)
+
+
+@cache
+def one() -> Size:
+    """The number of tokens: a symbol, as programs leave out modes of extent 1."""
+    import sympy  # type: ignore[import-untyped]  # it takes half a second to load
+
+    return sympy.Symbol("tokens", positive=True, integer=True)
 
 
 @dataclass
@@ -63,7 +69,7 @@ class Lifting:
             self.made[name] = made
             program, statement = self.program, self.program.statements[name]
             names = {old: program.index(program.extents[old]) for old in index_names(statement)}
-            statement, token = renamed(statement, names), program.index(ONE)
+            statement, token = renamed(statement, names), program.index(one())
             expert = statement.target.indices[mode]
             assert isinstance(expert, Index), "targets have plain indices"
             value = self.lifted(statement.value, expert, Index(token))
@@ -89,7 +95,7 @@ class Lifting:
             set_info(alias, rows_of=node)
             made = self.made[name] = alias.name
             self.program.nodes[made] = self.program.source[made] = alias
-            self.program.sizes[made] = (ONE, *self.program.sizes[name])
+            self.program.sizes[made] = (one(), *self.program.sizes[name])
         return made
 
 
@@ -100,14 +106,14 @@ def with_tokens(program: ModelProgram, gates: Collection[str]) -> None:
             continue
         lifting, results = Lifting(program, gate), sums_over(program, gate)
         for name, expert in results.items():
-            statement, token = program.statements[name], program.index(ONE)
+            statement, token = program.statements[name], program.index(one())
             value = lifting.lifted(statement.value, Index(expert), Index(token))
             program.assign(name, (token, *map(str, statement.target.indices)), value, program.source[name])
         first = {*results, gate}
         for name, statement in program.statements.items():
             if name not in results and not name.endswith(SUFFIX):
                 program.statements[name] = replace(statement, value=of_first(statement.value, first))
-        program.sizes[gate] = (ONE, *program.sizes[gate])
+        program.sizes[gate] = (one(), *program.sizes[gate])
         program.drop_unneeded()
         program.order()
 

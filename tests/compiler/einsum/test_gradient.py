@@ -117,7 +117,7 @@ def join(forward: Program, reverse: Program) -> Program:
     return joined
 
 
-POSITIVE = {"log", "log10", "sqrt", "acosh", "pow"}
+POSITIVE = {"log", "log10", "sqrt", "root", "acosh", "pow"}
 
 
 @pytest.mark.parametrize("name", [f.name for f in FUNCTIONS.values() if any(f.derivative) and not f.body])

@@ -106,7 +106,7 @@ def test_errors_name_the_kind(kind, text):
 def test_kinds_that_are_not_verified_are_not_kept(monkeypatch):
     sparse = sparsify.apply(Counted().eval(), PRUNED)
 
-    def differs(*_):
+    def differs(*_, **__):
         raise VerificationError("too far away")
 
     with monkeypatch.context() as patch:
