@@ -31,7 +31,7 @@ class Formula(nn.Module):
         self.formula = formula
 
     def forward(self, a: Tensor, x: Tensor) -> Tensor:
-        """What the formula gives."""
+        """The value of the formula."""
         return self.formula(a, x)
 
 
@@ -58,7 +58,7 @@ FORMULAS: Final[dict[str, Callable[..., Tensor]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What a model became.
+    """Regions, kernels, error and time of a model.
 
     Attributes:
         error: against the dense model in float64, by the largest value.

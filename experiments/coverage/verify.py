@@ -32,7 +32,7 @@ GIVEN_NAMES: Final = frozenset("AX")
 
 @dataclass(frozen=True)
 class Coverage:
-    """What became of a model.
+    """Counts of what runs in kernels, and errors, of a model.
 
     Attributes:
         attention: how many of its calls of attention are kernels, and how many there are.
@@ -83,7 +83,7 @@ def recipe(subject: Subject) -> dict[str, Any]:
 
 
 def verify(subject: Subject) -> Coverage:
-    """What is found in a model, and its largest errors over calls of several shapes.
+    """The coverage of a model, with its largest errors over calls of several shapes.
 
     Raises:
         SparsifyError: something would stay dense.

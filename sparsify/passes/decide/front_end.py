@@ -78,7 +78,7 @@ def front_end(draft: Draft) -> Draft:
     """The draft with regions for operators that no recogniser lifted, where they touch a marked tensor."""
     draft.regions = in_order(draft, [*draft.regions, *pattern_regions(draft)])
     known = covered_by(draft.regions) | settled(draft.graph)
-    marked = marked_leaves(draft.graph, known, is_trainable=draft.is_trainable) | gates_of(draft.graph, known)
+    marked = leaves_of(draft, known)
     edges = edges_of(draft.graph, known) if draft.has_general else set()
     if marked or edges:
         shared = [r for r in draft.regions if reads_input(r, marked) or reads_edges(r, edges)]
@@ -90,6 +90,12 @@ def front_end(draft: Draft) -> Draft:
         draft.regions = in_order(draft, [*draft.regions, *made])
     report_dense(draft, covered_by(draft.regions))
     return draft
+
+
+def leaves_of(draft: Draft, covered: set[fx.Node]) -> dict[str, Matrix]:
+    """The sparse operands by name that operators outside of regions read: marked tensors and gates of experts."""
+    marked = marked_leaves(draft.graph, covered, is_trainable=draft.is_trainable)
+    return marked | gates_of(draft.graph, covered)
 
 
 def gates_of(graph: fx.Graph, covered: Collection[fx.Node]) -> dict[str, Matrix]:
@@ -168,9 +174,7 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
         is_whole: whether one cut without a region means none at all.
     """
     covered = covered_by(others) | settled(draft.graph)
-    marked = marked_leaves(draft.graph, covered, is_trainable=draft.is_trainable) | gates_of(
-        draft.graph, covered
-    )
+    marked = leaves_of(draft, covered)
     apart = covered | {n for n in draft.graph.nodes if n.name in marked}
     gates = {name for name, matrix in marked.items() if matrix.mark.role == "gate"}
     program = program_of(draft, apart, gates)

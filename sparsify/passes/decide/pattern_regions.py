@@ -23,8 +23,7 @@ from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.lift.attention.mask import attention_mask
 from sparsify.passes.program.infer import infer
 from sparsify.passes.program.model import ModelProgram
-from sparsify.passes.program.translate import DTYPES, infer_dtypes, translate
-from sparsify.passes.region.fragment import HALVES
+from sparsify.passes.program.translate import infer_dtypes, translate
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import PatternOperand
 from sparsify.passes.rewrite.inline import placed
@@ -47,11 +46,7 @@ def pattern_regions(draft: Draft) -> list[Region]:
     inside = {node: nodes_of(node) for node in draft.graph.nodes if operator_name(node) in ATTENTION}
     inside = {node: nodes for node, nodes in inside.items() if any(n.name in patterns for n in nodes)}
     every = {node for nodes in inside.values() for node in nodes}
-    program = translate(
-        draft.graph,
-        [n for n in draft.graph.nodes if n not in every or n.name in patterns],
-        (*DTYPES, *HALVES),
-    )
+    program = translate(draft.graph, [n for n in draft.graph.nodes if n not in every or n.name in patterns])
     leaves = {name: pattern.declared for name, pattern in patterns.items()}
     own = {name for name in program.statements if program.source[name] in inside}
     put_masks_in(program, own)

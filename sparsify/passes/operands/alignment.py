@@ -82,11 +82,22 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int],
     pattern = Pattern(
         Format("csr"), shape, (None, starts.to(dtype)), (None, (key % width).to(dtype)), is_private=True
     ).trusted()
+    return stored_as(pattern, positions, form)
+
+
+def stored_as(pattern: Pattern, positions: torch.Tensor | None, form: Format) -> Aligned:
+    """A pattern in another format.
+
+    Args:
+        pattern: with one slot for each of its coordinates.
+        positions: the slot of each entry in it, None when that of entry `e` is `e`.
+    """
     if form == pattern.format:
         return Aligned(pattern, positions)
+    count = pattern.nnz
     pattern, moved = pattern.twin(form)
-    kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no edge
-    target = torch.empty(len(key), dtype=torch.int64).index_copy_(0, moved[kept], kept)
+    kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no entry
+    target = torch.empty(count, dtype=torch.int64).index_copy_(0, moved[kept], kept)
     return Aligned(pattern, target if positions is None else target[positions])
 
 
@@ -112,12 +123,7 @@ def align_coordinates(coordinates: Sequence[torch.Tensor], shape: Sequence[int],
         columns.insert(0, rest % max(extent, 1))
         rest = rest // max(extent, 1)
     pattern, _ = convert.from_sorted(columns, shape, Format("csf", rank=len(shape)), torch.int32)
-    if form == pattern.format:
-        return Aligned(pattern, positions)
-    pattern, moved = pattern.twin(form)
-    kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no entry
-    target = torch.empty(len(key), dtype=torch.int64).index_copy_(0, moved[kept], kept)
-    return Aligned(pattern, target if positions is None else target[positions])
+    return stored_as(pattern, positions, form)
 
 
 def align_numbered(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format) -> Aligned:

@@ -29,14 +29,11 @@ DTYPES = (
 )
 
 
-def translate(
-    graph: fx.Graph, apart: Collection[fx.Node] = (), dtypes: Collection[torch.dtype] = DTYPES
-) -> ModelProgram:
+def translate(graph: fx.Graph, apart: Collection[fx.Node] = ()) -> ModelProgram:
     """The program of a graph.
 
     Args:
         apart: nodes that stay opaque.
-        dtypes: of statements.
     """
     program = ModelProgram(graph)
     declarations: dict[str, Declaration] = {}
@@ -45,9 +42,7 @@ def translate(
             continue
         before = dict(program.statements)
         reason = (
-            "computed by another region"
-            if node in apart
-            else reason_against(program, node, declarations, dtypes)
+            "computed by another region" if node in apart else reason_against(program, node, declarations)
         )
         if reason:
             program.statements = before
@@ -60,7 +55,6 @@ def reason_against(
     program: ModelProgram,
     node: fx.Node,
     declarations: dict[str, Declaration],
-    dtypes: Collection[torch.dtype],
 ) -> str:
     """Adds the statements of a node; the reason why it has none."""
     call = node.args[0] if operator_name(node) == "getitem" else node
@@ -70,7 +64,7 @@ def reason_against(
     if row is None:
         return f"{name}: {OPAQUE.get(name, 'the table has no row for it')}"
     value = node.meta["val"]
-    if value.dtype not in dtypes:
+    if value.dtype not in DTYPES:
         return f"{name}: statements of {value.dtype} are not supported yet"
     view = OperatorView(program, call, value, node)
     known = len(program.statements)

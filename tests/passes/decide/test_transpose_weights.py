@@ -61,4 +61,7 @@ def test_a_weight_that_is_read_both_ways_stays():
     torch.manual_seed(0)
     model = Twice().eval()
     sparse = applied(model)
+    assert [region.einsum for region in sparse.report.regions] == [
+        "T[i,k] = sum(j, X[i,j] * W[j,k]); Y[i,k] = sum(j, X[i,j] * W[k,j]) + T[i,k]"
+    ]
     compared(model, sparse)

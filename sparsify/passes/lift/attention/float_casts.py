@@ -12,8 +12,8 @@ from torch import fx
 
 from sparsify.passes.graph.insert import call
 from sparsify.passes.graph.operators import COPIES, operator_name, tensor_value
+from sparsify.passes.region.fragment import HALVES
 
-HALVES: Final = (torch.bfloat16, torch.float16)
 # What changes entries by rounding them alone, as some model or Dynamo writes it.
 CONVERSIONS: Final = COPIES - {"detach"} | {
     "type",

@@ -21,7 +21,6 @@ from sparsify.passes.graph.operators import argument, operator_name, scope, tens
 from sparsify.passes.lift.attention.bias import Bias, bias_of, combined_mask
 from sparsify.passes.lift.attention.cached_keys import WHY, pasts
 from sparsify.passes.lift.attention.dropout import dropped_attention
-from sparsify.passes.lift.attention.float_casts import HALVES
 from sparsify.passes.lift.attention.grouped_query import (
     HEADS,
     grouped_heads,
@@ -32,6 +31,7 @@ from sparsify.passes.lift.attention.grouped_query import (
 )
 from sparsify.passes.lift.attention.mask_factors import factors, is_causal
 from sparsify.passes.lift.attention.relative_bias import Distances, put_before
+from sparsify.passes.region.fragment import HALVES
 from sparsify.sparsification.mask_spec import MaskSpec, Stamp
 
 # How a rule calls the pattern that a model has itself.
