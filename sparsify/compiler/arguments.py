@@ -1,6 +1,6 @@
 """The operands of a generated kernel: how its sizes and buffers come from tensors.
 
-In: `SparseInput(declaration of A, False, sizes).read(A, sizes, buffers)`. Out: the arrays of the levels of A and its
+In: `SparseInput(declaration of A, classes, sizes).read(A, sizes, buffers)`. Out: the arrays of the levels of A and its
 values in `buffers`, the number of its entries in `sizes`.
 """
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from sparsify.compiler.einsum.nodes import Declaration
+from sparsify.compiler.size_class import PatternClass, PatternClasses
 from sparsify.errors import DtypeError, FormatError, ShapeError
 from sparsify.storage.convert import Conversion, conversion, permuted
 from sparsify.storage.format import Format
@@ -50,7 +51,8 @@ class DenseInput:
     """An operand whose memory the kernel reads as it is."""
 
     def __init__(self, declared: Declaration, is_twin: bool = False) -> None:
-        self.name, self.dtype, self.is_twin = declared.name, getattr(torch, declared.dtype), is_twin
+        self.declared, self.name, self.is_twin = declared, declared.name, is_twin
+        self.dtype = getattr(torch, declared.dtype)
         # Where it differs from how torch lays out a tensor.
         plain = declared.format.is_short and declared.format.ordering == tuple(range(declared.format.rank))
         self.format = None if plain else declared.format
@@ -97,21 +99,21 @@ class Alike:
 
     Args:
         read: the input.
-        bucket: of the patterns.
+        shared: the class of the patterns.
     """
 
-    def __init__(self, read: "SparseInput", bucket: tuple[int, ...]) -> None:
-        self.read, self.bucket = read, bucket
+    def __init__(self, read: "SparseInput", shared: PatternClass) -> None:
+        self.read, self.shared = read, shared
 
     def keep(self, pattern: Pattern) -> bool:
         """Whether a pattern that was not read before is one of them and stored as it is read; it keeps its arrays now.
 
-        A pattern of another bucket may have another kernel.
+        A pattern of another class may have another kernel.
 
         Raises:
             InvalidTensorError: malformed arrays, or arrays written to since the pattern was made.
         """
-        if not self.read.is_exact(pattern) or pattern.validated().bucket() != self.bucket:
+        if not self.read.is_exact(pattern) or self.read.classes.of(pattern.validated()) is not self.shared:
             return False
         pattern.cached(self, lambda: (tuple(pattern.arrays_in_place()), self.read.widths_of(pattern), None))
         return True
@@ -120,14 +122,19 @@ class Alike:
 class SparseInput:
     """An operand of which the kernel reads the arrays of its levels and the values.
 
+    Args:
+        declared: the operand.
+        classes: of its patterns.
+        sizes: the names of the kernel's sizes.
+
     Attributes:
         place: where among the kernel's sizes the number of stored entries is; -1 when it is not asked for.
         widths: level and place among the sizes of each number of positions that all parents have.
     """
 
-    def __init__(self, declared: Declaration, is_twin: bool, sizes: tuple[str, ...]) -> None:
+    def __init__(self, declared: Declaration, classes: PatternClasses, sizes: tuple[str, ...]) -> None:
         self.name, self.dtype = declared.name, getattr(torch, declared.dtype)
-        self.declared, self.is_twin = declared, is_twin
+        self.declared, self.classes, self.is_twin = declared, classes, classes.is_turned
         self.place = sizes.index(f"{self.name}_nnz") if f"{self.name}_nnz" in sizes else -1
         names = [f"{self.name}{number}_width" for number in range(1, len(declared.format.levels) + 1)]
         self.widths = [(level, sizes.index(name)) for level, name in enumerate(names) if name in sizes]
@@ -135,7 +142,7 @@ class SparseInput:
             [getattr(torch, name) if name else None for name in names] for names in declared.index_dtypes
         ]
         self._pos_dtypes, self._crd_dtypes = [pos for pos, _ in roles], [crd for _, crd in roles]
-        self._alike: dict[tuple[int, ...], Alike] = {}
+        self._alike: dict[PatternClass, Alike] = {}
 
     def read(self, operand: torch.Tensor, sizes: list[int], buffers: list[torch.Tensor | None]) -> None:
         """Appends the arrays and the values to the buffers, and sets the number of entries.
@@ -176,8 +183,8 @@ class SparseInput:
 
     def alike(self, pattern: Pattern) -> Alike:
         """What stands for all patterns that share a kernel with this one."""
-        bucket = pattern.bucket(self.is_twin)
-        return self._alike.get(bucket) or self._alike.setdefault(bucket, Alike(self, bucket))
+        shared = self.classes.of(pattern)
+        return self._alike.get(shared) or self._alike.setdefault(shared, Alike(self, shared))
 
     def remember(self, pattern: Pattern) -> Read:
         """What is read of a pattern, which keeps it."""

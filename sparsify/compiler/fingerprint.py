@@ -14,13 +14,13 @@ import sparsify
 
 @cache
 def fingerprint() -> str:
-    """A digest over names, sizes and dates of the package's Python files."""
+    """A digest over names, sizes and dates of the package's Python and C++ files."""
     root = Path(sparsify.__file__).parent
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in files:
-            if name.endswith(".py"):
+            if name.endswith((".py", ".cpp")):
                 facts = os.stat(os.path.join(folder, name))  # noqa: PTH118
                 found.append((folder, name, facts.st_size, facts.st_mtime_ns))
     return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]

@@ -2,8 +2,8 @@
 
 In: `step({"A": A, "x": x})`. Out: `y`, written by one foreign call.
 
-What depends on shapes only is found once per combination of shapes, what depends on a pattern once per pattern;
-a call that has been made before looks both up and fills in addresses.
+A kernel is chosen once for a class of sizes, what depends on shapes alone is found once per combination of shapes, what
+depends on a pattern once per pattern; a call that has been made before looks all up and fills in addresses.
 """
 
 import ctypes
@@ -19,8 +19,8 @@ from sparsify.compiler.arguments import DenseInput, SparseInput, laid_out, match
 from sparsify.compiler.assembled import Assembled
 from sparsify.compiler.compact import compact, compact_sizes, compactable, large
 from sparsify.compiler.cpp.cache import Library
-from sparsify.compiler.einsum.extents import check_indices
-from sparsify.compiler.einsum.nodes import Declaration
+from sparsify.compiler.einsum.extents import accesses, check_indices
+from sparsify.compiler.einsum.nodes import Declaration, Index
 from sparsify.compiler.known import KNOWN
 from sparsify.compiler.loops.lower.assemble import POSITION_OVERFLOW, is_assembled
 from sparsify.compiler.pipeline import Stages
@@ -28,6 +28,7 @@ from sparsify.compiler.reference import substitute
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import UNKNOWN, Sizes, sizes_of
 from sparsify.compiler.share import shared_pattern
+from sparsify.compiler.size_class import PatternClass, PatternClasses, Range, held
 from sparsify.compiler.step import Step, with_wide_result
 from sparsify.compiler.variants import Signature, Variant, Variants
 from sparsify.errors import CompilerError, KernelError
@@ -40,8 +41,30 @@ from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor, wrap
 
 Shape = tuple[int, ...]
-Key = tuple[tuple[Shape, ...], tuple[tuple[int, ...], ...]]
+Shared = tuple[PatternClass, ...]
+Key = tuple[tuple[Shape, ...], Shared]
 REMEMBERED: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernel for a class of sizes.
+
+    Attributes:
+        ranges: the lowest and the largest extent by name.
+        shared: the classes of the operands' patterns.
+        variant: the kernel.
+    """
+
+    ranges: Mapping[str, Range]
+    shared: Shared
+    variant: Variant
+
+    def holds(self, extents: Mapping[str, int], shared: Shared) -> bool:
+        """Whether operands with these extents and patterns are of the class."""
+        if shared != self.shared:
+            return False
+        return all(low <= extents[name] <= high for name, (low, high) in self.ranges.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +75,20 @@ class Frame:
         sizes: of the kernel, numbers of stored entries still 0.
         shape: of the result.
         empty: makes the memory of a dense result.
-        kernel: that was chosen.
-        call: runs it.
+        choice: the kernel, and for which sizes it was chosen.
         several: the shapes of all results, and what makes the memory of dense ones, where there are more than one.
     """
 
     sizes: tuple[int, ...]
     shape: Shape
     empty: Callable[[], torch.Tensor]
-    kernel: Library
-    call: native.Call
+    choice: Choice
     several: tuple[tuple[Shape, Callable[[], torch.Tensor]], ...] = ()
+
+    @property
+    def call(self) -> native.Call:
+        """What runs the kernel."""
+        return self.choice.variant.call
 
 
 class GeneratedStep:
@@ -89,6 +115,7 @@ class GeneratedStep:
         self.output = self.program.declaration(self.result)
         self._declared = tuple(self.program.declaration(name) for name in self.program.inputs)
         self._turned = tuple(name in self.twins for name in self.program.inputs)
+        self._classes = tuple(PatternClasses(is_turned) for is_turned in self._turned)
         self._dtype = getattr(torch, self.output.dtype)
         self._is_assembled = is_assembled(self.output)
         self._compactable = compactable(self.program) if self._is_assembled else frozenset()
@@ -97,6 +124,7 @@ class GeneratedStep:
         root = self.output.pattern_of
         self._root = None if root is None else self.program.inputs.index(root)
         self._frames: dict[Key, Frame] = {}
+        self._choices: list[Choice] = []
         self.compute: Callable[[tuple[torch.Tensor, ...]], Any] = self._first_call
         self.failure: CompilerError | None = None
         self._current: Variant | None = None
@@ -134,8 +162,8 @@ class GeneratedStep:
             self._inputs = tuple(
                 DenseInput(d, d.name in self.twins)
                 if d.format.is_dense
-                else SparseInput(d, d.name in self.twins, signature[0])
-                for d in self._declared
+                else SparseInput(d, classes, signature[0])
+                for d, classes in zip(self._declared, self._classes, strict=True)
             )
             if self._is_assembled:
                 dtypes = [(buffer.name, getattr(torch, buffer.dtype)) for buffer in signature[1]]
@@ -156,6 +184,7 @@ class GeneratedStep:
         self.variants.prefer(schedule, compact_sizes(self._compactable, sizes.also(self.twins)))
         self._known = ()
         self._frames.clear()
+        self._choices.clear()
         self.compute = self._first_call
 
     @cached_property
@@ -258,19 +287,28 @@ class GeneratedStep:
         if known is None or self._turns(read):
             return
         root = None if self._root is None else order[self._root]
-        empty = known.empty if root is None else self._stored
+        empty = partial(POOL.empty, dtype=self._dtype) if root is None else self._stored
         assembly = None if self._found is None else self._found.assembly(known.shape)
-        result = shortcut.Result(known.shape, self._dtype, root, self.output.fill, empty, assembly)
-        call = shortcut.KernelCall(known.kernel.address, known.sizes, self.options.threads or 0, kernel)
+        result = shortcut.Result(self.output.extents, self._dtype, root, self.output.fill, empty, assembly)
+        choice = known.choice
+        named = zip(self._signature[0], known.sizes, strict=True)
+        sizes = tuple(
+            [
+                extent if (extent := name.removesuffix("_extent")) in choice.ranges else size
+                for name, size in named
+            ]
+        )
+        address, threads = choice.variant.library.address, self.options.threads or 0
+        call = shortcut.KernelCall(address, sizes, threads, kernel, choice.ranges)
         frame = shortcut.frame(operands, [*zip(order, self._inputs, strict=True)], result, call)
         if frame is not None:
             learn(ctypes.addressof(frame))
 
     def _key(self, operands: Sequence[torch.Tensor]) -> Key:
-        """What the kernel for operands depends on: shapes, and what patterns store, in powers of two."""
+        """What the kernel for operands depends on: shapes, and the classes of patterns."""
         shapes = tuple([operand.shape for operand in operands])
-        read = zip(operands, self._turned, strict=True)
-        return shapes, tuple([o._pattern.bucket(turned) for o, turned in read if isinstance(o, SparseTensor)])
+        read = zip(operands, self._classes, strict=True)
+        return shapes, tuple([classes.of(o._pattern) for o, classes in read if isinstance(o, SparseTensor)])
 
     def _turns(self, operands: Sequence[torch.Tensor]) -> bool:
         """Whether the kernel reads values of some operand in another order, which is made for each call."""
@@ -356,25 +394,57 @@ class GeneratedStep:
         extents: dict[str, int] = dict(self.program.extents)
         for declared, operand in zip(self._declared, operands, strict=True):
             match_extents(declared, operand.shape, extents)
-        check_indices(self.program, {d.name: o.shape for d, o in zip(self._declared, operands)})
-        self.prepare(sizes_of(self.program, operands))
-        if self.failure is not None:
+        choice = self._choice(extents, key[1], operands)
+        if choice is None:
             return None
         known = {f"{name}_extent": extent for name, extent in extents.items()}
         known["serial_threshold"] = self.options.serial_threshold
         # What the patterns give is set when they are read.
-        sizes = tuple(known.get(name, 0) for name in self._signature[0])
-        shape = tuple(extents[name] for name in self.output.extents)
+        sizes = tuple([known.get(name, 0) for name in self._signature[0]])
+        shape = tuple([extents[name] for name in self.output.extents])
         stored = shape
         if self.output.format.is_dense:
-            stored = tuple(shape[mode] for mode in self.output.format.ordering)
+            stored = tuple([shape[mode] for mode in self.output.format.ordering])
         several = self._makers(extents) if len(self._outputs) > 1 else ()
-        maker = POOL.maker(stored, self._dtype)
-        frame = Frame(sizes, shape, maker, self.library, self.current.call, several)
+        frame = Frame(sizes, shape, POOL.maker(stored, self._dtype), choice, several)
         if len(self._frames) >= REMEMBERED:
             self._frames.clear()
         self._frames[key] = frame
         return frame
+
+    def _choice(
+        self, extents: Mapping[str, int], shared: Shared, operands: Sequence[torch.Tensor]
+    ) -> Choice | None:
+        """The kernel for operands with these extents and patterns, `None` where none can be built."""
+        for known in self._choices:
+            if known.holds(extents, shared):
+                return known
+        check_indices(self.program, {d.name: o.shape for d, o in zip(self._declared, operands, strict=True)})
+        self.prepare(sizes_of(self.program, operands))
+        if self.failure is not None:
+            return None
+        ranges = {
+            name: held(extent) if name in self._ranging else (extent, extent)
+            for name, extent in extents.items()
+        }
+        made = Choice(ranges, shared, self.current)
+        if len(self._choices) >= REMEMBERED:
+            self._choices.clear()
+        self._choices.insert(0, made)
+        return made
+
+    @cached_property
+    def _ranging(self) -> frozenset[str]:
+        """The extents that may change while all else holds.
+
+        Where indices are computed each combination is checked, and a result that is assembled has its shape.
+        """
+        indices = [index for access in accesses(self.program.statements) for index in access.indices]
+        if self._is_assembled or any(not isinstance(index, Index) for index in indices):
+            return frozenset()
+        return frozenset(
+            name for d in self._declared for name in d.extents if name not in self.program.extents
+        )
 
     def _makers(self, extents: Mapping[str, int]) -> tuple[tuple[Shape, Callable[[], torch.Tensor]], ...]:
         """The shape of each result, and what makes the memory of a dense one."""

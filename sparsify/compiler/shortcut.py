@@ -3,16 +3,15 @@
 In: `shortcut(otherwise)`, a function of a tuple of operands and of what can learn. Out: a function of the tuple of
 operands that gives the same results, in a microsecond where `otherwise` has taught it the frame of such a call.
 
-A frame holds for operands of the same classes, dtypes, shapes, fills and, in powers of two, numbers of entries and
-longest rows, in contiguous memory of the CPU, and for patterns that the kernel has read before, or that are stored as
-it reads them, and that were not written to since.
+A frame holds for operands of the same classes, dtypes, fills, and of the same classes of extents, numbers of entries
+and longest rows, in contiguous memory of the CPU, and for patterns that the kernel has read before, or that are stored
+as it reads them, and that were not written to since.
 Everything else, and everything that traces, goes the long way each time: no check is left out, they are only made
 in C.
 """
 
 import ctypes
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -24,29 +23,34 @@ from sparsify.compiler import native
 from sparsify.compiler.arguments import DenseInput, SparseInput
 from sparsify.compiler.differentiate import apply_plainly
 from sparsify.options import Options, current
-from sparsify.runtime.buffers import POOL, SMALLEST_BYTES, row_major
+from sparsify.runtime.buffers import LIMIT_BYTES, SMALLEST_BYTES
 from sparsify.runtime.torch_functions import dtype_number, torch_functions
 from sparsify.storage.tensor import SparseTensor, wrap
 
-OPERANDS, MODES, SIZES, BUFFERS, ARRAYS = 12, 8, 48, 48, 20
+OPERANDS, MODES, EXTENTS, SIZES, BUFFERS, ARRAYS = 12, 8, 32, 48, 48, 20
 Operands = tuple[torch.Tensor, ...]
 # What `otherwise` gets beside the operands: takes the address of a frame; `None` where no frame can hold them.
 Learn = Callable[[int], None] | None
 
 
-class Known(ctypes.Structure):
-    """How an operand was; `key` is what its pattern keeps the kernel's arrays under, null for a dense one.
+class Range(ctypes.Structure):
+    """The lowest and the largest extent of an index variable that share a frame; just one where the kernel knows it."""
 
-    Patterns that have another kernel keep theirs under other keys. `keep` has another pattern that has the same kernel
-    keep them, null where the operand was not stored as the kernel reads it. `length` counts its values, of which powers
-    of two matter.
+    _fields_ = (("low", ctypes.c_int64), ("high", ctypes.c_int64))
+
+
+class Known(ctypes.Structure):
+    """How an operand was, per mode the place of its range.
+
+    `key` is what its pattern keeps the kernel's arrays under, null for a dense one. Patterns that have another kernel
+    keep theirs under other keys. `keep` has another pattern that has the same kernel keep them, null where the operand
+    was not stored as the kernel reads it.
     """
 
     _fields_ = (
         ("dtype", ctypes.c_int64),
         ("dim", ctypes.c_int64),
-        ("shape", ctypes.c_int64 * MODES),
-        ("length", ctypes.c_int64),
+        ("extents", ctypes.c_int64 * MODES),
         ("key", ctypes.py_object),
         ("fill", ctypes.py_object),
         ("keep", ctypes.py_object),
@@ -62,23 +66,27 @@ class Input(ctypes.Structure):
 class Frame(ctypes.Structure):
     """What a call was like, and what follows from that.
 
-    `root` is the operand on whose pattern the result lies. `empty` makes the memory of a result of `most_bytes` or
-    more; without it torch does. `differentiable` is the kernel for operands that require gradients. Of a result whose
-    arrays the kernel asks for, there are `array_count`; the number of entries that are known lies at `entries_place`
-    among the sizes.
+    Of each size `size_extents` is the place of the range whose extent it is, -1 for a number. `root` is the operand on
+    whose pattern the result lies. `empty` makes the memory of a result of `least_bytes` to `most_bytes`, for its shape
+    or for the pattern; torch makes that of others. `differentiable` is the kernel for operands that require gradients.
+    Of a result whose arrays the kernel asks for, there are `array_count`; the number of entries that are known lies at
+    `entries_place` among the sizes.
     """
 
     _fields_ = (
         *[(name, ctypes.c_int64) for name in ("kernel", "threads", "operand_count", "input_count")],
         ("size_count", ctypes.c_int64),
+        ("range_count", ctypes.c_int64),
         ("root", ctypes.c_int64),
         ("operands", Known * OPERANDS),
         ("inputs", Input * OPERANDS),
+        ("ranges", Range * EXTENTS),
         ("sizes", ctypes.c_int64 * SIZES),
+        ("size_extents", ctypes.c_int64 * SIZES),
         ("dtype", ctypes.c_int64),
         ("dim", ctypes.c_int64),
-        ("shape", ctypes.c_int64 * MODES),
-        ("strides", ctypes.c_int64 * MODES),
+        ("extents", ctypes.c_int64 * MODES),
+        ("least_bytes", ctypes.c_int64),
         ("most_bytes", ctypes.c_int64),
         ("item_bytes", ctypes.c_int64),
         ("array_count", ctypes.c_int64),
@@ -131,15 +139,15 @@ class Result:
     """How the result of a call is made.
 
     Attributes:
-        shape: of a dense result.
+        extents: names of the extents of a dense result.
         dtype: of its entries.
         root: the operand on whose pattern a sparse result lies, whose values are made then.
         fill: of a sparse result.
-        empty: makes the memory of large results, of sparse ones for a pattern.
+        empty: makes the memory of large results: of dense ones for a shape, of sparse ones for a pattern.
         assembly: of a result whose pattern the kernel finds.
     """
 
-    shape: tuple[int, ...]
+    extents: tuple[str, ...]
     dtype: torch.dtype
     root: int | None
     fill: object
@@ -149,12 +157,21 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """Which kernel a call runs: its address, sizes, threads or 0 for torch's, and what autograd differentiates."""
+    """Which kernel a call runs.
+
+    Attributes:
+        address: of its function.
+        sizes: that it gets: names of extents, and numbers.
+        threads: how many it may use, 0 for as many as torch.
+        differentiable: what autograd differentiates.
+        ranges: of the extents by name: the lowest and the largest for which all of this holds.
+    """
 
     address: int
-    sizes: tuple[int, ...]
+    sizes: tuple[int | str, ...]
     threads: int
     differentiable: object | None
+    ranges: Mapping[str, tuple[int, int]]
 
 
 def frame(
@@ -172,38 +189,43 @@ def frame(
         call: what runs.
     """
     by_place = dict(inputs)
-    ranks = [operand.dim() for operand in operands] + [len(result.shape)]
-    if max(len(operands), len(inputs)) > OPERANDS or max(ranks) > MODES or len(call.sizes) > SIZES:
+    ranks = [operand.dim() for operand in operands] + [len(result.extents)]
+    counts = (max(len(operands), len(inputs)), max(ranks), len(call.sizes), len(call.ranges))
+    if any(count > most for count, most in zip(counts, (OPERANDS, MODES, SIZES, EXTENTS), strict=True)):
         return None
     made = Frame(kernel=call.address, threads=call.threads, root=-1 if result.root is None else result.root)
+    places = {name: place for place, name in enumerate(call.ranges)}
     for place, (known, operand) in enumerate(zip(made.operands, operands, strict=False)):
         read = by_place.get(place)
         if read is None or isinstance(operand, SparseTensor) != isinstance(read, SparseInput):
             return None
         known.dtype, known.dim = dtype_number(read.dtype), operand.dim()
-        known.shape[: operand.dim()] = tuple(operand.shape)
-        known.length = operand.numel()
+        known.extents[: operand.dim()] = [places[name] for name in read.declared.extents]
         if isinstance(operand, SparseTensor):
             assert isinstance(read, SparseInput), "sparse operands are read so"
             alike = read.alike(operand._pattern)
-            known.key, known.fill, known.length = alike, operand._fill, operand._vals.numel()
+            known.key, known.fill = alike, operand._fill
             if read.is_exact(operand._pattern):
                 known.keep = alike.keep
     for slot, (place, read) in zip(made.inputs, inputs, strict=False):
         slot.operand, slot.nnz_place = place, read.place if isinstance(read, SparseInput) else -1
+    for slot, (low, high) in zip(made.ranges, call.ranges.values(), strict=False):
+        slot.low, slot.high = low, high
     made.operand_count, made.input_count, made.size_count = len(operands), len(inputs), len(call.sizes)
-    made.sizes[: len(call.sizes)] = call.sizes
-    rank = len(result.shape)
-    made.dtype, made.item_bytes, made.dim = dtype_number(result.dtype), result.dtype.itemsize, rank
-    made.shape[:rank], made.strides[:rank] = result.shape, row_major(result.shape)
-    made.most_bytes, made.fill = SMALLEST_BYTES, result.fill
-    is_large = POOL.is_recycled(math.prod(result.shape, start=result.dtype.itemsize))
+    made.range_count = len(call.ranges)
+    made.sizes[: len(call.sizes)] = [0 if isinstance(size, str) else size for size in call.sizes]
+    made.size_extents[: len(call.sizes)] = [
+        places[size] if isinstance(size, str) else -1 for size in call.sizes
+    ]
+    made.dtype, made.item_bytes = dtype_number(result.dtype), result.dtype.itemsize
+    made.dim = len(result.extents)
+    made.extents[: made.dim] = [places[name] for name in result.extents]
+    made.least_bytes, made.most_bytes = SMALLEST_BYTES, LIMIT_BYTES
+    made.empty, made.fill = result.empty, result.fill
     if call.differentiable is not None:
         made.differentiable = call.differentiable
     if result.assembly is not None:
         return made if _assemble(made, result.assembly) else None
-    if result.root is not None or is_large:
-        made.empty = result.empty
     return made
 
 

@@ -27,7 +27,7 @@ static PyObject *one_more(PyObject *object) {
 // The arrays that a kernel has asked for; the first is in slot `first` of its buffers.
 struct Made {
   State state;
-  int64_t first, count, most_bytes, dtypes[ARRAYS], item_bytes[ARRAYS];
+  int64_t first, count, least_bytes, dtypes[ARRAYS], item_bytes[ARRAYS];
   Tensor handles[ARRAYS];     // made without the lock
   PyObject *objects[ARRAYS];  // made by `empty`
 
@@ -58,7 +58,7 @@ static void *allocate_array(void *pointer, int64_t slot, int64_t bytes) {
   int64_t place = slot - made.first;
   if (made.state.failed || place < 0 || place >= made.count) return nullptr;
   void *address = nullptr;
-  if (bytes < made.most_bytes && !made.objects[place]) {
+  if (bytes < made.least_bytes && !made.objects[place]) {
     int64_t length = bytes / made.item_bytes[place], one = 1;
     made.drop(place);
     if (torch.empty_strided(1, &length, &one, (int)made.dtypes[place], 0, 0, &made.handles[place])) {
@@ -93,12 +93,13 @@ static PyObject *patterns_of(const Frame &frame, const Operand *operands) {
 //
 // known(patterns) is None or (pattern, its arrays, how many entries); finish(patterns, arrays, known) makes a result
 // of arrays that are all new.
-static PyObject *assemble(const Frame &frame, const Operand *operands) {
+static PyObject *assemble(const Frame &frame, const Operand *operands, const int64_t *extents) {
   int64_t sizes[SIZES];
   void *buffers[BUFFERS] = {};
   Py_ssize_t count = 0;
-  if (!read_inputs(frame, operands, buffers, count, sizes) || count + frame.array_count > BUFFERS) return nullptr;
-  Made made = {{frame.empty, nullptr, false}, count, frame.array_count, frame.most_bytes, {}, {}, {}, {}};
+  if (!read_inputs(frame, operands, extents, buffers, count, sizes)) return nullptr;
+  if (count + frame.array_count > BUFFERS) return nullptr;
+  Made made = {{frame.empty, nullptr, false}, count, frame.array_count, frame.least_bytes, {}, {}, {}, {}};
   memcpy(made.dtypes, frame.array_dtypes, sizeof made.dtypes);
   memcpy(made.item_bytes, frame.array_bytes, sizeof made.item_bytes);
   Kernel kernel = (Kernel)frame.kernel;

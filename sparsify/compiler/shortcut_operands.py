@@ -24,9 +24,10 @@ PyObject *PyObject_Type(PyObject *);
 PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
 PyObject *PyObject_Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
 PyObject *PyTuple_New(Py_ssize_t);
+PyObject *PyLong_FromLongLong(long long);
 int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *);
 
-enum { OPERANDS = 12, MODES = 8, SIZES = 48, BUFFERS = 48, ARRAYS = 20, FRAMES = 64, WAYS = 2 };
+enum { OPERANDS = 12, MODES = 8, EXTENTS = 32, SIZES = 48, BUFFERS = 48, ARRAYS = 20, FRAMES = 64 };
 enum { POSITION_OVERFLOW = 2 };  // the status of a kernel
 
 // A tensor of C++ is one pointer; a handle of torch's C interface is the address of one.
@@ -75,9 +76,14 @@ struct Operand {
   PyObject *pattern, *values;  // of a sparse one, referred to until the call ends
 };
 
-// How an operand was.
+// The extents of an index variable that share a frame, both included; just one where the kernel knows it.
+struct Range {
+  int64_t low, high;
+};
+
+// How an operand was; of each mode the place of its index variable among the ranges.
 struct Known {
-  int64_t dtype, dim, shape[MODES], length;
+  int64_t dtype, dim, extents[MODES];
   PyObject *key, *fill;        // of a sparse one: what patterns that have this kernel keep its arrays under; else null
   PyObject *keep;              // of a sparse one as the kernel reads it: has a pattern keep them; else null
 };
@@ -87,14 +93,16 @@ struct Input {
   int64_t operand, nnz_place;  // the place of the number of stored entries among the sizes, -1 for none
 };
 
-// What a call was like, and what follows from that.
+// What a call was like, and what follows from that. Of each size of the kernel `size_extents` is the place of the range
+// whose extent it is, -1 for a number; of each mode of a dense result so is `extents`.
 struct Frame {
-  int64_t kernel, threads, operand_count, input_count, size_count, root;
+  int64_t kernel, threads, operand_count, input_count, size_count, range_count, root;
   Known operands[OPERANDS];
   Input inputs[OPERANDS];
-  int64_t sizes[SIZES];
-  int64_t dtype, dim, shape[MODES], strides[MODES];
-  int64_t most_bytes, item_bytes;
+  Range ranges[EXTENTS];
+  int64_t sizes[SIZES], size_extents[SIZES];
+  int64_t dtype, dim, extents[MODES];
+  int64_t least_bytes, most_bytes, item_bytes;
   int64_t array_count, entries_place, array_dtypes[ARRAYS], array_bytes[ARRAYS];
   PyObject *empty, *fill, *differentiable, *known, *finish;
 };
@@ -139,26 +147,20 @@ static bool read_operand(PyObject *object, Operand &found) {
   return !torch.dim(found.outer, &found.dim) && !torch.sizes(found.outer, &found.shape) && found.dim <= MODES;
 }
 
-// Stored entries in powers of two: patterns of one shape but of other density may have another kernel.
-static int64_t bits(int64_t length) { return length ? 64 - __builtin_clzll((unsigned long long)length) : 0; }
-
-// The first of the places of such operands, which lie side by side.
-static size_t slot_of(const Operand *operands, Py_ssize_t count) {
-  size_t hash = (size_t)count;
-  for (Py_ssize_t i = 0; i < count; i++) {
-    int64_t kind = operands[i].dtype + (operands[i].pattern ? 64 : 0) + bits(operands[i].length) * 128;
-    hash = hash * 1000003 + (size_t)kind;
-    for (int64_t mode = 0; mode < operands[i].dim; mode++) hash = hash * 1000003 + (size_t)operands[i].shape[mode];
+// Whether the modes of an operand have extents in their ranges, the same for one index variable everywhere; `extents`
+// holds those that were met before, else -1.
+static bool has_extents(const Operand &operand, const Known &known, const Range *ranges, int64_t *extents) {
+  for (int64_t mode = 0; mode < operand.dim; mode++) {
+    int64_t place = known.extents[mode], extent = operand.shape[mode];
+    if (extents[place] < 0 && ranges[place].low <= extent && extent <= ranges[place].high) extents[place] = extent;
+    if (extents[place] != extent) return false;
   }
-  return (hash ^ hash >> 17) % (FRAMES / WAYS) * WAYS;
+  return true;
 }
 
 // Whether an operand is as it was when the frame was made; an exception may be set when it is not.
 static bool is_alike(PyObject *object, const Operand &operand, const Known &known) {
-  if (operand.dtype != known.dtype || operand.dim != known.dim || !operand.pattern != !known.key) return false;
-  if (memcmp(operand.shape, known.shape, (size_t)known.dim * sizeof(int64_t))) return false;
   if (!known.key) return true;
-  if (bits(operand.length) != bits(known.length)) return false;
   PyObject *fill = PyObject_GetAttr(object, name_fill);
   bool alike = fill && PyObject_RichCompareBool(fill, known.fill, 2) == 1;
   if (fill) Py_DecRef(fill);
@@ -227,9 +229,10 @@ static bool keep_patterns(Frame *const &place, const Operand *operands, Py_ssize
 }
 
 // Puts all that the kernel reads into its buffers and sizes; false when an operand is not as the kernel reads it.
-static bool read_inputs(const Frame &frame, const Operand *operands, void **buffers, Py_ssize_t &count,
-                        int64_t *sizes) {
-  memcpy(sizes, frame.sizes, (size_t)frame.size_count * sizeof(int64_t));
+static bool read_inputs(const Frame &frame, const Operand *operands, const int64_t *extents, void **buffers,
+                        Py_ssize_t &count, int64_t *sizes) {
+  for (int64_t i = 0; i < frame.size_count; i++)
+    sizes[i] = frame.size_extents[i] < 0 ? frame.sizes[i] : extents[frame.size_extents[i]];
   for (int64_t i = 0; i < frame.input_count; i++) {
     const Operand &operand = operands[frame.inputs[i].operand];
     PyObject *key = frame.operands[frame.inputs[i].operand].key;

@@ -4,8 +4,9 @@ In: `sparsify_shortcut(otherwise)`. Out: a callable `shortcut(operands)` of Pyth
 says what it does. The text continues that of `shortcut_operands` and `shortcut_arrays`.
 
 A shortcut keeps frames in a small table: what a call was like, and what follows from that. A call reads dtype,
-shape and address of its operands from torch, looks for their frame, and goes to the kernel with addresses on the
-stack. Whatever is not plain memory of the CPU, or not as the frame says, is left to `otherwise`.
+shape and address of its operands from torch, looks for a frame whose ranges hold their extents, the latest one first,
+and goes to the kernel with addresses on the stack. Whatever is not plain memory of the CPU, or not as the frame says,
+is left to `otherwise`.
 """
 
 from typing import Final
@@ -14,37 +15,52 @@ SOURCE: Final = r"""
 extern "C" {
 struct Table {
   PyObject *otherwise;
+  int64_t latest, next;  // the place of the frame of the last call, and that of the next frame
   Frame *frames[FRAMES];
 };
 
-// A tensor for the result, of `length` entries or of the shape of the frame; null without an exception when torch
-// cannot make it here.
-static PyObject *make_result(const Frame &frame, int64_t length, PyObject *pattern) {
-  bool is_large = frame.root >= 0 && length * frame.item_bytes >= frame.most_bytes;
-  PyObject *empty = frame.empty;
-  if (empty && (is_large || frame.root < 0)) {
+// A shape as a tuple of Python.
+static PyObject *tuple_of(const int64_t *shape, int64_t dim) {
+  PyObject *found = PyTuple_New((Py_ssize_t)dim);
+  for (int64_t mode = 0; found && mode < dim; mode++)
+    PyTuple_SetItem(found, (Py_ssize_t)mode, PyLong_FromLongLong(shape[mode]));
+  return found;
+}
+
+// A tensor for the result: the values of one on the pattern of `root`, else of the frame's shape; null without an
+// exception when torch cannot make it here.
+static PyObject *make_result(const Frame &frame, const int64_t *extents, const Operand *root) {
+  int64_t shape[MODES] = {root ? root->length : 0}, strides[MODES] = {1}, dim = root ? 1 : frame.dim;
+  int64_t length = root ? root->length : 1, stride = 1;
+  for (int64_t mode = dim - 1; !root && mode >= 0; mode--) {
+    shape[mode] = extents[frame.extents[mode]];
+    strides[mode] = stride;
+    length *= shape[mode];
+    stride *= shape[mode] ? shape[mode] : 1;
+  }
+  int64_t bytes = length * frame.item_bytes;
+  if (bytes >= frame.least_bytes && bytes <= frame.most_bytes) {
+    PyObject *empty = frame.empty, *about = root ? root->pattern : tuple_of(shape, dim);
+    if (!about) return nullptr;
     Py_IncRef(empty);
-    PyObject *result = PyObject_CallFunctionObjArgs(empty, pattern, nullptr);
+    PyObject *result = PyObject_CallFunctionObjArgs(empty, about, nullptr);
     Py_DecRef(empty);
+    if (!root) Py_DecRef(about);
     return result;
   }
-  int64_t one = 1;
   Tensor made;
-  int failed = frame.root >= 0
-                   ? torch.empty_strided(1, &length, &one, (int)frame.dtype, 0, 0, &made)
-                   : torch.empty_strided(frame.dim, frame.shape, frame.strides, (int)frame.dtype, 0, 0, &made);
-  if (failed) return nullptr;
+  if (torch.empty_strided(dim, shape, strides, (int)frame.dtype, 0, 0, &made)) return nullptr;
   PyObject *result = torch.wrap(made);
   torch.delete_tensor(made);
   return result;
 }
 
 // The result for operands that are as the frame says; null, perhaps without an exception, when they are not.
-static PyObject *run(const Frame &frame, const Operand *operands) {
+static PyObject *run(const Frame &frame, const Operand *operands, const int64_t *extents) {
   int64_t sizes[SIZES];
   void *buffers[BUFFERS];
   Py_ssize_t count = 0;
-  if (!read_inputs(frame, operands, buffers, count, sizes)) return nullptr;
+  if (!read_inputs(frame, operands, extents, buffers, count, sizes)) return nullptr;
   const Operand *root = frame.root < 0 ? nullptr : &operands[frame.root];
   State state = {&_Py_NoneStruct, nullptr, false};
   Context context = {*torch.forked ? 1 : frame.threads ? frame.threads : torch.num_threads(), &state, allocate};
@@ -52,7 +68,7 @@ static PyObject *run(const Frame &frame, const Operand *operands) {
   PyObject *fill = frame.fill;
   Py_IncRef(fill);
   // From here on the frame may be replaced: others may hold the interpreter's lock.
-  PyObject *result = make_result(frame, root ? root->length : 0, root ? root->pattern : nullptr);
+  PyObject *result = make_result(frame, extents, root);
   if (!result || torch.data_ptr(tensor_of(result), &buffers[count])) {
     Py_DecRef(fill);
     if (result) Py_DecRef(result);
@@ -93,9 +109,19 @@ static bool needs_gradient(const Operand *operands, Py_ssize_t count) {
   return false;
 }
 
-// Whether a frame fits the operands; an exception may be set when it does not.
-static bool fits(const Frame *frame, PyObject *tuple, const Operand *operands, Py_ssize_t count) {
+// Whether a frame fits the operands, whose `extents` are known then; an exception may be set when it does not.
+static bool fits(const Frame *frame, PyObject *tuple, const Operand *operands, Py_ssize_t count, int64_t *extents) {
   if (!frame || frame->operand_count != count) return false;
+  for (int64_t place = 0; place < frame->range_count; place++) {
+    const Range &range = frame->ranges[place];
+    extents[place] = range.low == range.high ? range.low : -1;
+  }
+  for (Py_ssize_t i = 0; i < count; i++) {
+    const Operand &operand = operands[i];
+    const Known &known = frame->operands[i];
+    if (operand.dtype != known.dtype || operand.dim != known.dim || !operand.pattern != !known.key) return false;
+    if (!has_extents(operand, known, frame->ranges, extents)) return false;
+  }
   for (Py_ssize_t i = 0; i < count; i++)
     if (!is_alike(PyTuple_GetItem(tuple, i), operands[i], frame->operands[i])) return false;
   return true;
@@ -103,9 +129,11 @@ static bool fits(const Frame *frame, PyObject *tuple, const Operand *operands, P
 
 // The result by a frame; null, perhaps without an exception, when it does not hold for the operands.
 static PyObject *by(const Frame *frame, PyObject *tuple, const Operand *operands, Py_ssize_t count) {
-  if (!fits(frame, tuple, operands, count)) return nullptr;
-  if (!needs_gradient(operands, count)) return frame->array_count ? assemble(*frame, operands) : run(*frame, operands);
-  return frame->differentiable ? run_differentiably(*frame, operands, tuple) : nullptr;
+  int64_t extents[EXTENTS];
+  if (!fits(frame, tuple, operands, count, extents)) return nullptr;
+  if (needs_gradient(operands, count))
+    return frame->differentiable ? run_differentiably(*frame, operands, tuple) : nullptr;
+  return frame->array_count ? assemble(*frame, operands, extents) : run(*frame, operands, extents);
 }
 
 // Whether tensors may have tangents: some code differentiates forwards.
@@ -114,21 +142,25 @@ static bool has_tangents() {
   return !level || PyLong_AsLongLong(level) >= 0;
 }
 
-// The result by the frame that fits the operands, null without an exception when none does. `slot` becomes one of the
-// places of such a frame, -1 where there can be none.
-static PyObject *by_frame(const Table &table, PyObject *tuple, Operand *operands, int64_t &slot) {
+// The result by the frame that fits the operands, null without an exception when none does; `can_learn` becomes whether
+// there can be one.
+static PyObject *by_frame(Table &table, PyObject *tuple, Operand *operands, bool &can_learn) {
   Py_ssize_t count = PyTuple_Size(tuple);
   if (count < 0 || count > OPERANDS || torch.dispatch_mode_enabled() || has_tangents()) return nullptr;
   for (Py_ssize_t i = 0; i < count; i++)
     if (!read_operand(PyTuple_GetItem(tuple, i), operands[i])) return nullptr;
-  slot = (int64_t)slot_of(operands, count);
-  for (int64_t way = 0; way < WAYS; way++) {
-    PyObject *result = by(table.frames[slot ^ way], tuple, operands, count);
+  can_learn = true;
+  int64_t latest = table.latest;
+  for (int64_t step = 0; step < FRAMES; step++) {
+    int64_t place = (latest + step) % FRAMES;
+    PyObject *result = by(table.frames[place], tuple, operands, count);
+    if (result) table.latest = place;
     if (result || PyErr_Occurred()) return result;
   }
-  for (int64_t way = 0; way < WAYS; way++) {
-    Frame *const &place = table.frames[slot ^ way];
-    bool kept = fits(place, tuple, operands, count) && keep_patterns(place, operands, count);
+  for (int64_t step = 0; step < FRAMES; step++) {
+    Frame *const &place = table.frames[(latest + step) % FRAMES];
+    int64_t extents[EXTENTS];
+    bool kept = fits(place, tuple, operands, count, extents) && keep_patterns(place, operands, count);
     if (kept) return by(place, tuple, operands, count);
     if (PyErr_Occurred()) return nullptr;
   }
@@ -161,18 +193,18 @@ static void forget(PyObject *capsule) {
 
 // Whether one frame holds for just the calls that the other one holds for, but for fills.
 static bool is_again(const Frame *before, const Frame &frame) {
-  if (!before || before->operand_count != frame.operand_count) return false;
+  if (!before || before->operand_count != frame.operand_count || before->range_count != frame.range_count) return false;
+  if (memcmp(before->ranges, frame.ranges, (size_t)frame.range_count * sizeof(Range))) return false;
   for (int64_t i = 0; i < frame.operand_count; i++) {
     const Known &was = before->operands[i], &is = frame.operands[i];
     if (was.dtype != is.dtype || was.dim != is.dim || was.key != is.key) return false;
-    if (memcmp(was.shape, is.shape, (size_t)is.dim * sizeof(int64_t))) return false;
+    if (memcmp(was.extents, is.extents, (size_t)is.dim * sizeof(int64_t))) return false;
   }
   return true;
 }
 
 // learn(address of a frame: int): copies it into the table, in the place of one for the same calls, else of the one
-// that was learned first of those whose operands had about the same hash: patterns of one shape but with other kernels
-// take turns.
+// that was learned first.
 static PyObject *learn(PyObject *self, PyObject *address) {
   Table *table = (Table *)PyCapsule_GetPointer(self, nullptr);
   const Frame *frame = (const Frame *)PyLong_AsVoidPtr(address);
@@ -180,23 +212,17 @@ static PyObject *learn(PyObject *self, PyObject *address) {
   Py_IncRef(&_Py_NoneStruct);
   Frame *own = (Frame *)calloc(1, sizeof(Frame));
   if (!own) return &_Py_NoneStruct;
-  Operand operands[OPERANDS] = {};
-  for (int64_t i = 0; i < frame->operand_count; i++) {
-    const Known &known = frame->operands[i];
-    operands[i].dtype = (int)known.dtype;
-    operands[i].dim = known.dim;
-    operands[i].shape = known.shape;
-    operands[i].length = known.length;
-    operands[i].pattern = known.key;
-  }
   *own = *frame;
   count_references(*own, Py_IncRef);
-  size_t slot = slot_of(operands, (Py_ssize_t)frame->operand_count);
-  Frame *&first = table->frames[slot], *&second = table->frames[slot ^ 1];
-  bool is_first = is_again(first, *own) && !is_again(second, *own);
-  Frame *gone = is_first ? first : second;
-  if (!is_first) second = first;
-  first = own;
+  int64_t place = 0;
+  while (place < FRAMES && !is_again(table->frames[place], *own)) place++;
+  if (place == FRAMES) {
+    place = table->next;
+    table->next = (place + 1) % FRAMES;
+  }
+  Frame *gone = table->frames[place];
+  table->frames[place] = own;
+  table->latest = place;
   drop(gone);
   return &_Py_NoneStruct;
 }
@@ -210,14 +236,14 @@ static PyObject *shortcut(PyObject *self, PyObject *tuple) {
   Table *table = (Table *)PyCapsule_GetPointer(self, nullptr);
   if (!table) return nullptr;
   Operand operands[OPERANDS] = {};
-  int64_t slot = -1;
-  PyObject *result = by_frame(*table, tuple, operands, slot);
+  bool can_learn = false;
+  PyObject *result = by_frame(*table, tuple, operands, can_learn);
   for (Operand &operand : operands) {
     if (operand.pattern) Py_DecRef(operand.pattern);
     if (operand.values) Py_DecRef(operand.values);
   }
   if (result || PyErr_Occurred()) return result;
-  if (slot < 0) return PyObject_CallFunctionObjArgs(table->otherwise, tuple, &_Py_NoneStruct, nullptr);
+  if (!can_learn) return PyObject_CallFunctionObjArgs(table->otherwise, tuple, &_Py_NoneStruct, nullptr);
   PyObject *teach = PyCFunction_NewEx(&learn_definition, self, nullptr);
   if (!teach) return nullptr;
   result = PyObject_CallFunctionObjArgs(table->otherwise, tuple, teach, nullptr);

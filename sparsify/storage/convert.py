@@ -7,7 +7,7 @@ columns. Nothing is allocated in the size of the shape except what dense levels 
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -26,7 +26,22 @@ from sparsify.storage.pattern import Pattern, shared
 LARGEST_KEY = 2**63 - 1
 MOST_POSITIONS = 2**36
 NARROW = 2**31 - 1
+# Counting takes longer than sorting where there are more empty columns than that for each entry.
+MOST_EMPTY = 64
+_CSR, _CSC = Format("csr"), Format("csc")
+_TURNS = ((_CSR, _CSC), (_CSC, _CSR))
 DTYPES = {"int8": torch.int8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64}
+
+
+# The arrays of CSR and a number of columns become those of CSC and where each entry was; `None` where that has no way.
+Turn = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor] | None]
+_turn: Turn = lambda pos, crd, width: None  # noqa: E731
+
+
+def turn_by(turn: Turn) -> None:
+    """Has matrices turned by a function of a higher room, which compiles it."""
+    global _turn
+    _turn = turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +234,36 @@ def _conversion(pattern: Pattern, format: Format) -> Conversion:
         raise FormatError(
             f"{format} stores {format.rank} modes, the tensor has {pattern.rank}", "another format"
         )
-    coordinates = pattern.kept_coordinates()
-    inside = pattern.kept_inside()
-    kept = None if inside is None else inside.nonzero().squeeze(1)
-    result = placed(list(coordinates if kept is None else coordinates[:, kept]), kept, pattern.shape, format)
+    kept: Tensor | None = None
+    result = _turned(pattern, format)
+    if result is None:
+        coordinates = pattern.kept_coordinates()
+        inside = pattern.kept_inside()
+        kept = None if inside is None else inside.nonzero().squeeze(1)
+        known = list(coordinates if kept is None else coordinates[:, kept])
+        result = placed(known, kept, pattern.shape, format)
     if kept is None and pattern.nnz == result.pattern.nnz and not result.is_padded:
         origin = weakref.ref(pattern)
         result.pattern.cached(("converted from", pattern.format), lambda: origin)
     return result
+
+
+def _turned(pattern: Pattern, format: Format) -> Conversion | None:
+    """CSR in CSC, or CSC in CSR, by counting; `None` for anything else."""
+    if (pattern.format, format) not in _TURNS or pattern.device.type != "cpu":
+        return None
+    pos, crd = pattern.validated()._pos[1], pattern._crd[1]
+    if type(pos) is not Tensor or type(crd) is not Tensor or {pos.dtype, crd.dtype} != {torch.int32}:
+        return None
+    extent = pattern.shape[format.ordering[0]]
+    if pattern.nnz == 0 or extent > pattern.nnz * MOST_EMPTY:
+        return None
+    found = _turn(pos.contiguous(), crd.contiguous(), extent)
+    if found is None:
+        return None
+    arrays = (None, found[0]), (None, found[1])
+    made = Pattern(format, pattern.shape, *arrays, is_private=True).trusted()
+    return Conversion(made, found[2], is_identity=False, is_padded=False)
 
 
 def placed(

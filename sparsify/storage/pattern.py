@@ -296,19 +296,21 @@ class Pattern:
         known = self.validated() if level else self
         return known.cached(("longest", level), lambda: longest(self, level))
 
-    def bucket(self, is_turned: bool = False) -> tuple[int, ...]:
-        """How many entries there are, level by level, in powers of two: what choices by size are kept under.
+    def note_longest(self, count: int) -> None:
+        """Says how many entries the longest row has, where whoever made the pattern has counted them."""
+        from sparsify.storage.statistics import FEW
+
+        self.cached(("longest", 0), lambda: count if self.nnz >= FEW else 0)
+
+    def counts(self, is_turned: bool = False) -> tuple[int, ...]:
+        """How many entries there are, level by level, and in the longest row: what choices by size are kept under.
 
         Args:
             is_turned: whether it is read in the other order of its modes.
         """
-        key = "bucket, turned" if is_turned else "bucket"
-        known: tuple[int, ...] | None = self._cache.get(key)
-        if known is not None:
-            return known
-        from sparsify.storage.statistics import bucket
+        from sparsify.storage.statistics import counts
 
-        return self.cached(key, lambda: bucket(self, is_turned))
+        return self.cached(("counts", is_turned), lambda: counts(self, is_turned))
 
     def reach(self) -> int:
         """How far apart two entries of the last level lie that are read one parent apart, in coordinates.

@@ -56,19 +56,19 @@ def distinct(pattern: "Pattern") -> Mapping[tuple[int, ...], int]:
     return found
 
 
-def bucket(pattern: "Pattern", is_turned: bool = False) -> tuple[int, ...]:
-    """Stored entries, those of each level that lists coordinates, and the longest row, as powers of two.
+def counts(pattern: "Pattern", is_turned: bool = False) -> tuple[int, ...]:
+    """Stored entries, those of the longest row, and those of each level that lists coordinates.
 
-    With the shape it tells how many positions all levels have, and it is a key that is cheap to hash. Of a pattern that
-    is read in the other order of its modes, the longest column is the longest row.
+    With the shape they tell how many positions all levels have. Of a pattern that is read in the other order of its
+    modes, the longest column is the longest row.
     """
-    counts = [pattern.nnz, pattern.longest(1) if is_turned else longest(pattern, 0)]
+    found = [pattern.nnz, pattern.longest(1 if is_turned else 0)]
     for depth, (crd, stored) in enumerate(zip(pattern._crd, pattern.format.levels, strict=True), 1):
         if stored.level.has_bits:
-            counts.append(pattern.positions(depth))
+            found.append(pattern.positions(depth))
         elif crd is not None:
-            counts.append(crd.shape[0])
-    return tuple([count.bit_length() for count in counts])
+            found.append(crd.shape[0])
+    return tuple(found)
 
 
 def longest(pattern: "Pattern", level: int) -> int:

@@ -34,6 +34,7 @@ from sparsify.compiler.plan import Convert, Step, steps
 from sparsify.compiler.schedule.directives import Schedule
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
 from sparsify.compiler.share import shared_pattern
+from sparsify.compiler.size_class import PatternClasses
 from sparsify.compiler.variants import Variant, Variants
 from sparsify.errors import DiscordantError, ScheduleError, UnsupportedProgramError
 from sparsify.options import Options
@@ -202,7 +203,9 @@ def _run_loops(case: Case, step: Step, stages: Stages, tensors: Mapping[str, Ten
     for name in step.program.inputs:
         declared, tensor = step.program.declaration(name), tensors[twins.get(name, name)]
         extents.update(zip(declared.extents, tensor.shape, strict=True))
-        source: DenseInput | SparseInput = SparseInput(declared, name in twins, function.sizes)
+        source: DenseInput | SparseInput = SparseInput(
+            declared, PatternClasses(name in twins), function.sizes
+        )
         if declared.format.is_dense:
             source = DenseInput(declared, name in twins)
         source.read(tensor, numbers, buffers)

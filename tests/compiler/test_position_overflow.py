@@ -1,6 +1,7 @@
 """Results with more entries than int32 counts: their positions become int64."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from sparsify.compiler.generated import GeneratedStep
 from sparsify.compiler.known import KNOWN
 from sparsify.compiler.loops.lower import assemble
 from sparsify.compiler.native import fail
+from sparsify.compiler.size_class import PatternClasses
 from sparsify.errors import FormatError, KernelError
 from sparsify.options import override
 
@@ -28,7 +30,9 @@ def overflowing(step, operands):
     step.compute(operands)
     KNOWN.clear()
     for shapes, frame in step._frames.items():
-        step._frames[shapes] = replace(frame, call=lambda *_: fail(assemble.POSITION_OVERFLOW))
+        library = frame.choice.variant.library
+        overflows = SimpleNamespace(call=lambda *_: fail(assemble.POSITION_OVERFLOW), library=library)
+        step._frames[shapes] = replace(frame, choice=replace(frame.choice, variant=overflows))
 
 
 def test_positions_become_int64():
@@ -75,7 +79,7 @@ def test_the_limit_is_exact(monkeypatch, tmp_path, format):
 def test_wide_arrays_are_not_wrapped():
     _, _, stored, _ = operands()
     kernel, _ = einsum_kernel("ij,jk->ik", (stored, torch.ones(7, 2, dtype=torch.float64)), None, None)
-    read = SparseInput(kernel.program.declaration("A"), False, ())
+    read = SparseInput(kernel.program.declaration("A"), PatternClasses(), ())
     assert read._as(torch.tensor([1, 2]), torch.int32).dtype == torch.int32
     with pytest.raises(FormatError, match="int64 positions"):
         read._as(torch.tensor([1, 2**31]), torch.int32)

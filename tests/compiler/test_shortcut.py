@@ -19,6 +19,8 @@ from sparsify.compiler import evaluate, native, shortcut
 from sparsify.compiler.arguments import DenseInput
 from sparsify.compiler.cpp.cache import library
 from sparsify.compiler.einsum.nodes import Declaration
+from sparsify.compiler.schedule.sizes import Sizes
+from sparsify.compiler.variants import Variants
 from sparsify.errors import InvalidTensorError, KernelError, ShapeError
 from sparsify.options import current, override
 from sparsify.runtime import torch_functions
@@ -575,10 +577,19 @@ def test_answers_that_are_not_as_expected(monkeypatch: pytest.MonkeyPatch) -> No
 def by_hand(source: str, sizes: tuple[int, ...], *operands: torch.Tensor) -> Any:
     """The result of a kernel written in C++ that reads dense operands and fills three float32."""
     formats = [Format("dense", rank=operand.dim()) for operand in operands]
-    declared = [Declaration(f"A{n}", (), format, "float32") for n, format in enumerate(formats)]
+    declared = [
+        Declaration(f"A{n}", tuple(f"{n}{mode}" for mode in range(operand.dim())), format, "float32")
+        for n, (format, operand) in enumerate(zip(formats, operands, strict=True))
+    ]
+    extents = {
+        name: size
+        for one, operand in zip(declared, operands)
+        for name, size in zip(one.extents, operand.shape)
+    }
+    ranges = {name: (size, size) for name, size in ({"i": 3} | extents).items()}
     inputs = [(place, DenseInput(one)) for place, one in enumerate(declared)]
-    result = shortcut.Result((3,), torch.float32, None, 0, lambda: torch.empty(3))
-    call = shortcut.KernelCall(library(tiny_kernel(source)).address, sizes, 1, None)
+    result = shortcut.Result(("i",), torch.float32, None, 0, torch.empty)
+    call = shortcut.KernelCall(library(tiny_kernel(source)).address, sizes, 1, None, ranges)
     taught: list[bool] = []
 
     def otherwise(given: tuple[torch.Tensor, ...], learn: shortcut.Learn) -> Any:
@@ -729,3 +740,51 @@ def test_patterns_not_met_before_are_checked() -> None:
     malformed = Pattern(good.format, (8, 10), good.pos, (None, outside))
     with pytest.raises(InvalidTensorError):
         sparsify.einsum(SPMM, wrap(malformed, torch.ones(24)), x)
+
+
+def banded(rows: int) -> SparseTensor:
+    """A square matrix with two entries a row."""
+    at = torch.arange(rows)
+    places = torch.stack([at.repeat(2), torch.cat([at, (at + 1) % rows])])
+    return sparsify.tensor((places, torch.rand(2 * rows).double(), (rows, rows)), "csr")
+
+
+def test_sizes_of_a_class_share_a_kernel_and_its_frame(
+    long_ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def product(rows: int, columns: int = 5) -> None:
+        matrix, dense = banded(rows), torch.rand(rows, columns).double()
+        torch.testing.assert_close(sparsify.einsum("ij,jq->iq", matrix, dense), matrix.to_dense() @ dense)
+
+    for _ in range(3):
+        product(700)
+    long_ways.clear()
+    for rows in (700, 512, 900, 1023, 1100, 460):  # an octave, and an eighth of its ends on both sides
+        product(rows)
+        assert not long_ways, rows
+    product(2000)
+    assert long_ways
+    asked: list[Sizes] = []
+    best = Variants.best
+    monkeypatch.setattr(Variants, "best", lambda self, sizes: (asked.append(sizes), best(self, sizes))[1])
+    product(1500)
+    product(700)
+    assert not asked  # both classes are known
+    product(700, 6)
+    assert [sizes.extents["q"] for sizes in asked] == [6]  # few columns are a class by themselves
+
+
+def test_extents_of_a_class_are_still_compared(long_ways: list[str]) -> None:
+    matrix = banded(700)
+    for _ in range(3):
+        sparsify.einsum("ij,jr->ir", matrix, torch.rand(700, 5).double())
+    with pytest.raises(ShapeError, match="700"):
+        sparsify.einsum("ij,jr->ir", matrix, torch.rand(701, 5).double())
+
+
+def test_large_results_of_a_class_come_from_the_pool(long_ways: list[str]) -> None:
+    for rows in (600, 600, 600, 511, 512, 513):  # 128 KiB are 512 rows of 32 numbers
+        matrix, dense = banded(rows), torch.rand(rows, 32).double()
+        found = sparsify.einsum("ij,js->is", matrix, dense)
+        torch.testing.assert_close(found, matrix.to_dense() @ dense)
+        assert found.is_contiguous() and POOL.has(found.untyped_storage()) == (rows * 32 * 8 >= 128 * 1024)

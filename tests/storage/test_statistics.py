@@ -42,9 +42,10 @@ def test_coordinates_at_some_positions(format: str) -> None:
         assert coordinates.tolist() == found.coordinates()[stored.expression.mode][at].tolist()
 
 
-def test_buckets_are_powers_of_two() -> None:
-    few, same, more = (random((1000, 1000), n, "csr").pattern.bucket() for n in (600, 700, 6000))
-    assert few == same != more
+def test_counts_of_each_level() -> None:
+    assert random((1000, 1000), 600, "csr").pattern.counts() == (600, 0, 600)
+    found = sparsify.tensor(torch.ones(100, 100), "csr").pattern
+    assert found.counts() == found.counts(is_turned=True) == (10_000, 100, 10_000)
 
 
 @pytest.mark.parametrize("format", ["csr", "csc", "coo"])

@@ -11,6 +11,7 @@ from typing import Final
 from torch import SymInt, Tensor
 
 from sparsify.compiler.einsum.nodes import Declaration, Program
+from sparsify.compiler.size_class import octave
 from sparsify.storage.pattern import Pattern
 from sparsify.storage.tensor import SparseTensor
 
@@ -18,8 +19,6 @@ from sparsify.storage.tensor import SparseTensor
 NEAR_BYTES: Final = 1 << 20
 FAR_BYTES: Final = 8 << 20
 NARROW_BYTES: Final = 256
-# Sizes up to this one are classes of their own.
-EXACT: Final = 1024
 SizeClass = tuple[tuple[str, int | None], ...]
 # The median distance of two places anywhere in a range, as a part of it: `1 - (1 - d)^2 = 1/2`.
 APART: Final = 1 - 0.5**0.5
@@ -80,7 +79,7 @@ class Sizes:
     def rounded(self, program: Program) -> SizeClass:
         """The same in powers of two where numbers are large: operands of one class share what was measured."""
         return tuple(
-            (name, size if size is None or size <= EXACT else 1 << size.bit_length())
+            (name, None if size is None else octave(size)[1])
             for known in self.key(program)
             for name, size in known
         )

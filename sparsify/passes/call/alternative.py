@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sparsify.compiler.schedule.sizes import EXACT
+from sparsify.compiler.size_class import octave
 from sparsify.passes.call.first_backward import Result
 from sparsify.storage.own_memory import PLAIN
 
@@ -67,18 +67,16 @@ def described(arguments: Sequence[Any]) -> Key:
 
 
 def rounded(key: Key) -> Key:
-    """The same with numbers above `EXACT` in powers of two.
+    """The same with the largest number of its class in place of each.
 
-    >>> rounded((1000, 3000, (torch.float32, torch.Size((5000, 7)))))
-    (1000, 4096, (torch.float32, (8192, 7)))
+    >>> rounded((50, 3000, (torch.float32, torch.Size((5000, 7)))))
+    (50, 4095, (torch.float32, (8191, 7)))
     """
     return tuple(
         [
             (part[0], rounded(tuple(part[1])))
             if isinstance(part, tuple)
-            else part
-            if part is None or part <= EXACT
-            else 1 << part.bit_length()
+            else (part if part is None else octave(part)[1])
             for part in key
         ]
     )

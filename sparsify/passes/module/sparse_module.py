@@ -209,7 +209,7 @@ class SparseModule(fx.GraphModule):
         is_cast = torch.is_autocast_enabled("cpu")
         earlier = self._call_index  # another thread that changes the model replaces it
         quick = None if is_cast else earlier.read(args, kwargs)
-        if quick is not None and (known := earlier.variants.get(quick[0])) is not None:
+        if quick is not None and (known := earlier.find(*quick)) is not None:
             return self.finish(known, quick[1])
         caches = transformers_cache.given((*args, *kwargs.values()))
         if generate.leaves_past(self._asked, caches):
@@ -223,8 +223,8 @@ class SparseModule(fx.GraphModule):
             return self.original(*args, **kwargs)
         if not variant.takes(tensors):
             return self.original(*args, **kwargs)
-        if quick is not None and variant.takes_any:
-            earlier.remember(quick[0], args, kwargs, call, variant)
+        if quick is not None:
+            earlier.remember(quick[0], args, kwargs, call, self._captures.alike((modes(self), call.shape)))
         result = self.finish(variant, tensors)
         for cache in caches:
             result = transformers_cache.filled(cache, result)

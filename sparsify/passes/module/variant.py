@@ -216,11 +216,13 @@ class Captures:
         self.known.clear()
         self.refused.clear()
 
+    def alike(self, like: Likeness) -> list[Variant]:
+        """The variants for such calls, the first one first."""
+        return [variant for known, variant in self.known if known == like]
+
     def fitting(self, like: Likeness, shapes: tuple[Any, ...]) -> Variant | None:
         """The first variant for such calls with tensors of these shapes."""
-        return next(
-            (variant for known, variant in self.known if known == like and variant.fits(shapes)), None
-        )
+        return next((variant for variant in self.alike(like) if variant.fits(shapes)), None)
 
     def shown(self, modes: Modes) -> Variant | None:
         """The variant of a mode that fits most calls: most of its extents may vary, and they need no earlier calls."""
@@ -258,10 +260,10 @@ Key = tuple[Any, ...]
 
 
 class CallIndex:
-    """The variants of the last calls by the keys of their arguments.
+    """The variants of the kinds of calls that came last, by the keys of their arguments.
 
     Arguments are tensors in main memory, sparse matrices, and constants that equal each other only where they are the
-    same; every other call is taken apart each time.
+    same; every other call is taken apart each time. Sizes are no part of a key: the variants say which they fit.
 
     Args:
         modules: whose modes tell calls apart.
@@ -270,7 +272,7 @@ class CallIndex:
 
     def __init__(self, modules: Sequence[nn.Module], matrices: SparseInputs) -> None:
         self.modules, self.matrices = tuple(modules), matrices
-        self.variants: dict[Key, Variant] = {}
+        self.variants: dict[Key, tuple[Variant, ...]] = {}
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[torch.Tensor]] | None:
         """The key of a call and the tensors of its graph, `None` for arguments that have no key."""
@@ -283,14 +285,12 @@ class CallIndex:
             kind = type(arg)
             if kind is SparseTensor:
                 parts = self.matrices(arg)
-                key += kind, parts[2].dtype, parts[2].shape, parts[3].shape
+                key += kind, parts[2].dtype
                 tensors += parts
             elif kind in PLAIN and arg.is_cpu:
-                key += arg.dtype, arg.layout, arg.shape
+                key += arg.dtype, arg.layout, arg.dim()
                 if arg.layout in SPARSE_LAYOUTS:
-                    parts = self.matrices(arg)
-                    key.append(parts[2].shape)
-                    tensors += parts
+                    tensors += self.matrices(arg)
                 else:
                     tensors.append(arg)
             elif kind in CONSTANTS:
@@ -299,12 +299,26 @@ class CallIndex:
                 return None
         return tuple(key), tensors
 
+    def find(self, key: Key, tensors: Sequence[torch.Tensor]) -> Variant | None:
+        """The first variant for calls with such a key that fits the sizes of the tensors."""
+        known = self.variants.get(key)
+        if known is None:
+            return None
+        shapes = tuple([tensor.shape for tensor in tensors])
+        return next((variant for variant in known if variant.fits(shapes)), None)
+
     def remember(
-        self, key: Key, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call, variant: Variant
+        self,
+        key: Key,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        call: Call,
+        variants: Sequence[Variant],
     ) -> None:
-        """Keeps the variant of a call whose leaves are its arguments in their order."""
+        """Keeps the variants of calls whose leaves are their arguments in their order; some look at more than sizes."""
         given = (*args, *kwargs.values())
-        if len(given) == len(call.values) and all(map(operator.is_, given, call.values)):
+        is_flat = len(given) == len(call.values) and all(map(operator.is_, given, call.values))
+        if is_flat and all(variant.takes_any for variant in variants):
             if len(self.variants) >= MOST:
                 self.variants.clear()
-            self.variants[key] = variant
+            self.variants[key] = tuple(variants)

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from sparsify.compiler.sort_edges import SortedEdges, sort_edges
 from sparsify.errors import InvalidTensorError, UnsupportedProgramError
 from sparsify.storage import convert
 from sparsify.storage.format import Format
@@ -29,22 +30,31 @@ class Aligned:
     """A pattern and where each edge's value goes.
 
     Attributes:
-        positions: the slot of each edge, None when that of edge `e` is `e`.
+        edges: the edge in each slot, where each has its own and they do not come in the order of the slots.
+        slots: the slot of each edge, where some share one; that of edge `e` is `e` without either.
         kept: the edges that have a slot, None when all do.
     """
 
     pattern: Pattern
-    positions: torch.Tensor | None
+    edges: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
     kept: torch.Tensor | None = None
 
-    def values(self, edges: torch.Tensor) -> torch.Tensor:
-        """The values in storage order on the device of `edges`, duplicates added up, differentiable in `edges`."""
+    def values(self, given: torch.Tensor) -> torch.Tensor:
+        """The values in storage order on the device of those of edges, of one slot added up, differentiable."""
         if self.kept is not None:
-            edges = edges.index_select(0, self.kept.to(edges.device))
-        if self.positions is None:
-            return edges
-        slots = edges.new_zeros(self.pattern.nnz)
-        return slots.index_add(0, self.positions.to(edges.device), edges)
+            given = given.index_select(0, self.kept.to(given.device))
+        if self.edges is not None:
+            return given.index_select(0, self.edges.to(given.device))
+        if self.slots is None:
+            return given
+        return given.new_zeros(self.pattern.nnz).index_add(0, self.slots.to(given.device), given)
+
+    def ones(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """The values of `count` edges of 1."""
+        if self.slots is None and self.kept is None:
+            return torch.ones(self.pattern.nnz, dtype=dtype, device=device)
+        return self.values(torch.ones(count, dtype=dtype, device=device))
 
 
 def align_entries(dense: torch.Tensor, form: Format) -> Aligned:
@@ -53,8 +63,8 @@ def align_entries(dense: torch.Tensor, form: Format) -> Aligned:
     if dense.dim() == 2:
         rows, columns = coordinates
         return align_edges(rows, columns, (dense.shape[0], dense.shape[1]), form)
-    pattern, positions = convert.from_sorted(coordinates, dense.shape, form)
-    return Aligned(pattern, positions)
+    pattern, slots = convert.from_sorted(coordinates, dense.shape, form)
+    return Aligned(pattern, slots=slots)
 
 
 def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format) -> Aligned:
@@ -64,41 +74,37 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int],
         rows, columns: [edges], any order, duplicates allowed.
         shape: of the matrix; coordinates outside of it are an error.
     """
-    rows, columns = rows.cpu(), columns.cpu()  # patterns are in main memory, wherever the values are
-    require_inside(rows, shape[0], "row")
-    require_inside(columns, shape[1], "column")
-    key = rows.long() * shape[1] + columns.long()
-    positions: torch.Tensor | None = None
-    if not bool((key[1:] > key[:-1]).all()):
-        key, positions = unique_slots(key)
-    if max(*shape, len(key)) >= 2**31:
+    rows, columns = (
+        rows.cpu().long(),
+        columns.cpu().long(),
+    )  # patterns are in main memory, wherever the values are
+    if max(*shape, len(rows)) >= 2**31:
         raise UnsupportedProgramError(
-            f"a matrix {list(shape)} with {len(key)} entries needs wider coordinates"
+            f"a matrix {list(shape)} with {len(rows)} entries needs wider coordinates"
         )
-    dtype = torch.int32  # half the memory to read, and what the regions' programs declare
-    starts = torch.zeros(shape[0] + 1, dtype=torch.int64)
-    width = max(shape[1], 1)
-    starts[1:] = torch.bincount(key // width, minlength=shape[0]).cumsum(0)
-    pattern = Pattern(
-        Format("csr"), shape, (None, starts.to(dtype)), (None, (key % width).to(dtype)), is_private=True
-    ).trusted()
-    return stored_as(pattern, positions, form)
+    found = sort_edges(rows, columns, shape)
+    require_inside(found, rows, columns, shape)
+    # int32 is half the memory to read, and what the regions' programs declare.
+    pattern = Pattern(CSR, shape, (None, found.pos), (None, found.crd), is_private=True).trusted()
+    pattern.note_longest(found.longest)
+    return stored_as(Aligned(pattern, found.edges, found.slots), form)
 
 
-def stored_as(pattern: Pattern, positions: torch.Tensor | None, form: Format) -> Aligned:
-    """A pattern in another format.
-
-    Args:
-        pattern: with one slot for each of its coordinates.
-        positions: the slot of each entry in it, None when that of entry `e` is `e`.
-    """
-    if form == pattern.format:
-        return Aligned(pattern, positions)
-    count = pattern.nnz
-    pattern, moved = pattern.twin(form)
-    kept = torch.nonzero(moved >= 0).squeeze(1)  # the padding of blocks comes from no entry
+def stored_as(aligned: Aligned, form: Format) -> Aligned:
+    """A pattern with one slot for each of its coordinates in another format."""
+    if form == aligned.pattern.format:
+        return aligned
+    pattern, moved = aligned.pattern.twin(form)
+    is_padded = bool((moved < 0).any())  # the padding of blocks comes from no entry
+    if aligned.slots is None and not is_padded:
+        return Aligned(pattern, moved if aligned.edges is None else aligned.edges[moved])
+    count = aligned.pattern.nnz
+    kept = torch.nonzero(moved >= 0).squeeze(1)
     target = torch.empty(count, dtype=torch.int64).index_copy_(0, moved[kept], kept)
-    return Aligned(pattern, target if positions is None else target[positions])
+    slots = aligned.slots
+    if aligned.edges is not None:
+        slots = torch.empty_like(aligned.edges).index_copy_(0, aligned.edges, torch.arange(count))
+    return Aligned(pattern, slots=target if slots is None else target[slots])
 
 
 def align_coordinates(coordinates: Sequence[torch.Tensor], shape: Sequence[int], form: Format) -> Aligned:
@@ -112,18 +118,23 @@ def align_coordinates(coordinates: Sequence[torch.Tensor], shape: Sequence[int],
         raise UnsupportedProgramError(f"a tensor {list(shape)} needs wider coordinates")
     key = torch.zeros(len(coordinates[0]), dtype=torch.int64)
     for mode, (column, extent) in enumerate(zip(coordinates, shape, strict=True)):
-        require_inside(column.cpu(), extent, f"coordinate {mode}")
+        if (wrong := outside(column.cpu(), extent)) is not None:
+            at = int((column == wrong).nonzero()[0])
+            raise InvalidTensorError(
+                f"edge {at} has coordinate {wrong} in mode {mode}, the tensor has {extent}",
+                "coordinates from 0",
+            )
         key = key * extent + column.cpu()
-    positions: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
     if not bool((key[1:] > key[:-1]).all()):
-        key, positions = unique_slots(key)
+        key, slots = unique_slots(key)
     columns: list[torch.Tensor] = []
     rest = key
     for extent in reversed(shape):
         columns.insert(0, rest % max(extent, 1))
         rest = rest // max(extent, 1)
     pattern, _ = convert.from_sorted(columns, shape, Format("csf", rank=len(shape)), torch.int32)
-    return stored_as(pattern, positions, form)
+    return stored_as(Aligned(pattern, slots=slots), form)
 
 
 def align_numbered(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], form: Format) -> Aligned:
@@ -133,22 +144,14 @@ def align_numbered(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[in
         rows, columns: [edges], any order, duplicates allowed.
         shape: rows, edges and columns; coordinates outside of it are an error.
     """
-    require_inside(rows, shape[0], "row")
-    require_inside(columns, shape[2], "column")
     if max(shape) >= 2**31:
         raise UnsupportedProgramError(f"a relation {list(shape)} needs wider coordinates")
-    starts = torch.zeros(shape[0] + 1, dtype=torch.int32)
-    starts[1:] = torch.bincount(rows, minlength=shape[0]).cumsum(0)
-    positions: torch.Tensor | None = None
-    order = torch.arange(len(rows))
-    if bool((rows[1:] < rows[:-1]).any()):
-        order = torch.argsort(rows, stable=True)
-        positions = torch.empty_like(order).index_copy_(0, order, torch.arange(len(rows)))
-    # A copy: later writes of the caller's do not reach what kernels read.
-    crd = (None, order.int(), columns.index_select(0, order).int())
-    return Aligned(
-        Pattern(form, tuple(shape), (None, starts, None), crd, is_private=True).trusted(), positions
-    )
+    rows, columns = rows.cpu().long(), columns.cpu().long()
+    found = sort_edges(rows, columns, (shape[0], shape[2]), is_numbered=True)
+    require_inside(found, rows, columns, (shape[0], shape[2]))
+    numbers = torch.arange(len(rows), dtype=torch.int32) if found.edges is None else found.edges.int()
+    arrays = (None, found.pos, None), (None, numbers, found.crd)
+    return Aligned(Pattern(form, tuple(shape), *arrays, is_private=True).trusted(), found.edges)
 
 
 def unique_slots(key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,15 +171,22 @@ def outside(coordinates: torch.Tensor, extent: int) -> int | None:
     return low if low < 0 else high if high >= extent else None
 
 
-def require_inside(coordinates: torch.Tensor, extent: int, mode: str) -> None:
-    """Raises when a coordinate is outside of its mode."""
-    if (wrong := outside(coordinates, extent)) is not None:
-        at = int((coordinates == wrong).nonzero()[0])
-        raise InvalidTensorError(
-            f"edge {at} has {mode} {wrong}, the matrix has {extent}", "coordinates from 0"
-        )
+def require_inside(
+    found: SortedEdges, rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int]
+) -> None:
+    """Raises where an edge lies outside of its matrix.
+
+    Raises:
+        InvalidTensorError: naming the edge and its row or column.
+    """
+    if (edge := found.outside) is None:
+        return
+    row, column = int(rows[edge]), int(columns[edge])
+    mode, wrong, extent = ("row", row, shape[0]) if not 0 <= row < shape[0] else ("column", column, shape[1])
+    raise InvalidTensorError(f"edge {edge} has {mode} {wrong}, the matrix has {extent}", "coordinates from 0")
 
 
+CSR: Final = Format("csr")
 BAGS: Final = Format("dense, compressed, singleton")
 
 
@@ -226,7 +236,7 @@ class BagsOutput:
         pattern = Pattern(
             BAGS, shape, (None, starts, None), (None, places, indices), is_private=True
         ).trusted()
-        return Aligned(pattern, None, kept)
+        return Aligned(pattern, kept=kept)
 
     def made(self, aligned: Aligned, raw: Sequence[Any]) -> Any:
         """The bags, on the device of their indices, or their pattern where the caller brings the values."""

@@ -294,17 +294,17 @@ class Structure:
             dense: torch.Tensor = stored.t() if spec.transposed else stored
             values = values_at(dense, aligned.pattern)
             return SparseTensor(aligned.pattern, values.detach() if spec.is_frozen else values)
-        if spec.values is None:
-            edges = torch.ones(len(raw[spec.rows]), dtype=spec.dtype, device=raw[spec.rows].device)
-        else:
-            edges = raw[spec.values]
-        if spec.joins == "nothing" and len(edges) > aligned.pattern.nnz:
+        count = len(raw[spec.rows])
+        if spec.joins == "nothing" and count > aligned.pattern.nnz:
             raise UnsupportedProgramError(
-                f"of {len(edges)} edges {len(edges) - aligned.pattern.nnz} join the same nodes as others, and dropout "
+                f"of {count} edges {count - aligned.pattern.nnz} join the same nodes as others, and dropout "
                 "draws for each by itself",
                 "edges that are there once, as torch_geometric.utils.coalesce makes them",
             )
-        values = aligned.values(edges)
+        if spec.values is None:
+            values = aligned.ones(count, spec.dtype, raw[spec.rows].device)
+        else:
+            values = aligned.values(raw[spec.values])
         return SparseTensor(aligned.pattern, values.log() if spec.joins == "logsumexp" else values)
 
 

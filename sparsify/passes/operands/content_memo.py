@@ -181,7 +181,10 @@ class Entry(Generic[T]):
 
     def replaces(self, other: "Entry[T]") -> bool:
         """Whether the other result is for other entries of the same tensors."""
-        if self.key == other.key or len(self.key) != len(other.key) or not self.tensors:
+        # Equal references are one object: those of a tensor that is there.
+        if not self.tensors or self.tensors[0] is not other.tensors[0]:
+            return False
+        if self.key == other.key or len(self.key) != len(other.key):
             return False
         are_same = all(mine is theirs for mine, theirs in zip(self.tensors, other.tensors, strict=False))
         pairs = zip(self.key, other.key, strict=True)

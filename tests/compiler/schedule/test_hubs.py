@@ -10,6 +10,7 @@ from sparsify import options
 from sparsify.compiler.evaluate import evaluate_kernel
 from sparsify.compiler.schedule.hubs import hub_entries
 from sparsify.compiler.schedule.sizes import Sizes, sizes_of
+from sparsify.compiler.size_class import PatternClasses
 
 NODES = 20_000
 SPMM = "Y[i,k] = A[i,j] * X[j,k]"
@@ -78,11 +79,12 @@ def test_powers_of_two_decide(stored: int, longest: int, entries: int) -> None:
 
 @pytest.mark.parametrize("hubs", [(8_191, 10_000), (17_000, 19_000)])
 def test_results_do_not_depend_on_earlier_calls(hubs: tuple[int, int]) -> None:
-    """Matrices of one bucket share a kernel, which is chosen for the first of them."""
+    """Matrices of one class share a kernel, which is chosen for the first of them."""
     drawn = torch.Generator().manual_seed(0)
     X = torch.randn(NODES, 128, generator=drawn)
     matrices = [matrix(hub) for hub in hubs]
-    assert matrices[0].pattern.bucket() == matrices[1].pattern.bucket()
+    classes = PatternClasses()
+    assert classes.of(matrices[0].pattern) is classes.of(matrices[1].pattern)
     found: list[dict[int, torch.Tensor]] = []
     for places, text in (((0, 1), SPMM), ((1, 0), SPMM.replace("Y", f"Y{hubs[0]}"))):
         with options.override(threads=2):

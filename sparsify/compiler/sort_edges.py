@@ -1,0 +1,178 @@
+"""Edges become a matrix: counting sorts in C++, from coordinates to CSR and from CSR to CSC.
+
+In: rows `[1, 0, 1]` and columns `[0, 2, 0]` of edges. Out: `pos` `[0, 1, 2]`, `crd` `[2, 0]`, and the slot of each
+edge, `[1, 0, 1]`; edges that come in order are told by the pass that counts them.
+
+Where nothing can be compiled, torch's operators sort.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+import torch
+
+from sparsify.compiler.cpp.cache import library
+from sparsify.errors import CompilerError
+from sparsify.options import Options, current
+from sparsify.runtime.buffers import POOL
+from sparsify.runtime.threads import count
+from sparsify.storage import convert
+
+# Fewer edges are sorted by one thread.
+LEAST_PARALLEL: Final = 1 << 15
+OUTSIDE, ASCENDING, ORDERED, MERGED = -1, 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class SortedEdges:
+    """The arrays of a matrix in CSR, and where its edges are.
+
+    Attributes:
+        pos, crd: int32 [rows + 1] and [slots].
+        edges: int64 [slots], the edge in each slot, where each has its own and they came in another order.
+        slots: int64 [edges], the slot of each edge, where some share one.
+        longest: how many slots the longest row has.
+        outside: an edge that lies outside of the matrix; there are no arrays then.
+    """
+
+    pos: torch.Tensor
+    crd: torch.Tensor
+    edges: torch.Tensor | None = None
+    slots: torch.Tensor | None = None
+    longest: int = 0
+    outside: int | None = None
+
+
+class _Edges(ctypes.Structure):
+    """As the C++ text has it."""
+
+    _fields_ = (
+        *[(name, ctypes.c_void_p) for name in ("rows", "columns")],
+        *[(name, ctypes.c_int64) for name in ("count", "height", "width", "threads", "is_numbered")],
+        *[(name, ctypes.c_void_p) for name in ("pos", "crd", "places", "keys", "spare", "counts")],
+        *[(name, ctypes.c_int64) for name in ("stored", "longest")],
+    )
+
+
+class _Matrix(ctypes.Structure):
+    """As the C++ text has it."""
+
+    _fields_ = (
+        *[(name, ctypes.c_void_p) for name in ("pos", "crd")],
+        *[(name, ctypes.c_int64) for name in ("height", "width", "threads")],
+        *[(name, ctypes.c_void_p) for name in ("turned_pos", "turned_crd", "places", "counts")],
+    )
+
+
+def sort_edges(
+    rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], *, is_numbered: bool = False
+) -> SortedEdges:
+    """The edges of a matrix by row, those of a row by column; those at the same place share a slot.
+
+    Args:
+        rows, columns: int64 [edges] on the CPU.
+        shape: rows and columns of the matrix, and as many edges, all below 2**31.
+        is_numbered: whether each edge has a slot of its own, in the order of its row.
+
+    >>> found = sort_edges(torch.tensor([1, 0, 1]), torch.tensor([0, 2, 0]), (2, 3))
+    >>> found.pos.tolist(), found.crd.tolist(), found.slots.tolist()
+    ([0, 1, 2], [2, 0], [1, 0, 1])
+    """
+    rows, columns = rows.contiguous(), columns.contiguous()
+    function = _function("sparsify_sort_edges")
+    if function is None:
+        return _sorted_by_torch(rows, columns, shape, is_numbered)
+    edges, threads = len(rows), _threads(len(rows))
+    pos, crd = POOL.empty((shape[0] + 1,), torch.int32), POOL.empty((edges,), torch.int32)
+    places, work = POOL.empty((edges,), torch.int64), POOL.empty((2 * edges,), torch.int64)
+    counts = torch.zeros(threads * shape[0], dtype=torch.int32)
+    keys = work.data_ptr()
+    numbers = (edges, *shape, threads, is_numbered)
+    arrays = (pos.data_ptr(), crd.data_ptr(), places.data_ptr(), keys, keys + 8 * edges, counts.data_ptr())
+    asked = _Edges(rows.data_ptr(), columns.data_ptr(), *numbers, *arrays, 0, 0)
+    status = function(ctypes.byref(asked))
+    if status == OUTSIDE:
+        return SortedEdges(pos, crd, outside=asked.stored)
+    if status == MERGED:
+        # A copy: the pattern keeps no memory that nothing is stored in.
+        return SortedEdges(pos, crd[: asked.stored].clone(), slots=places, longest=asked.longest)
+    return SortedEdges(pos, crd, edges=places if status == ORDERED else None, longest=asked.longest)
+
+
+def turn(
+    pos: torch.Tensor, crd: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """The arrays in CSC of a matrix in CSR with so many columns; `None` where nothing can be compiled.
+
+    Args:
+        pos, crd: int32 [rows + 1] and [slots], contiguous.
+
+    Returns:
+        `pos` and `crd`, int32 [columns + 1] and [slots], and where each entry lies in CSR, int64 [slots].
+    """
+    function = _function("sparsify_turn")
+    if function is None:
+        return None
+    stored, threads = len(crd), _threads(len(crd))
+    turned = POOL.empty((width + 1,), torch.int32), POOL.empty((stored,), torch.int32)
+    places = POOL.empty((stored,), torch.int64)
+    counts = torch.zeros(threads * width, dtype=torch.int32)
+    asked = _Matrix(pos.data_ptr(), crd.data_ptr(), len(pos) - 1, width, threads)
+    asked.turned_pos, asked.turned_crd = turned[0].data_ptr(), turned[1].data_ptr()
+    asked.places, asked.counts = places.data_ptr(), counts.data_ptr()
+    function(ctypes.byref(asked))
+    return *turned, places
+
+
+convert.turn_by(turn)
+
+
+def _threads(edges: int) -> int:
+    """How many threads sort so many edges."""
+    return 1 if edges < LEAST_PARALLEL else count(current())
+
+
+def _function(symbol: str) -> Callable[[Any], int] | None:
+    """A function of the C++ text, `None` where nothing can be compiled."""
+    return _loaded(current(), symbol)
+
+
+@cache
+def _loaded(options: Options, symbol: str) -> Callable[[Any], int] | None:
+    source = resources.files("sparsify.compiler.cpp").joinpath("sort_edges.cpp").read_text(encoding="utf-8")
+    try:
+        # The user's flags are for kernels.
+        made = library(source, {}, replace(options, compiler_flags=()), symbol=symbol)
+    except CompilerError:
+        return None
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(made.address)
+
+
+def _sorted_by_torch(
+    rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int], is_numbered: bool
+) -> SortedEdges:
+    """The same by torch's operators."""
+    nothing = torch.empty(0, dtype=torch.int32)
+    wrong = (rows < 0) | (rows >= shape[0]) | (columns < 0) | (columns >= shape[1])
+    if bool(wrong.any()):
+        return SortedEdges(nothing, nothing, outside=int(wrong.nonzero()[0]))
+    key = rows if is_numbered else rows * shape[1] + columns
+    ordered, edges = torch.sort(key, stable=True)
+    is_new = torch.ones_like(ordered, dtype=torch.bool)
+    if not is_numbered:
+        is_new[1:] = ordered[1:] != ordered[:-1]
+    kept = edges[is_new]
+    lengths = torch.bincount(rows[kept], minlength=shape[0])
+    pos = torch.zeros(shape[0] + 1, dtype=torch.int32)
+    pos[1:] = lengths.cumsum(0)
+    arrays = (pos, columns[kept].int())
+    longest = int(lengths.max()) if len(lengths) else 0
+    if len(kept) < len(rows):
+        slots = torch.empty_like(edges).index_copy_(0, edges, is_new.cumsum(0) - 1)
+        return SortedEdges(*arrays, slots=slots, longest=longest)
+    is_ascending = bool((edges[1:] > edges[:-1]).all())
+    return SortedEdges(*arrays, edges=None if is_ascending else edges, longest=longest)

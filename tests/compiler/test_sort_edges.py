@@ -1,0 +1,123 @@
+"""Edges become a matrix, compiled and by torch, as sorting them by hand would have it."""
+
+import pytest
+import torch
+
+import sparsify
+from sparsify.compiler import sort_edges as module
+from sparsify.compiler.sort_edges import SortedEdges, sort_edges, turn
+from sparsify.options import override
+
+# Edges, rows and columns: none, few, many of the same, rows of all lengths, one long row, more rows than edges.
+KINDS = [(0, 3, 4), (1, 1, 1), (60, 5, 4), (900, 40, 60), (5000, 3, 9000), (40, 9000, 7), (70_000, 300, 5000)]
+
+
+def drawn(edges: int, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    seeded = torch.Generator().manual_seed(edges)
+    return tuple(torch.randint(0, extent, (edges,), generator=seeded) for extent in (height, width))
+
+
+@pytest.fixture(params=["compiled", "by torch", "on many threads"])
+def way(request, monkeypatch):
+    """How edges are sorted."""
+    if request.param == "by torch":
+        monkeypatch.setattr(module, "_function", lambda symbol: None)
+    if request.param == "on many threads":
+        monkeypatch.setattr(module, "LEAST_PARALLEL", 0)
+    with override(threads=3):
+        yield request.param
+
+
+def check(found: SortedEdges, rows: torch.Tensor, columns: torch.Tensor, shape: tuple[int, int]) -> None:
+    """The slots ascend, and each edge is in the slot of its place."""
+    assert found.pos.dtype == found.crd.dtype == torch.int32
+    lengths = found.pos.diff()
+    assert (
+        found.pos[0] == 0
+        and found.pos[-1] == len(found.crd)
+        and found.longest == max(lengths.tolist(), default=0)
+    )
+    own = torch.arange(shape[0]).repeat_interleave(lengths)
+    keys = own * shape[1] + found.crd
+    assert bool((keys[1:] > keys[:-1]).all())
+    given = rows * shape[1] + columns
+    if found.slots is not None:
+        assert torch.equal(keys[found.slots], given) and len(keys) < len(given)
+    else:
+        edges = torch.arange(len(given)) if found.edges is None else found.edges
+        assert torch.equal(given[edges], keys)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("order", ["any", "ascending", "once", "by column"])
+def test_edges_are_sorted(way: str, kind: tuple[int, int, int], order: str) -> None:
+    edges, *shape = kind
+    rows, columns = drawn(edges, *shape)
+    key = rows * shape[1] + columns
+    if order == "ascending":
+        key = key.unique()
+    elif order == "once":
+        key = key.unique().flip(0)
+    elif order == "by column":
+        key = key[torch.argsort(columns, stable=True)]
+    rows, columns = key // shape[1], key % shape[1]
+    found = sort_edges(rows, columns, shape)
+    check(found, rows, columns, shape)
+    if order == "ascending":
+        assert found.edges is None and found.slots is None
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_numbered_edges_keep_their_order(way: str, kind: tuple[int, int, int], is_sorted: bool) -> None:
+    edges, *shape = kind
+    rows, columns = drawn(edges, *shape)
+    rows = rows.sort().values if is_sorted else rows
+    found = sort_edges(rows, columns, shape, is_numbered=True)
+    order = torch.argsort(rows, stable=True)
+    assert torch.equal(torch.arange(edges) if found.edges is None else found.edges, order)
+    assert (found.edges is None) or not is_sorted
+    assert torch.equal(found.crd, columns[order].int())
+    assert torch.equal(found.pos.diff(), torch.bincount(rows, minlength=shape[0]).int())
+
+
+@pytest.mark.parametrize(("row", "column"), [(40, 0), (-1, 3), (2, 60), (5, -(2**40)), (2**50, 0)])
+def test_an_edge_outside_is_named(way: str, row: int, column: int) -> None:
+    rows, columns = drawn(900, 40, 60)
+    rows[617], columns[617] = row, column
+    rows[800] = 99
+    assert sort_edges(rows, columns, (40, 60)).outside == 617
+
+
+def test_edges_that_do_not_lie_side_by_side(way: str) -> None:
+    pairs = torch.stack(drawn(900, 40, 60), 1)
+    check(sort_edges(pairs[:, 0], pairs[:, 1], (40, 60)), pairs[:, 0], pairs[:, 1], (40, 60))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind[0]], ids=str)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_matrices_are_turned(
+    monkeypatch: pytest.MonkeyPatch, kind: tuple[int, int, int], threads: int
+) -> None:
+    monkeypatch.setattr(module, "LEAST_PARALLEL", 0)
+    edges, *shape = kind
+    found = sort_edges(*drawn(edges, *shape), shape)
+    with override(threads=threads):
+        made = turn(found.pos, found.crd, shape[1])
+    if made is None:
+        pytest.skip("nothing can be compiled here")
+    rows = torch.arange(shape[0]).repeat_interleave(found.pos.diff())
+    order = torch.argsort(found.crd, stable=True)
+    assert torch.equal(made[2], order)
+    assert torch.equal(made[1], rows[order].int())
+    assert torch.equal(made[0].diff(), torch.bincount(found.crd, minlength=shape[1]).int())
+
+
+@pytest.mark.parametrize(("here", "there"), [("csr", "csc"), ("csc", "csr")])
+def test_conversions_turn_and_turn_back(here: str, there: str) -> None:
+    dense = torch.rand(30, 50) * (torch.rand(30, 50) < 0.3)
+    given = sparsify.tensor(dense, here)
+    turned = given.to(format=there)
+    assert torch.equal(turned.to_dense(), dense)
+    assert turned.pattern.validated().twin(given.format)[0] is given.pattern
+    assert torch.equal(turned.to(format=here).values(), given.values())
