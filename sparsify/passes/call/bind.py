@@ -13,6 +13,7 @@ from torch import fx
 
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.graph import canonicalize, operators
+from sparsify.passes.graph.direct_calls import call_directly
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, tensor_value
 from sparsify.passes.operands.alignment import BagsOutput
@@ -292,6 +293,7 @@ def extract(whole: fx.Graph, inputs: list[fx.Node], outputs: list[fx.Node | int]
     graph.output([copies[node] if isinstance(node, fx.Node) else node for node in outputs])
     canonicalize.merge_repetitions(graph)
     as_methods(graph)
+    call_directly(graph)
     return fx.GraphModule(torch.nn.Module(), graph)
 
 

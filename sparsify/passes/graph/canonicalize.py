@@ -238,7 +238,7 @@ def known_metadata(node: fx.Node) -> bool:
 
 
 def size_through(node: fx.Node) -> bool:
-    """`sym_size(y, d) -> sym_size(input, e)` or a number, when an input has the same extent."""
+    """`sym_size(y, d) -> sym_size(input, e)`, or a number that is known before, of the same value."""
     if operator_name(node) not in ("sym_size", "size") or not isinstance(node.args[0], fx.Node):
         return False
     extent = node.meta.get("val")
@@ -249,9 +249,14 @@ def size_through(node: fx.Node) -> bool:
     if node.args[0].op == "placeholder":
         return False
     found = input_of_extent(node.graph, extent)
-    if found is None:
+    if found is not None:
+        node.args = found
+        return True
+    number = number_of_expression(node.graph, extent.node.expr)
+    if number is None or number is node or not number < node:
         return False
-    node.args = found
+    node.replace_all_uses_with(number)
+    node.graph.erase_node(node)
     return True
 
 

@@ -13,6 +13,7 @@ from torch import fx, nn
 from sparsify.passes.call.region_operator import is_call
 from sparsify.passes.capture.shell import fill_shell
 from sparsify.passes.choose.torch_convolution import Folded, folded
+from sparsify.passes.graph.direct_calls import direct
 from sparsify.passes.graph.node_info import call_of
 from sparsify.passes.graph.operators import updates_statistics
 from sparsify.passes.module.variant import Variant
@@ -70,6 +71,8 @@ def _copied(node: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node], chai
     made = graph.node_copy(node, copies.__getitem__)
     if is_call(node):
         made.target, made.args = call_of(node).__call__, made.args[1:]
+    elif node.op == "call_function" and (function := direct(node.target)) is not None:
+        made.target = function
     return made
 
 

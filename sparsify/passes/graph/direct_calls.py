@@ -1,0 +1,49 @@
+"""Operators by the functions that Python calls at once: a call by the name of an operator takes twice the time.
+
+In: `torch.ops.aten.add.Tensor`. Out: the function behind `torch.add`, whose arguments are made from the same schema.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+# Where torch has the functions that are made from the schemas of operators, and where it offers them.
+HOLDERS: Final = ((torch._C._VariableFunctions, torch), (torch._C._nn, torch._C._nn))
+# Operators whose functions in Python take other arguments than the operator, or that are methods alone.
+OTHERS: Final = {"item": torch.Tensor.item, "expand": torch.Tensor.expand, "view": torch.Tensor.view}
+
+
+def direct(target: Any) -> Callable[..., Any] | None:
+    """The function that computes what an operator does; `None` where none takes the same arguments.
+
+    >>> direct(torch.ops.aten.relu.default)(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    >>> direct(torch.ops.aten.add_.Tensor)
+    """
+    if (
+        not isinstance(target, torch._ops.OpOverload)
+        or target.namespace != "aten"
+        or target._schema.is_mutable
+    ):
+        return None
+    name = target._schema.name.removeprefix("aten::")
+    if name in OTHERS:
+        return OTHERS[name]
+    if (
+        "loss" in name or "cross_entropy" in name
+    ):  # a reduction has a number as an operator, and a name as a function
+        return None
+    # Code of graphs has functions by their names, under which torch may offer one of Python that is made otherwise.
+    made = ((getattr(holder, name, None), getattr(public, name, None)) for holder, public in HOLDERS)
+    return next(
+        (function for function, offered in made if function is not None and function is offered), None
+    )
+
+
+def call_directly(graph: fx.Graph) -> None:
+    """Has the nodes of a graph that is run, and not traced, call functions in place of operators."""
+    for node in graph.nodes:
+        if node.op == "call_function" and (function := direct(node.target)) is not None:
+            node.target = function
