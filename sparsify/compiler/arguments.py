@@ -115,7 +115,7 @@ class Alike:
         """
         if not self.read.is_exact(pattern) or self.read.classes.of(pattern.validated()) is not self.shared:
             return False
-        pattern.cached(self, lambda: (tuple(pattern.arrays_in_place()), self.read.widths_of(pattern), None))
+        pattern.keep(self, (tuple(pattern.arrays_in_place()), self.read.widths_of(pattern), None))
         return True
 
 
@@ -189,7 +189,7 @@ class SparseInput:
     def remember(self, pattern: Pattern) -> Read:
         """What is read of a pattern, which keeps it."""
         found = pattern.cached(self, lambda: self.arrays(pattern))
-        return pattern.cached(self.alike(pattern), lambda: found)
+        return pattern.keep(self.alike(pattern), found)
 
     def arrays(self, pattern: Pattern) -> Read:
         """The arrays of a pattern as the kernel was compiled for them, its widths, and how values get into order."""

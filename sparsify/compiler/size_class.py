@@ -63,7 +63,7 @@ class PatternClasses:
     def of(self, pattern: Pattern) -> PatternClass:
         """The class of a pattern: the first that holds it, else a new one."""
         kept: PatternClass | None = pattern.recall(self)
-        return pattern.cached(self, lambda: self._find(pattern)) if kept is None else kept
+        return pattern.keep(self, self._find(pattern)) if kept is None else kept
 
     def _find(self, pattern: Pattern) -> PatternClass:
         counts = pattern.counts(self.is_turned)

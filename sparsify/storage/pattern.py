@@ -173,6 +173,10 @@ class Pattern:
                 found = self._cache[key] = make()
         return cast(T, found)
 
+    def keep(self, key: object, value: T) -> T:
+        """Keeps what was made of the structure without tensors that somebody may trace."""
+        return cast(T, self._cache.setdefault(key, value))
+
     def _untraced(self) -> AbstractContextManager[None]:
         """Inside, nobody records what is computed from arrays that are at hand: it is no part of a graph."""
         if any(type(a) is not Tensor for a in self.arrays_in_place()):
@@ -300,7 +304,7 @@ class Pattern:
         """Says how many entries the longest row has, where whoever made the pattern has counted them."""
         from sparsify.storage.statistics import FEW
 
-        self.cached(("longest", 0), lambda: count if self.nnz >= FEW else 0)
+        self.keep(("longest", 0), count if self.nnz >= FEW else 0)
 
     def counts(self, is_turned: bool = False) -> tuple[int, ...]:
         """How many entries there are, level by level, and in the longest row: what choices by size are kept under.

@@ -22,10 +22,13 @@ from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand, row_scales
 from sparsify.report import ConversionEntry
 
+# The structures by their leaves that are tensors, by all where none is.
+Plans = dict[frozenset[fx.Node], "Plan"]
+
 
 @dataclass
 class Plan:
-    """The structure that is cut out for one set of leaves.
+    """The structure that is cut out for the same tensors.
 
     `is_static` where a rule says that they do not change, `is_frozen` where they are weights that get no gradients.
     """
@@ -71,7 +74,7 @@ class Binding:
 
 def bind_all(draft: Draft, regions: Sequence[Region]) -> list[list[Binding]]:
     """Where the operands of regions come from; what is computed once is cut out of the graph."""
-    plans: dict[frozenset[fx.Node], Plan] = {}
+    plans: Plans = {}
     for region in regions:  # all structures are known before an operand may join one
         for matrix in region.matrices if not region.backend else ():
             bind_matrix(draft, matrix, region.names[matrix.name], plans)
@@ -81,7 +84,15 @@ def bind_all(draft: Draft, regions: Sequence[Region]) -> list[list[Binding]]:
     return bindings
 
 
-def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) -> list[Binding]:
+def plan_of(plans: Plans, leaves: Sequence[fx.Node]) -> Plan:
+    """The structure of these leaves; those of the same tensors share one, whatever sizes they read besides."""
+    tensors = frozenset(leaf for leaf in leaves if tensor_value(leaf) is not None)
+    plan = plans.setdefault(tensors or frozenset(leaves), Plan([]))
+    plan.leaves += [leaf for leaf in leaves if leaf not in plan.leaves]
+    return plan
+
+
+def bind(draft: Draft, region: Region, plans: Plans) -> list[Binding]:
     """Where the operands of a region come from, in the order of its program, or of what its nodes read."""
     if region.backend:
         return [Binding(node.name, node=node) for node in region.read]
@@ -104,7 +115,7 @@ def bind(draft: Draft, region: Region, plans: dict[frozenset[fx.Node], Plan]) ->
         if leaves is None:
             bindings.append(Binding(short, node=operand))
         else:
-            plan = plans.setdefault(frozenset(leaves), Plan(leaves))
+            plan = plan_of(plans, leaves)
             bindings.append(Binding(short, plan=plan, result=plan.result(plan.output(operand), short)))
     return bindings
 
@@ -121,7 +132,7 @@ def is_as_it_is(matrix: Matrix) -> bool:
     )
 
 
-def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[fx.Node], Plan]) -> Binding:
+def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: Plans) -> Binding:
     """The binding of a sparse operand.
 
     Its values are an argument when they follow from more than structure.
@@ -130,7 +141,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
     if is_as_it_is(matrix):
         return Binding(name, node=matrix.dense)
     if matrix.dense is not None:
-        plan = plans.setdefault(frozenset(matrix.leaves), Plan(matrix.leaves))
+        plan = plan_of(plans, matrix.leaves)
         plan.is_static |= matrix.mark.static
         is_weight = operators.parameter_behind(matrix.dense) is not None
         is_computed = not draft.is_trainable and operators.is_constant(matrix.dense)
@@ -155,7 +166,7 @@ def bind_matrix(draft: Draft, matrix: Matrix, name: str, plans: dict[frozenset[f
     with_values = leaves_of([*needed, matrix.values]) if matrix.values is not None else leaves
     is_once = all(leaf in leaves or is_edge_vector(leaf) for leaf in with_values)
     chosen = with_values if is_once else leaves
-    plan = plans.setdefault(frozenset(chosen), Plan(chosen))
+    plan = plan_of(plans, chosen)
     plan.is_static |= matrix.mark.static
     values = None if matrix.values is None else plan.output(matrix.values) if is_once else -1
     spec = MatrixOutput(
@@ -179,21 +190,21 @@ def dtype_of(node: fx.Node) -> torch.dtype:
     return value.dtype
 
 
-def bind_pattern(pattern: PatternOperand, name: str, plans: dict[frozenset[fx.Node], Plan]) -> Binding:
+def bind_pattern(pattern: PatternOperand, name: str, plans: Plans) -> Binding:
     """The binding of a mask: it follows from the lengths."""
     leaves = list(dict.fromkeys(pattern.size_nodes))
-    plan = plans.setdefault(frozenset(leaves), Plan(leaves))
+    plan = plan_of(plans, leaves)
     rows, columns = (plan.output(extent) for extent in pattern.extents)
     return Binding(name, plan=plan, result=plan.result(PatternOutput(pattern.spec, rows, columns), name))
 
 
-def bind_bags(bags: Bags, name: str, plans: dict[frozenset[fx.Node], Plan]) -> Binding:
+def bind_bags(bags: Bags, name: str, plans: Plans) -> Binding:
     """The binding of bags: they follow from whole numbers alone, else from their indices and offsets as they are."""
     needed = [bags.indices, bags.offsets]
     leaves = leaves_of(needed)
     if any(is_floating(leaf) for leaf in leaves):
         leaves = needed
-    plan = plans.setdefault(frozenset(leaves), Plan(leaves))
+    plan = plan_of(plans, leaves)
     spec = BagsOutput(
         indices=plan.output(bags.indices),
         offsets=plan.output(bags.offsets),
@@ -238,7 +249,7 @@ def is_edge_vector(node: fx.Node) -> bool:
     return node.op == "placeholder" and value is not None and value.dim() == 1
 
 
-def once_leaves(node: fx.Node, plans: dict[frozenset[fx.Node], Plan]) -> list[fx.Node] | None:
+def once_leaves(node: fx.Node, plans: Plans) -> list[fx.Node] | None:
     """The leaves of an operand that follows from structure or is a turned weight, None for others."""
     if is_leaf(node):
         return None
@@ -267,6 +278,12 @@ def is_size_or(node: fx.Node, known: set[fx.Node]) -> bool:
 
 def cut_out(draft: Draft, plan: Plan) -> None:
     """Builds the structure of a plan from the part of the graph between its leaves and its outputs."""
+    for leaf in plan.leaves:
+        if operator_name(leaf) in (
+            "sym_size",
+            "size",
+        ):  # the first region of the plan may not have read it before
+            leaf.graph.find_nodes(op="placeholder")[-1].append(leaf)
     module = extract(draft.graph, plan.leaves, plan.outputs)
     matrices = [spec for spec in plan.results if isinstance(spec, MatrixOutput)]
     masks = [str(spec.spec) for spec in plan.results if isinstance(spec, PatternOutput)]

@@ -198,11 +198,15 @@ class RegionCall:
     def given(self, arguments: Sequence[Any]) -> list[Any]:
         """The operands of the region's nodes, as structures make them."""
         found = []
+        read: Structure | None = None
+        results: Sequence[Any] = ()
         for argument, structure, leaves, result in self._sources:
             if structure is None:
                 found.append(arguments[argument])
                 continue
-            value = structure(tuple([arguments[at] for at in leaves]))[result]
+            if structure is not read:
+                read, results = structure, structure(tuple([arguments[at] for at in leaves]))
+            value = results[result]
             if type(value) is Aligned:
                 value = SparseTensor(value.pattern, value.values(arguments[argument]))
             found.append(value)

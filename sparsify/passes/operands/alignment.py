@@ -83,7 +83,7 @@ def align_edges(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int],
             f"a matrix {list(shape)} with {len(rows)} entries needs wider coordinates"
         )
     found = sort_edges(rows, columns, shape)
-    require_inside(found, rows, columns, shape)
+    require_edges(found, rows, columns, shape)
     # int32 is half the memory to read, and what the regions' programs declare.
     pattern = Pattern(CSR, shape, (None, found.pos), (None, found.crd), is_private=True).trusted()
     pattern.note_longest(found.longest)
@@ -118,12 +118,7 @@ def align_coordinates(coordinates: Sequence[torch.Tensor], shape: Sequence[int],
         raise UnsupportedProgramError(f"a tensor {list(shape)} needs wider coordinates")
     key = torch.zeros(len(coordinates[0]), dtype=torch.int64)
     for mode, (column, extent) in enumerate(zip(coordinates, shape, strict=True)):
-        if (wrong := outside(column.cpu(), extent)) is not None:
-            at = int((column == wrong).nonzero()[0])
-            raise InvalidTensorError(
-                f"edge {at} has coordinate {wrong} in mode {mode}, the tensor has {extent}",
-                "coordinates from 0",
-            )
+        require_inside(column.cpu(), extent, f"coordinate {mode}")
         key = key * extent + column.cpu()
     slots: torch.Tensor | None = None
     if not bool((key[1:] > key[:-1]).all()):
@@ -148,7 +143,7 @@ def align_numbered(rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[in
         raise UnsupportedProgramError(f"a relation {list(shape)} needs wider coordinates")
     rows, columns = rows.cpu().long(), columns.cpu().long()
     found = sort_edges(rows, columns, (shape[0], shape[2]), is_numbered=True)
-    require_inside(found, rows, columns, (shape[0], shape[2]))
+    require_edges(found, rows, columns, (shape[0], shape[2]))
     numbers = torch.arange(len(rows), dtype=torch.int32) if found.edges is None else found.edges.int()
     arrays = (None, found.pos, None), (None, numbers, found.crd)
     return Aligned(Pattern(form, tuple(shape), *arrays, is_private=True).trusted(), found.edges)
@@ -171,7 +166,13 @@ def outside(coordinates: torch.Tensor, extent: int) -> int | None:
     return low if low < 0 else high if high >= extent else None
 
 
-def require_inside(
+def require_inside(coordinates: torch.Tensor, extent: int, mode: str) -> None:
+    """Raises when a coordinate is outside of its mode."""
+    if (wrong := outside(coordinates, extent)) is not None:
+        raise outside_error(int((coordinates == wrong).nonzero()[0]), mode, wrong, extent)
+
+
+def require_edges(
     found: SortedEdges, rows: torch.Tensor, columns: torch.Tensor, shape: Sequence[int]
 ) -> None:
     """Raises where an edge lies outside of its matrix.
@@ -182,8 +183,16 @@ def require_inside(
     if (edge := found.outside) is None:
         return
     row, column = int(rows[edge]), int(columns[edge])
-    mode, wrong, extent = ("row", row, shape[0]) if not 0 <= row < shape[0] else ("column", column, shape[1])
-    raise InvalidTensorError(f"edge {edge} has {mode} {wrong}, the matrix has {extent}", "coordinates from 0")
+    if not 0 <= row < shape[0]:
+        raise outside_error(edge, "row", row, shape[0])
+    raise outside_error(edge, "column", column, shape[1])
+
+
+def outside_error(edge: int, mode: str, coordinate: int, extent: int) -> InvalidTensorError:
+    """What is said of an edge outside of its matrix."""
+    return InvalidTensorError(
+        f"edge {edge} has {mode} {coordinate}, the matrix has {extent}", "coordinates from 0"
+    )
 
 
 CSR: Final = Format("csr")
