@@ -110,6 +110,7 @@ def output_shape(region: Region, node: fx.Node, at: Any) -> tuple[int | SizeAt, 
             canonicalize.size_node(*found, extent, region.output)
             if found
             else canonicalize.shifted_size(extent, region.output)
+            or canonicalize.number_of_expression(node.graph, extent.node.expr)
         )
         if size is None:
             raise SparsifyError(f"the extent {extent} of {node.name} is no extent of an input")
