@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError, SparsifyError, UnsupportedOperatorError
 from sparsify.passes.capture.constant_keys import contents
-from sparsify.passes.capture.libraries import transformers_cache
+from sparsify.passes.capture.libraries import torch_geometric_data, transformers_cache
 from sparsify.storage.interop import tensor
 from sparsify.storage.own_memory import has_memory
 from sparsify.storage.tensor import SparseTensor
@@ -127,6 +127,8 @@ def flatten(
         ) from None
     arguments = {name: transformers_cache.opened(v) if opens else v for name, v in bound.arguments.items()}
     paths, spec = pytree.tree_flatten_with_path(arguments, is_leaf=is_tensor)
+    if torch_geometric_data.register([value for _, value in paths]):
+        paths, spec = pytree.tree_flatten_with_path(arguments, is_leaf=is_tensor)
     leaves = tuple(leaf_of(pytree.keystr(path), value) for path, value in paths)
     values = [value for _, value in paths]
     return Call(CallShape(tuple(arguments), str(spec), leaves, told(arguments)), spec, values)

@@ -25,6 +25,7 @@ from sparsify.passes.capture.inline_blocks import inline_blocks
 from sparsify.passes.capture.libraries import (
     torch_encoder,
     torch_geometric,
+    torch_geometric_data,
     transformers_bigbird,
     transformers_cache,
     transformers_experts,
@@ -132,9 +133,12 @@ class Flat(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         """The leaves of the model's output."""
         with sparse_inputs.capturing(self.record_dense), sparse_inputs.Contiguous(), self.watch, self.within:
-            bound = self.call.rebuild(tensors, matrix_of)
+            with torch_geometric_data.capturing.entered():
+                bound = self.call.rebuild(tensors, matrix_of)
+            graphs = torch_geometric_data.graphs_in(bound)
             args, kwargs = calls.arguments_of(bound, calls.signature(self.model))
             leaves, output = pytree.tree_flatten(transformers_cache.shown(self.model(*args, **kwargs)))
+        torch_geometric_data.require_unchanged(graphs)
         self.record(output)
         return leaves
 
