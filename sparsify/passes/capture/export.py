@@ -199,7 +199,11 @@ def capture(
     shown = transformers_bigbird.shown(model) if masks else nullcontext()
     functions = autograd_functions.inlined(has_gradients=model.training if trains is None else trains)
     with functions, shown, transformers_experts.spelled_out(model, without) if gates else nullcontext():
-        program = export(flat, tensors, dimensions(names, tensors, dynamic), retry=dynamic is None)
+        wanted = dimensions(names, tensors, dynamic)
+        fixed = [[None if n in call.shape.sizes() else spec for n, spec in zip(names, wanted, strict=True)]]
+        program = export(
+            flat, tensors, [wanted, *(fixed if call.shape.sizes() else ())], retry=dynamic is None
+        )
     assert outputs, "export runs the model"
     graph, constants = inner_graph(program, names, first_names(model), known or {})
     extents = [extents_of(node) for node in graph.find_nodes(op="placeholder")]
@@ -331,8 +335,11 @@ def mapped(spec: Any) -> Mapping[Any, Any]:
     return spec if isinstance(spec, Mapping) else dict.fromkeys(spec, Dim.AUTO)
 
 
-def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: bool) -> ExportedProgram:
-    """The exported program; with `retry` once more with fixed shapes when dynamic ones fail."""
+def export(
+    flat: Flat, tensors: tuple[torch.Tensor, ...], specs: Sequence[Any], *, retry: bool
+) -> ExportedProgram:
+    """The program with the first dimensions that export allows to vary; with `retry` in the end with fixed ones."""
+    spec, *others = specs
     from sparsify.passes.capture.confined_export import confined_export  # loads what compiles graphs
 
     try:
@@ -347,8 +354,9 @@ def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: b
     except (CaptureError, ReachedError):
         raise
     except Exception as error:  # export raises many unrelated classes
-        if retry:
-            return export(flat, tensors, [None for _ in tensors], retry=False)
+        if others or retry:
+            rest = others or [[None for _ in tensors]]
+            return export(flat, tensors, rest, retry=retry and bool(others))
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CaptureError(f"torch.export cannot capture {type(flat.model).__name__}: {first}") from error
 

@@ -216,7 +216,7 @@ class SparseModule(fx.GraphModule):
             return generate.with_past(self, args, kwargs)
         if is_cast:
             return self._autocast.run(self, args, kwargs)
-        call = calls.flatten(self._signature, args, kwargs)
+        call = self.taken_apart(args, kwargs)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is None:
@@ -229,6 +229,14 @@ class SparseModule(fx.GraphModule):
         for cache in caches:
             result = transformers_cache.filled(cache, result)
         return result
+
+    def taken_apart(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> calls.Call:
+        """The leaves of a call; integers that earlier calls had other values of are symbols of the graph."""
+        varying = self._captures.varying
+        call = calls.flatten(self._signature, args, kwargs, varying=varying)
+        if self._captures.have_varied(call.shape):
+            return calls.flatten(self._signature, args, kwargs, varying=varying)
+        return call
 
     def finish(self, variant: Variant, tensors: Sequence[torch.Tensor]) -> Any:
         """The model's output class around the results of a variant."""
@@ -282,7 +290,7 @@ class SparseModule(fx.GraphModule):
         """The report with the median time of each region over `repeats` calls, the first call not counted."""
         run = calls.anew(self, args, kwargs, self._captures.may_write(modes(self)))
         run()
-        call = calls.flatten(self._signature, args, kwargs)
+        call = self.taken_apart(args, kwargs)
         variant = self.variant_for(call, call.tensors(self._matrices))
         if variant is not None:
             variant.timed(run, repeats)
@@ -298,7 +306,7 @@ class SparseModule(fx.GraphModule):
         """
         variant, tensors = None, list[torch.Tensor]()
         if self._asked.has_masks or (any(modes(self)) and not torch.is_autocast_enabled("cpu")):
-            call = calls.flatten(self._signature, args, kwargs)
+            call = self.taken_apart(args, kwargs)
             tensors = call.tensors(self._matrices)
             like = (modes(self), call.shape)
             if not self._asked.has_masks:
@@ -383,6 +391,7 @@ class SparseModule(fx.GraphModule):
         for (_, shell), (_, own) in zip(new.named_modules(), self.named_modules(), strict=True):
             shell.training = own.training
         new._captures.refused.update(self._captures.refused)
+        new._captures.varying |= self._captures.varying
         for like, variant in known:
             twin = variant.copied()
             for name, constant in twin.captured.constants.items():
