@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
 from sparsify.passes.call import tracing
-from sparsify.passes.capture import calls, draft
+from sparsify.passes.capture import calls, data_sizes, draft
 from sparsify.passes.capture.draft import Asked, Notices
 from sparsify.passes.capture.export import sparse_parts
 from sparsify.passes.capture.libraries import transformers_cache
@@ -210,7 +210,7 @@ class SparseModule(fx.GraphModule):
         earlier = self._call_index  # another thread that changes the model replaces it
         quick = None if is_cast else earlier.read(args, kwargs)
         if quick is not None and (known := earlier.variants.get(quick[0])) is not None:
-            return self.finish(known, quick[1])
+            return self.finish_or_source(known, quick[1], args, kwargs)
         caches = transformers_cache.given((*args, *kwargs.values()))
         if generate.leaves_past(self._asked, caches):
             return generate.with_past(self, args, kwargs)
@@ -225,7 +225,7 @@ class SparseModule(fx.GraphModule):
             return self.original(*args, **kwargs)
         if quick is not None and variant.takes_any:
             earlier.remember(quick[0], args, kwargs, call, variant)
-        result = self.finish(variant, tensors)
+        result = self.finish_or_source(variant, tensors, args, kwargs)
         for cache in caches:
             result = transformers_cache.filled(cache, result)
         return result
@@ -237,6 +237,22 @@ class SparseModule(fx.GraphModule):
         if self._captures.have_varied(call.shape):
             return calls.flatten(self._signature, args, kwargs, varying=varying)
         return call
+
+    def finish_or_source(
+        self, variant: Variant, tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of a variant, or of the source model where its graph is not for the data of the call."""
+        if not variant.captured.is_granted:
+            return self.finish(variant, tensors)
+        try:
+            return self.finish(variant, tensors)
+        except RuntimeError as error:
+            if not data_sizes.is_outside(error):
+                raise
+        self._notices.warn(
+            "sizes that the data decides, as of x[mask], are 0 or 1 in a call; the source model runs for such calls"
+        )
+        return self.original(*args, **kwargs)
 
     def finish(self, variant: Variant, tensors: Sequence[torch.Tensor]) -> Any:
         """The model's output class around the results of a variant."""

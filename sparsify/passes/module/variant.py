@@ -254,6 +254,8 @@ class Captures:
     def traced(self, modes: Modes, told: Any, shapes: tuple[Any, ...]) -> Variant | None:
         """The first variant for calls of which `told` is known, with tensors of these shapes; nothing is kept."""
         for (mode, shape), variant in self.known:
+            if variant.captured.is_granted:  # what its graph asserts ends the call of a trace
+                continue
             if mode == modes and shape.told == told and variant.admits(shapes):
                 return variant
         return None
