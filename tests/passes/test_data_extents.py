@@ -1,11 +1,10 @@
-"""Extents that the data decides: regions read them where an operand has them, and others stay dense with a reason."""
+"""Extents that the data decides: regions read them where an operand has them, or where a node counts them."""
 
 import pytest
 import torch
 from graph_models import MESSAGES, graph
 from torch import nn
 
-from sparsify.errors import SparsifyError
 from sparsify.passes.apply import apply
 
 geometric = pytest.importorskip("torch_geometric.nn")
@@ -54,12 +53,44 @@ def test_linear_layers_over_edges_that_are_left():
     assert len(sparse.variants) == 1
 
 
-def test_rows_that_no_operand_has_stay_dense_with_a_reason():
-    with pytest.warns(RuntimeWarning, match="is no extent of an input"):
-        sparse = apply(Folded(), MESSAGES, graph())
-    (entry,) = sparse.report.dense
-    assert "no kernel: the extent u0 of index_add is no extent of an input" in entry.reason
+def test_rows_that_a_node_of_the_graph_counts():
+    sparse = apply(Folded(), MESSAGES, graph(), strict=True)
+    (region,) = sparse.report.regions
+    assert "index_add" in region.nodes
     for given in (graph(), graph(33, 130, seed=2)):
         torch.testing.assert_close(sparse(*given), Folded()(*given))
-    with pytest.raises(SparsifyError, match="is no extent of an input"):
-        apply(Folded(), MESSAGES, graph(), strict=True)
+    assert len(sparse.variants) == 1
+
+
+class Twice(nn.Module):
+    """Softmax of scores and sums of rows by one tensor of groups, whose number is counted twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Linear(7, 1)
+
+    def forward(self, x, groups):
+        score = self.score(x).exp()[:, 0]
+        totals = score.new_zeros(groups.max().item() + 1).index_add(0, groups, score)
+        rows = score / totals[groups]
+        return x.new_zeros(groups.max().item() + 1, 7).index_add(0, groups, rows[:, None] * x)
+
+
+def test_equal_counts_are_one_extent():
+    torch.manual_seed(0)
+    model = Twice().double()
+
+    def arguments(*sizes):
+        groups = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        return torch.randn(len(groups), 7, dtype=torch.double), groups
+
+    sparse = apply(model, MESSAGES, arguments(3, 4, 5))
+    (region,) = sparse.report.regions
+    assert {"index_add", "index_add_1"} <= set(region.nodes)
+    for sizes in ((3, 4, 5), (2, 6), (1, 2, 3, 4, 5)):
+        given = arguments(*sizes)
+        found, wanted = sparse(*given), model(*given)
+        torch.testing.assert_close(found, wanted)
+        pairs = [torch.autograd.grad(y.square().sum(), model.score.weight) for y in (found, wanted)]
+        torch.testing.assert_close(*pairs)
+    assert len(sparse.variants) == 1

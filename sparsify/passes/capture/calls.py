@@ -5,7 +5,7 @@ In: `model(x, adj=A)` with A a sparse tensor. Out: leaves `x`, `adj.rows`, `adj.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError, SparsifyError, UnsupportedOperatorError
 from sparsify.passes.capture.constant_keys import contents
-from sparsify.passes.capture.libraries import transformers_cache
+from sparsify.passes.capture.libraries import torch_geometric_data, transformers_cache
 from sparsify.storage.interop import tensor
 from sparsify.storage.own_memory import has_memory
 from sparsify.storage.tensor import SparseTensor
@@ -40,6 +40,11 @@ class Leaf:
     def is_told(self) -> bool:
         """Whether the value is a tensor, or its contents are known."""
         return self.kind != "constant" or self.detail[1] is not None
+
+    @property
+    def is_extent(self) -> bool:
+        """Whether the value is an integer that may be the extent of a tensor: 0 and 1 are special to export."""
+        return self.kind == "constant" and self.detail[0] is int and int(self.detail[1]) > 1
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,24 @@ class CallShape:
                 names.append(leaf.name)
             elif leaf.kind == "sparse":
                 names += [f"{leaf.name}.{part}" for part in PARTS]
+            elif leaf.kind == "size":
+                names.append(leaf.name)
         return names
+
+    def sizes(self) -> list[str]:
+        """The names of the integers that the graph takes, each as the extent of a tensor without entries."""
+        return [leaf.name for leaf in self.leaves if leaf.kind == "size"]
+
+    def integers_unlike(self, other: "CallShape") -> set[str]:
+        """The integers in which a call differs from another one; empty where it differs in something else, too."""
+        if (self.names, self.tree) != (other.names, other.tree):
+            return set()
+        unlike = [(own, left) for own, left in zip(self.leaves, other.leaves, strict=True) if own != left]
+        are_integers = all(
+            own.is_extent and (left.is_extent or left.kind == "size") and own.name == left.name
+            for own, left in unlike
+        )
+        return {own.name for own, _ in unlike} if are_integers else set()
 
 
 @dataclass
@@ -87,6 +109,8 @@ class Call:
                 found.append(value)
             elif leaf.kind == "sparse":
                 found.extend(parts(value))
+            elif leaf.kind == "size":
+                found.append(torch.empty((value, 0)))
         return found
 
     def rebuild(self, tensors: Sequence[torch.Tensor], sparse: Callable[..., Any]) -> dict[str, Any]:
@@ -98,6 +122,8 @@ class Call:
                 leaves.append(next(rest))
             elif leaf.kind == "sparse":
                 leaves.append(sparse(leaf, *(next(rest) for _ in PARTS)))
+            elif leaf.kind == "size":
+                leaves.append(next(rest).shape[0])
             else:
                 leaves.append(transformers_cache.fresh(value))
         arguments: dict[str, Any] = pytree.tree_unflatten(leaves, self.spec)
@@ -110,7 +136,12 @@ def signature(model: torch.nn.Module) -> inspect.Signature:
 
 
 def flatten(
-    model_signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], *, opens: bool = True
+    model_signature: inspect.Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    opens: bool = True,
+    varying: Collection[str] = (),
 ) -> Call:
     """The call `model(*args, **kwargs)` taken apart; omitted arguments stay omitted.
 
@@ -118,6 +149,7 @@ def flatten(
         model_signature: of the model's forward.
         args, kwargs: of the call.
         opens: whether keys of earlier calls in caches are tensors of the call.
+        varying: the names of integers that are symbols of the graph.
     """
     try:
         bound = model_signature.bind(*args, **kwargs)
@@ -127,9 +159,18 @@ def flatten(
         ) from None
     arguments = {name: transformers_cache.opened(v) if opens else v for name, v in bound.arguments.items()}
     paths, spec = pytree.tree_flatten_with_path(arguments, is_leaf=is_tensor)
-    leaves = tuple(leaf_of(pytree.keystr(path), value) for path, value in paths)
+    if torch_geometric_data.register([value for _, value in paths]):
+        paths, spec = pytree.tree_flatten_with_path(arguments, is_leaf=is_tensor)
+    leaves = tuple(as_size(leaf_of(pytree.keystr(path), value), varying) for path, value in paths)
     values = [value for _, value in paths]
-    return Call(CallShape(tuple(arguments), str(spec), leaves, told(arguments)), spec, values)
+    has_sizes = bool(varying) and any(leaf.kind == "size" for leaf in leaves)
+    shape = CallShape(tuple(arguments), str(spec), leaves, None if has_sizes else told(arguments))
+    return Call(shape, spec, values)
+
+
+def as_size(leaf: Leaf, varying: Collection[str]) -> Leaf:
+    """The leaf of an integer of a name that varies, as the extent of a tensor; others as they are."""
+    return Leaf(leaf.name, "size", (int,)) if leaf.name in varying and leaf.is_extent else leaf
 
 
 def told(value: Any) -> Any:
@@ -167,7 +208,7 @@ def with_tensors(call: Call, tensors: Sequence[Any]) -> Call:
     return replace(
         call,
         values=[
-            transformers_cache.fresh(value) if leaf.kind == "constant" else next(rest)
+            transformers_cache.fresh(value) if leaf.kind in ("constant", "size") else next(rest)
             for value, leaf in zip(call.values, call.shape.leaves, strict=True)
         ],
     )

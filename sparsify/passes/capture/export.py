@@ -7,6 +7,7 @@ own parameter names; one ATen node per operator, in canonical form.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from operator import index
 from typing import Any
@@ -19,12 +20,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError, ShapeError
-from sparsify.passes.capture import autograd_functions, calls, sparse_inputs
+from sparsify.passes.capture import autograd_functions, calls, data_sizes, sparse_inputs
 from sparsify.passes.capture.guards import Holds, granted
 from sparsify.passes.capture.inline_blocks import inline_blocks
 from sparsify.passes.capture.libraries import (
     torch_encoder,
     torch_geometric,
+    torch_geometric_data,
     transformers_bigbird,
     transformers_cache,
     transformers_experts,
@@ -84,6 +86,7 @@ class Captured:
             which operators alone would not show.
         holds: whether what the graph takes for granted of extents holds for some, by name; None where it is for all.
         written_out: the operators that take sparse inputs as dense tensors, until regions read these as they are.
+        is_granted: whether the graph asserts that sizes which the data decides are two or more, as `data_sizes` has it.
     """
 
     graph: fx.Graph
@@ -96,6 +99,7 @@ class Captured:
     is_lifted: bool = False
     holds: Holds | None = None
     written_out: tuple[str, ...] = ()
+    is_granted: bool = False
 
     def tensor(self, model: nn.Module, name: str) -> torch.Tensor:
         """The constant of this capture, or the parameter or buffer of the model, that has a qualified name."""
@@ -132,9 +136,12 @@ class Flat(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         """The leaves of the model's output."""
         with sparse_inputs.capturing(self.record_dense), sparse_inputs.Contiguous(), self.watch, self.within:
-            bound = self.call.rebuild(tensors, matrix_of)
+            with torch_geometric_data.capturing.entered():
+                bound = self.call.rebuild(tensors, matrix_of)
+            graphs = torch_geometric_data.graphs_in(bound)
             args, kwargs = calls.arguments_of(bound, calls.signature(self.model))
             leaves, output = pytree.tree_flatten(transformers_cache.shown(self.model(*args, **kwargs)))
+        torch_geometric_data.require_unchanged(graphs)
         self.record(output)
         return leaves
 
@@ -187,33 +194,41 @@ def capture(
         CaptureError: export fails, or the model or a tensor is one that no graph can hold.
     """
     require_readable(model, call)
-    outputs, written_out = list[pytree.TreeSpec](), list[str]()
+    outputs, written_out, names = list[pytree.TreeSpec](), list[str](), call.shape.tensor_names()
     watch = Watch((*model.parameters(), *model.buffers())) if is_mirror else nullcontext()
     flat = Flat(model, call, outputs.append, watch, within or nullcontext(), written_out.append)
     tensors = tuple(example_tensors(call))
-    names = call.shape.tensor_names()
     shown = transformers_bigbird.shown(model) if masks else nullcontext()
     functions = autograd_functions.inlined(has_gradients=model.training if trains is None else trains)
     with functions, shown, transformers_experts.spelled_out(model, without) if gates else nullcontext():
-        program = export(flat, tensors, dimensions(names, tensors, dynamic), retry=dynamic is None)
+        spec = dimensions(names, tensors, dynamic)
+        program, is_granted = first_export(flat, tensors, specs_of(call, spec, retry=dynamic is None))
     assert outputs, "export runs the model"
     graph, constants = inner_graph(program, names, first_names(model), known or {})
     extents = [extents_of(node) for node in graph.find_nodes(op="placeholder")]
     holds = granted(graph)
-    functionalize(graph)
-    canonicalize(graph)
+    become_canonical(graph, is_granted)
     return Captured(
         graph=graph,
         shape=call.shape,
         output=outputs[-1],
         training=model.training,
         extents=extents,
-        specialised=fixed_dimensions(names, extents, dimensions(names, tensors, dynamic)),
+        specialised=fixed_dimensions(names, extents, spec),
         constants=constants,
         written_out=tuple(dict.fromkeys(written_out)),
         is_lifted=is_lifted(model, call, masks=masks, gates=gates),
         holds=holds,
+        is_granted=is_granted,
     )
+
+
+def become_canonical(graph: fx.Graph, is_granted: bool) -> None:
+    """Makes a graph pure and canonical; with `is_granted` its assertions are of sizes that the data decides."""
+    functionalize(graph)
+    canonicalize(graph)
+    if is_granted:
+        data_sizes.name_assertions(graph)
 
 
 def require_readable(model: nn.Module, call: calls.Call) -> None:
@@ -327,26 +342,60 @@ def mapped(spec: Any) -> Mapping[Any, Any]:
     return spec if isinstance(spec, Mapping) else dict.fromkeys(spec, Dim.AUTO)
 
 
-def export(flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, *, retry: bool) -> ExportedProgram:
-    """The exported program; with `retry` once more with fixed shapes when dynamic ones fail."""
+def specs_of(call: calls.Call, spec: list[dict[int, Any] | None], *, retry: bool) -> list[Any]:
+    """Which dimensions may vary, in the order in which exports try: with `retry` none at last, integers none before."""
+    sizes, names = call.shape.sizes(), call.shape.tensor_names()
+    found: list[Any] = [spec]
+    if sizes:
+        found.append([None if name in sizes else one for name, one in zip(names, spec, strict=True)])
+    return [*found, [None] * len(names)] if retry else found
+
+
+def first_export(
+    flat: Flat, tensors: tuple[torch.Tensor, ...], specs: Sequence[Any]
+) -> tuple[ExportedProgram, bool]:
+    """The program with the first dimensions that export allows to vary, and whether sizes of data are granted.
+
+    Raises:
+        CaptureError: it allows none of them; the error is the last one.
+    """
+    failure: Exception = CaptureError("nothing to export")
+    for spec in specs:
+        for granting in (
+            nullcontext,
+            *(partial(data_sizes.taken_for_granted, n) for n in data_sizes.NUMBERS),
+        ):
+            try:
+                return export(flat, tensors, spec, granting()), granting is not nullcontext
+            except (CaptureError, ReachedError):
+                raise
+            except Exception as error:  # export raises many unrelated classes
+                failure = error
+            if not data_sizes.is_undecided(failure):
+                break
+    first = str(failure).strip().splitlines()[0] if str(failure).strip() else type(failure).__name__
+    raise CaptureError(f"torch.export cannot capture {type(flat.model).__name__}: {first}") from failure
+
+
+def export(
+    flat: Flat, tensors: tuple[torch.Tensor, ...], spec: Any, granting: AbstractContextManager[None]
+) -> ExportedProgram:
+    """The exported program, within a context that answers what the model asks for sizes of data.
+
+    Raises:
+        Exception: of many unrelated classes.
+    """
     from sparsify.passes.capture.confined_export import confined_export  # loads what compiles graphs
 
-    try:
-        with (
-            confined.silenced(LOGS),
-            confined_export(),
-            torch_geometric.without_choice(),
-            torch_encoder.unasked(),
-            torch_geometric.chosen_by_data(),
-        ):
-            return torch.export.export(flat, tensors, dynamic_shapes=(tuple(spec),), strict=False)
-    except (CaptureError, ReachedError):
-        raise
-    except Exception as error:  # export raises many unrelated classes
-        if retry:
-            return export(flat, tensors, [None for _ in tensors], retry=False)
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CaptureError(f"torch.export cannot capture {type(flat.model).__name__}: {first}") from error
+    with (
+        confined.silenced(LOGS),
+        confined_export(),
+        torch_geometric.without_choice(),
+        torch_encoder.unasked(),
+        torch_geometric.chosen_by_data(),
+        granting,
+    ):
+        return torch.export.export(flat, tensors, dynamic_shapes=(tuple(spec),), strict=False)
 
 
 def first_names(model: nn.Module) -> dict[str, str]:

@@ -22,6 +22,7 @@ from sparsify.passes.choose.estimate import example, example_sizes, expected_siz
 from sparsify.passes.choose.linear_library import by_library
 from sparsify.passes.graph import canonicalize, operators
 from sparsify.passes.graph.operators import tensor_value
+from sparsify.passes.program.model import size_of
 from sparsify.passes.region.region import Region
 from sparsify.report import Report
 
@@ -110,6 +111,7 @@ def output_shape(region: Region, node: fx.Node, at: Any) -> tuple[int | SizeAt, 
             canonicalize.size_node(*found, extent, region.output)
             if found
             else canonicalize.shifted_size(extent, region.output)
+            or canonicalize.number_of_expression(node.graph, size_of(extent))
         )
         if size is None:
             raise SparsifyError(f"the extent {extent} of {node.name} is no extent of an input")

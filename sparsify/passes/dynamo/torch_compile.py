@@ -201,6 +201,7 @@ class Compiled:
         numbers = [at for at in self.inputs if is_number(placeholders[at], example_inputs[at])]
         self.numbers = {at: source_of(placeholders[at]) for at in numbers if beside(placeholders[at]) is None}
         self.inputs = [at for at in self.inputs if at not in self.numbers]
+        self.inputs += integers(placeholders, example_inputs, [*self.inputs, *self.members])
         self.captured: set[tuple[float, ...]] = set()
         self.dense: Callable[..., Any] | None = None
         self.known: list[Made] = []
@@ -264,7 +265,7 @@ class Compiled:
                 "apply the recipe with sparsify.apply and compile the result, or call the model under torch.no_grad()",
             )
         example = tuple([values[at] for at in self.inputs])
-        if not example:
+        if not any(isinstance(value, Tensor) for value in example):
             return self.compiled(self.graph), ()
         try:
             numbers = {at: float(values[at]) for at in self.numbers}
@@ -295,7 +296,7 @@ class Part(nn.Module):
     What traces it knows the modules that each node ran in.
     """
 
-    def forward(self, *inputs: Tensor) -> Any:
+    def forward(self, *inputs: Tensor | int) -> Any:
         """The results of the graph."""
         with traceback.preserve_node_meta():
             return fx.Interpreter(self, graph=self.__dict__["_graph"]).run(*inputs)
@@ -331,6 +332,24 @@ def beside(node: fx.Node) -> torch.dtype | None:
     return dtypes.pop() if len(dtypes) == 1 and dtypes <= set(REAL) else None
 
 
+def integers(placeholders: Sequence[fx.Node], values: Sequence[Any], known: Collection[int]) -> list[int]:
+    """The positions of placeholders that are integers and no extents of inputs, as a number of nodes is with `dynamic`.
+
+    Args:
+        placeholders: of a graph of Dynamo's.
+        values: an example of each.
+        known: the positions of its inputs and parameters.
+    """
+    sources = {source_of(placeholders[at]) for at in known}
+    found = []
+    for at, (node, value) in enumerate(zip(placeholders, values, strict=True)):
+        size = SIZE.match(source_of(node))
+        is_integer = isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
+        if is_integer and node.users and not (size and size[1] in sources):
+            found.append(at)
+    return found
+
+
 def part_of(
     graph: fx.Graph,
     members: Mapping[str, Tensor],
@@ -351,7 +370,7 @@ def part_of(
     names = [str(node.target) for node in made.find_nodes(op="placeholder")]
     arguments = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *names)]
 
-    def forward(self: Part, *inputs: Tensor) -> Any:
+    def forward(self: Part, *inputs: Tensor | int) -> Any:
         return Part.forward(self, *inputs)
 
     forward.__signature__ = Signature(arguments)  # type: ignore[attr-defined]

@@ -285,8 +285,21 @@ def merge_repetitions(graph: fx.Graph) -> None:
         key = (node.target, frozen(node.args), frozen(node.kwargs))
         first = seen.setdefault(key, node)
         if first is not node:
+            identify(first.meta.get("val"), node.meta.get("val"))
             node.replace_all_uses_with(first)
             graph.erase_node(node)
+
+
+def identify(first: Any, second: Any) -> None:
+    """Makes two numbers that the data decides one symbol, in every extent that has the second one.
+
+    `index.max()` that is computed twice is `u0` and `u1` to export.
+    """
+    if not isinstance(first, torch.SymInt) or not isinstance(second, torch.SymInt):
+        return
+    known, symbol = first.node.expr, second.node.expr
+    if known != symbol and symbol.is_Symbol and second.node.hint is None:
+        second.node.shape_env._set_replacement(symbol, known, "equal calls")
 
 
 def frozen(value: Any) -> Any:

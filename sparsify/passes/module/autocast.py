@@ -65,7 +65,7 @@ class Autocast:
         known = None if read is None else (wanted, read[0])
         if known in self.known:
             return known, self.known[known], False
-        call = calls.flatten(sparse._signature, args, kwargs)
+        call = sparse.taken_apart(args, kwargs)
         key = (wanted, modes(sparse), call.shape)
         is_new = key not in self.known
         if is_new:

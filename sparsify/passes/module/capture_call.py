@@ -19,7 +19,7 @@ from sparsify import options as settings
 from sparsify.compiler.cpp.build import has_compiler
 from sparsify.errors import CaptureError, RecipeError, VerificationError
 from sparsify.passes import pipeline
-from sparsify.passes.capture import calls
+from sparsify.passes.capture import calls, data_sizes
 from sparsify.passes.capture.draft import Asked, Draft
 from sparsify.passes.capture.example_extents import note_extents
 from sparsify.passes.capture.export import ReachedError, capture
@@ -227,6 +227,11 @@ def capture_call(
                 raise
             draft.regions.clear()
             return publish(module, recognised(module, call, tensors, mode, error), call, tensors, mode)
+        except RuntimeError as error:
+            if not data_sizes.is_outside(error):
+                raise
+            refuse(module, call, mode, CaptureError(f"sizes that the data decides are 0 or 1: {error}"))
+            return None
 
 
 def check_pruning(module: "SparseModule", call: calls.Call) -> None:

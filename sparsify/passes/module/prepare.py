@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError, VerificationError
 from sparsify.passes.capture import calls
+from sparsify.passes.capture.libraries import torch_geometric_data
 from sparsify.passes.capture.shell import Modes, modes
 from sparsify.passes.module.capture_call import MAX_CAPTURES, capture_call
 from sparsify.passes.module.run_eager import without_effects
@@ -52,7 +53,7 @@ class Prepared:
 
 def as_call(example_inputs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Positional and keyword arguments of an example call."""
-    if isinstance(example_inputs, Tensor):
+    if isinstance(example_inputs, Tensor) or torch_geometric_data.is_graph(example_inputs):
         return (example_inputs,), {}
     if isinstance(example_inputs, Mapping):
         return (), example_inputs
@@ -100,7 +101,7 @@ def checked(module: "SparseModule", number: int, kind: Any) -> tuple[str, calls.
         raise CaptureError(f"{name} has training={training!r}", "True or False")
     try:
         args, kwargs = as_call(kind["inputs"])
-        call = calls.flatten(module._signature, args, kwargs)
+        call = module.taken_apart(args, kwargs)
     except CaptureError as error:
         raise CaptureError(f"{name}: {error}") from None
     if not any(leaf.kind != "constant" for leaf in call.shape.leaves):

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from sparsify.errors import CaptureError
 from sparsify.passes.call import tracing
-from sparsify.passes.capture import calls, draft
+from sparsify.passes.capture import calls, data_sizes, draft
 from sparsify.passes.capture.draft import Asked, Notices
 from sparsify.passes.capture.export import sparse_parts
 from sparsify.passes.capture.libraries import transformers_cache
@@ -210,13 +210,13 @@ class SparseModule(fx.GraphModule):
         earlier = self._call_index  # another thread that changes the model replaces it
         quick = None if is_cast else earlier.read(args, kwargs)
         if quick is not None and (known := earlier.find(*quick)) is not None:
-            return self.finish(known, quick[1])
+            return self.finish_or_source(known, quick[1], args, kwargs)
         caches = transformers_cache.given((*args, *kwargs.values()))
         if generate.leaves_past(self._asked, caches):
             return generate.with_past(self, args, kwargs)
         if is_cast:
             return self._autocast.run(self, args, kwargs)
-        call = calls.flatten(self._signature, args, kwargs)
+        call = self.taken_apart(args, kwargs)
         tensors = call.tensors(self._matrices)
         variant = self.variant_for(call, tensors)
         if variant is None:
@@ -225,10 +225,34 @@ class SparseModule(fx.GraphModule):
             return self.original(*args, **kwargs)
         if quick is not None:
             earlier.remember(quick[0], args, kwargs, call, self._captures.alike((modes(self), call.shape)))
-        result = self.finish(variant, tensors)
+        result = self.finish_or_source(variant, tensors, args, kwargs)
         for cache in caches:
             result = transformers_cache.filled(cache, result)
         return result
+
+    def taken_apart(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> calls.Call:
+        """The leaves of a call; integers that earlier calls had other values of are symbols of the graph."""
+        varying = self._captures.varying
+        call = calls.flatten(self._signature, args, kwargs, varying=varying)
+        if self._captures.have_varied(call.shape):
+            return calls.flatten(self._signature, args, kwargs, varying=varying)
+        return call
+
+    def finish_or_source(
+        self, variant: Variant, tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of a variant, or of the source model where its graph is not for the data of the call."""
+        if not variant.captured.is_granted:
+            return self.finish(variant, tensors)
+        try:
+            return self.finish(variant, tensors)
+        except RuntimeError as error:
+            if not data_sizes.is_outside(error):
+                raise
+        self._notices.warn(
+            "sizes that the data decides, as of x[mask], are 0 or 1 in a call; the source model runs for such calls"
+        )
+        return self.original(*args, **kwargs)
 
     def finish(self, variant: Variant, tensors: Sequence[torch.Tensor]) -> Any:
         """The model's output class around the results of a variant."""
@@ -282,7 +306,7 @@ class SparseModule(fx.GraphModule):
         """The report with the median time of each region over `repeats` calls, the first call not counted."""
         run = calls.anew(self, args, kwargs, self._captures.may_write(modes(self)))
         run()
-        call = calls.flatten(self._signature, args, kwargs)
+        call = self.taken_apart(args, kwargs)
         variant = self.variant_for(call, call.tensors(self._matrices))
         if variant is not None:
             variant.timed(run, repeats)
@@ -298,7 +322,7 @@ class SparseModule(fx.GraphModule):
         """
         variant, tensors = None, list[torch.Tensor]()
         if self._asked.has_masks or (any(modes(self)) and not torch.is_autocast_enabled("cpu")):
-            call = calls.flatten(self._signature, args, kwargs)
+            call = self.taken_apart(args, kwargs)
             tensors = call.tensors(self._matrices)
             like = (modes(self), call.shape)
             if not self._asked.has_masks:
@@ -383,6 +407,7 @@ class SparseModule(fx.GraphModule):
         for (_, shell), (_, own) in zip(new.named_modules(), self.named_modules(), strict=True):
             shell.training = own.training
         new._captures.refused.update(self._captures.refused)
+        new._captures.varying |= self._captures.varying
         for like, variant in known:
             twin = variant.copied()
             for name, constant in twin.captured.constants.items():

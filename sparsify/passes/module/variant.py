@@ -191,10 +191,12 @@ class Captures:
     Attributes:
         known: variants and the calls that they are for; of alike ones each has extents of its own.
         refused: why calls are not captured, nor any that are alike.
+        varying: the names of integers that calls had several values of: they are symbols of graphs from then on.
     """
 
     known: list[tuple[Likeness, Variant]] = field(default_factory=list)
     refused: dict[Likeness, str] = field(default_factory=dict)
+    varying: set[str] = field(default_factory=set)
 
     def __len__(self) -> int:
         """How often a model was captured, or refused to be."""
@@ -206,6 +208,15 @@ class Captures:
     def add(self, like: Likeness, variant: Variant) -> None:
         """A further variant."""
         self.known.append((like, variant))
+
+    def have_varied(self, shape: CallShape) -> bool:
+        """Whether a call differs from all earlier ones, and from one in integers alone, which vary from now on."""
+        known = [other for _, other in (*(like for like, _ in self.known), *self.refused)]
+        if shape in known:
+            return False
+        found = next(filter(None, map(shape.integers_unlike, known)), set[str]())
+        self.varying |= found
+        return bool(found)
 
     def constants(self) -> dict[str, Tensor]:
         """The tensors that captures made, by the names that they have in the module of all of them."""
@@ -245,6 +256,8 @@ class Captures:
     def traced(self, modes: Modes, told: Any, shapes: tuple[Any, ...]) -> Variant | None:
         """The first variant for calls of which `told` is known, with tensors of these shapes; nothing is kept."""
         for (mode, shape), variant in self.known:
+            if variant.captured.is_granted:  # what its graph asserts ends the call of a trace
+                continue
             if mode == modes and shape.told == told and variant.admits(shapes):
                 return variant
         return None
@@ -316,6 +329,8 @@ class CallIndex:
         variants: Sequence[Variant],
     ) -> None:
         """Keeps the variants of calls whose leaves are their arguments in their order; some look at more than sizes."""
+        if call.shape.sizes():
+            return
         given = (*args, *kwargs.values())
         is_flat = len(given) == len(call.values) and all(map(operator.is_, given, call.values))
         if is_flat and all(variant.takes_any for variant in variants):

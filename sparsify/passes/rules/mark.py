@@ -84,7 +84,9 @@ def where(recipe: Recipe, rule: Rule) -> str:
 
 
 def carries_extents(draft: Draft, name: str) -> bool:
-    """Whether a placeholder stands for the shape of a sparse input alone."""
+    """Whether a placeholder stands for the shape of a sparse input alone, or for an integer."""
+    if name in draft.captured.shape.sizes():
+        return True
     return name.endswith(".extent") and name.removesuffix("extent") + "values" in draft.examples
 
 

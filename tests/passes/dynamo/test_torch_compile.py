@@ -292,3 +292,26 @@ def test_models_that_count_their_calls():
             torch.testing.assert_close(
                 found, torch.zeros_like(h).index_add_(0, edges[1], h[edges[0]]), **CLOSE
             )
+
+
+class Counting(nn.Module):
+    """Messages to as many nodes as an integer says, which no tensor of the call has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(7, 5)
+
+    def forward(self, x: Tensor, edge_index: Tensor, nodes: int) -> Tensor:
+        return x.new_zeros(nodes, 5).index_add(0, edge_index[1], self.linear(x)[edge_index[0]])
+
+
+def test_integers_are_inputs(recwarn):
+    torch.manual_seed(0)
+    model = Counting().eval()
+    found = compiled(model, "gcn", strict=True)
+    run = torch.compile(model, backend=backend, dynamic=True, options={"recipe": "gcn", "inner": "eager"})
+    x, edge_index = graph()
+    for nodes in (20, 24, 31, 40):
+        for call in (found, run):
+            torch.testing.assert_close(call(x, edge_index, nodes), model(x, edge_index, nodes), **CLOSE)
+    assert not [warning for warning in recwarn if "stays dense" in str(warning.message)]

@@ -98,10 +98,18 @@ def test_calls_unlike_the_captured_one(name):
 def test_more_calls_than_dynamo_compiles():
     sparse, dense = applied({"x": X})
     compiled = torch.compile(sparse, backend="aot_eager", dynamic=True)
-    for k in range(12):
-        with pytest.warns(RuntimeWarning, match="more than 8 captures") if k == 7 else options.override():
+    for k in (number / 2 for number in range(1, 13)):
+        with pytest.warns(RuntimeWarning, match="more than 8 captures") if k == 4 else options.override():
             found = compiled(X, k=k)
         torch.testing.assert_close(found, dense(X, k=k))
+
+
+def test_integers_that_vary_are_symbols_of_one_capture():
+    sparse, dense = applied({"x": X})
+    compiled = torch.compile(sparse, backend="aot_eager", dynamic=True)
+    for k in range(2, 14):
+        torch.testing.assert_close(compiled(X, k=k), dense(X, k=k))
+    assert len(sparse.variants) <= 4
 
 
 def test_autocast_runs_as_the_model_has_it():

@@ -59,9 +59,9 @@ def taken(monkeypatch):
     found = []
     flatten = sparse_module.calls.flatten
 
-    def noted(*arguments):
+    def noted(*arguments, **named):
         found.append(arguments[1:])
-        return flatten(*arguments)
+        return flatten(*arguments, **named)
 
     monkeypatch.setattr(sparse_module.calls, "flatten", noted)
     return found

@@ -1,15 +1,18 @@
 """Comparing: differences beyond the limits raise, those within are measured."""
 
+import copy
 from functools import partial
 
 import pytest
 import torch
+from graph_models import MESSAGES, TwoLayers, graph
 from torch import nn
 from torch.nn import functional as F
 
 import sparsify
 from sparsify.errors import VerificationError
-from sparsify.passes.module.verify import compare, naming_values
+from sparsify.passes.apply import apply
+from sparsify.passes.module.verify import compare, compare_rounding, naming_values
 from sparsify.recipe import Verify
 
 LIMITS = Verify(rtol=1e-4, atol=1e-5)
@@ -165,3 +168,64 @@ def test_weights_that_are_no_numbers_are_named():
     words = r"weight is nan at \[1, 2\]; x is inf at \[1\]; output differs .* 1 of 2 entries: it is 1 at \[1\], and"
     with pytest.raises(VerificationError, match=words), naming_values(layer, {"x": x}):
         compare(lambda: dense, lambda: found, LIMITS)
+
+
+class Plain(TwoLayers):
+    """Two layers without dropout."""
+
+    def forward(self, x, edge_index):
+        return self.c2(self.c1(x, edge_index).relu(), edge_index)
+
+
+def long_sum(dtype):
+    """The sum of many numbers, rounded after each of them as torch does in 16 bits."""
+    numbers = torch.rand(500, generator=torch.Generator().manual_seed(0)).to(dtype)
+    total = numbers.new_zeros(())
+    for number in numbers:
+        total = total + number
+    return numbers, total.reshape(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_in_16_bits_may_be_as_far_off_as_the_dense_ones(dtype):
+    numbers, plain = long_sum(dtype)
+    true = numbers.double().sum().reshape(1)
+    off = float((plain.double() - true).abs())
+    limits = Verify(rtol=1e-5, atol=1e-6)
+    step = 4 * torch.finfo(dtype).eps * float(true)
+    for found in (true.to(dtype), plain, (true + 1.9 * off).to(dtype)):
+        largest = compare_rounding(lambda: plain, lambda found=found: found, lambda: true, limits)
+        assert largest == float((found.double() - true).abs())
+    with pytest.raises(VerificationError, match="differs from the model in float64 by"):
+        compare_rounding(lambda: plain, lambda: (true + 3 * off + 2 * step).to(dtype), lambda: true, limits)
+    with pytest.raises(VerificationError, match="differs from the model in float64"):
+        compare_rounding(lambda: plain, lambda: (true * torch.nan).to(dtype), lambda: true, limits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["GINConv", "GATConv"])
+def test_message_passing_trains_in_16_bits(name, dtype):
+    layers = pytest.importorskip("torch_geometric.nn")
+    torch.manual_seed(0)
+
+    def layer(features, out):
+        if name == "GATConv":
+            return layers.GATConv(features, out)
+        return layers.GINConv(nn.Sequential(nn.Linear(features, 16), nn.ReLU(), nn.Linear(16, out)))
+
+    model = Plain(layer, features=32, hidden=32, classes=16).to(dtype).train()
+    exact = copy.deepcopy(model).double()
+    given = [(x.to(dtype), edges) for x, edges in (graph(400, 2000, 32), graph(300, 1500, 32, seed=1))]
+    sparse = apply(model, MESSAGES, given[0])
+    assert len(sparse.report.regions) == 2
+    for x, edges in given:
+        results = [sparse(x, edges), model(x, edges), exact(x.double(), edges)]
+        weights = [list(model.parameters()), list(model.parameters()), list(exact.parameters())]
+        found, plain, true = (
+            torch.autograd.grad(result.double().cos().sum(), own)
+            for result, own in zip(results, weights, strict=True)
+        )
+        scale = max(float(part.abs().max()) for part in true)
+        for ours, usual, wanted in zip(found, plain, true, strict=True):
+            error, allowed = (float((part.double() - wanted).abs().max()) for part in (ours, usual))
+            assert error <= 2 * allowed + 8 * torch.finfo(dtype).eps * scale

@@ -18,11 +18,8 @@ import torch
 
 from sparsify.runtime.confined import Here
 
-MODULES: Final = (
-    "torch_geometric.utils._scatter",
-    "torch_geometric.utils.num_nodes",
-    "torch_geometric.nn.aggr.base",
-)
+# Packages whose modules read numbers from indices.
+PACKAGES: Final = ("torch_geometric.nn.", "torch_geometric.utils.")
 
 
 _here: Final = Here()
@@ -39,20 +36,21 @@ class Number(metaclass=Kind):
     """`int` for modules under export, in the thread that exports."""
 
     def __new__(cls, *args: Any) -> Any:
-        """The entry of a tensor, which may be a symbol; other values as whole numbers."""
-        if _here.inside and args and isinstance(args[0], torch.Tensor):
-            return args[0].item()
+        """The entry of a tensor and a number that follows from it, which may be symbols; other values as integers."""
+        if _here.inside and args:
+            value = args[0].item() if isinstance(args[0], torch.Tensor) else args[0]
+            if isinstance(value, torch.SymInt | torch.SymFloat):
+                return torch.sym_int(value)
         return int(*args)
 
 
 @contextmanager
 def chosen_by_data() -> Iterator[None]:
-    """Within this context the numbers that these modules read from indices may be symbols."""
+    """Within this context the numbers that torch-geometric reads from indices may be symbols."""
     with ExitStack() as changes:
         changes.enter_context(_here.entered())
-        for name in MODULES:
-            if name in sys.modules:
-                changes.enter_context(patch.object(sys.modules[name], "int", Number, create=True))
+        for name in [name for name in sys.modules if name.startswith(PACKAGES)]:
+            changes.enter_context(patch.object(sys.modules[name], "int", Number, create=True))
         yield
 
 

@@ -37,12 +37,12 @@ def batch_of(*sizes):
 
 
 @pytest.mark.parametrize("way", POOLS)
-@pytest.mark.filterwarnings("ignore:.*is no extent of an input")
 def test_numbers_of_graphs_vary(way):
     model = Pooled(way)
     sparse = apply(model, MESSAGES, batch_of(4, 5, 6))
     assert any("scatter" in node for region in sparse.report.regions for node in region.nodes)
     double = copy.deepcopy(model).double()
+    assert not sparse.report.dense
     for sizes in ((4, 5, 6), (3, 9), (2, 2, 2, 2, 2)):
         x, edge_index, graphs = batch_of(*sizes)
         wanted, found = double(x.double(), edge_index, graphs), sparse(x, edge_index, graphs)
@@ -64,3 +64,45 @@ def test_modules_are_as_before():
         assert isinstance(3, Number) and not isinstance(3.0, Number)
         assert Number("7") == 7 and Number() == 0
     assert not hasattr(module, "int")
+
+
+class Norms(nn.Module):
+    """A norm over each graph, and a padded batch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm = geometric.SAGEConv(6, 5), geometric.GraphNorm(5)
+
+    def forward(self, x, edge_index, batch):
+        from torch_geometric.utils import to_dense_batch
+
+        padded, is_node = to_dense_batch(self.norm(self.layer(x, edge_index), batch), batch)
+        return padded.cumsum(1) * is_node[..., None]
+
+
+class Hyper(nn.Module):
+    """Nodes to hyperedges and back."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = geometric.HypergraphConv(6, 5)
+
+    def forward(self, x, edge_index, batch):
+        return self.layer(x, torch.stack([torch.arange(x.shape[0]), batch]))
+
+
+@pytest.mark.parametrize("kind", [Norms, Hyper])
+def test_numbers_read_anywhere_in_the_library_vary(kind):
+    model = kind().double()
+    x, edge_index, graphs = batch_of(4, 5, 6)
+    sparse = apply(model, MESSAGES, (x.double(), edge_index, graphs), strict=True)
+    assert sparse.report.regions
+    for sizes in ((4, 5, 6), (3, 9), (2, 2, 2, 2, 7)):
+        x, edge_index, graphs = batch_of(*sizes)
+        found, wanted = sparse(x.double(), edge_index, graphs), model(x.double(), edge_index, graphs)
+        torch.testing.assert_close(found, wanted)
+        pairs = [torch.autograd.grad(y.square().sum(), list(model.parameters())) for y in (found, wanted)]
+        torch.testing.assert_close(*pairs)
+    assert len(sparse.variants) == 1

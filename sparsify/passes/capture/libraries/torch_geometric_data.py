@@ -1,0 +1,143 @@
+"""Graphs of torch-geometric as nodes of trees: `Data`, `HeteroData` and batches of them as arguments of a model.
+
+In: `model(batch)`, `batch` a `DataBatch(x=[75, 12], edge_index=[2, 300], batch=[75], ptr=[4], name=[3])`.
+Out: the leaves `batch.x`, `batch.edge_index`, `batch.batch` and `batch.ptr`.
+
+Texts and other objects, such as `name`, are no leaves: graphs of other names share a capture. A model that reads them
+cannot be captured.
+"""
+
+import copy
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from sparsify.errors import CaptureError
+from sparsify.runtime.confined import Here
+
+HOMES: Final = (("torch_geometric.data.data", "Data"), ("torch_geometric.data.hetero_data", "HeteroData"))
+# What batches know of their graphs beside tensors.
+COUNT: Final = "_num_graphs"
+HIDDEN: Final = (COUNT, "_num_nodes", "_slice_dict", "_inc_dict")
+LEAVES: Final = (torch.Tensor, bool, int, float, type(None))
+# The thread that captures.
+capturing: Final = Here()
+Place = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What graphs that share a capture have in common.
+
+    Attributes:
+        kind: their class.
+        stores: the names of their parts: of nodes and edges of each type.
+        places: of the leaves, by the number of a part and the name of an attribute.
+        template: one of these graphs without its leaves.
+    """
+
+    kind: type
+    stores: tuple[str, ...]
+    places: tuple[Place, ...]
+    template: Any = field(compare=False, repr=False)
+
+
+def is_graph(value: Any) -> bool:
+    """Whether a value is a graph of torch-geometric."""
+    kinds = [getattr(sys.modules[home], name) for home, name in HOMES if home in sys.modules]
+    return isinstance(value, tuple(kinds))
+
+
+def register(values: Iterable[Any]) -> bool:
+    """Makes the classes of graphs among some values nodes of trees; whether one was none before."""
+    kinds = {type(value) for value in values if is_graph(value)} - pytree.SUPPORTED_NODES.keys()
+    for kind in kinds:
+        pytree.register_pytree_node(
+            kind, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys,
+            serialized_type_name=f"torch_geometric.{kind.__module__}.{kind.__name__}",
+        )  # fmt: skip
+    return bool(kinds)
+
+
+def require_unchanged(before: Iterable[tuple[Any, list[Any]]]) -> None:
+    """Raises where a model has changed a graph that it was called with.
+
+    Args:
+        before: graphs with the leaves that they had.
+
+    Raises:
+        CaptureError: the attributes of one are others now.
+    """
+    for graph, leaves in before:
+        now = _flatten(graph)[0]
+        if len(now) != len(leaves) or any(a is not b for a, b in zip(now, leaves, strict=True)):
+            raise CaptureError(
+                f"the model changes the attributes of the {type(graph).__name__} that it is called with",
+                "tensors as variables of the model in place of `data.x = ...`, or `data = copy.copy(data)` first",
+            )
+
+
+def graphs_in(value: Any) -> list[tuple[Any, list[Any]]]:
+    """The graphs among arguments, with their leaves."""
+    leaves = pytree.tree_leaves(value, is_leaf=is_graph)
+    return [(leaf, _flatten(leaf)[0]) for leaf in leaves if is_graph(leaf)]
+
+
+def _places(stores: list[Any]) -> Iterator[Place]:
+    """The attributes of a graph that are leaves of a tree."""
+    has_count = any("ptr" in store._mapping for store in stores)  # as many graphs as it says
+    for number, store in enumerate(stores):
+        for name, value in sorted(store._mapping.items()):
+            if all(isinstance(leaf, LEAVES) for leaf in pytree.tree_leaves(value)):
+                yield number, name
+        if COUNT in vars(store) and not has_count:
+            yield number, COUNT
+
+
+def _flatten(graph: Any) -> tuple[list[Any], Form]:
+    """The leaves of a graph, and all else that it is."""
+    stores = graph.stores
+    places = tuple(_places(stores))
+    leaves = [_owner(stores[number], name)[name] for number, name in places]
+    template = copy.copy(graph)
+    parts = template.stores
+    for number, name in places:
+        del _owner(parts[number], name)[name]
+    names = tuple(_name(store) for store in stores)
+    return leaves, Form(type(graph), names, places, template)
+
+
+def _flatten_with_keys(graph: Any) -> tuple[list[tuple[Any, Any]], Form]:
+    """The same, each leaf with its name."""
+    leaves, form = _flatten(graph)
+    names = [".".join(filter(None, (form.stores[number], name))) for number, name in form.places]
+    return [(pytree.MappingKey(name), leaf) for name, leaf in zip(names, leaves, strict=True)], form
+
+
+def _unflatten(leaves: Iterable[Any], form: Form) -> Any:
+    """A graph with these leaves; while a model is captured it has nothing else."""
+    graph = copy.copy(form.template)
+    stores = graph.stores
+    if capturing.inside:
+        for store in stores:
+            store._mapping.clear()
+            for name in HIDDEN:
+                vars(store).pop(name, None)
+    for (number, name), leaf in zip(form.places, leaves, strict=True):
+        _owner(stores[number], name)[name] = leaf
+    return graph
+
+
+def _owner(store: Any, name: str) -> Any:
+    """The mapping of a part that has an attribute."""
+    return vars(store) if name == COUNT else store._mapping
+
+
+def _name(store: Any) -> str:
+    """The type of the nodes or edges of a part, "" for a graph of one type."""
+    key = vars(store).get("_key")
+    return "__".join(key) if isinstance(key, tuple) else key or ""

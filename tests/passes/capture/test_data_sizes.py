@@ -1,0 +1,110 @@
+"""Sizes that the data decides, of which the code of models asks something."""
+
+import pytest
+import torch
+from graph_models import MESSAGES, graph
+from torch import nn
+
+from sparsify.errors import CaptureError
+from sparsify.passes.apply import apply
+
+geometric = pytest.importorskip("torch_geometric.nn")
+
+
+class Kept(nn.Module):
+    """Messages of the edges between nodes whose first feature is above zero."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(7, 5)
+
+    def forward(self, x, edge_index):
+        rows = self.layer(x)
+        edges = edge_index[:, x[edge_index[0], 0] > 0]
+        if edges.numel() == 0:
+            return rows.new_full(rows.shape, 3.0)
+        return torch.zeros_like(rows).index_add(0, edges[1], rows[edges[0]])
+
+
+def arguments(nodes, edges, least=-1.0):
+    x, edge_index = graph(nodes, edges)
+    x = x.double()
+    x[:, 0] = x[:, 0].abs() * least
+    return x, edge_index
+
+
+def compare(sparse, model, given):
+    found, wanted = sparse(*given), model(*given)
+    torch.testing.assert_close(found, wanted)
+    if wanted.requires_grad:
+        torch.testing.assert_close(
+            *(torch.autograd.grad(y.square().sum(), list(model.parameters())) for y in (found, wanted))
+        )
+
+
+def test_sizes_of_two_or_more_are_captured():
+    model = Kept().double()
+    sparse = apply(model, MESSAGES, arguments(20, 55, 1.0), strict=True)
+    assert sparse.report.regions
+    for given in (arguments(20, 55, 1.0), arguments(31, 90, 1.0)):
+        compare(sparse, model, given)
+    assert len(sparse.variants) == 1
+
+
+def test_calls_with_none_run_the_source_model():
+    model = Kept().double()
+    sparse = apply(model, MESSAGES, arguments(20, 55, 1.0))
+    with pytest.warns(RuntimeWarning, match="0 or 1 in a call; the source model runs"):
+        compare(sparse, model, arguments(20, 55))
+    compare(sparse, model, arguments(22, 55))
+    compare(sparse, model, arguments(22, 55, 1.0))
+    assert len(sparse.variants) == 1
+
+
+def test_an_example_with_none_is_not_captured():
+    model = Kept().double()
+    with pytest.warns(RuntimeWarning, match="sizes that the data decides are 0 or 1"):
+        sparse = apply(model, MESSAGES, arguments(20, 55))
+    for given in (arguments(20, 55), arguments(20, 55, 1.0)):
+        compare(sparse, model, given)
+    with pytest.raises(CaptureError, match="sizes that the data decides are 0 or 1"):
+        apply(model, MESSAGES, arguments(20, 55), strict=True)
+
+
+def test_traces_do_not_end_in_assertions():
+    model = Kept().double()
+    sparse = apply(model, MESSAGES, arguments(20, 55, 1.0))
+    compiled = torch.compile(sparse, backend="eager")
+    torch.testing.assert_close(compiled(*arguments(20, 55, 1.0)), model(*arguments(20, 55, 1.0)))
+    with pytest.warns(RuntimeWarning, match="0 or 1 in a call"):
+        torch.testing.assert_close(compiled(*arguments(20, 55)), model(*arguments(20, 55)))
+
+
+class Pooling(nn.Module):
+    """Nodes of a batch of graphs, the best of each kept."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.pool = geometric.GCNConv(7, 5), kind(5)
+        self.after = geometric.GCNConv(5, 5)
+
+    def forward(self, x, edge_index, batch):
+        x, edge_index, _, batch, *_ = self.pool(self.before(x, edge_index), edge_index, None, batch)
+        return geometric.global_mean_pool(self.after(x, edge_index), batch)
+
+
+@pytest.mark.parametrize("kind", ["TopKPooling", "SAGPooling"])
+def test_pooling_of_nodes(kind):
+    model = Pooling(getattr(geometric, kind)).double()
+
+    def batch(*sizes):
+        x, edge_index = graph(sum(sizes), 3 * sum(sizes))
+        return x.double(), edge_index, torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+
+    sparse = apply(model, MESSAGES, batch(8, 9, 10), strict=True)
+    assert sparse.report.regions
+    for sizes in ((8, 9, 10), (12, 13), (6, 7, 8, 9)):
+        compare(sparse, model, batch(*sizes))
+    assert len(sparse.variants) == 1
