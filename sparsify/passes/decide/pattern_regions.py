@@ -7,25 +7,30 @@ of the same rows, over `Q`, `K`, `V` and the pattern `M`.
 Views of operands stay torch's, but those that repeat entries: heads that share keys read the same ones.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+import torch
 from torch import fx
 
-from sparsify.compiler.einsum.nodes import Access, Index
-from sparsify.compiler.node import find
+from sparsify.compiler.einsum.nodes import Access, Expr, Index, Reduce
+from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.decide.cut import Cut, needed
 from sparsify.passes.decide.to_region import region_of
+from sparsify.passes.graph.insert import call_before, put_behind
 from sparsify.passes.graph.node_info import set_info
 from sparsify.passes.graph.operators import operator_name
+from sparsify.passes.lift.attention.float_casts import widest
 from sparsify.passes.lift.attention.mask import attention_mask
+from sparsify.passes.lift.attention.spelled import operands_of, safe_softmax
 from sparsify.passes.program.infer import infer
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.program.translate import infer_dtypes, translate
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import PatternOperand
+from sparsify.passes.rewrite.attention import Attention, attention_of, put_in_form
 from sparsify.passes.rewrite.inline import placed
 from sparsify.passes.rewrite.pattern import by_patterns
 from sparsify.passes.rewrite.simplify import simplify
@@ -43,6 +48,88 @@ def pattern_regions(draft: Draft) -> list[Region]:
     patterns = {n.name: pattern_of(n) for n in draft.graph.nodes if n.target is attention_mask}
     if not patterns:
         return []
+    softmaxes = [node for node in draft.graph.nodes if node.target is safe_softmax]
+    return native_regions(draft, patterns) + spelled_regions(draft, patterns, softmaxes)
+
+
+def spelled_regions(
+    draft: Draft, patterns: Mapping[str, PatternOperand], softmaxes: Collection[fx.Node]
+) -> list[Region]:
+    """The regions of softmaxes between two products."""
+    if not softmaxes:
+        return []
+    program = translate(draft.graph, [n for n in draft.graph.nodes if n.name in patterns])
+    own, results = set[str](), {}
+    for softmax in softmaxes:
+        found = attention_of(program, softmax.name)
+        if isinstance(found, str):
+            set_info(softmax, dense_reason=found)
+            continue
+        found = in_one_dtype(program, found)
+        own.update(put_in_form(program, found))
+        results[softmax] = found
+    program.statements = {name: s for name, s in program.statements.items() if name in own}
+    program.order()
+    infer_dtypes(program)
+    leaves = {name: pattern.declared for name, pattern in patterns.items()}
+    whole = {name for name, pattern in patterns.items() if pattern.spec.is_whole}
+    by_patterns(program, infer(program, leaves, {}), patterns, whole)
+    made = []
+    for softmax, found in results.items():
+        cut = needed(Cut(list(program.statements.values())), [found.result])
+        region = region_of(program, cut, patterns)
+        if isinstance(region, str):
+            set_info(softmax, dense_reason=region)
+            continue
+        made.append(finished(region))
+    return made
+
+
+def in_one_dtype(program: ModelProgram, found: Attention) -> Attention:
+    """Attention with operands of one dtype and under names of their own."""
+    result, known = program.nodes[found.result], list[fx.Node]()
+    dtype = widest([node for node in operands_of(program, found) if node.target is not attention_mask])
+
+    def visit(part: Node) -> Node:
+        if not isinstance(part, Access) or part.tensor in (found.softmax, *found.path):
+            return map_children(part, visit)
+        node = program.nodes[part.tensor]
+        value = node.meta["val"]
+        if node.target is attention_mask:
+            return part
+        if value.is_floating_point() and value.dtype != dtype:
+            node = call_before(result, torch.ops.aten.to.dtype, node, dtype)
+        elif node in known:
+            node = call_before(result, torch.ops.aten.alias.default, node)
+        if node.name not in program.nodes:
+            set_info(node, is_copy=True)
+            program.nodes[node.name] = node
+            program.leaf(node)
+        known.append(node)
+        program.letters[node.name] = "B"  # but queries, keys and values
+        return Access(node.name, part.indices)
+
+    if (own := result.meta["val"].dtype) != dtype:
+        wide = put_behind(result, torch.ops.aten.to.dtype, dtype)
+        put_behind(wide, torch.ops.aten.to.dtype, own)
+        program.nodes[found.result] = wide
+    value, mean = visit(found.value), visit(found.mean)
+    assert isinstance(value, Expr) and isinstance(mean, Reduce)
+    return replace(found, value=value, mean=mean)
+
+
+def finished(region: Region) -> Region:
+    """A region with its notes; its formats and kernels are in no contest, as rules ask for patterns."""
+    specs = [operand.spec for operand in region.operands.values() if isinstance(operand, PatternOperand)]
+    region.notes += [f"{UNDER}{spec}" for spec in dict.fromkeys(specs)]
+    region.densely = by_distance(region)
+    region.equations = None
+    region.notes += [BIASED] if region.densely else []
+    return region
+
+
+def native_regions(draft: Draft, patterns: Mapping[str, PatternOperand]) -> list[Region]:
+    """The regions of torch's operator."""
     inside = {node: nodes_of(node) for node in draft.graph.nodes if operator_name(node) in ATTENTION}
     inside = {node: nodes for node, nodes in inside.items() if any(n.name in patterns for n in nodes)}
     every = {node for nodes in inside.values() for node in nodes}
@@ -62,12 +149,7 @@ def pattern_regions(draft: Draft) -> list[Region]:
         if isinstance(found, str):
             set_info(node, dense_reason=found)
             continue
-        specs = [operand.spec for operand in found.operands.values() if isinstance(operand, PatternOperand)]
-        found.notes += [f"{UNDER}{spec}" for spec in dict.fromkeys(specs)]
-        found.densely = by_distance(found)
-        found.equations = None  # rules ask for patterns: their formats and kernels are in no contest
-        found.notes += [BIASED] if found.densely else []
-        made.append(found)
+        made.append(finished(found))
     return made
 
 

@@ -30,11 +30,13 @@ class NodeInfo:
     is_itself: bool = False  # whether it is the result of an operator in place
     is_contiguous: bool = False  # whether an input has to be contiguous
     mark: "Mark | None" = None  # why and how it is sparse
+    attention: Any = None  # what a softmax that is attention is taken of
     no_attention: str | None = None  # why it is no attention that rules can give a pattern
     own_pattern: Any = None  # the pattern that its attention has by itself
     dense_reason: str | None = None  # why it stays dense
     fragment: "Fragment | None" = None  # the einsum that it is
     region: "Region | None" = None  # the region that ends in it
+    is_copy: bool = False  # whether a region reads it in the place of what it is a copy or a view of
     rows_of: fx.Node | None = None  # the tensor that it has the rows of
     parts: Any = None  # the shape of the parts that it is a view of
     order: Any = None  # how its rows are ordered

@@ -32,7 +32,6 @@ from sparsify.passes.graph.operators import (
     tensor_value,
 )
 from sparsify.passes.lift.attention import reference, sinks
-from sparsify.passes.lift.attention.einsum_form import spell_products
 from sparsify.passes.lift.attention.float_casts import (
     CONVERSIONS,
     are_numbers,
@@ -42,6 +41,8 @@ from sparsify.passes.lift.attention.float_casts import (
     not_widened,
     widest,
 )
+from sparsify.passes.lift.attention.spelled import spelled
+from sparsify.passes.program.translate import translate
 
 aten = torch.ops.aten
 PRODUCTS = ("matmul", "bmm")
@@ -73,11 +74,19 @@ class Scores:
 def attention(draft: Draft) -> Draft:
     """The draft with attention as one operator, where rules put patterns into attention."""
     if draft.asked.has_masks:
+        program = translate(draft.graph)
         for node in list(draft.graph.nodes):
             if operator_name(node) == "softmax":
-                spell_products(node)
+                found = spelled(program, node)
+                if not isinstance(found, str) and not found.has_forms:
+                    set_info(node, attention=found)
+                    continue
                 spell_sum(node)
-                set_info(node, no_attention=join(node))
+                why = join(node)
+                if why and not isinstance(found, str):
+                    set_info(node, attention=found)
+                elif why:
+                    set_info(node, no_attention=found)
         remove_unused(draft.graph)
         modules = dict(draft.model.named_modules())  # a graph of Dynamo's has none of those that it names
         for node in draft.graph.find_nodes(

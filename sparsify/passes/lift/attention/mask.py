@@ -31,6 +31,7 @@ from sparsify.passes.lift.attention.grouped_query import (
 )
 from sparsify.passes.lift.attention.mask_factors import factors, is_causal
 from sparsify.passes.lift.attention.relative_bias import Distances, put_before
+from sparsify.passes.lift.attention.spelled import Spelled, extent, put_pattern
 from sparsify.passes.region.fragment import HALVES
 from sparsify.sparsification.mask_spec import MaskSpec, Stamp
 
@@ -57,8 +58,13 @@ def masked(draft: Draft) -> Draft:
             leave(node, draft)
         elif chosen is not None or own is not None:
             spec = own if chosen is None or chosen.kind == GIVEN else chosen
-            put_in(copies[node], spec, is_reference=True)
-            put_in(node, spec, distances)
+            known: Spelled | None = info(node).attention
+            if known is not None:
+                put_into_scores(copies[node], known.moved(copies.__getitem__), spec)
+                put_into_scores(node, known, spec)
+            else:
+                put_in(copies[node], spec, is_reference=True)
+                put_in(node, spec, distances)
             has_masks = True
     if has_masks:
         draft.masked = reference
@@ -78,6 +84,12 @@ def leave(node: fx.Node, draft: Draft) -> None:
     set_info(node, mark=None)
     draft.report.left_dense(node.name, operator_name(node), scope(node), WHY)
     draft.report.warnings.append(f"attention stays dense: {WHY}")
+
+
+def put_into_scores(softmax: fx.Node, known: Spelled, spec: MaskSpec) -> None:
+    """Gives spelled attention the mask of a pattern."""
+    extents = [extent(part, softmax) for part in known.extents[-2:]]
+    put_pattern(softmax, known, _mask_node(softmax, spec, (extents[0], extents[1]), known.scores.meta["val"]))
 
 
 def put_in(
@@ -113,7 +125,7 @@ def put_in(
     if not is_reference:
         query, key, value = _as_wide(given.get("attn_mask"), (query, key, value), node)
     extents = (_extent(query, node), _extent(key, node))
-    made = _mask_node(node, spec, extents)
+    made = _mask_node(node, spec, extents, tensor_value(query))
     dtype = tensor_value(query).dtype  # type: ignore[union-attr]
     if spec.is_weighted and dtype != torch.float32:
         made = call_before(node, torch.ops.aten.to.dtype, made, dtype)
@@ -249,9 +261,8 @@ def _leading(operand: fx.Node, user: fx.Node) -> list[Any]:
     return [_extent(operand, user, mode) for mode in range(value.dim() - 2)]
 
 
-def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any]) -> fx.Node:
+def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any], query: Tensor | None) -> fx.Node:
     """The mask of a pattern before an attention node, of which no mask is made to know what it is."""
-    query = tensor_value(argument(user, 0, "query"))
     assert query is not None, "attention is of tensors"
     device: dict[str, Any] = {} if query.is_cpu else {"device": query.device}
     with user.graph.inserting_before(user):

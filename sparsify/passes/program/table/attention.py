@@ -82,6 +82,17 @@ def scores(view: OperatorView, entry: Sequence[str], d: str) -> str:
 
 
 @row()
+def dropped_weights(view: OperatorView) -> str:
+    """`weights[..,i,j] * where(uniform(seed[..], i, j) < rate, 0, 1 / (1 - rate))`."""
+    *lead, i, j = view.out
+    at = f"{place(view, i)}, {place(view, j)}"
+    view.call(view["seed"], "seed")
+    return (
+        f"{view.at(view['weights'])} * {drawn_factor(view.at(view['seed'], lead), view.number('rate'), at)}"
+    )
+
+
+@row()
 def combined_mask(view: OperatorView) -> str:
     """`where(pattern[i,j], where(own[..,i,j], bias[.., j - i + extent(i) - 1], elsewhere), -inf)`, or their sums."""
     pattern, own, bias = (view.get(name) for name in ("pattern", "own", "bias"))
