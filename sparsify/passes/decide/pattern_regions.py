@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Expr, Index, Reduce
+from sparsify.compiler.einsum.parse import parse_expression
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.decide.cut import Cut, needed
@@ -22,18 +23,28 @@ from sparsify.passes.decide.to_region import region_of
 from sparsify.passes.graph.insert import call_before, put_behind
 from sparsify.passes.graph.node_info import set_info
 from sparsify.passes.graph.operators import operator_name
+from sparsify.passes.lift.attention.bias import is_bias, plain
 from sparsify.passes.lift.attention.float_casts import widest
 from sparsify.passes.lift.attention.mask import attention_mask
+from sparsify.passes.lift.attention.relative_bias import Distances
 from sparsify.passes.lift.attention.spelled import operands_of, safe_softmax
 from sparsify.passes.program.infer import infer
-from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.program.model import ModelProgram, Size, sizes_of
 from sparsify.passes.program.translate import infer_dtypes, translate
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import PatternOperand
-from sparsify.passes.rewrite.attention import Attention, attention_of, put_in_form
+from sparsify.passes.rewrite.attention import (
+    Attention,
+    attention_of,
+    name_as_textbooks,
+    put_in_form,
+    read_stored,
+)
 from sparsify.passes.rewrite.inline import placed
+from sparsify.passes.rewrite.masks import from_factors
 from sparsify.passes.rewrite.pattern import by_patterns
 from sparsify.passes.rewrite.simplify import simplify
+from sparsify.passes.rewrite.split import Joined, Pair, joined, split
 from sparsify.sparsification.mask_spec import MaskSpec
 
 # How the note of a region begins.
@@ -59,14 +70,19 @@ def spelled_regions(
     if not softmaxes:
         return []
     program = translate(draft.graph, [n for n in draft.graph.nodes if n.name in patterns])
+    # Gradients of a vector over distances have no fast kernel: where they are wanted, biases stay as they are.
+    distances = Distances(draft.graph, are_looked_for=not draft.is_trainable)
     own, results = set[str](), {}
     for softmax in softmaxes:
         found = attention_of(program, softmax.name)
         if isinstance(found, str):
             set_info(softmax, dense_reason=found)
             continue
-        found = in_one_dtype(program, found)
-        own.update(put_in_form(program, found))
+        found = in_one_dtype(program, with_small_masks(program, found, distances))
+        statements = put_in_form(program, found)
+        share_keys(program, found, statements, patterns)
+        name_as_textbooks(program, found)
+        own.update(statements)
         results[softmax] = found
     program.statements = {name: s for name, s in program.statements.items() if name in own}
     program.order()
@@ -74,15 +90,111 @@ def spelled_regions(
     leaves = {name: pattern.declared for name, pattern in patterns.items()}
     whole = {name for name, pattern in patterns.items() if pattern.spec.is_whole}
     by_patterns(program, infer(program, leaves, {}), patterns, whole)
-    made = []
+    made = list[Region]()
     for softmax, found in results.items():
         cut = needed(Cut(list(program.statements.values())), [found.result])
         region = region_of(program, cut, patterns)
         if isinstance(region, str):
             set_info(softmax, dense_reason=region)
             continue
+        names, node = {softmax.name, *found.chain, *found.path, *patterns}, program.nodes[found.result]
+        while node.name not in names:  # views and copies of the result
+            names.add(node.name)
+            (node,) = node.all_input_nodes
+        region.covered = [node for node in region.covered if node.name in names]
         made.append(finished(region))
     return made
+
+
+def with_small_masks(program: ModelProgram, found: Attention, distances: Distances) -> Attention:
+    """Attention whose masks are computed from what they are made of, where that is smaller."""
+    i, j = program.statements[found.scores].target.indices[-2:]
+    shape = tuple(map(str, program.nodes[found.scores].meta["val"].shape[-2:]))
+
+    def along(access: Access) -> Expr | None:
+        node = program.nodes[access.tensor]
+        if access.indices[-2:] != (i, j) or not is_bias(node, distances, shape):
+            return None
+        vector = plain(distances.along(node), program.nodes[found.result])
+        program.nodes[vector.name] = vector
+        program.letters[program.leaf(vector)] = "R"
+        place = parse_expression(f"{j} - {i} + extent({i}) - 1", indices=program.extents)
+        return Access(vector.name, (*access.indices[:-2], place))
+
+    return replace(found, value=from_factors(program, found.value, found.factors, (i, j), along))
+
+
+def share_keys(
+    program: ModelProgram, found: Attention, own: Collection[str], patterns: Collection[str]
+) -> None:
+    """Heads of queries that share keys and values read the same ones, in place, but under patterns of their own."""
+    target = program.statements[found.scores].target
+    for access in found.factors:
+        known = joined(program.nodes[access.tensor])
+        if known is None:
+            continue
+        index = access.indices[known.mode]
+        masks = [a for a in find(program.statements[found.scores].value, Access) if a.tensor in patterns]
+        if index in target.indices[:-2] and not any(index in mask.indices for mask in masks):
+            mode = target.indices.index(index)
+            if is_shared(program, known) and fits(program, found, known):
+                split_mode(program, found, own, mode, known.sizes)
+            return
+
+
+def is_shared(program: ModelProgram, known: Joined) -> bool:
+    """Whether a tensor repeats entries for the second of the modes that it joins."""
+    base = program.statements.get(known.base.name)
+    if known.is_repeated or base is None or not isinstance(base.value, Access):
+        return known.is_repeated
+    return base.target.indices[known.mode + 1] not in base.value.indices
+
+
+def fits(program: ModelProgram, found: Attention, known: Joined) -> bool:
+    """Whether values are repeated as keys are."""
+    (values,) = [a for a in find(found.mean, Access) if a.tensor not in (found.softmax, *found.path)]
+    other = joined(program.nodes[values.tensor])
+    return other is not None and other.sizes == known.sizes and is_shared(program, other)
+
+
+def split_mode(
+    program: ModelProgram, found: Attention, own: Collection[str], mode: int, sizes: tuple[Size, Size]
+) -> None:
+    """Writes attention with two modes in place of one of its scores', with views of operands and the result."""
+    result = program.nodes[found.result]
+
+    def leaf(access: Access, place: int, pair: Pair) -> Access:
+        node = program.nodes[access.tensor]
+        letter, known = program.letters.get(node.name), joined(node)
+        if known is not None and known.mode == place and known.sizes == sizes:
+            rows = access.indices[-2]
+            assert isinstance(rows, Index), "operands are read by rows"
+            read = read_stored(program, known.read(access, pair), rows)
+            base = program.nodes[read.tensor]
+            if base.meta["val"].dtype != node.meta["val"].dtype:
+                base = call_before(result, torch.ops.aten.to.dtype, base, node.meta["val"].dtype)
+            read = Access(base.name, read.indices)
+        else:
+            base = call_before(
+                result, torch.ops.aten.unflatten.int, node, whole_mode(node, place), list(sizes)
+            )
+            read = Access(base.name, (*access.indices[:place], *pair, *access.indices[place + 1 :]))
+        program.nodes[base.name] = base
+        program.leaf(base)
+        if letter is not None:
+            program.letters[base.name] = letter
+        return read
+
+    modes = split(program, own, (found.scores, mode), sizes, leaf)
+    at = whole_mode(result, modes[found.result])
+    parts = put_behind(result, torch.ops.aten.unflatten.int, at, list(sizes))
+    put_behind(parts, torch.ops.aten.flatten.using_ints, at, at + 1)
+    program.nodes[found.result] = parts
+
+
+def whole_mode(node: fx.Node, mode: int) -> int:
+    """The mode of a tensor that programs, which leave out those of extent 1, have at another place."""
+    return [place for place, size in enumerate(sizes_of(node.meta["val"])) if size != 1][mode]
 
 
 def in_one_dtype(program: ModelProgram, found: Attention) -> Attention:
@@ -102,11 +214,10 @@ def in_one_dtype(program: ModelProgram, found: Attention) -> Attention:
         elif node in known:
             node = call_before(result, torch.ops.aten.alias.default, node)
         if node.name not in program.nodes:
-            set_info(node, is_copy=True)
             program.nodes[node.name] = node
             program.leaf(node)
         known.append(node)
-        program.letters[node.name] = "B"  # but queries, keys and values
+        program.letters.setdefault(node.name, "B")  # but queries, keys and values
         return Access(node.name, part.indices)
 
     if (own := result.meta["val"].dtype) != dtype:

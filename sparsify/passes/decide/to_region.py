@@ -123,8 +123,7 @@ def nodes_of(
     """The nodes that compute tensors from others, which they read where these stand for what they read now."""
     read = [node for name, source in operands.items() for node in nodes_behind(program, name, source)]
     bases = {node.all_input_nodes[0]: node for node in read if info(node).rows_of is not None}
-    copied = [node.all_input_nodes[0] for node in read if info(node).is_copy]
-    inside = between([program.nodes[name] for name in outputs], [*read, *bases, *copied])
+    inside = between([program.nodes[name] for name in outputs], [*read, *bases])
     for base, rows in bases.items():
         for reader in inside:
             reader.replace_input_with(base, rows)

@@ -36,7 +36,6 @@ class NodeInfo:
     dense_reason: str | None = None  # why it stays dense
     fragment: "Fragment | None" = None  # the einsum that it is
     region: "Region | None" = None  # the region that ends in it
-    is_copy: bool = False  # whether a region reads it in the place of what it is a copy or a view of
     rows_of: fx.Node | None = None  # the tensor that it has the rows of
     parts: Any = None  # the shape of the parts that it is a view of
     order: Any = None  # how its rows are ordered

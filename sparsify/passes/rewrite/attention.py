@@ -309,24 +309,37 @@ def put_in_form(program: ModelProgram, found: Attention) -> list[str]:
     letters |= {
         f"{found.softmax}_{suffix}": letter for suffix, letter in (("max", "m"), ("exp", "P"), ("sum", "d"))
     }
-    program.letters |= letters
-    name_as_textbooks(program, found)
+    left, right = found.factors
+    query, key = (left, right) if scores.target.indices[-2] in left.indices else (right, left)
+    (values,) = [a for a in find(found.mean, Access) if a.tensor not in (found.softmax, *found.path)]
+    program.letters |= letters | {query.tensor: "Q", key.tensor: "K", values.tensor: "V"}
     return [*letters, found.result]
 
 
 def name_as_textbooks(program: ModelProgram, found: Attention) -> None:
-    """Says how textbooks call the operands and index variables of attention."""
-    *lead, i, j = program.statements[found.scores].target.indices
-    left, right = found.factors
-    query, key = (left, right) if i in left.indices else (right, left)
-    (d,) = product_of(found.value).whole.indices
-    (values,) = [a for a in find(found.mean, Access) if a.tensor not in (found.softmax, *found.path)]
-    result = program.statements[found.result].target
-    columns = [index for index in result.indices if index in values.indices]
-    known = {query.tensor: "Q", key.tensor: "K", values.tensor: "V"}
-    program.letters |= known
-    program.letters |= {str(i): "i", str(j): "j", str(d): "k", str(columns[-1]): "l"}
-    program.letters |= {str(index): letter for index, letter in zip(lead[::-1], OUTER[::-1], strict=False)}
+    """Says how textbooks call the index variables of attention."""
+    scores, result = program.statements[found.scores], program.statements[found.result]
+    *lead, i, j = scores.target.indices
+    sums = [
+        r
+        for name in (f"{found.softmax}_capped", found.scores)
+        if name in program.statements
+        for r in find(program.statements[name].value, Reduce)
+    ]
+    named = dict(zip(lead[::-1], OUTER[::-1], strict=False)) | {
+        i: "i",
+        j: "j",
+        Index(sums[0].indices[0]): "k",
+    }
+    (mean,) = find(result.value, Reduce)
+    read = [
+        a
+        for a in find(mean, Access)
+        if Index(mean.indices[0]) in a.indices and a.tensor in program.statements
+    ]
+    columns = [index for index in result.target.indices if not any(index in a.indices for a in read)]
+    program.letters |= {str(index): letter for index, letter in named.items()}
+    program.letters |= {str(index): "l" for index in columns}
 
 
 def quotient(weights: Assign) -> tuple[Expr, Expr]:
@@ -359,20 +372,20 @@ def read_stored(program: ModelProgram, access: Access, rows: Index) -> Access:
     Args:
         rows: the index variable of rows; the other one of the factor's matrix is to be the last.
     """
+    found = access
     while (statement := program.statements.get(access.tensor)) is not None:
         match without_casts(statement.value):
             case Access(tensor, indices) if all(isinstance(index, Index) for index in indices):
                 is_by_rows = access.indices[-2:-1] == (rows,)
                 is_once = len(indices) == len(access.indices)
                 is_widened = isinstance(statement.value, Cast) and "16" in program.dtypes[tensor]
-                if is_by_rows and is_once and not is_widened:
-                    return access
-                found = placed(program, access, replace(statement, value=Access(tensor, indices)))
-                assert isinstance(found, Access), "a view is of a tensor"
-                access = found
+                read = placed(program, access, replace(statement, value=Access(tensor, indices)))
+                assert isinstance(read, Access), "a view is of a tensor"
+                access = read
+                found = found if is_by_rows and is_once and not is_widened else access
             case _:
-                return access
-    return access
+                break
+    return found
 
 
 def exchanged(value: Expr, part: Node, other: Expr) -> Expr:

@@ -78,14 +78,11 @@ def attention(draft: Draft) -> Draft:
         for node in list(draft.graph.nodes):
             if operator_name(node) == "softmax":
                 found = spelled(program, node)
-                if not isinstance(found, str) and not found.has_forms:
+                if not isinstance(found, str):
                     set_info(node, attention=found)
                     continue
                 spell_sum(node)
-                why = join(node)
-                if why and not isinstance(found, str):
-                    set_info(node, attention=found)
-                elif why:
+                if join(node):
                     set_info(node, no_attention=found)
         remove_unused(draft.graph)
         modules = dict(draft.model.named_modules())  # a graph of Dynamo's has none of those that it names

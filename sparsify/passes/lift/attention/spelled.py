@@ -21,7 +21,6 @@ from sparsify.passes.graph.draws import dropped_weights, seeds
 from sparsify.passes.graph.insert import call_before
 from sparsify.passes.graph.operators import argument, is_dropout, tensor_value
 from sparsify.passes.lift.attention.float_casts import is_within, widest
-from sparsify.passes.lift.attention.grouped_query import once
 from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.rewrite.attention import Attention, attention_of
 
@@ -37,7 +36,6 @@ class Spelled:
         query, key: of the scores.
         extents: of the scores: numbers, or operands with their modes.
         dropout: of the weights, None without.
-        has_forms: whether heads share keys, or masks are of queries and keys: what makes these is looked at, too.
     """
 
     scores: fx.Node
@@ -45,7 +43,6 @@ class Spelled:
     key: fx.Node
     extents: tuple[Any, ...]
     dropout: fx.Node | None
-    has_forms: bool
 
     def moved(self, nodes: Callable[[fx.Node], fx.Node]) -> "Spelled":
         """The same of other nodes."""
@@ -53,9 +50,7 @@ class Spelled:
             [part if isinstance(part, int) else (nodes(part[0]), part[1]) for part in self.extents]
         )
         dropout = None if self.dropout is None else nodes(self.dropout)
-        return Spelled(
-            nodes(self.scores), nodes(self.query), nodes(self.key), extents, dropout, self.has_forms
-        )
+        return Spelled(nodes(self.scores), nodes(self.query), nodes(self.key), extents, dropout)
 
 
 def spelled(program: ModelProgram, softmax: fx.Node) -> Spelled | str:
@@ -81,16 +76,7 @@ def spelled(program: ModelProgram, softmax: fx.Node) -> Spelled | str:
         program.nodes[key.tensor],
         extents_of(program, found),
         dropouts[0] if dropouts else None,
-        has_forms(program, found),
     )
-
-
-def has_forms(program: ModelProgram, found: Attention) -> bool:
-    """Whether heads share keys that are repeated for them, or a mask has an entry for each query and key."""
-    pair = program.statements[found.scores].target.indices[-2:]
-    masks = [access for access in find(found.value, Access) if access not in found.factors]
-    is_of_pairs = any(set(pair) <= set(access.indices) for access in masks)
-    return is_of_pairs or any(once(node) is not None for node in operands_of(program, found))
 
 
 def operands_of(program: ModelProgram, found: Attention) -> list[fx.Node]:
