@@ -152,8 +152,7 @@ def is_shared(program: ModelProgram, known: Joined) -> bool:
 
 def fits(program: ModelProgram, found: Attention, known: Joined) -> bool:
     """Whether values are repeated as keys are."""
-    (values,) = [a for a in find(found.mean, Access) if a.tensor not in (found.softmax, *found.path)]
-    other = joined(program.nodes[values.tensor])
+    other = joined(program.nodes[found.values.tensor])
     return other is not None and other.sizes == known.sizes and is_shared(program, other)
 
 
@@ -225,8 +224,9 @@ def in_one_dtype(program: ModelProgram, found: Attention) -> Attention:
         put_behind(wide, torch.ops.aten.to.dtype, own)
         program.nodes[found.result] = wide
     value, mean = visit(found.value), visit(found.mean)
-    assert isinstance(value, Expr) and isinstance(mean, Reduce)
-    return replace(found, value=value, mean=mean)
+    sink = None if found.sink is None else visit(found.sink)
+    assert isinstance(value, Expr) and isinstance(mean, Reduce) and isinstance(sink, Access | None)
+    return replace(found, value=value, mean=mean, sink=sink)
 
 
 def finished(region: Region) -> Region:

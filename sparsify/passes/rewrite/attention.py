@@ -16,6 +16,7 @@ from sparsify.passes.graph.operators import is_dropout
 from sparsify.passes.program.model import ModelProgram
 from sparsify.passes.rewrite.inline import placed
 from sparsify.passes.rewrite.simplify import factors
+from sparsify.passes.rewrite.sinks import LETTERS, beside, cut_off, sink_of, sums_beside
 
 # Index variables of batch and heads, the innermost last.
 OUTER = ("a", "b", "h")
@@ -37,6 +38,7 @@ class Attention:
         path: from what reads the weights to their product with the values.
         value: of the scores, at the index variables of their statement.
         mean: of the values, at the index variables of the last statement of the path.
+        sink: a logit of each query beside its scores, None without.
     """
 
     softmax: str
@@ -45,11 +47,18 @@ class Attention:
     path: tuple[str, ...]
     value: Expr
     mean: Reduce
+    sink: Access | None = None
 
     @property
     def result(self) -> str:
         """The weighted means of the values."""
         return self.path[-1]
+
+    @property
+    def values(self) -> Access:
+        """The values, at the index variables of their mean."""
+        (found,) = [a for a in find(self.mean, Access) if a.tensor not in (self.softmax, *self.path)]
+        return found
 
     @property
     def factors(self) -> tuple[Access, Access]:
@@ -75,8 +84,15 @@ def attention_of(program: ModelProgram, softmax: str) -> Attention | str:
     without_shift(program, scores, readers)
     program.drop_unneeded()
     readers = all_readers(program)
+    if readers[scores] != {f"{softmax}_max", f"{softmax}_exp"}:
+        return NO_PRODUCT
+    known = beside(program, scores) if any(is_cut(program, name) for name in path) else ([scores], None)
+    if known is None or any(len(readers[name]) > 1 for name in known[0][1:]):
+        return NO_PRODUCT
+    names, sink = known
+    scores = names[-1]
     chain = scores_chain(program, scores, readers)
-    if not chain or readers[scores] != {f"{softmax}_max", f"{softmax}_exp"}:
+    if not chain:
         return NO_PRODUCT
     statement = program.statements[scores]
     value = statement.value
@@ -94,7 +110,14 @@ def attention_of(program: ModelProgram, softmax: str) -> Attention | str:
     (values,) = [a for a in find(mean, Access) if a.tensor not in (softmax, *path)]
     stored = exchanged(mean, values, read_stored(program, values, Index(mean.indices[0])))
     assert isinstance(stored, Reduce), "its values are read elsewhere"
-    return Attention(softmax, scores, chain, path, value, stored)
+    beside_keys = None if sink is None else sink_of(program, sink, statement)
+    return Attention(softmax, scores, (*names[:-1], *chain), path, value, stored, beside_keys)
+
+
+def is_cut(program: ModelProgram, name: str) -> bool:
+    """Whether a statement of weights leaves out the last of each row."""
+    statement = program.statements.get(name)
+    return statement is not None and any(cut_off(statement, a.tensor) for a in find(statement.value, Access))
 
 
 def all_readers(program: ModelProgram) -> dict[str, set[str]]:
@@ -127,7 +150,7 @@ def weighted_mean(program: ModelProgram, softmax: str, readers: dict[str, set[st
             is_dropped = True
         elif is_mean(program, statement, name):
             return tuple(path)
-        elif not is_same_or_dropped(statement, name):
+        elif not is_same_or_dropped(statement, name) and not (name == softmax and cut_off(statement, name)):
             return f"its weights are read by {reader}: attention is one product with values that alone reads them"
         name = reader
 
@@ -282,38 +305,98 @@ def scaled(c: float, value: Expr) -> Expr:
 
 def put_in_form(program: ModelProgram, found: Attention) -> list[str]:
     """Writes the statements of attention as the module says, in place; the names of all that belong to it."""
-    node, scores = program.nodes[found.softmax], program.statements[found.scores]
-    value, letters = found.value, {found.scores: "S"}
-    for call in find(value, Call):
-        if call.function not in ARITHMETIC and find(call, Reduce):
-            # A statement by itself: gradients read the tangents that it gives.
-            name = f"{found.softmax}_capped"
-            program.assign(name, tuple(map(str, scores.target.indices)), call, node)
-            value, letters[name] = exchanged(value, call, Access(name, scores.target.indices)), "C"
-            break
-    program.statements[found.scores] = replace(scores, value=value)
-    weights = program.statements[found.softmax]
-    e, total = quotient(weights)
-    known = replace(weights, value=e)
-    for name in found.path[:-1]:
-        statement = program.statements[name]
-        dropped = without_casts(placed(program, statement.value, known))
-        known = replace(statement, value=dropped)
-        if not isinstance(dropped, Access):
-            # A statement by itself: a weight is drawn once, whatever the width of the values.
-            program.statements[name], letters[name] = known, "D"
-            known = replace(statement, value=statement.target)
-    product = program.statements[found.result]
-    mean = weighted_last(program, found.mean, known, replace(weights, value=total))
-    program.statements[found.result] = replace(product, value=mean)
-    letters |= {
-        f"{found.softmax}_{suffix}": letter for suffix, letter in (("max", "m"), ("exp", "P"), ("sum", "d"))
-    }
+    names = [*write_scores(program, found), found.result]
+    scores = program.statements[found.scores]
+    if found.sink is not None:
+        sums_beside(program, found.softmax, scores, found.sink)
+    weights = program.statements[found.path[-2]] if len(found.path) > 1 else program.statements[found.softmax]
+    numerator, dropped = write_dropped(program, found)
+    write_mean(program, found, replace(weights, value=numerator))
+    for suffix, letter in LETTERS.items():
+        if f"{found.softmax}_{suffix}" in program.statements:
+            names.append(f"{found.softmax}_{suffix}")
+            program.letters[names[-1]] = letter
     left, right = found.factors
     query, key = (left, right) if scores.target.indices[-2] in left.indices else (right, left)
-    (values,) = [a for a in find(found.mean, Access) if a.tensor not in (found.softmax, *found.path)]
-    program.letters |= letters | {query.tensor: "Q", key.tensor: "K", values.tensor: "V"}
-    return [*letters, found.result]
+    values = found.values
+    program.letters |= {query.tensor: "Q", key.tensor: "K", values.tensor: "V"}
+    if found.sink is not None:
+        program.letters[found.sink.tensor] = "Z"
+    return [*names, *dropped]
+
+
+def write_scores(program: ModelProgram, found: Attention) -> list[str]:
+    """Writes the statement of scores, and one of a bound inside of them: gradients read the tangents that it gives."""
+    scores, value, names = program.statements[found.scores], found.value, [found.scores]
+    bounds = [c for c in find(value, Call) if c.function not in ARITHMETIC and find(c, Reduce)]
+    if bounds:
+        names.append(f"{found.softmax}_capped")
+        indices = scores.target.indices
+        program.assign(names[-1], tuple(map(str, indices)), bounds[0], program.nodes[found.softmax])
+        value = exchanged(value, bounds[0], Access(names[-1], indices))
+        program.letters[names[-1]] = "C"
+    program.statements[found.scores] = replace(scores, value=value)
+    program.letters[found.scores] = "S"
+    return names
+
+
+def write_dropped(program: ModelProgram, found: Attention) -> tuple[Expr, list[str]]:
+    """The numerator of the weights that meet the values, at the index variables of their statement.
+
+    Weights that are dropped are a statement by themselves, which it adds: each is drawn once, whatever the width of the
+    values.
+    """
+    weights, path, dropped = program.statements[found.softmax], found.path[:-1], list[str]()
+    if found.sink is not None:
+        weights, path = program.statements[path[0]], path[1:]
+        known = replace(weights, value=Access(f"{found.softmax}_exp", weights.target.indices))
+    else:
+        known = replace(weights, value=quotient(weights)[0])
+    for name in path:
+        statement = program.statements[name]
+        value = without_casts(placed(program, statement.value, known))
+        known = replace(statement, value=value)
+        if not isinstance(value, Access):
+            program.statements[name], program.letters[name] = known, "D"
+            dropped.append(name)
+            known = replace(statement, value=statement.target)
+    return known.value, dropped
+
+
+def write_mean(program: ModelProgram, found: Attention, weights: Assign) -> None:
+    """`sum(j, p[i,j] * v[j,l]) -> sum(j, e[i,j] * v[j,l] / d[i])`, p = e / d; beside a sink it is scaled behind.
+
+    Args:
+        weights: e at the index variables of p.
+    """
+    result = program.statements[found.result]
+    (access,) = [a for a in find(found.mean, Access) if a != found.values]
+    product: Expr = Call("mul", (placed(program, access, weights), found.values))
+    if found.sink is None:
+        known = program.statements[found.softmax]
+        total = replace(known, value=quotient(known)[1])
+        product = Call("div", (product, placed(program, Access(found.softmax, access.indices), total)))
+        value: Expr = Reduce("sum", found.mean.indices, product)
+    else:
+        mean = f"{found.softmax}_mean"
+        indices = tuple(map(str, result.target.indices))
+        program.assign(
+            mean, indices, Reduce("sum", found.mean.indices, product), program.nodes[found.softmax]
+        )
+        shrink, whole = (
+            Access(f"{found.softmax}_{name}", access.indices[:-1]) for name in ("shrink", "whole")
+        )
+        scaled_mean = Call("mul", (Access(mean, result.target.indices), shrink))
+        value = Call("div", (scaled_mean, whole))
+    program.statements[found.result] = replace(result, value=value)
+
+
+def quotient(weights: Assign) -> tuple[Expr, Expr]:
+    """e and d of `p[i,j] = e[i,j] / d[i]`."""
+    match without_casts(weights.value):
+        case Call("div", (e, d)):
+            return e, d
+    raise AssertionError(f"{weights} is no softmax")
 
 
 def name_as_textbooks(program: ModelProgram, found: Attention) -> None:
@@ -331,39 +414,11 @@ def name_as_textbooks(program: ModelProgram, found: Attention) -> None:
         j: "j",
         Index(sums[0].indices[0]): "k",
     }
-    (mean,) = find(result.value, Reduce)
-    read = [
-        a
-        for a in find(mean, Access)
-        if Index(mean.indices[0]) in a.indices and a.tensor in program.statements
-    ]
-    columns = [index for index in result.target.indices if not any(index in a.indices for a in read)]
+    (access,) = [a for a in find(found.mean, Access) if a != found.values]
+    own = set(found.values.indices) - set(access.indices)
+    columns = [index for index in result.target.indices if index in own]
     program.letters |= {str(index): letter for index, letter in named.items()}
     program.letters |= {str(index): "l" for index in columns}
-
-
-def quotient(weights: Assign) -> tuple[Expr, Expr]:
-    """e and d of `p[i,j] = e[i,j] / d[i]`."""
-    match without_casts(weights.value):
-        case Call("div", (e, d)):
-            return e, d
-    raise AssertionError(f"{weights} is no softmax")
-
-
-def weighted_last(program: ModelProgram, mean: Expr, weights: Assign, total: Assign) -> Expr:
-    """`sum(j, p[i,j] * v[j,l]) -> sum(j, e[i,j] * v[j,l] / d[i])`, p = e / d.
-
-    Args:
-        weights: e at the index variables of p.
-        total: d at these.
-    """
-    match mean:
-        case Reduce("sum", bound, Call("mul", (Access() as left, Access() as right))):
-            access, values = (left, right) if left.tensor == weights.target.tensor else (right, left)
-            own = Access(total.target.tensor, access.indices)
-            numerator = Call("mul", (placed(program, access, weights), values))
-            return Reduce("sum", bound, Call("div", (numerator, placed(program, own, total))))
-    raise AssertionError(f"{mean} is no weighted mean")
 
 
 def read_stored(program: ModelProgram, access: Access, rows: Index) -> Access:

@@ -88,8 +88,9 @@ def leave(node: fx.Node, draft: Draft) -> None:
 
 def put_into_scores(softmax: fx.Node, known: Spelled, spec: MaskSpec) -> None:
     """Gives spelled attention the mask of a pattern."""
-    extents = [extent(part, softmax) for part in known.extents[-2:]]
-    put_pattern(softmax, known, _mask_node(softmax, spec, (extents[0], extents[1]), known.scores.meta["val"]))
+    user = known.reader
+    extents = (extent(known.extents[-2], user), extent(known.extents[-1], user))
+    put_pattern(softmax, known, _mask_node(user, spec, extents, known.scores.meta["val"]))
 
 
 def put_in(

@@ -44,6 +44,11 @@ class Spelled:
     extents: tuple[Any, ...]
     dropout: fx.Node | None
 
+    @property
+    def reader(self) -> fx.Node:
+        """The first node that reads the scores."""
+        return min(self.scores.users)
+
     def moved(self, nodes: Callable[[fx.Node], fx.Node]) -> "Spelled":
         """The same of other nodes."""
         extents = tuple(
@@ -82,7 +87,8 @@ def spelled(program: ModelProgram, softmax: fx.Node) -> Spelled | str:
 def operands_of(program: ModelProgram, found: Attention) -> list[fx.Node]:
     """What attention reads."""
     own = {found.softmax, *found.path}
-    read = [access.tensor for value in (found.value, found.mean) for access in find(value, Access)]
+    parts = (found.value, found.mean, *([] if found.sink is None else [found.sink]))
+    read = [access.tensor for value in parts for access in find(value, Access)]
     return [program.nodes[name] for name in dict.fromkeys(read) if name not in own]
 
 
@@ -108,16 +114,17 @@ def put_pattern(softmax: fx.Node, known: Spelled, mask: fx.Node) -> None:
     Args:
         mask: truth values, or what is added to scores.
     """
-    before = known.scores.meta["val"]
+    before, user = known.scores.meta["val"], known.reader
     if mask.meta["val"].dtype == torch.bool:
-        scores = call_before(softmax, aten.where.ScalarOther, mask, known.scores, -torch.inf)
+        scores = call_before(user, aten.where.ScalarOther, mask, known.scores, -torch.inf)
     else:
         if mask.meta["val"].dtype != before.dtype:
-            mask = call_before(softmax, aten.to.dtype, mask, before.dtype)
-        scores = call_before(softmax, aten.add.Tensor, known.scores, mask)
-    softmax.replace_input_with(known.scores, scores)
+            mask = call_before(user, aten.to.dtype, mask, before.dtype)
+        scores = call_before(user, aten.add.Tensor, known.scores, mask)
+    for reader in [user for user in known.scores.users if user is not scores]:
+        reader.replace_input_with(known.scores, scores)
     dtype = argument(softmax, 2, "dtype")
-    softmax.target, softmax.args = safe_softmax, (scores, -1)
+    softmax.target, softmax.args = safe_softmax, (softmax.args[0], -1)
     softmax.kwargs = {"dtype": dtype} if isinstance(dtype, torch.dtype) else {}
     if known.dropout is not None:
         like = before.new_empty(before.shape[:-2])
