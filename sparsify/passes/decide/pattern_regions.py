@@ -24,10 +24,11 @@ from sparsify.passes.graph.insert import call_before, put_behind
 from sparsify.passes.graph.node_info import set_info
 from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.lift.attention.bias import is_bias, plain
+from sparsify.passes.lift.attention.find import operands_of
 from sparsify.passes.lift.attention.float_casts import widest
 from sparsify.passes.lift.attention.mask import attention_mask
+from sparsify.passes.lift.attention.reference import safe_softmax
 from sparsify.passes.lift.attention.relative_bias import Distances
-from sparsify.passes.lift.attention.spelled import operands_of, safe_softmax
 from sparsify.passes.program.infer import infer
 from sparsify.passes.program.model import ModelProgram, Size, sizes_of
 from sparsify.passes.program.translate import infer_dtypes, translate

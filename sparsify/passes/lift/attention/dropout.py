@@ -23,8 +23,6 @@ def dropped_attention(
     dropout_p: float,
     scale: float | None = None,
     enable_gqa: bool = False,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention some of whose weights are 0, the others divided by how many are left on average.
 
@@ -37,11 +35,10 @@ def dropped_attention(
         dropout_p: how likely a weight is dropped.
         scale: of the scores, `width ** -0.5` by default.
         enable_gqa: whether several heads of queries share one of keys and values.
-        softcap, sinks: as those of `attention_weights`.
 
     Source: Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov, Dropout, 2014.
     """
     if enable_gqa:
         key, value = (part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value))
-    weights = attention_weights(query, key, attn_mask, scale=scale, softcap=softcap, sinks=sinks)
+    weights = attention_weights(query, key, attn_mask, scale=scale)
     return weighted_sums(dropped_weights(weights, seed, rate=dropout_p), value)
