@@ -19,8 +19,7 @@ from sparsify.bench.peers import Call
 from sparsify.bench.place import Place
 from sparsify.bench.products import ITEM, against, row, scaled
 from sparsify.bench.roofline import Work
-from sparsify.passes.graph.draws import SEEDS, kept_factor, threshold
-from sparsify.passes.lift.attention.dropout import is_kept
+from sparsify.passes.graph.draws import SEEDS, is_kept, kept_factor, threshold
 from sparsify.storage.tensor import SparseTensor
 
 HEADS: Final = 12

@@ -7,28 +7,45 @@ of the same rows, over `Q`, `K`, `V` and the pattern `M`.
 Views of operands stay torch's, but those that repeat entries: heads that share keys read the same ones.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+import torch
 from torch import fx
 
-from sparsify.compiler.einsum.nodes import Access, Index
-from sparsify.compiler.node import find
+from sparsify.compiler.einsum.nodes import Access, Expr, Index, Reduce
+from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.decide.cut import Cut, needed
 from sparsify.passes.decide.to_region import region_of
+from sparsify.passes.graph.insert import call_before, put_behind
 from sparsify.passes.graph.node_info import set_info
 from sparsify.passes.graph.operators import operator_name
+from sparsify.passes.lift.attention.bias import is_bias, plain
+from sparsify.passes.lift.attention.find import operands_of
+from sparsify.passes.lift.attention.float_casts import widest
 from sparsify.passes.lift.attention.mask import attention_mask
+from sparsify.passes.lift.attention.reference import safe_softmax
+from sparsify.passes.lift.attention.relative_bias import Distances
 from sparsify.passes.program.infer import infer
-from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.program.model import ModelProgram, Size, sizes_of
 from sparsify.passes.program.translate import infer_dtypes, translate
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import PatternOperand
+from sparsify.passes.rewrite.attention import (
+    Attention,
+    attention_of,
+    name_as_textbooks,
+    put_in_form,
+    read_stored,
+)
 from sparsify.passes.rewrite.inline import placed
+from sparsify.passes.rewrite.masks import from_factors
 from sparsify.passes.rewrite.pattern import by_patterns
 from sparsify.passes.rewrite.simplify import simplify
+from sparsify.passes.rewrite.split import Joined, Pair, joined, split
 from sparsify.sparsification.mask_spec import MaskSpec
 
 # How the note of a region begins.
@@ -43,6 +60,188 @@ def pattern_regions(draft: Draft) -> list[Region]:
     patterns = {n.name: pattern_of(n) for n in draft.graph.nodes if n.target is attention_mask}
     if not patterns:
         return []
+    softmaxes = [node for node in draft.graph.nodes if node.target is safe_softmax]
+    return native_regions(draft, patterns) + spelled_regions(draft, patterns, softmaxes)
+
+
+def spelled_regions(
+    draft: Draft, patterns: Mapping[str, PatternOperand], softmaxes: Collection[fx.Node]
+) -> list[Region]:
+    """The regions of softmaxes between two products."""
+    if not softmaxes:
+        return []
+    program = translate(draft.graph, [n for n in draft.graph.nodes if n.name in patterns])
+    # Gradients of a vector over distances have no fast kernel: where they are wanted, biases stay as they are.
+    distances = Distances(draft.graph, are_looked_for=not draft.is_trainable)
+    own, results = set[str](), {}
+    for softmax in softmaxes:
+        found = attention_of(program, softmax.name)
+        if isinstance(found, str):
+            set_info(softmax, dense_reason=found)
+            continue
+        found = in_one_dtype(program, with_small_masks(program, found, distances))
+        statements = put_in_form(program, found)
+        share_keys(program, found, statements, patterns)
+        name_as_textbooks(program, found)
+        own.update(statements)
+        results[softmax] = found
+    program.statements = {name: s for name, s in program.statements.items() if name in own}
+    program.order()
+    infer_dtypes(program)
+    leaves = {name: pattern.declared for name, pattern in patterns.items()}
+    whole = {name for name, pattern in patterns.items() if pattern.spec.is_whole}
+    by_patterns(program, infer(program, leaves, {}), patterns, whole)
+    made = list[Region]()
+    for softmax, found in results.items():
+        cut = needed(Cut(list(program.statements.values())), [found.result])
+        region = region_of(program, cut, patterns)
+        if isinstance(region, str):
+            set_info(softmax, dense_reason=region)
+            continue
+        names, node = {softmax.name, *found.chain, *found.path, *patterns}, program.nodes[found.result]
+        while node.name not in names:  # views and copies of the result
+            names.add(node.name)
+            (node,) = node.all_input_nodes
+        region.covered = [node for node in region.covered if node.name in names]
+        made.append(finished(region))
+    return made
+
+
+def with_small_masks(program: ModelProgram, found: Attention, distances: Distances) -> Attention:
+    """Attention whose masks are computed from what they are made of, where that is smaller."""
+    i, j = program.statements[found.scores].target.indices[-2:]
+    shape = tuple(map(str, program.nodes[found.scores].meta["val"].shape[-2:]))
+
+    def along(access: Access) -> Expr | None:
+        node = program.nodes[access.tensor]
+        if access.indices[-2:] != (i, j) or not is_bias(node, distances, shape):
+            return None
+        vector = plain(distances.along(node), program.nodes[found.result])
+        program.nodes[vector.name] = vector
+        program.letters[program.leaf(vector)] = "R"
+        place = parse_expression(f"{j} - {i} + extent({i}) - 1", indices=program.extents)
+        return Access(vector.name, (*access.indices[:-2], place))
+
+    return replace(found, value=from_factors(program, found.value, found.factors, (i, j), along))
+
+
+def share_keys(
+    program: ModelProgram, found: Attention, own: Collection[str], patterns: Collection[str]
+) -> None:
+    """Heads of queries that share keys and values read the same ones, in place, but under patterns of their own."""
+    target = program.statements[found.scores].target
+    for access in found.factors:
+        known = joined(program.nodes[access.tensor])
+        if known is None:
+            continue
+        index = access.indices[known.mode]
+        masks = [a for a in find(program.statements[found.scores].value, Access) if a.tensor in patterns]
+        if index in target.indices[:-2] and not any(index in mask.indices for mask in masks):
+            mode = target.indices.index(index)
+            if is_shared(program, known) and fits(program, found, known):
+                split_mode(program, found, own, mode, known.sizes)
+            return
+
+
+def is_shared(program: ModelProgram, known: Joined) -> bool:
+    """Whether a tensor repeats entries for the second of the modes that it joins."""
+    base = program.statements.get(known.base.name)
+    if known.is_repeated or base is None or not isinstance(base.value, Access):
+        return known.is_repeated
+    return base.target.indices[known.mode + 1] not in base.value.indices
+
+
+def fits(program: ModelProgram, found: Attention, known: Joined) -> bool:
+    """Whether values are repeated as keys are."""
+    other = joined(program.nodes[found.values.tensor])
+    return other is not None and other.sizes == known.sizes and is_shared(program, other)
+
+
+def split_mode(
+    program: ModelProgram, found: Attention, own: Collection[str], mode: int, sizes: tuple[Size, Size]
+) -> None:
+    """Writes attention with two modes in place of one of its scores', with views of operands and the result."""
+    result = program.nodes[found.result]
+
+    def leaf(access: Access, place: int, pair: Pair) -> Access:
+        node = program.nodes[access.tensor]
+        letter, known = program.letters.get(node.name), joined(node)
+        if known is not None and known.mode == place and known.sizes == sizes:
+            rows = access.indices[-2]
+            assert isinstance(rows, Index), "operands are read by rows"
+            read = read_stored(program, known.read(access, pair), rows)
+            base = program.nodes[read.tensor]
+            if base.meta["val"].dtype != node.meta["val"].dtype:
+                base = call_before(result, torch.ops.aten.to.dtype, base, node.meta["val"].dtype)
+            read = Access(base.name, read.indices)
+        else:
+            base = call_before(
+                result, torch.ops.aten.unflatten.int, node, whole_mode(node, place), list(sizes)
+            )
+            read = Access(base.name, (*access.indices[:place], *pair, *access.indices[place + 1 :]))
+        program.nodes[base.name] = base
+        program.leaf(base)
+        if letter is not None:
+            program.letters[base.name] = letter
+        return read
+
+    modes = split(program, own, (found.scores, mode), sizes, leaf)
+    at = whole_mode(result, modes[found.result])
+    parts = put_behind(result, torch.ops.aten.unflatten.int, at, list(sizes))
+    put_behind(parts, torch.ops.aten.flatten.using_ints, at, at + 1)
+    program.nodes[found.result] = parts
+
+
+def whole_mode(node: fx.Node, mode: int) -> int:
+    """The mode of a tensor that programs, which leave out those of extent 1, have at another place."""
+    return [place for place, size in enumerate(sizes_of(node.meta["val"])) if size != 1][mode]
+
+
+def in_one_dtype(program: ModelProgram, found: Attention) -> Attention:
+    """Attention with operands of one dtype and under names of their own."""
+    result, known = program.nodes[found.result], list[fx.Node]()
+    dtype = widest([node for node in operands_of(program, found) if node.target is not attention_mask])
+
+    def visit(part: Node) -> Node:
+        if not isinstance(part, Access) or part.tensor in (found.softmax, *found.path):
+            return map_children(part, visit)
+        node = program.nodes[part.tensor]
+        value = node.meta["val"]
+        if node.target is attention_mask:
+            return part
+        if value.is_floating_point() and value.dtype != dtype:
+            node = call_before(result, torch.ops.aten.to.dtype, node, dtype)
+        elif node in known:
+            node = call_before(result, torch.ops.aten.alias.default, node)
+        if node.name not in program.nodes:
+            program.nodes[node.name] = node
+            program.leaf(node)
+        known.append(node)
+        program.letters.setdefault(node.name, "B")  # but queries, keys and values
+        return Access(node.name, part.indices)
+
+    if (own := result.meta["val"].dtype) != dtype:
+        wide = put_behind(result, torch.ops.aten.to.dtype, dtype)
+        put_behind(wide, torch.ops.aten.to.dtype, own)
+        program.nodes[found.result] = wide
+    value, mean = visit(found.value), visit(found.mean)
+    sink = None if found.sink is None else visit(found.sink)
+    assert isinstance(value, Expr) and isinstance(mean, Reduce) and isinstance(sink, Access | None)
+    return replace(found, value=value, mean=mean, sink=sink)
+
+
+def finished(region: Region) -> Region:
+    """A region with its notes; its formats and kernels are in no contest, as rules ask for patterns."""
+    specs = [operand.spec for operand in region.operands.values() if isinstance(operand, PatternOperand)]
+    region.notes += [f"{UNDER}{spec}" for spec in dict.fromkeys(specs)]
+    region.densely = by_distance(region)
+    region.equations = None
+    region.notes += [BIASED] if region.densely else []
+    return region
+
+
+def native_regions(draft: Draft, patterns: Mapping[str, PatternOperand]) -> list[Region]:
+    """The regions of torch's operator."""
     inside = {node: nodes_of(node) for node in draft.graph.nodes if operator_name(node) in ATTENTION}
     inside = {node: nodes for node, nodes in inside.items() if any(n.name in patterns for n in nodes)}
     every = {node for nodes in inside.values() for node in nodes}
@@ -62,12 +261,7 @@ def pattern_regions(draft: Draft) -> list[Region]:
         if isinstance(found, str):
             set_info(node, dense_reason=found)
             continue
-        specs = [operand.spec for operand in found.operands.values() if isinstance(operand, PatternOperand)]
-        found.notes += [f"{UNDER}{spec}" for spec in dict.fromkeys(specs)]
-        found.densely = by_distance(found)
-        found.equations = None  # rules ask for patterns: their formats and kernels are in no contest
-        found.notes += [BIASED] if found.densely else []
-        made.append(found)
+        made.append(finished(found))
     return made
 
 

@@ -84,6 +84,25 @@ def dropped_edges(
     return values * kept * kept_factor(rate)
 
 
+def dropped_weights(weights: Tensor, seed: Tensor, *, rate: float) -> Tensor:
+    """Weights of attention some of which are 0, the others divided by how many are left on average.
+
+    Args:
+        weights: [.., queries, keys].
+        seed: integers, one for each [queries, keys] of weights.
+        rate: how likely a weight is dropped.
+    """
+    return weights * is_kept(seed, weights.shape, rate) * kept_factor(rate)
+
+
+def is_kept(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
+    """Which of the weights of a shape, [.., queries, keys], are not dropped."""
+    rows, columns = (torch.arange(extent) for extent in shape[-2:])
+    numbers = kept_bits(seed.long()[..., None, None], rows[:, None], columns) * 2.0**-KEPT_BITS
+    kept: Tensor = numbers >= threshold(rate)
+    return kept
+
+
 def repetitions(rows: Tensor, columns: Tensor) -> Tensor:
     """How many earlier edges join the same two nodes, for each edge.
 

@@ -30,6 +30,7 @@ class NodeInfo:
     is_itself: bool = False  # whether it is the result of an operator in place
     is_contiguous: bool = False  # whether an input has to be contiguous
     mark: "Mark | None" = None  # why and how it is sparse
+    attention: Any = None  # what a softmax that is attention is taken of
     no_attention: str | None = None  # why it is no attention that rules can give a pattern
     own_pattern: Any = None  # the pattern that its attention has by itself
     dense_reason: str | None = None  # why it stays dense

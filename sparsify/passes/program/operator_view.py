@@ -115,6 +115,13 @@ class OperatorView:
         kept = [index for index, size in zip(given, shape, strict=True) if size != 1]
         return f"{name}[{', '.join(kept)}]" if kept else name
 
+    def at_entry(self, argument: Any) -> str:
+        """An operand of an entrywise operator, which runs only where the extents that operands meet at are equal."""
+        if isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), torch.Tensor):
+            pairs = zip(reversed(self.shape(argument)), reversed(self.sizes), strict=False)
+            self.require_equal(*[pair for pair in pairs if 1 not in pair])
+        return self.at(argument)
+
     def let(self, suffix: str, names: Sequence[str], text: str) -> str:
         """A statement before the result; the access to it."""
         kept = tuple([name for name in names if self.program.extents[name] != 1])

@@ -109,11 +109,16 @@ def named(draft: Draft) -> Iterator[Candidate]:
             yield Candidate("node", f"{scope}.{node.name}" if scope else node.name, node)
             if scope:
                 yield Candidate("scope", scope, node)
-            yield Candidate("op", operators.operator_name(node), node)
+            yield Candidate("op", ATTENTION if is_attention(node) else operators.operator_name(node), node)
             if (mixture := experts.recognise(node)) is not None:
                 yield Candidate("op", "experts", mixture.gate)
             if scatters_features(node) and not is_inner(node):
                 yield Candidate("op", "message_passing", node)
+
+
+def is_attention(node: fx.Node) -> bool:
+    """Whether a node is attention, or the softmax of attention that a model spells out."""
+    return operators.operator_name(node) == ATTENTION or info(node).attention is not None
 
 
 def aliases(model: torch.nn.Module) -> dict[str, list[str]]:
@@ -134,7 +139,7 @@ def select(
     chosen = [c for c in chosen if not any(matches(target, c, types) for target in rule.ignore)]
     if rule.origin == "mask":
         others = chosen
-        chosen = [c for c in chosen if operators.operator_name(c.node) == ATTENTION]
+        chosen = [c for c in chosen if is_attention(c.node)]
         if others and not chosen and not rule.optional:
             reason = f"`mask` is for attention, op:{ATTENTION}, and {others[0]} is none"
             raise rule_error(draft.recipe, rule, reason)
@@ -315,7 +320,7 @@ def require_own_pattern(recipe: Recipe, rule: Rule, candidate: Candidate) -> Non
 
 def require_heads(recipe: Recipe, rule: Rule, candidate: Candidate, heads: int) -> None:
     """Raises where a pattern is for another number of heads than attention has."""
-    query = operators.tensor_value(operators.argument(candidate.node, 0, "query"))
+    query = operators.tensor_value(operators.argument(candidate.node, 0, "query"))  # or scores
     assert query is not None, "attention is of tensors"
     found = str(query.shape[-3]) if query.dim() > HEADED else "no mode of"
     if query.dim() > HEADED and not found.isdigit():

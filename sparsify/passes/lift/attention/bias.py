@@ -54,13 +54,13 @@ def bias_of(mask: fx.Node, distances: Distances, extents: tuple[str, str], user:
             return None
         mask = base
     terms = _terms(mask)
-    biases = [term for term in terms if _is_bias(term, distances, extents)]
+    biases = [term for term in terms if is_bias(term, distances, extents)]
     if biases:
         add = partial(call_before, user, aten.add.Tensor)
         others = [term for term in terms if term not in biases]
         if not all(term.meta["val"].dtype.is_floating_point for term in others):
             return None
-        vector = _plain(reduce(add, map(distances.along, biases)), user)
+        vector = plain(reduce(add, map(distances.along, biases)), user)
         return Bias(vector, own=reduce(add, others) if others else None)
     first: Any
     second: Any
@@ -69,7 +69,7 @@ def bias_of(mask: fx.Node, distances: Distances, extents: tuple[str, str], user:
     if not is_choice or not isinstance(third, int | float):
         return None
     number = constant(second)
-    if number is None and not _is_bias(second, distances, extents):
+    if number is None and not is_bias(second, distances, extents):
         return None
     along = distances.along(second) if number is None else None
     kept = list[fx.Node]()
@@ -80,7 +80,7 @@ def bias_of(mask: fx.Node, distances: Distances, extents: tuple[str, str], user:
         else:
             kept.append(factor)
     own = reduce(partial(call_before, user, aten.logical_and.default), kept) if kept else None
-    found = None if along is None else _plain(along, user)
+    found = None if along is None else plain(along, user)
     return Bias(found, number or 0.0, own, float(third) if kept else None)
 
 
@@ -92,7 +92,7 @@ def _terms(mask: fx.Node) -> list[fx.Node]:
     return [term for side in sides if isinstance(side, fx.Node) for term in _terms(side)]
 
 
-def _is_bias(node: Any, distances: Distances, extents: tuple[str, str]) -> bool:
+def is_bias(node: Any, distances: Distances, extents: tuple[str, ...]) -> bool:
     """Whether a node is a bias of each distance between so many queries and keys, the same for all of a batch."""
     if distances.mode(node) != PAIRS:
         return False
@@ -102,7 +102,7 @@ def _is_bias(node: Any, distances: Distances, extents: tuple[str, str]) -> bool:
     return is_once and value.dtype.is_floating_point and tuple(map(str, value.shape[-2:])) == extents
 
 
-def _plain(vector: fx.Node, user: fx.Node) -> fx.Node:
+def plain(vector: fx.Node, user: fx.Node) -> fx.Node:
     """A vector without modes of extent 1 before that of distances."""
     value = tensor_value(vector)
     assert value is not None, "biases are tensors"

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import fx
 
+from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import VIEWS, argument, is_mutating, operator_name, tensor_value
 
 WHY: Final = "a pattern does not say where queries stand among keys of earlier calls, which are inputs"
@@ -115,8 +116,14 @@ class _Origins:
 
     def is_past(self, attention: fx.Node) -> bool:
         """Whether keys join an input that no query comes from to others."""
-        query, key = argument(attention, 0, "query"), argument(attention, 1, "key")
-        if _rows(query) == _rows(key):
+        spelled = info(attention).attention
+        if spelled is None:
+            query, key = argument(attention, 0, "query"), argument(attention, 1, "key")
+            rows, columns = _rows(query), _rows(key)
+        else:
+            query, key = spelled.query, spelled.key
+            rows, columns = map(str, spelled.scores.meta["val"].shape[-2:])
+        if rows == columns:
             return False
         return bool(self.known[self.bases[key]].joined - self.known[self.bases[query]].inputs)
 

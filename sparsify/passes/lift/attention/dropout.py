@@ -7,11 +7,9 @@ The seeds, one for each head of a call, come from torch's generator. The kernel 
 them, forwards and backwards: which weights are dropped depends on seeds, queries and keys alone.
 """
 
-import torch
 from torch import Tensor
 
-from sparsify.compiler.einsum.threefry import KEPT_BITS, kept_bits
-from sparsify.passes.graph.draws import kept_factor, threshold
+from sparsify.passes.graph.draws import dropped_weights
 from sparsify.passes.lift.attention.reference import attention_weights, weighted_sums
 
 
@@ -25,8 +23,6 @@ def dropped_attention(
     dropout_p: float,
     scale: float | None = None,
     enable_gqa: bool = False,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention some of whose weights are 0, the others divided by how many are left on average.
 
@@ -39,20 +35,10 @@ def dropped_attention(
         dropout_p: how likely a weight is dropped.
         scale: of the scores, `width ** -0.5` by default.
         enable_gqa: whether several heads of queries share one of keys and values.
-        softcap, sinks: as those of `attention_weights`.
 
     Source: Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov, Dropout, 2014.
     """
     if enable_gqa:
         key, value = (part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value))
-    weights = attention_weights(query, key, attn_mask, scale=scale, softcap=softcap, sinks=sinks)
-    kept = is_kept(seed, weights.shape, dropout_p) * kept_factor(dropout_p)
-    return weighted_sums(weights * kept, value)
-
-
-def is_kept(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
-    """Which of the weights of a shape, [.., queries, keys], are not dropped."""
-    rows, columns = (torch.arange(extent) for extent in shape[-2:])
-    numbers = kept_bits(seed.long()[..., None, None], rows[:, None], columns) * 2.0**-KEPT_BITS
-    kept: Tensor = numbers >= threshold(rate)
-    return kept
+    weights = attention_weights(query, key, attn_mask, scale=scale)
+    return weighted_sums(dropped_weights(weights, seed, rate=dropout_p), value)

@@ -14,13 +14,14 @@ from torch import Tensor, fx
 from sparsify.errors import CaptureError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.canonicalize import size_node
-from sparsify.passes.graph.draws import seeds
+from sparsify.passes.graph.draws import dropped_weights, seeds
 from sparsify.passes.graph.insert import call, call_before, put_behind
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import argument, operator_name, scope, tensor_value
 from sparsify.passes.lift.attention.bias import Bias, bias_of, combined_mask
 from sparsify.passes.lift.attention.cached_keys import WHY, pasts
 from sparsify.passes.lift.attention.dropout import dropped_attention
+from sparsify.passes.lift.attention.find import AttentionNodes
 from sparsify.passes.lift.attention.grouped_query import (
     HEADS,
     grouped_heads,
@@ -30,6 +31,7 @@ from sparsify.passes.lift.attention.grouped_query import (
     without_groups,
 )
 from sparsify.passes.lift.attention.mask_factors import factors, is_causal
+from sparsify.passes.lift.attention.reference import safe_softmax
 from sparsify.passes.lift.attention.relative_bias import Distances, put_before
 from sparsify.passes.region.fragment import HALVES
 from sparsify.sparsification.mask_spec import MaskSpec, Stamp
@@ -57,8 +59,13 @@ def masked(draft: Draft) -> Draft:
             leave(node, draft)
         elif chosen is not None or own is not None:
             spec = own if chosen is None or chosen.kind == GIVEN else chosen
-            put_in(copies[node], spec, is_reference=True)
-            put_in(node, spec, distances)
+            known: AttentionNodes | None = info(node).attention
+            if known is not None:
+                put_into_scores(copies[node], known.moved(copies.__getitem__), spec)
+                put_into_scores(node, known, spec)
+            else:
+                put_in(copies[node], spec, is_reference=True)
+                put_in(node, spec, distances)
             has_masks = True
     if has_masks:
         draft.masked = reference
@@ -78,6 +85,47 @@ def leave(node: fx.Node, draft: Draft) -> None:
     set_info(node, mark=None)
     draft.report.left_dense(node.name, operator_name(node), scope(node), WHY)
     draft.report.warnings.append(f"attention stays dense: {WHY}")
+
+
+def put_into_scores(softmax: fx.Node, known: AttentionNodes, spec: MaskSpec) -> None:
+    """Gives spelled attention the mask of a pattern."""
+    user = known.reader
+    extents = (extent(known.extents[-2], user), extent(known.extents[-1], user))
+    put_pattern(softmax, known, _mask_node(user, spec, extents, known.scores.meta["val"]))
+
+
+def put_pattern(softmax: fx.Node, known: AttentionNodes, mask: fx.Node) -> None:
+    """Puts the mask of a pattern into the scores of a softmax, and what is dropped of its weights by seeds.
+
+    Args:
+        mask: truth values, or what is added to scores.
+    """
+    before, user = known.scores.meta["val"], known.reader
+    if mask.meta["val"].dtype == torch.bool:
+        scores = call_before(user, torch.ops.aten.where.ScalarOther, mask, known.scores, -torch.inf)
+    else:
+        if mask.meta["val"].dtype != before.dtype:
+            mask = call_before(user, torch.ops.aten.to.dtype, mask, before.dtype)
+        scores = call_before(user, torch.ops.aten.add.Tensor, known.scores, mask)
+    for reader in [user for user in known.scores.users if user is not scores]:
+        reader.replace_input_with(known.scores, scores)
+    dtype = argument(softmax, 2, "dtype")
+    softmax.target, softmax.args = safe_softmax, (softmax.args[0], -1)
+    softmax.kwargs = {"dtype": dtype} if isinstance(dtype, torch.dtype) else {}
+    if known.dropout is not None:
+        like = before.new_empty(before.shape[:-2])
+        leading = [extent(part, known.dropout) for part in known.extents[:-2]]
+        known.dropout.kwargs = {"rate": float(argument(known.dropout, 1, "p", 0.5))}
+        known.dropout.args = (known.dropout.args[0], seeds(known.dropout, leading, like))
+        known.dropout.target = dropped_weights
+
+
+def extent(part: Any, user: fx.Node) -> Any:
+    """An extent as a number, or as a node before `user`."""
+    if isinstance(part, int):
+        return part
+    node, mode = part
+    return size_node(node, mode, node.meta["val"].shape[mode], user)
 
 
 def put_in(
@@ -113,7 +161,7 @@ def put_in(
     if not is_reference:
         query, key, value = _as_wide(given.get("attn_mask"), (query, key, value), node)
     extents = (_extent(query, node), _extent(key, node))
-    made = _mask_node(node, spec, extents)
+    made = _mask_node(node, spec, extents, tensor_value(query))
     dtype = tensor_value(query).dtype  # type: ignore[union-attr]
     if spec.is_weighted and dtype != torch.float32:
         made = call_before(node, torch.ops.aten.to.dtype, made, dtype)
@@ -124,8 +172,6 @@ def put_in(
     if group > 1:
         with node.graph.inserting_before(node):
             query, key, value = split_heads(query, group), shared_by_heads(key), shared_by_heads(value)
-            if rest.get("sinks") is not None:
-                rest["sinks"] = split_heads(rest["sinks"], group, HEADS + 1)
     operands = [query, key, value]
     if rest.get("dropout_p"):
         rows = tensor_value(query)
@@ -249,9 +295,8 @@ def _leading(operand: fx.Node, user: fx.Node) -> list[Any]:
     return [_extent(operand, user, mode) for mode in range(value.dim() - 2)]
 
 
-def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any]) -> fx.Node:
+def _mask_node(user: fx.Node, spec: MaskSpec, extents: tuple[Any, Any], query: Tensor | None) -> fx.Node:
     """The mask of a pattern before an attention node, of which no mask is made to know what it is."""
-    query = tensor_value(argument(user, 0, "query"))
     assert query is not None, "attention is of tensors"
     device: dict[str, Any] = {} if query.is_cpu else {"device": query.device}
     with user.graph.inserting_before(user):

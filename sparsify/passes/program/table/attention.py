@@ -1,4 +1,4 @@
-"""Attention: a softmax under two products, its masks, dropout, bounds of scores and sinks."""
+"""Attention: a softmax under two products, its masks and dropout."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,7 +13,7 @@ from sparsify.passes.program.table.row import is_boolean, require, row
 # Index variables of batch and heads, the innermost last.
 OUTER: Final = ("a", "b", "h")
 # Statements of a softmax, as textbooks call them.
-LETTERS: Final = {"scores": "S", "max": "m", "exp": "P", "sum": "d", "capped": "C", "kept": "D", "mean": "W"}
+LETTERS: Final = {"scores": "S", "max": "m", "exp": "P", "sum": "d", "kept": "D"}
 
 
 @row(
@@ -32,7 +32,7 @@ def scaled_dot_product_attention(view: OperatorView) -> str:
     view.require_equal((view.shape(k)[-2], view.shape(v)[-2]), (view.shape(q)[-1], view.shape(k)[-1]))
     entry = [*lead, i, j]
     s = view.let("scores", entry, scores(view, entry, d))
-    largest, weights, total = exponentials(view, s, entry, len(lead) + 1)
+    _, weights, total = exponentials(view, s, entry, len(lead) + 1)
     if seed is not None and view.number("dropout_p"):
         # A statement by itself: a weight is drawn once, whatever the width of the values.
         factor = drawn_factor(
@@ -41,36 +41,23 @@ def scaled_dot_product_attention(view: OperatorView) -> str:
         weights = view.let("kept", entry, f"{weights} * {factor}")
     name_as_textbooks(view, dict(zip(("i", "j", "k", "l"), (i, j, d, column), strict=True)), lead)
     values = f"{weights} * {view.at(v, [*lead, j, column])}"
-    if "sinks" not in view:
-        # A row without keys has the weights 0, where a softmax by itself has 0 / 0.
-        return view.reduce("sum", [j], f"{values} / where({total} == 0, 1, {total})")
-    # Sums are relative to the largest score until they meet the sink: the maximum with it is `n`.
-    z, rows = view.at(view["sinks"], [*lead, i]), [*lead, i]
-    mean = view.let("mean", [*rows, column], view.reduce("sum", [j], values))
-    both = view.let("n", rows, f"max({largest}, {z})")
-    shrink = view.let("c", rows, f"exp({largest} - {both})")
-    whole = view.let("t", rows, f"{total} * {shrink} + exp({z} - {both})")
-    for access, letter in ((mean, "W"), (both, "n"), (shrink, "c"), (whole, "t")):
-        view.call(access, letter)
-    return f"{mean} * {shrink} / {whole}"
+    # A row without keys has the weights 0, where a softmax by itself has 0 / 0.
+    return view.reduce("sum", [j], f"{values} / where({total} == 0, 1, {total})")
 
 
 def scores(view: OperatorView, entry: Sequence[str], d: str) -> str:
     """`where(attn_mask[..,i,j], scale * sum(d, query[..,i,d] * key[..,j,d]), -inf)`, or with the mask added."""
     *lead, i, j = entry
     q, k, mask, given = (view.get(name) for name in ("query", "key", "attn_mask", "scale"))
-    width, cap = view.shape(q)[-1], view.number("softcap") if "softcap" in view else None
+    width = view.shape(q)[-1]
     scale = view.number("scale") if given is not None else None
     if scale is None and not isinstance(width, int):
-        factor = f"(1 / sqrt(extent({d})))" + ("" if cap is None else f" / {literal(cap)}")
+        factor = f"(1 / sqrt(extent({d})))"
     else:
         scale = max(1, width) ** -0.5 if scale is None else scale
-        factor = literal(float(scale) / (cap or 1.0))
+        factor = literal(float(scale))
     products = view.reduce("sum", [d], f"{view.at(q, [*lead, i, d])} * {view.at(k, [*lead, j, d])}")
     score = f"{factor} * {products}"
-    if cap is not None:
-        # A statement by itself: gradients read the tangents that it gives.
-        score = f"{literal(float(cap))} * {view.let('capped', entry, f'tanh({score})')}"
     if view.number("is_causal"):
         first = "0" if view.program.extents[i] == 1 else i
         score = f"where({j} <= {first}, {score}, -inf)" if view.program.extents[j] != 1 else score
@@ -79,6 +66,17 @@ def scores(view: OperatorView, entry: Sequence[str], d: str) -> str:
     require_fitting(view, mask, entry)
     m = view.at(mask, entry)
     return f"where({m}, {score}, -inf)" if is_boolean(mask) else f"{score} + {m}"
+
+
+@row()
+def dropped_weights(view: OperatorView) -> str:
+    """`weights[..,i,j] * where(uniform(seed[..], i, j) < rate, 0, 1 / (1 - rate))`."""
+    *lead, i, j = view.out
+    at = f"{place(view, i)}, {place(view, j)}"
+    view.call(view["seed"], "seed")
+    return (
+        f"{view.at(view['weights'])} * {drawn_factor(view.at(view['seed'], lead), view.number('rate'), at)}"
+    )
 
 
 @row()
@@ -133,7 +131,7 @@ def reason_of_groups(view: OperatorView, query: fx.Node, key: fx.Node) -> str:
 
 def name_as_textbooks(view: OperatorView, indices: dict[str, str], lead: Sequence[str]) -> None:
     """Says how textbooks call the operands and index variables of attention."""
-    for name, letter in (("query", "Q"), ("key", "K"), ("value", "V"), ("sinks", "Z"), ("seed", "seed")):
+    for name, letter in (("query", "Q"), ("key", "K"), ("value", "V"), ("seed", "seed")):
         if name in view:
             view.call(view[name], letter)
     for suffix, letter in LETTERS.items():

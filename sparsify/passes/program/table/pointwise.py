@@ -131,19 +131,19 @@ def clamp_max(view: OperatorView) -> Expr:
     return substituted(view, "min(self, max)")
 
 
-@row("bitwise_and(a[m,n]:bool, b[n]:bool)")
+@row("bitwise_and(a[m,n]:bool, b[n]:bool)", names=("__and__",))
 def bitwise_and(view: OperatorView) -> Expr:
     """`logical_and(self, other)` of truth values."""
     return _of_booleans(view, "logical_and(self, other)")
 
 
-@row("bitwise_or(a[m,n]:bool, b[n]:bool)")
+@row("bitwise_or(a[m,n]:bool, b[n]:bool)", names=("__or__",))
 def bitwise_or(view: OperatorView) -> Expr:
     """`logical_or(self, other)` of truth values."""
     return _of_booleans(view, "logical_or(self, other)")
 
 
-@row("bitwise_xor(a[m,n]:bool, b[n]:bool)")
+@row("bitwise_xor(a[m,n]:bool, b[n]:bool)", names=("__xor__",))
 def bitwise_xor(view: OperatorView) -> Expr:
     """`logical_xor(self, other)` of truth values."""
     return _of_booleans(view, "logical_xor(self, other)")

@@ -221,6 +221,14 @@ def softmax(view: OperatorView) -> str:
     return f"{e} / {d}"
 
 
+@row("_safe_softmax(x[m,n], 1)", names=("_safe_softmax",))
+def safe_softmax(view: OperatorView) -> str:
+    """`softmax(self)`, 0 where a row has no entry above `-inf`."""
+    tensor = view.get("self", "scores")
+    _, e, d = exponentials(view, view.at(tensor), view.out, view.mode(tensor))
+    return f"{e} / where({d} == 0, 1, {d})"
+
+
 def exponentials(view: OperatorView, x: str, names: Sequence[str], mode: int) -> tuple[str, str, str]:
     """`m[i] = max(j, x[i,j])`, `e[i,j] = exp(x[i,j] - m[i])` and `sum(j, e[i,j])`.
 

@@ -86,7 +86,7 @@ def substituted(view: OperatorView, notation: str) -> Expr:
 
     def visit(node: Node) -> Node:
         if isinstance(node, Access) and not node.indices and node.tensor in view.arguments:
-            return view.expression(view.at(view[node.tensor]))
+            return view.expression(view.at_entry(view[node.tensor]))
         return simplify_number(map_children(node, visit))
 
     found = visit(template(notation))

@@ -59,7 +59,7 @@ def test_einsums_are_one_program(scores, mean, heads, kept) -> None:
     model, x = Einsums(scores, mean, heads, kept), torch.randn(2, LENGTH, WIDTH)
     sparse = applied(model, x)
     assert [note.partition(" under ")[0] for note in sparse.report.regions[0].notes] == ["attention"]
-    assert ("K[a,b,j,k]" in sparse.report.regions[0].einsum) == (heads != kept)
+    assert ("K[a,j,b,k]" in sparse.report.regions[0].einsum) == (heads != kept)
     for length in (LENGTH, 9):
         x = torch.randn(2, length, WIDTH)
         mask = patterns.sliding_window(length, before=3).to_dense().double().log()

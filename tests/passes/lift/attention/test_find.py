@@ -98,7 +98,7 @@ def expected(
 def applied(model: Attention, given: dict[str, Any], *inputs: Any, **how: Any) -> Any:
     sparse = sparsify.apply(model.eval(), given, inputs, strict=True, **how)
     (region,) = sparse.report.regions
-    assert any(name.startswith("scaled_dot_product_attention") for name in region.nodes)
+    assert any(name.startswith(("scaled_dot_product_attention", "softmax")) for name in region.nodes)
     assert not sparse.report.dense
     return sparse
 
@@ -293,14 +293,19 @@ def test_fixed_shapes():
     torch.testing.assert_close(sparse(x), expected(model, pattern, x), **CLOSE)
 
 
-def test_finite_fills_stay():
+def test_finite_fills_count_where_all_keys_are_masked():
     class Finite(Attention):
         def filled(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-            scores = q @ k.transpose(-1, -2)
-            return torch.softmax(scores.masked_fill(scores > 9, -1e9), dim=-1) @ v
+            scores = (q @ k.transpose(-1, -2)).masked_fill(self.q.weight[:1, :1] < 9, -1e9)
+            if mask is not None:
+                scores = scores.masked_fill(~mask, -math.inf)
+            return torch.softmax(scores, dim=-1) @ v
 
-    with pytest.raises(RecipeError, match="matches nothing"):
-        sparsify.apply(Finite("filled").eval(), recipe(), (torch.randn(2, 24, WIDTH),))
+    model, x = Finite("filled"), torch.randn(2, 24, WIDTH)
+    sparse = applied(model, recipe("sliding_window", before=5, block=8), x)
+    double = copy.deepcopy(model).double()
+    pattern = patterns.sliding_window(24, before=5).to_dense()
+    torch.testing.assert_close(sparse(x), double(x.double(), None, pattern).float(), **CLOSE)
 
 
 def test_weights_that_are_read_stay():

@@ -1,0 +1,454 @@
+"""Attention in the form of textbooks, whichever way a model spells it.
+
+In: `s[i,j] = sum(d, q[i,d] * t[d,j]); x[i,j] = s[i,j] / 8.0 + b[j]; p[i,j] = e[i,j] / d[i]; y[i,l] = sum(j, p[i,j] *
+v[j,l])`, e and d of the softmax of x. Out: `x[i,j] = 0.125 * sum(d, q[i,d] * k[j,d]) + b[j]; y[i,l] = sum(j, e[i,j] *
+v[j,l] / d[i])`.
+
+Attention is a softmax between two products of matrices, with entrywise statements between them that nothing else reads.
+"""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Expr, Index, Reduce
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.graph.operators import is_dropout
+from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.rewrite.inline import placed
+from sparsify.passes.rewrite.simplify import factors
+from sparsify.passes.rewrite.sinks import LETTERS, beside, cut_off, sink_of, sums_beside
+
+# Index variables of batch and heads, the innermost last.
+OUTER = ("a", "b", "h")
+NO_PRODUCT = "it is not taken of a product of queries and keys that nothing else reads"
+# Functions that statements of scores have inside; of others, gradients read the tangents.
+ARITHMETIC = frozenset(
+    ("add", "sub", "mul", "div", "neg", "where", "logical_and", "logical_or", "logical_not")
+)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The statements of attention, by name.
+
+    Attributes:
+        softmax: the weights.
+        scores: what it is taken of.
+        chain: from the scores to the product of queries and keys.
+        path: from what reads the weights to their product with the values.
+        value: of the scores, at the index variables of their statement.
+        mean: of the values, at the index variables of the last statement of the path.
+        sink: a logit of each query beside its scores, None without.
+    """
+
+    softmax: str
+    scores: str
+    chain: tuple[str, ...]
+    path: tuple[str, ...]
+    value: Expr
+    mean: Reduce
+    sink: Access | None = None
+
+    @property
+    def result(self) -> str:
+        """The weighted means of the values."""
+        return self.path[-1]
+
+    @property
+    def values(self) -> Access:
+        """The values, at the index variables of their mean."""
+        (found,) = [a for a in find(self.mean, Access) if a.tensor not in (self.softmax, *self.path)]
+        return found
+
+    @property
+    def factors(self) -> tuple[Access, Access]:
+        """The queries and keys, at the index variables of the scores."""
+        return product_of(self.value).factors
+
+
+@dataclass(frozen=True)
+class Product:
+    """`sum(d, left[..,i,d] * right[..,j,d])`."""
+
+    whole: Reduce
+    factors: tuple[Access, Access]
+
+
+def attention_of(program: ModelProgram, softmax: str) -> Attention | str:
+    """The attention around a softmax along the last mode; why it is none elsewhere."""
+    readers = all_readers(program)
+    path = weighted_mean(program, softmax, readers)
+    if isinstance(path, str):
+        return path
+    (scores,) = (node.name for node in program.nodes[softmax].all_input_nodes)
+    without_shift(program, scores, readers)
+    program.drop_unneeded()
+    readers = all_readers(program)
+    if readers[scores] != {f"{softmax}_max", f"{softmax}_exp"}:
+        return NO_PRODUCT
+    known = beside(program, scores) if any(is_cut(program, name) for name in path) else ([scores], None)
+    if known is None or any(len(readers[name]) > 1 for name in known[0][1:]):
+        return NO_PRODUCT
+    names, sink = known
+    scores = names[-1]
+    chain = scores_chain(program, scores, readers)
+    if not chain:
+        return NO_PRODUCT
+    statement = program.statements[scores]
+    value = statement.value
+    for name in chain[1:]:
+        value = placed(program, value, program.statements[name])
+    value, mean = scaled_first(without_casts(value)), without_casts(program.statements[path[-1]].value)
+    assert isinstance(mean, Reduce), "a weighted mean is a sum"
+    if not is_of_rows(statement, value):
+        return NO_PRODUCT
+    i, j = statement.target.indices[-2:]
+    for factor in product_of(value).factors:
+        rows = i if i in factor.indices else j
+        assert isinstance(rows, Index), "a target has index variables"
+        value = exchanged(value, factor, read_stored(program, factor, rows))
+    (values,) = [a for a in find(mean, Access) if a.tensor not in (softmax, *path)]
+    stored = exchanged(mean, values, read_stored(program, values, Index(mean.indices[0])))
+    assert isinstance(stored, Reduce), "its values are read elsewhere"
+    beside_keys = None if sink is None else sink_of(program, sink, statement)
+    return Attention(softmax, scores, (*names[:-1], *chain), path, value, stored, beside_keys)
+
+
+def is_cut(program: ModelProgram, name: str) -> bool:
+    """Whether a statement of weights leaves out the last of each row."""
+    statement = program.statements.get(name)
+    return statement is not None and any(cut_off(statement, a.tensor) for a in find(statement.value, Access))
+
+
+def all_readers(program: ModelProgram) -> dict[str, set[str]]:
+    """By tensor the statements and the nodes without statements that read it."""
+    found = program.readers()
+    for node in program.graph.nodes:
+        if node.name not in program.statements and (node.op == "output" or node.name in program.opaque):
+            for read in node.all_input_nodes:
+                found.setdefault(read.name, set()).add(node.name)
+    return found
+
+
+def weighted_mean(program: ModelProgram, softmax: str, readers: dict[str, set[str]]) -> tuple[str, ...] | str:
+    """The names from what reads the weights of a softmax to their product with values; why there are none."""
+    name, path, is_dropped = softmax, list[str](), False
+    while True:
+        known = sorted(readers.get(name, ()))
+        if len(known) != 1:
+            names = ", ".join(known)
+            return (
+                f"its weights are read by {names}: attention is one product with values that alone reads them"
+            )
+        (reader,) = known
+        path.append(reader)
+        statement = program.statements.get(reader)
+        if statement is None:
+            node = program.nodes[reader]
+            if is_dropped or not is_dropout(node):
+                return f"its weights are read by {reader}: attention is one product with values that alone reads them"
+            is_dropped = True
+        elif is_mean(program, statement, name):
+            return tuple(path)
+        elif not is_same_or_dropped(statement, name) and not (name == softmax and cut_off(statement, name)):
+            return f"its weights are read by {reader}: attention is one product with values that alone reads them"
+        name = reader
+
+
+def is_same_or_dropped(statement: Assign, weights: str) -> bool:
+    """Whether a statement is the weights, or `p[i,j] * where(uniform(seed, i, j) < rate, 0, c)`."""
+    own = Access(weights, statement.target.indices)
+    match without_casts(statement.value):
+        case Call("mul", (access, Call("where", (Call("lt", (Call("uniform", _), _)), _, _)))):
+            return access == own
+        case value:
+            return value == own
+
+
+def is_mean(program: ModelProgram, statement: Assign, weights: str) -> bool:
+    """Whether a statement is `y[..,i,l] = sum(j, p[..,i,j] * v[..,j,l])`, p the weights."""
+    match without_casts(statement.value):
+        case Reduce("sum", (j,), Call("mul", (Access() as left, Access() as right))):
+            access, values = (left, right) if left.tensor == weights else (right, left)
+            if access.tensor != weights or values.tensor == weights or len(access.indices) < 2:
+                return False
+            own = access.indices[-1] == Index(j) and Index(j) in values.indices
+            rows = access.indices[-2]
+            is_all = set(access.indices[:-1]) <= set(statement.target.indices)
+            columns = [index for index in statement.target.indices if index not in access.indices]
+            is_plain = all(isinstance(index, Index) for index in (*access.indices, *values.indices))
+            return own and is_all and is_plain and rows not in values.indices and len(columns) == 1
+    return False
+
+
+def without_shift(program: ModelProgram, name: str, readers: dict[str, set[str]]) -> None:
+    """`softmax(j, x[i,j] - m[i]) = softmax(j, x[i,j])`: terms without j leave the scores, in place."""
+    statement = program.statements.get(name)
+    if statement is None or not statement.target.indices:
+        return
+    j = statement.target.indices[-1]
+    match statement.value:
+        case Call("sub" | "add", (whole, term)) if j not in indices_of(term) and j in indices_of(whole):
+            program.statements[name] = statement = replace(statement, value=whole)
+        case Call("add", (term, whole)) if j not in indices_of(term) and j in indices_of(whole):
+            program.statements[name] = statement = replace(statement, value=whole)
+    for access in terms_of(statement.value):
+        if access.indices == statement.target.indices and readers.get(access.tensor) == {name}:
+            without_shift(program, access.tensor, readers)
+
+
+def terms_of(value: Expr) -> list[Access]:
+    """The tensors that an expression is a sum or a choice of: `x + m`, `where(c, x, -inf)`."""
+    match value:
+        case Access():
+            return [value]
+        case Cast(_, x):
+            return terms_of(x)
+        case Call("where", (_, x, Const(c))) | Call("where", (_, Const(c), x)) if c == -inf:
+            return terms_of(x)
+        case Call("add" | "sub", (left, right)):
+            return [*terms_of(left), *terms_of(right)]
+    return []
+
+
+def indices_of(value: Expr) -> set[Expr]:
+    """The index variables at which an expression reads tensors."""
+    return {index for access in find(value, Access) for index in access.indices}
+
+
+def scores_chain(program: ModelProgram, name: str, readers: dict[str, set[str]]) -> tuple[str, ...]:
+    """The statements from scores to a product of queries and keys, each read by the one before alone."""
+    statement = program.statements.get(name)
+    if statement is None:
+        return ()
+    if find(statement.value, Reduce):
+        return (name,) if len(find(statement.value, Reduce)) == 1 and is_product(statement) else ()
+    for access in find(statement.value, Access):
+        is_plain = all(isinstance(index, Index) for index in access.indices)
+        if (
+            is_plain
+            and set(access.indices) == set(statement.target.indices)
+            and readers[access.tensor] == {name}
+        ):
+            rest = scores_chain(program, access.tensor, readers)
+            if rest:
+                return (name, *rest)
+    return ()
+
+
+def is_product(statement: Assign) -> bool:
+    """Whether a statement has a product of matrices, with one of the target's modes in one factor alone."""
+    (found,) = find(statement.value, Reduce)
+    match without_casts(found):
+        case Reduce("sum", (_,), Call("mul", (Access(), Access()))):
+            return len(statement.target.indices) > 1
+    return False
+
+
+def product_of(value: Expr) -> Product:
+    """The product of queries and keys of scores."""
+    (found,) = find(value, Reduce)
+    left, right = factors(found.body)
+    assert isinstance(left, Access) and isinstance(right, Access), "a product of two tensors"
+    return Product(found, (left, right))
+
+
+def is_of_rows(statement: Assign, value: Expr) -> bool:
+    """Whether scores are of queries at the last mode but one, and of keys at the last."""
+    i, j = statement.target.indices[-2:]
+    product = product_of(value)
+    (d,) = product.whole.indices
+    left, right = (set(factor.indices) for factor in product.factors)
+    if j in left:
+        left, right = right, left
+    is_plain = all(isinstance(index, Index) for factor in product.factors for index in factor.indices)
+    is_apart = i in left and j in right and i not in right and j not in left and Index(d) in left & right
+    return is_plain and is_apart and set(statement.target.indices) <= left | right
+
+
+def without_casts(value: Expr) -> Expr:
+    """`float32(x) -> x`: kernels compute in the dtype of their operands, and half precision in float32."""
+
+    def visit(node: Node) -> Node:
+        node = map_children(node, visit)
+        return node.value if isinstance(node, Cast) and node.dtype.startswith(("float", "bfloat")) else node
+
+    found = visit(value)
+    assert isinstance(found, Expr)
+    return found
+
+
+def scaled_first(value: Expr) -> Expr:
+    """`x / c -> (1 / c) * x`, `x * c -> c * x` and `a * (b * x) -> (a * b) * x` around a sum."""
+
+    def visit(node: Node) -> Node:
+        node = map_children(node, visit)
+        match node:
+            case Call("div", (x, Const(c))) if c and find(x, Reduce):
+                return scaled(1 / c, x)
+            case Call("mul", (x, Const(c))) | Call("mul", (Const(c), x)) if find(x, Reduce):
+                return scaled(c, x)
+        return node
+
+    found = visit(value)
+    assert isinstance(found, Expr)
+    return found
+
+
+def scaled(c: float, value: Expr) -> Expr:
+    """`c * value`, with one factor."""
+    match value:
+        case Call("mul", (Const(b), x)):
+            return scaled(c * b, x)
+    return value if c == 1 else Call("mul", (Const(float(c)), value))
+
+
+def put_in_form(program: ModelProgram, found: Attention) -> list[str]:
+    """Writes the statements of attention as the module says, in place; the names of all that belong to it."""
+    names = [*write_scores(program, found), found.result]
+    scores = program.statements[found.scores]
+    if found.sink is not None:
+        sums_beside(program, found.softmax, scores, found.sink)
+    weights = program.statements[found.path[-2]] if len(found.path) > 1 else program.statements[found.softmax]
+    numerator, dropped = write_dropped(program, found)
+    write_mean(program, found, replace(weights, value=numerator))
+    for suffix, letter in LETTERS.items():
+        if f"{found.softmax}_{suffix}" in program.statements:
+            names.append(f"{found.softmax}_{suffix}")
+            program.letters[names[-1]] = letter
+    left, right = found.factors
+    query, key = (left, right) if scores.target.indices[-2] in left.indices else (right, left)
+    values = found.values
+    program.letters |= {query.tensor: "Q", key.tensor: "K", values.tensor: "V"}
+    if found.sink is not None:
+        program.letters[found.sink.tensor] = "Z"
+    return [*names, *dropped]
+
+
+def write_scores(program: ModelProgram, found: Attention) -> list[str]:
+    """Writes the statement of scores, and one of a bound inside of them: gradients read the tangents that it gives."""
+    scores, value, names = program.statements[found.scores], found.value, [found.scores]
+    bounds = [c for c in find(value, Call) if c.function not in ARITHMETIC and find(c, Reduce)]
+    if bounds:
+        names.append(f"{found.softmax}_capped")
+        indices = scores.target.indices
+        program.assign(names[-1], tuple(map(str, indices)), bounds[0], program.nodes[found.softmax])
+        value = exchanged(value, bounds[0], Access(names[-1], indices))
+        program.letters[names[-1]] = "C"
+    program.statements[found.scores] = replace(scores, value=value)
+    program.letters[found.scores] = "S"
+    return names
+
+
+def write_dropped(program: ModelProgram, found: Attention) -> tuple[Expr, list[str]]:
+    """The numerator of the weights that meet the values, at the index variables of their statement.
+
+    Weights that are dropped are a statement by themselves, which it adds: each is drawn once, whatever the width of the
+    values.
+    """
+    weights, path, dropped = program.statements[found.softmax], found.path[:-1], list[str]()
+    if found.sink is not None:
+        weights, path = program.statements[path[0]], path[1:]
+        known = replace(weights, value=Access(f"{found.softmax}_exp", weights.target.indices))
+    else:
+        known = replace(weights, value=quotient(weights)[0])
+    for name in path:
+        statement = program.statements[name]
+        value = without_casts(placed(program, statement.value, known))
+        known = replace(statement, value=value)
+        if not isinstance(value, Access):
+            program.statements[name], program.letters[name] = known, "D"
+            dropped.append(name)
+            known = replace(statement, value=statement.target)
+    return known.value, dropped
+
+
+def write_mean(program: ModelProgram, found: Attention, weights: Assign) -> None:
+    """`sum(j, p[i,j] * v[j,l]) -> sum(j, e[i,j] * v[j,l] / d[i])`, p = e / d; beside a sink it is scaled behind.
+
+    Args:
+        weights: e at the index variables of p.
+    """
+    result = program.statements[found.result]
+    (access,) = [a for a in find(found.mean, Access) if a != found.values]
+    product: Expr = Call("mul", (placed(program, access, weights), found.values))
+    if found.sink is None:
+        known = program.statements[found.softmax]
+        total = replace(known, value=quotient(known)[1])
+        product = Call("div", (product, placed(program, Access(found.softmax, access.indices), total)))
+        value: Expr = Reduce("sum", found.mean.indices, product)
+    else:
+        mean = f"{found.softmax}_mean"
+        indices = tuple(map(str, result.target.indices))
+        program.assign(
+            mean, indices, Reduce("sum", found.mean.indices, product), program.nodes[found.softmax]
+        )
+        shrink, whole = (
+            Access(f"{found.softmax}_{name}", access.indices[:-1]) for name in ("shrink", "whole")
+        )
+        scaled_mean = Call("mul", (Access(mean, result.target.indices), shrink))
+        value = Call("div", (scaled_mean, whole))
+    program.statements[found.result] = replace(result, value=value)
+
+
+def quotient(weights: Assign) -> tuple[Expr, Expr]:
+    """e and d of `p[i,j] = e[i,j] / d[i]`."""
+    match without_casts(weights.value):
+        case Call("div", (e, d)):
+            return e, d
+    raise AssertionError(f"{weights} is no softmax")
+
+
+def name_as_textbooks(program: ModelProgram, found: Attention) -> None:
+    """Says how textbooks call the index variables of attention."""
+    scores, result = program.statements[found.scores], program.statements[found.result]
+    *lead, i, j = scores.target.indices
+    sums = [
+        r
+        for name in (f"{found.softmax}_capped", found.scores)
+        if name in program.statements
+        for r in find(program.statements[name].value, Reduce)
+    ]
+    named = dict(zip(lead[::-1], OUTER[::-1], strict=False)) | {
+        i: "i",
+        j: "j",
+        Index(sums[0].indices[0]): "k",
+    }
+    (access,) = [a for a in find(found.mean, Access) if a != found.values]
+    own = set(found.values.indices) - set(access.indices)
+    columns = [index for index in result.target.indices if index in own]
+    program.letters |= {str(index): letter for index, letter in named.items()}
+    program.letters |= {str(index): "l" for index in columns}
+
+
+def read_stored(program: ModelProgram, access: Access, rows: Index) -> Access:
+    """`t[d,j] -> k[j,d]`, `repeated[g,r,j,d] -> k[g,j,d]`: a factor as it is stored by rows, each once.
+
+    Args:
+        rows: the index variable of rows; the other one of the factor's matrix is to be the last.
+    """
+    found = access
+    while (statement := program.statements.get(access.tensor)) is not None:
+        match without_casts(statement.value):
+            case Access(tensor, indices) if all(isinstance(index, Index) for index in indices):
+                is_by_rows = access.indices[-2:-1] == (rows,)
+                is_once = len(indices) == len(access.indices)
+                is_widened = isinstance(statement.value, Cast) and "16" in program.dtypes[tensor]
+                read = placed(program, access, replace(statement, value=Access(tensor, indices)))
+                assert isinstance(read, Access), "a view is of a tensor"
+                access = read
+                found = found if is_by_rows and is_once and not is_widened else access
+            case _:
+                break
+    return found
+
+
+def exchanged(value: Expr, part: Node, other: Expr) -> Expr:
+    """An expression with another one in the place of a part."""
+
+    def visit(node: Node) -> Node:
+        return other if node == part else map_children(node, visit)
+
+    found = visit(value)
+    assert isinstance(found, Expr)
+    return found

@@ -1,0 +1,131 @@
+"""Modes that views join, as those that they are joined of.
+
+In: `s[h,i,j] = sum(d, q[h,i,d] * k[h,j,d])`, k a view of `e[g,r,j,d] = x[g,j,d]` with g and r as one mode. Out:
+`s[g,r,i,j] = sum(d, q[g,r,i,d] * x[g,j,d])`, q viewed so, too: heads that share keys read the same ones.
+
+Source: Ainslie, Lee-Thorp, de Jong, Zemlyanskiy, Lebron and Sanghai, GQA, 2023.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from sparsify.compiler.einsum.nodes import Access, Expr, Index
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.graph.operators import COPIES, argument, operator_name
+from sparsify.passes.program.model import ModelProgram, Size, sizes_of
+
+Pair = tuple[Expr, Expr]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A tensor that is another one with two modes as one.
+
+    Attributes:
+        base: the other one.
+        mode: of the tensor, that stands for two.
+        sizes: of these.
+        is_repeated: whether the base has the first of the two alone: its entries are repeated along the second.
+    """
+
+    base: fx.Node
+    mode: int
+    sizes: tuple[Size, Size]
+    is_repeated: bool
+
+    def read(self, access: Access, pair: Pair) -> Access:
+        """What an access to the tensor reads of the base."""
+        indices = access.indices
+        own = pair[:1] if self.is_repeated else pair
+        return Access(self.base.name, (*indices[: self.mode], *own, *indices[self.mode + 1 :]))
+
+
+def joined(node: fx.Node) -> Joined | None:
+    """The tensor two of whose modes a node joins, or whose entries it repeats along one; None for other nodes."""
+    node = copied(node)
+    if operator_name(node) not in ("view", "flatten", "repeat_interleave"):
+        return None
+    base = copied(node.all_input_nodes[0])
+    whole, parts = (tuple(size for size in sizes_of(n.meta["val"]) if size != 1) for n in (node, base))
+    if operator_name(node) == "repeat_interleave":
+        count = argument(node, 1, "repeats")
+        modes = [mode for mode, pair in enumerate(zip(whole, parts, strict=False)) if pair[0] != pair[1]]
+        if len(whole) != len(parts) or len(modes) != 1 or not isinstance(count, int):
+            return None
+        return Joined(base, modes[0], (parts[modes[0]], count), is_repeated=True)
+    if len(parts) != len(whole) + 1:
+        return None
+    mode = next(
+        (mode for mode, (a, b) in enumerate(zip(whole, parts, strict=False)) if a != b), len(whole) - 1
+    )
+    is_joined = parts[mode] * parts[mode + 1] == whole[mode] and parts[mode + 2 :] == whole[mode + 1 :]
+    return Joined(base, mode, (parts[mode], parts[mode + 1]), is_repeated=False) if is_joined else None
+
+
+def copied(node: fx.Node) -> fx.Node:
+    """What a node is a copy of, in other memory or another dtype; itself where it is none."""
+    while operator_name(node) in COPIES:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def split(
+    program: ModelProgram,
+    own: Collection[str],
+    first: tuple[str, int],
+    sizes: tuple[Size, Size],
+    leaf: Callable[[Access, int, Pair], Access],
+) -> dict[str, int]:
+    """Writes two modes in place of one in statements, in place.
+
+    Args:
+        own: the statements.
+        first: one of their tensors and the mode of it.
+        sizes: of the two.
+        leaf: an access to another tensor, and where the mode is, with an index variable for each of the two.
+
+    Returns:
+        by tensor where the mode was.
+    """
+    modes = spread_mode(program, own, first)
+    for name in own:
+        statement = program.statements[name]
+        read = [
+            access for access in (statement.target, *find(statement.value, Access)) if access.tensor in modes
+        ]
+        indices = {access.indices[modes[access.tensor]] for access in read}
+        if not indices:
+            continue
+        (index,) = indices
+        pair = Index(program.index(sizes[0])), Index(program.index(sizes[1]))
+
+        def visit(node: Node, index: Expr = index, pair: Pair = pair) -> Node:
+            if not isinstance(node, Access) or index not in node.indices:
+                return map_children(node, visit)
+            place = node.indices.index(index)
+            if node.tensor not in own:
+                return leaf(node, place, pair)
+            return Access(node.tensor, (*node.indices[:place], *pair, *node.indices[place + 1 :]))
+
+        target, value = visit(statement.target), visit(statement.value)
+        assert isinstance(target, Access) and isinstance(value, Expr)
+        program.statements[name] = replace(statement, target=target, value=value)
+        program.sizes[name] = tuple(program.extents[str(index)] for index in target.indices)
+    return modes
+
+
+def spread_mode(program: ModelProgram, own: Collection[str], first: tuple[str, int]) -> dict[str, int]:
+    """By tensor the mode that is the same as a mode of the first one, as statements read them."""
+    modes, count = dict([first]), 0
+    while count < len(modes):
+        count = len(modes)
+        for name in own:
+            statement = program.statements[name]
+            every = [a for a in (statement.target, *find(statement.value, Access)) if a.tensor in own]
+            indices = {access.indices[modes[access.tensor]] for access in every if access.tensor in modes}
+            for access in every:
+                for index in indices & set(access.indices):
+                    modes.setdefault(access.tensor, access.indices.index(index))
+    return modes
