@@ -195,7 +195,8 @@ def hetero(of: Any, metadata: Any) -> nn.Module:
     first, second = metadata[1]
     kinds = {first: of.SAGEConv((FEATURES, FEATURES), CLASSES)}
     kinds[second] = of.GATConv((FEATURES, FEATURES), CLASSES, add_self_loops=False)
-    return of.HeteroConv(kinds)
+    made: nn.Module = of.HeteroConv(kinds)
+    return made
 
 
 def kept_nodes(self: Any, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
@@ -261,7 +262,7 @@ def principal() -> nn.Module:
     return Layers(*(of(FEATURES, out, *kinds, torch.tensor(DEGREES)) for out in (FEATURES, CLASSES)))
 
 
-_HEADS: Final = {"heads": 4, "width": 4 * FEATURES}
+_HEADS: Final[dict[str, Any]] = {"heads": 4, "width": 4 * FEATURES}
 _POOL: Final = (*EDGES, "batch")
 _STEPS: Final = ("steps", "edge_index")
 _FLAT: Final = ("x", "pos", "edge_index")
@@ -453,7 +454,7 @@ def speed(sparse: nn.Module, model: nn.Module, arguments: list[Any], mode: str) 
     seconds(sparse), seconds(model)
     pairs = [(seconds(model), seconds(sparse)) for _ in range(TIMED)]
     plain, ours = (statistics.median(times) for times in zip(*pairs, strict=True))
-    return plain / ours
+    return float(plain / ours)
 
 
 def main(arguments: Sequence[str] | None = None) -> Iterator[Found]:

@@ -1,7 +1,8 @@
 """Extents that the data decides, as numbers: those that the example inputs of a capture have.
 
-In: a graph with `%i = nonzero(%mask)`, and the inputs of the call. Out: `known_size(extent of %i, 128)` is how many
-entries of the example's mask are not 0; without that the estimates and benchmarks of passes assume 128.
+In: a graph with `%i = nonzero(%mask)` or `%n = item(%max)`, and the inputs of the call. Out: `known_size(extent of %i,
+128)` is how many entries of the example's mask are not 0; without that the estimates and benchmarks of passes assume
+128.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from sparsify.passes.graph.canonicalize import has_effect
+from sparsify.passes.graph.canonicalize import is_writer
 from sparsify.passes.graph.node_info import info
-from sparsify.passes.graph.operators import ancestors, data_extents, tensor_value
+from sparsify.passes.graph.operators import ancestors, data_extents, tensor_value, updates_statistics
 
 
 def note_extents(
@@ -26,38 +27,47 @@ def note_extents(
         attribute: the tensor with a qualified name.
     """
     deciding = list(deciders(graph))
-    needed = set(ancestors(deciding))
-    if any(has_effect(node) or not is_computable(node) for node in needed):
+    writers = [node for node in graph.nodes if is_writer(node)] if deciding else []
+    needed = set(ancestors([*deciding, *writers]))
+    if any(updates_statistics(node) or not is_computable(node) for node in needed):
         return
     found: dict[fx.Node, Any] = {}
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for node in graph.nodes:
             if node not in needed:
                 continue
             if node.op == "placeholder":
-                found[node] = inputs[str(info(node).input_name or node.target)].detach()
+                given = inputs[str(info(node).input_name or node.target)].detach()
+                found[node] = given.clone() if writers else given
             elif node.op == "get_attr":
                 found[node] = attribute(str(node.target)).detach()
             else:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), found.__getitem__)
                 found[node] = node.target(*args, **kwargs)
     for node in deciding:
-        extents: tuple[Any, ...] = tuple(node.meta["val"].shape)
-        for extent, size in zip(extents, found[node].shape, strict=True):
+        sizes = found[node].shape if isinstance(found[node], torch.Tensor) else (found[node],)
+        for extent, size in zip(numbers_of(node), sizes, strict=True):
             if is_decided(extent):
                 data_extents(extent)[extent.node.expr] = size
 
 
 def deciders(graph: fx.Graph) -> Iterator[fx.Node]:
-    """The first node of each extent that the data decides."""
+    """The first node of each extent and each number that the data decides."""
     known = set[Any]()
     for node in graph.nodes:
-        value = tensor_value(node)
-        extents: tuple[Any, ...] = () if value is None else tuple(value.shape)
-        decided = {extent.node.expr for extent in extents if is_decided(extent)}
+        decided = {extent.node.expr for extent in numbers_of(node) if is_decided(extent)}
         if decided - known:
             known |= decided
             yield node
+
+
+def numbers_of(node: fx.Node) -> tuple[Any, ...]:
+    """The extents of a tensor, the number that a node computes itself, nothing for other nodes."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt):
+        return (value,)
+    tensor = tensor_value(node)
+    return () if tensor is None else tuple(tensor.shape)
 
 
 def is_decided(extent: Any) -> bool:

@@ -360,13 +360,12 @@ def first_export(
         CaptureError: it allows none of them; the error is the last one.
     """
     failure: Exception = CaptureError("nothing to export")
+    ways: list[Callable[[], AbstractContextManager[None]]] = [nullcontext]
+    ways += [partial(data_sizes.taken_for_granted, number) for number in data_sizes.NUMBERS]
     for spec in specs:
-        for granting in (
-            nullcontext,
-            *(partial(data_sizes.taken_for_granted, n) for n in data_sizes.NUMBERS),
-        ):
+        for way in ways:
             try:
-                return export(flat, tensors, spec, granting()), granting is not nullcontext
+                return export(flat, tensors, spec, way()), way is not nullcontext
             except (CaptureError, ReachedError):
                 raise
             except Exception as error:  # export raises many unrelated classes

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sparsify.errors import CaptureError
+from sparsify.passes.capture.libraries import torch_geometric
 
 
 class Owner(Protocol):
@@ -86,6 +87,26 @@ def _registering(name: str) -> Any:
 
 for _name in ("forward_pre", "forward", "full_backward_pre", "full_backward", "backward"):
     setattr(Shell, f"register_{_name}_hook", _registering(f"register_{_name}_hook"))
+
+
+class GraphLayer(Shell):
+    """The shell of a layer of torch-geometric, which looks for layers by their class, as to read what they compute."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The class of the layer."""
+        if self not in _PLACES:
+            return GraphLayer
+        owner, path = _place_of(self)
+        return type(owner.part(path))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == torch_geometric.EXPLAINED and value:
+            raise CaptureError(
+                "explainers of torch-geometric put masks into layers, which a sparse model does not run",
+                "give the explainer the source model: both share their parameters",
+            )
+        Shell.__setattr__(self, name, value)
 
 
 class Container(Shell):
@@ -250,7 +271,9 @@ def _fill(shell: nn.Module, model: nn.Module, shells: dict[nn.Module, nn.Module]
 
 def shell_of(module: nn.Module) -> Shell:
     """A new shell for a module."""
-    return Container() if any(hasattr(type(module), name) for name in ITEMS) else Shell()
+    if any(hasattr(type(module), name) for name in ITEMS):
+        return Container()
+    return GraphLayer() if torch_geometric.is_layer(module) else Shell()
 
 
 def share_again(shell: nn.Module, model: nn.Module) -> None:

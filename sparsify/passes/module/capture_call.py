@@ -34,6 +34,7 @@ from sparsify.passes.module import recurrent
 from sparsify.passes.module.hooks import drop_gradient_hooks, report_recorders
 from sparsify.passes.module.optimizer_steps import keep_zeros_of
 from sparsify.passes.module.recurrent import report_refused
+from sparsify.passes.module.require_gain import require_gain
 from sparsify.passes.module.run_eager import eager
 from sparsify.passes.module.variant import Variant, return_plainly
 from sparsify.passes.module.verify import naming_values, report_half, verify
@@ -227,6 +228,9 @@ def capture_call(
                 raise
             draft.regions.clear()
             return publish(module, recognised(module, call, tensors, mode, error), call, tensors, mode)
+        except CaptureError as error:
+            refuse(module, call, mode, error)
+            return None
         except RuntimeError as error:
             if not data_sizes.is_outside(error):
                 raise
@@ -325,6 +329,8 @@ def publish(
             with naming_values(module._source, dict(zip(call.shape.tensor_names(), tensors, strict=True))):
                 verify(module, variant, call, tensors, mode)
         hold_weights(module, variants)
+        if captured.is_granted and not draft.is_strict and draft.options.tune_seconds > 0:
+            require_gain(module, variant, call, tensors, mode)
     except BaseException:
         hold_weights(module, module.variants, packs=bool(module.variants))
         for name in captured.constants.keys() - module._captures.constants().keys():

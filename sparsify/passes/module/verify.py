@@ -416,7 +416,7 @@ class Exact:
         given = [precisely(value) for value in call.values if isinstance(value, Tensor)]
         self.call = calls.with_tensors(call, given)
         parameters = zip(self.model.parameters(), module._source.parameters(), strict=True)
-        self.tensors = [own for own, source in parameters if source.requires_grad]
+        self.tensors: list[Tensor] = [own for own, source in parameters if source.requires_grad]
         self.tensors += [own for own in given if type(own) is torch.Tensor and own.requires_grad]
 
     def __call__(self) -> Any:

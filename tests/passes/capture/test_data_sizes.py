@@ -1,14 +1,25 @@
 """Sizes that the data decides, of which the code of models asks something."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from graph_models import MESSAGES, graph
 from torch import nn
 
+from sparsify import options
 from sparsify.errors import CaptureError
 from sparsify.passes.apply import apply
+from sparsify.passes.module import require_gain
 
 geometric = pytest.importorskip("torch_geometric.nn")
+
+
+@pytest.fixture(autouse=True)
+def untimed():
+    """Neither schedules nor whole calls are timed."""
+    with options.override(tune_seconds=0):
+        yield
 
 
 class Kept(nn.Module):
@@ -79,6 +90,29 @@ def test_traces_do_not_end_in_assertions():
     torch.testing.assert_close(compiled(*arguments(20, 55, 1.0)), model(*arguments(20, 55, 1.0)))
     with pytest.warns(RuntimeWarning, match="0 or 1 in a call"):
         torch.testing.assert_close(compiled(*arguments(20, 55)), model(*arguments(20, 55)))
+
+
+@pytest.mark.parametrize("times", [(0.2, 0.1), (0.1, 0.2)])
+def test_the_source_model_runs_where_it_is_faster(times, monkeypatch):
+    model = Kept().double()
+    asked = []
+
+    def seconds(run, parameters):
+        run()
+        asked.append(len(parameters))
+        return times[len(asked) % 2 == 0]
+
+    monkeypatch.setattr(require_gain, "seconds", seconds)
+    is_slower = times[0] < times[1]
+    words = "takes 100 ms as it is, and 200 ms in kernels; the source model runs"
+    with (
+        options.override(tune_seconds=0.01),
+        pytest.warns(RuntimeWarning, match=words) if is_slower else nullcontext(),
+    ):
+        sparse = apply(model, MESSAGES, arguments(20, 55, 1.0))
+    assert len(sparse.variants) == (not is_slower)
+    assert set(asked) == {2}  # with gradients of a weight and a bias
+    compare(sparse, model, arguments(31, 90, 1.0))
 
 
 class Pooling(nn.Module):

@@ -33,6 +33,27 @@ def test_extents_that_the_data_decides_are_those_of_the_example():
     assert known_size(extent, 7) == int((x[:, 0] > 0).sum())
 
 
+class Counted(nn.Module):
+    """Rows of so many groups as a vector names, and of those above zero, with memory that is written meanwhile."""
+
+    def forward(self, x, groups):
+        count = groups.max().item() + 1
+        room = x.new_zeros(x.shape[0] + 1)
+        room[1:] = x[:, 0]
+        return x.new_zeros(count, 3).index_add(0, groups, x), room[room > 0]
+
+
+def test_numbers_that_the_data_decides_and_memory_that_is_written():
+    model, x = Counted(), torch.randn(50, 3)
+    groups, before = torch.arange(50) % 9, x.clone()
+    captured = capture(model, calls.flatten(calls.signature(model), (x, groups), {}))
+    note_extents(captured.graph, {"x": x, "groups": groups}, lambda name: captured.tensor(model, name))
+    sums, kept = captured.graph.output_node().args[0]
+    assert known_size(sums.meta["val"].shape[0], 7) == 9
+    assert known_size(kept.meta["val"].shape[0], 7) == int((x[:, 0] > 0).sum())
+    assert torch.equal(x, before)
+
+
 @pytest.mark.parametrize("layer", ["AGNNConv", "FAConv"])
 def test_schedules_are_timed_for_edges_that_are_left(layer, monkeypatch):
     geometric = pytest.importorskip("torch_geometric.nn")

@@ -69,3 +69,13 @@ def without_choice() -> Iterator[None]:
         yield
     finally:
         backend.use_segment_matmul = None
+
+
+LAYERS: Final = "torch_geometric.nn.conv.message_passing"
+# The attribute by which explainers say that a layer computes with masks of edges.
+EXPLAINED: Final = "explain"
+
+
+def is_layer(module: Any) -> bool:
+    """Whether a module is a layer of message passing."""
+    return LAYERS in sys.modules and isinstance(module, sys.modules[LAYERS].MessagePassing)
