@@ -51,6 +51,16 @@ Batch = Annotated[
         help="Rows, texts or images of one pass of models without a graph; texts: as many as have 1024 tokens."
     ),
 ]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(metavar="1024", help="Of graph models: train on sampled neighbourhoods of so many nodes."),
+]
+Fanout = Annotated[
+    str | None,
+    typer.Option(
+        metavar="10,10", help="How many neighbours are sampled, step by step away from those nodes."
+    ),
+]
 Seq = Annotated[int | None, typer.Option("--seq", "--seq-len", help="Tokens of each text: 128 (default).")]
 
 
@@ -63,6 +73,8 @@ def run(
     layers: Layers = None,
     batch: Batch = None,
     seq: Seq = None,
+    batch_size: BatchSize = None,
+    fanout: Fanout = None,
     dataset: Dataset = None,
     data_root: Annotated[Path | None, typer.Option(help="The folder of real data; only read.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of data, weights and training.")] = None,
@@ -90,6 +102,8 @@ def run(
         layers=layers,
         batch=batch,
         seq=seq,
+        batch_size=batch_size,
+        fanout=fanout,
     )
     if dry_run:
         from sparsify.runner.preview import preview

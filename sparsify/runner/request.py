@@ -33,6 +33,8 @@ class Request:
         training: of the training, over its defaults.
         seed: of everything.
         batch, seq: rows and tokens of the input of a model that runs on no graph; None for usual ones.
+        batch_size: nodes of a step of the training on sampled neighbourhoods, None where steps see the whole graph.
+        fanout: how many neighbours are sampled, step by step away from those nodes.
     """
 
     entry: registry.Entry
@@ -44,6 +46,8 @@ class Request:
     seed: int = 0
     batch: int | None = None
     seq: int | None = None
+    batch_size: int | None = None
+    fanout: tuple[int, ...] = ()
 
 
 def resolve(
@@ -59,6 +63,8 @@ def resolve(
     layers: str | None = None,
     batch: int | None = None,
     seq: int | None = None,
+    batch_size: int | None = None,
+    fanout: str | None = None,
 ) -> Request:
     """The request with its defaults filled in.
 
@@ -84,6 +90,7 @@ def resolve(
     if sparse_weights is not None:
         loaded = with_sparse_weights(loaded, sparse_weights)
     require_sizes(entry, batch, seq)
+    sampling = sampling_of(entry, batch_size, fanout)
     known = entry.arguments()
     arguments = known | model_arguments(loaded, entry, known)
     arguments |= positions_for(seq, arguments, keys)
@@ -101,7 +108,7 @@ def resolve(
     if not 0 <= chosen_seed < 2**32:
         raise SparsifyError(f"the seed {chosen_seed}", f"a whole number from 0 to {2**32 - 1}")
     root = None if data_root is None else Path(data_root).expanduser()
-    return Request(entry, loaded, named, root, arguments, training, chosen_seed, batch, seq)
+    return Request(entry, loaded, named, root, arguments, training, chosen_seed, batch, seq, *sampling)
 
 
 def require_attention(
@@ -161,6 +168,33 @@ def require_sizes(entry: registry.Entry, batch: int | None, seq: int | None) -> 
             raise SparsifyError(f"--{name} {size}: {entry.name} has no such size; it is for {fit}")
         if size is not None and size < 1:
             raise SparsifyError(f"--{name} {size}: at least 1 is wanted")
+
+
+def sampling_of(
+    entry: registry.Entry, batch_size: int | None, fanout: str | None
+) -> tuple[int | None, tuple[int, ...]]:
+    """The size of batches and the numbers of neighbours, as `10,10` has them; neither where nothing is sampled.
+
+    Raises:
+        SparsifyError: a model without an edge_index, one without the other, or numbers below 1.
+    """
+    if batch_size is None and fanout is None:
+        return None, ()
+    if entry.inputs != "edge_index":
+        fit = ", ".join(one.name for one in registry.MODELS.values() if one.inputs == "edge_index")
+        raise SparsifyError(
+            f"--batch-size and --fanout: {entry.name} has no edges to sample; they are for {fit}"
+        )
+    if batch_size is None or fanout is None:
+        raise SparsifyError(
+            "sampled neighbourhoods need --batch-size and --fanout", "as in --batch-size 1024 --fanout 10,10"
+        )
+    counts = [parse_scalar(part) for part in fanout.split(",")]
+    if not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in counts):
+        raise SparsifyError(f"--fanout {fanout}", "whole numbers above 0 with commas between, as 10,10")
+    if batch_size < 1:
+        raise SparsifyError(f"--batch-size {batch_size}: at least 1 is wanted")
+    return batch_size, tuple(counts)
 
 
 def parsed(value: Any) -> Any:

@@ -15,6 +15,7 @@ from tabulate import tabulate
 from sparsify.report import Report
 from sparsify.report_text import UNLIMITED, paragraphs, terminal_width, wrapped
 from sparsify.runner.measure import Timing
+from sparsify.runner.training import Steps
 
 SCHEMA = 1
 
@@ -203,13 +204,53 @@ class RunResult(Result):
 
     Attributes:
         training: epochs, seconds, note, and whether the weights were there already.
+        steps: training steps of both models.
     """
 
     training: dict[str, Any]
+    steps: Steps | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, with the training."""
-        return {**Result.to_dict(self), "training": self.training}
+        steps = None if self.steps is None else self.steps.to_dict()
+        return {**Result.to_dict(self), "training": self.training, "steps": steps}
+
+    @property
+    def verified(self) -> bool:
+        """Whether outputs and losses of training are those of the dense model."""
+        is_trained = self.steps is None or self.steps.agrees(**self.tolerance)
+        return Result.verified.fget(self) and is_trained  # type: ignore[attr-defined, no-any-return]
+
+    def complaint(self) -> str:
+        """Why the run is not verified, "" when it is."""
+        if self.steps is not None and not self.steps.agrees(**self.tolerance):
+            return "losses of training differ from the dense model's"
+        return Result.complaint(self)
+
+    def rows(self) -> list[list[str]]:
+        """The rows of the table, with those of training behind the first call."""
+        rows = Result.rows(self)
+        behind = next(place for place, row in enumerate(rows) if row[0] == "first call") + 1
+        return [*rows[:behind], *self.of_training(), *rows[behind:]]
+
+    def of_training(self) -> list[list[str]]:
+        """The rows of training."""
+        steps = self.steps
+        if steps is None:
+            return []
+        times = pair(steps.dense.median_ms, steps.sparse.median_ms)
+        rows = [
+            ["training step", *times, f"{steps.ratio:.2f}x, {len(steps.dense.runs_ms)} turns, {steps.text}"]
+        ]
+        losses = [f"{loss:.6f}" for loss in steps.losses]
+        rows.append(["training loss", *losses, "before any step, without dropout"])
+        if steps.accuracies is not None:
+            rows.append(
+                ["accuracy so trained", *[f"{found:.4f}" for found in steps.accuracies], "on test nodes"]
+            )
+        if steps.sample_ms is not None:
+            rows.append(["sampling a batch", milliseconds(steps.sample_ms), "", "the same samples for both"])
+        return rows
 
     def about(self) -> list[list[str]]:
         """The graph, its features, the training, the accuracy."""

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsify.errors import SparsifyError
 from sparsify.models import inputs, train
 from sparsify.models.data import Graph
+from sparsify.models.train import Training
 from sparsify.models.trained import Trained, trained
 from sparsify.options import current, override
 from sparsify.passes.apply import pruned, sparse_module
@@ -30,6 +31,7 @@ from sparsify.runner.pruned_result import PrunedResult, masks, weights
 from sparsify.runner.request import Request, resolve
 from sparsify.runner.result import Contender, Result, RunResult
 from sparsify.runner.subject import Subject, subject
+from sparsify.runner.training import EPOCHS, Steps, full_steps, sampled_steps
 
 # Passes of which each region's time is a median; of long ones, one pass tells it.
 REPEATS: Final = 5
@@ -48,6 +50,8 @@ def run(
     layers: str | None = None,
     batch: int | None = None,
     seq: int | None = None,
+    batch_size: int | None = None,
+    fanout: str | None = None,
     retrain: bool = False,
     seconds: float = 4.0,
     quiet: bool = False,
@@ -66,6 +70,8 @@ def run(
         sparse_attn: the pattern of attention, as `bigbird` or `window`; without `sparse_weights` nothing is pruned.
         layers: those with the pattern, `0,2-5`; all when not given.
         batch, seq: rows and tokens of the input of a model that runs on no graph.
+        batch_size: nodes of a step, where the model is trained on sampled neighbourhoods.
+        fanout: how many neighbours are sampled, as `10,10`.
         retrain: train although there are weights in the cache.
         seconds: how long to time both models; five turns, three where they take five times as long.
         quiet: show no progress on standard error.
@@ -86,6 +92,8 @@ def run(
         layers=layers,
         batch=batch,
         seq=seq,
+        batch_size=batch_size,
+        fanout=fanout,
     )
     with override(quiet=quiet or current().quiet):
         return run_request(request, retrain=retrain, seconds=seconds, out=out)
@@ -100,11 +108,17 @@ def run_request(
 ) -> Result:
     """As `run`, for a request that is complete."""
     place = None if out is None else output_folder(out)
-    asked, training = subject(request), None
-    if asked.graph is not None:
+    asked, training, steps = subject(request), None, None
+    if asked.graph is not None and request.batch_size is not None:
+        steps = sampled_steps(request, asked.model, asked.example, asked.graph)
+        training = of_steps(request, asked.model, steps)
+    elif asked.graph is not None:
         training = dense_model(request, asked.graph, retrain=retrain)
         asked = replace(asked, model=training.model)
+        steps = full_steps(request, asked.model, asked.example, asked.graph, seconds)
     result = compare(request, asked, training, seconds)
+    if isinstance(result, RunResult):
+        result.steps = steps
     if place is not None:
         result.write(place)
     return result
@@ -132,6 +146,13 @@ def dense_model(request: Request, graph: Graph, *, retrain: bool) -> Trained:
         note="" if "epochs" in request.training else note,
         retrain=retrain,
     )
+
+
+def of_steps(request: Request, model: nn.Module, steps: Steps) -> Trained:
+    """How a model was trained by steps over samples; its weights are not kept."""
+    epochs = request.training.get("epochs", EPOCHS)
+    seconds = sum(steps.dense.runs_ms) / 1e3
+    return Trained(model, Training(epochs, seconds, 0.0, steps.text), Path(), reused=False)
 
 
 def compare(request: Request, asked: Subject, training: Trained | None, seconds: float) -> Result:

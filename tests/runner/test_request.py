@@ -86,3 +86,29 @@ def test_pairs_are_split_at_the_first_sign():
 def test_pairs_that_are_none(pairs, message):
     with pytest.raises(SparsifyError, match=message):
         split_pairs(pairs)
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "words"),
+    [
+        (
+            "bert",
+            {"batch_size": 8, "fanout": "2"},
+            "bert has no edges to sample; they are for gcn, sage, gin, gat",
+        ),
+        ("gcn-matmul", {"batch_size": 8, "fanout": "2"}, "no edges to sample"),
+        ("sage", {"batch_size": 8}, "need --batch-size and --fanout"),
+        ("sage", {"fanout": "10,10"}, "need --batch-size and --fanout"),
+        ("sage", {"batch_size": 0, "fanout": "10"}, "--batch-size 0: at least 1"),
+        ("sage", {"batch_size": 8, "fanout": "10,x"}, "whole numbers above 0"),
+        ("sage", {"batch_size": 8, "fanout": "10,0"}, "whole numbers above 0"),
+    ],
+)
+def test_sampling_that_cannot_be(model, asked, words):
+    with pytest.raises(SparsifyError, match=words):
+        resolve(model, **asked)
+
+
+def test_sampling_is_read():
+    found = resolve("sage", batch_size=8, fanout="10,5")
+    assert (found.batch_size, found.fanout) == (8, (10, 5))

@@ -136,3 +136,32 @@ def test_real_graphs_keep_accuracy_logits_and_gradients(data_root, name):
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))
     for want, have in zip(*gradients, strict=True):
         assert float((want - have).abs().max()) <= 1e-4 * max(1.0, float(want.abs().max()))
+
+
+def test_training_steps_are_compared(small):
+    result = run("sage", overrides=QUICK, seconds=0.0, quiet=True)
+    steps = result.steps
+    assert steps is not None and steps.sample_ms is None
+    assert len(steps.dense.runs_ms) == len(steps.sparse.runs_ms) == 3
+    assert steps.losses[0] == pytest.approx(steps.losses[1], rel=1e-4)
+    assert "training step" in str(result) and "the whole graph" in str(result)
+    assert result.to_dict()["steps"]["ratio"] == steps.ratio
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat"])
+def test_sampled_training_of_both_models_is_the_same(small, model):
+    result = run(model, overrides=QUICK, batch_size=16, fanout="4,3", seconds=0.0, quiet=True)
+    steps = result.steps
+    assert steps is not None and steps.sample_ms is not None and steps.accuracies is not None
+    assert steps.losses[0] == pytest.approx(steps.losses[1], rel=1e-4)
+    assert steps.accuracies[0] == pytest.approx(steps.accuracies[1], abs=0.05)
+    assert result.verified and not result.training["reused"]
+    assert "16 nodes and 4x3 neighbours, 2 epochs" in str(result)
+
+
+def test_losses_that_differ_are_not_verified(small):
+    result = run("gcn", overrides=QUICK, seconds=0.0, quiet=True)
+    assert result.steps is not None
+    result.steps.losses = (1.0, 1.1)
+    assert not result.verified and result.exit_status == 1
+    assert "losses of training differ" in str(result)

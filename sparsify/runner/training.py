@@ -1,0 +1,185 @@
+"""Training steps of the dense model and of the sparse one, from the same weights and with the same data.
+
+In: a model on a graph, and a `Request` that may ask for sampled neighbourhoods. Out: `Steps`: the medians of
+interleaved steps, and the losses, which are equal but for rounding.
+"""
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sparsify.models import train
+from sparsify.models.data import Graph
+from sparsify.models.neighbours import NeighbourSampler
+from sparsify.passes.apply import pruned, sparse_module
+from sparsify.passes.capture.draft import Asked
+from sparsify.runner import measure
+from sparsify.runner.measure import Timing
+from sparsify.runner.request import Request
+
+# The arguments of a call, the rows of the result that count, and their classes.
+Batch = tuple[tuple[Tensor, ...], Tensor, Tensor]
+# Of the first steps nothing is timed: they capture, and build kernels.
+WARM: Final = 3
+# Of sampled training, where none are asked for.
+EPOCHS: Final = 3
+
+
+@dataclass(slots=True)
+class Steps:
+    """Training steps of both models.
+
+    Attributes:
+        text: what a step sees.
+        dense, sparse: times of a step: forward, backward, optimizer.
+        losses: of both models on the first batch without dropout, before any step.
+        sample_ms: median time to sample a batch, `None` where a step sees the whole graph.
+        accuracies: on test nodes after the training, where the steps were one.
+    """
+
+    text: str
+    dense: Timing = field(default_factory=Timing)
+    sparse: Timing = field(default_factory=Timing)
+    losses: tuple[float, float] = (0.0, 0.0)
+    sample_ms: float | None = None
+    accuracies: tuple[float, float] | None = None
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster a step of the sparse model is."""
+        return self.dense.median_ms / self.sparse.median_ms
+
+    def agrees(self, rtol: float, atol: float) -> bool:
+        """Whether the losses are equal within a tolerance."""
+        dense, sparse = self.losses
+        return abs(dense - sparse) <= atol + rtol * abs(dense)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The steps as plain data."""
+        return {
+            "text": self.text,
+            "dense_ms": self.dense.median_ms,
+            "sparse_ms": self.sparse.median_ms,
+            "ratio": self.ratio,
+            "turns": len(self.dense.runs_ms),
+            "dense_loss": self.losses[0],
+            "sparse_loss": self.losses[1],
+            "sample_ms": self.sample_ms,
+            "accuracies": self.accuracies,
+        }
+
+
+def full_steps(
+    request: Request, model: nn.Module, example: tuple[Tensor, ...], graph: Graph, seconds: float
+) -> Steps:
+    """Steps that see the whole graph, on copies of a model."""
+    batch: Batch = (example, graph.train, graph.y[graph.train])
+    runs = [stepper(made, request) for made in both(request, model, example)]
+    steps = Steps("the whole graph", losses=losses(runs, batch))
+    calls = [lambda run=run: run(batch) for run in runs]
+    for call in calls:
+        call()
+    steps.dense, steps.sparse = measure.interleave(calls[0], calls[1], seconds=seconds)
+    return steps
+
+
+def sampled_steps(request: Request, model: nn.Module, example: tuple[Tensor, ...], graph: Graph) -> Steps:
+    """The training of a model, and of a sparse twin with the same samples, over sampled neighbourhoods.
+
+    Args:
+        request: has the size of batches, the fanout and the number of epochs.
+        model: untrained; the steps train it in place.
+        example: the whole graph, for the accuracies.
+        graph: gives classes and split.
+    """
+    assert request.batch_size is not None, "the request asks for batches"
+    epochs = request.training.get("epochs", EPOCHS)
+    sampler = NeighbourSampler(graph.edge_index, graph.nodes, request.fanout, request.seed)
+    shape = "x".join(map(str, request.fanout))
+    steps = Steps(f"{request.batch_size} nodes and {shape} neighbours, {epochs} epochs")
+    sample_ms: list[float] = []
+    runs: list[Stepper] = []
+    count = epochs * -(-len(graph.train) // request.batch_size)
+    with torch.random.fork_rng(devices=[]), train.progress(count, graph.name) as bar:
+        batches = sampled(sampler, graph, request.batch_size, epochs, sample_ms)
+        for step, batch in zip(bar, batches, strict=False):
+            if not runs:
+                runs = [stepper(made, request) for made in both(request, model, batch[0], is_copied=False)]
+                steps.losses = losses(runs, batch)
+            for timing, run in zip((steps.dense, steps.sparse), runs, strict=True):
+                torch.manual_seed(request.seed + step)  # both models drop the same
+                _, took_ms = measure.once(lambda run=run, batch=batch: run(batch))
+                if step > min(WARM, count - 1):
+                    timing.runs_ms.append(took_ms)
+    steps.sample_ms = sorted(sample_ms)[len(sample_ms) // 2]
+    found = [train.accuracy(train.logits(run.model, example), graph.y, graph.test) for run in runs]
+    steps.accuracies = (found[0], found[1])
+    return steps
+
+
+@dataclass(frozen=True, slots=True)
+class Stepper:
+    """Takes steps of a model's training."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def __call__(self, batch: Batch) -> None:
+        self.model.train()
+        self.optimizer.zero_grad()
+        self.loss(batch).backward()
+        self.optimizer.step()
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The loss of a batch, with gradients."""
+        inputs, rows, classes = batch
+        return F.cross_entropy(self.model(*inputs)[rows], classes)
+
+
+def stepper(model: nn.Module, request: Request) -> Stepper:
+    """What trains a model as the request says."""
+    settings = {"lr": 0.01, "weight_decay": 5e-4}
+    settings |= {name: request.training[name] for name in settings if name in request.training}
+    return Stepper(model, torch.optim.Adam(model.parameters(), **settings))
+
+
+def both(
+    request: Request, model: nn.Module, example: Sequence[Tensor], *, is_copied: bool = True
+) -> tuple[nn.Module, nn.Module]:
+    """The dense model, and a sparse one with the same weights, ready to be trained.
+
+    Optional rules are left out: features that dropout reads first stay dense.
+    """
+    dense = copy.deepcopy(model) if is_copied else model
+    rules = [rule for rule in request.recipe.rules if not rule.optional]
+    how = Asked(request.recipe.with_rules(rules), verify=False, trainable=True)
+    return dense, sparse_module(pruned(copy.deepcopy(model).train(), how, tuple(example)), how)
+
+
+def losses(runs: Sequence[Stepper], batch: Batch) -> tuple[float, float]:
+    """The losses of both models on a batch without dropout."""
+    found = []
+    for run in runs:
+        run.model.eval()
+        with torch.no_grad():
+            found.append(float(run.loss(batch)))
+    return found[0], found[1]
+
+
+def sampled(
+    sampler: NeighbourSampler, graph: Graph, size: int, epochs: int, sample_ms: list[float]
+) -> Iterator[Batch]:
+    """The batches of all epochs; what sampling took is noted."""
+    for _ in range(epochs):
+        started = time.perf_counter()
+        for batch, found in sampler.batches(graph.train, size):
+            inputs = (graph.x[found.nodes], found.edge_index)
+            sample_ms.append((time.perf_counter() - started) * 1e3)
+            yield inputs, torch.arange(len(batch)), graph.y[batch]
+            started = time.perf_counter()
