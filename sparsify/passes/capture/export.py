@@ -363,7 +363,7 @@ def first_export(
     ways: list[Callable[[], AbstractContextManager[None]]] = [nullcontext]
     ways += [partial(data_sizes.taken_for_granted, number) for number in data_sizes.NUMBERS]
     for spec in specs:
-        for way in ways:
+        for way in ways if any(spec) else ways[:1]:
             try:
                 return export(flat, tensors, spec, way()), way is not nullcontext
             except (CaptureError, ReachedError):

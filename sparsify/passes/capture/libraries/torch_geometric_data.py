@@ -73,7 +73,7 @@ def require_unchanged(before: Iterable[tuple[Any, list[Any]]]) -> None:
         CaptureError: the attributes of one are others now.
     """
     for graph, leaves in before:
-        now = _flatten(graph)[0]
+        now = _leaves(graph)[0]
         if len(now) != len(leaves) or any(a is not b for a, b in zip(now, leaves, strict=True)):
             raise CaptureError(
                 f"the model changes the attributes of the {type(graph).__name__} that it is called with",
@@ -84,7 +84,7 @@ def require_unchanged(before: Iterable[tuple[Any, list[Any]]]) -> None:
 def graphs_in(value: Any) -> list[tuple[Any, list[Any]]]:
     """The graphs among arguments, with their leaves."""
     leaves = pytree.tree_leaves(value, is_leaf=is_graph)
-    return [(leaf, _flatten(leaf)[0]) for leaf in leaves if is_graph(leaf)]
+    return [(leaf, _leaves(leaf)[0]) for leaf in leaves if is_graph(leaf)]
 
 
 def _places(stores: list[Any]) -> Iterator[Place]:
@@ -92,30 +92,40 @@ def _places(stores: list[Any]) -> Iterator[Place]:
     has_count = any("ptr" in store._mapping for store in stores)  # as many graphs as it says
     for number, store in enumerate(stores):
         for name, value in sorted(store._mapping.items()):
-            if all(isinstance(leaf, LEAVES) for leaf in pytree.tree_leaves(value)):
+            if isinstance(value, LEAVES) or all(
+                isinstance(leaf, LEAVES) for leaf in pytree.tree_leaves(value)
+            ):
                 yield number, name
         if COUNT in vars(store) and not has_count:
             yield number, COUNT
 
 
-def _flatten(graph: Any) -> tuple[list[Any], Form]:
-    """The leaves of a graph, and all else that it is."""
+def _leaves(graph: Any) -> tuple[list[Any], tuple[Place, ...], tuple[str, ...]]:
+    """The leaves of a graph with their places, and the names of its parts."""
     stores = graph.stores
     places = tuple(_places(stores))
     leaves = [_owner(stores[number], name)[name] for number, name in places]
+    return leaves, places, tuple(map(_name, stores))
+
+
+def _flatten(graph: Any) -> tuple[list[Any], Form]:
+    """The leaves of a graph, and all else that it is."""
+    leaves, places, names = _leaves(graph)
     template = copy.copy(graph)
     parts = template.stores
     for number, name in places:
         del _owner(parts[number], name)[name]
-    names = tuple(_name(store) for store in stores)
     return leaves, Form(type(graph), names, places, template)
 
 
 def _flatten_with_keys(graph: Any) -> tuple[list[tuple[Any, Any]], Form]:
-    """The same, each leaf with its name."""
-    leaves, form = _flatten(graph)
-    names = [".".join(filter(None, (form.stores[number], name))) for number, name in form.places]
-    return [(pytree.MappingKey(name), leaf) for name, leaf in zip(names, leaves, strict=True)], form
+    """The same, each leaf with its name; whoever asks for names has asked for the rest already."""
+    leaves, places, stores = _leaves(graph)
+    names = [".".join(filter(None, (stores[number], name))) for number, name in places]
+    keyed: list[tuple[Any, Any]] = [
+        (pytree.MappingKey(name), leaf) for name, leaf in zip(names, leaves, strict=True)
+    ]
+    return keyed, Form(type(graph), stores, places, graph)
 
 
 def _unflatten(leaves: Iterable[Any], form: Form) -> Any:
