@@ -12,7 +12,7 @@ from torch import fx
 
 from sparsify.passes.graph.insert import call
 from sparsify.passes.graph.operators import COPIES, operator_name, tensor_value
-from sparsify.passes.region.fragment import HALVES
+from sparsify.passes.region.sparse_operand import HALVES
 
 # What changes entries by rounding them alone, as some model or Dynamo writes it.
 CONVERSIONS: Final = COPIES - {"detach"} | {
