@@ -20,12 +20,10 @@ from sparsify.passes.decide.front_end import front_end
 from sparsify.passes.emit.emit import check, emit
 from sparsify.passes.emit.mask_gradients import keep_zeros
 from sparsify.passes.emit.write_in_place import write_in_place
-from sparsify.passes.fuse.fuse import fuse
 from sparsify.passes.lift.attention.find import attention
 from sparsify.passes.lift.attention.mask import masked
-from sparsify.passes.lift.flatten_rows import flatten
 from sparsify.passes.lift.lift import lift
-from sparsify.passes.region.printer import fragments_text, regions_text, whole_graph
+from sparsify.passes.region.printer import regions_text, whole_graph
 from sparsify.passes.reorder.reorder import reorder
 from sparsify.passes.rules.edge_dropout import edge_dropout
 from sparsify.passes.rules.mark import mark
@@ -55,10 +53,10 @@ PASSES: tuple[Pass, ...] = (
     Pass("masked", masked, whole_graph),  # needs the marks; the graph to compare with has its patterns
     Pass("drawn", edge_dropout, whole_graph),  # needs the marks of edges; what it draws is compared with, too
     Pass("propagated", propagate, whole_graph),  # from the marks of inputs and parameters
-    Pass("flattened", flatten, whole_graph),  # needs the marks of weights; lifts see matrices alone
-    Pass("reordered", reorder, whole_graph),  # needs the marks; lifts see the nodes in their new order
-    Pass("lifted", lift, fragments_text),  # needs all marks: what is sparse decides what is an einsum operand
-    Pass("fused", fuse, regions_text),  # needs all fragments: joins across modules
+    Pass(
+        "reordered", reorder, whole_graph
+    ),  # needs the marks; regions are made of the nodes in their new order
+    Pass("lifted", lift, regions_text),  # needs all marks: what is sparse decides what is an einsum operand
     Pass("general", front_end, regions_text),  # needs all regions: what they cover has one already
     Pass("packed", pack, regions_text),  # needs the products that are left; what would lose stays dense
     Pass("priced", price, regions_text),  # needs the formats of weights

@@ -39,6 +39,7 @@ from sparsify.compiler.einsum.nodes import (
     Stored,
 )
 from sparsify.compiler.einsum.parse import parse_expression
+from sparsify.compiler.node import find
 from sparsify.errors import DtypeError
 
 # What is computed of truth values, as torch does.
@@ -55,7 +56,8 @@ WORDS = {BOOL: "truth values", COMPLEX: "complex numbers"}
 
 def infer_dtype(statements: Sequence[Assign], declarations: Mapping[str, Declaration]) -> str:
     """The dtype of the result that some statements assign."""
-    kinds = {name: declared_kind(declared) for name, declared in declarations.items()}
+    read = (access.tensor for statement in statements for access in find(statement.value, Access))
+    kinds = {name: declared_kind(declarations[name]) for name in read if name in declarations}
     found = []
     for statement in statements:
         kind = kind_of(statement.value, kinds)

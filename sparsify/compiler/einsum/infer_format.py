@@ -15,6 +15,7 @@ Source: Yan et al., Scorch, 2024, Algorithm 4.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 from sparsify.compiler.einsum.density import expected_density
@@ -73,6 +74,7 @@ def infer_format(
     return replace(program, declarations=tuple(known.values()))
 
 
+@cache
 def dense_format(rank: int) -> Format:
     """The format of a dense tensor."""
     return Format(", ".join(["dense"] * rank) or "scalar")

@@ -165,7 +165,7 @@ class Draft:
         report: what the passes did.
         options: settings.
         examples: the example tensors by input name.
-        regions: what `lift` found and `fuse` joined, for `emit`.
+        regions: parts of it that become kernels, for `emit`.
         notices: where warnings go.
         formats: that were chosen for weights.
         stored: how weights are packed already.

@@ -1,9 +1,9 @@
 """Regions that are expected to be slower than the operators of torch that they replace stay these operators.
 
 In: the region of `Y[i,j,l] = sum(k, X[i,j,k] * W[i,k,l])` with few zeros in W. Out: no region, a line in the report.
-Regions that recognisers make are timed by themselves; what the front end makes is compared by what is expected. A dense
-input that a rule declares sparse is read once a call, to tell whether its entries have changed: what the regions that
-read it gain together must be more than that.
+Layers are timed for the formats of their weights, convolutions and embeddings of bags by themselves; what else the front
+end makes is compared by what is expected. A dense input that a rule declares sparse is read once a call, to tell whether
+its entries have changed: what the regions that read it gain together must be more than that.
 
 What torch's operators take is told before they run: products are as fast as torch's are on the machine, everything else
 as its memory. `index_add(zeros, 0, rows, index_select(x, 0, columns))` over 88,000 edges and 64 features takes about 20
@@ -172,7 +172,7 @@ def price(draft: Draft) -> Draft:
 
 def gain_us(draft: Draft, region: Region) -> float:
     """What a region is expected to save; without bound where it has a contest of its own, or nobody knows."""
-    us = estimated_us(draft, region) if region.equations is not None else None
+    us = estimated_us(draft, region) if region.equations is not None and not region.is_layer else None
     if us is None:
         return inf
     machine = calibrate.known(draft.options)

@@ -63,7 +63,7 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
         assert binding.plan.structure is not None, "structures are cut out before calls are made"
         structure, result = binding.plan.structure, binding.result
         operands.append(Operand(binding.name, argument, structure, leaves, result, binding.is_full))
-    assert region.program is not None, "fuse finishes programs"
+    assert region.program is not None, "regions have programs"
     try:
         outputs = () if region.layout is not None else region.outputs
         shapes = tuple([output_shape(region, node, at) for node in outputs])
@@ -75,7 +75,7 @@ def site_of(draft: Draft, region: Region, bindings: list[Binding]) -> Site | Spa
             library = by_library(extract(draft.graph, arguments, [region.output]), region.backend)
         settings = (draft.options, draft.notices, draft.is_strict, library, region.layout)
         call = RegionCall(region.program, operands, shapes, dense, *settings)
-        call.is_general = region.equations is not None
+        call.is_general = region.equations is not None and not region.is_layer
         call.densely = frozenset(o.argument for o in operands if o.name in region.densely)
         if library is not None:
             return Site(region, call, arguments, {}, expected_sizes(draft, region))
@@ -134,7 +134,7 @@ def operand_of_index(region: Region, number: int, mode: int) -> tuple[fx.Node, i
 
     Extents that the data decides, as of `x[mask]`, may be equal under different symbols.
     """
-    assert region.program is not None, "fuse finishes programs"
+    assert region.program is not None, "regions have programs"
     extents = region.program.declaration(region.program.outputs[number]).extents
     for name, operand in region.operands.items():
         value = tensor_value(operand) if isinstance(operand, fx.Node) else None

@@ -14,13 +14,11 @@ from sparsify.compiler.einsum.nodes import Access, Assign, Reduce
 from sparsify.compiler.einsum.sparsity import Sparsity
 from sparsify.compiler.node import find
 from sparsify.passes.program.infer import Storage
-from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.program.model import MATRIX, ModelProgram
 from sparsify.passes.rewrite.simplify import functions_of, is_multilinear
 
-# The modes of a matrix.
 # Functions of a product with a bias.
 LINEAR: Final = frozenset(("mul", "add"))
-MATRIX: Final = 2
 
 
 @dataclass
@@ -100,8 +98,9 @@ def cut(program: ModelProgram, storage: Storage, alone: Collection[str], most: i
         known = [found for found in cuts if shared & set(found.operands) and found not in known] + known
         known = [f for f in known if not is_gathered(statement, f, storage) and len(f.statements) < most]
         known = [f for f in known if not any(place.get(tensor) is f for tensor in read if tensor in alone)]
+        known = [] if is_layer(program, storage, name) else known
         fitting = [found for found in known if id(found) not in reached(outside(read, found))]
-        touches = touches_sparse(program, storage, name)
+        touches = touches_sparse(program, storage, name) or is_layer(program, storage, name)
         wanted = (
             fitting if touches else [found for found in fitting if is_epilogue(statement, found, storage)]
         )
@@ -116,14 +115,19 @@ def cut(program: ModelProgram, storage: Storage, alone: Collection[str], most: i
     apart = {*alone, *kept(program)}
     for found in cuts:
         if len(found.statements) < most:
-            taken = take_products(
-                program, found, apart | {n for n in place if not is_free(n, found, place, storage)}
-            )
+            others = {n for n in found.operands if n in place and not is_free(n, found, place, storage)}
+            taken = take_products(program, found, apart | others)
             place.update(dict.fromkeys(taken, found))
         complete(program, found)
     cuts = [found for found in cuts if any(place[name] is found for name in found.names if name in place)]
     note_outputs(program, cuts, place)
     return [found for found in cuts if found.outputs]
+
+
+def is_layer(program: ModelProgram, storage: Storage, name: str) -> bool:
+    """Whether a statement is a product with a weight, and its epilogue: a region by itself, for which it is packed."""
+    sums = find(program.statements[name].value, Reduce)
+    return not storage.is_sparse(name) and any(is_multilinear(p) and program.reads_weight(p) for p in sums)
 
 
 def sparse_inputs(program: ModelProgram, storage: Storage, read: list[str]) -> set[str]:
@@ -219,15 +223,19 @@ def take_products(program: ModelProgram, found: Cut, apart: Collection[str]) -> 
             continue
         sums = find(statement.value, Reduce)
         is_product = len(sums) == 1 and is_multilinear(sums[0]) and functions_of(statement.value) <= LINEAR
-        if is_product and len(statement.target.indices) == MATRIX and is_multiplied(found, name):
+        if is_product and len(statement.target.indices) == MATRIX and is_multiplied(program, found, name):
             found.statements.insert(0, statement)
             taken.append(name)
     return taken
 
 
-def is_multiplied(found: Cut, name: str) -> bool:
-    """Whether all that reads a tensor in a cut are sums of products: their order may be another one."""
+def is_multiplied(program: ModelProgram, found: Cut, name: str) -> bool:
+    """Whether all that reads a tensor in a cut are sums of products: their order may be another one.
+
+    A weight is packed for the product with its own rows.
+    """
     sums = [part for s in found.statements for part in find(s.value, Reduce) if is_multilinear(part)]
+    sums = [part for part in sums if not program.reads_weight(part)]
     within = sum(access.tensor == name for part in sums for access in find(part, Access))
     return within == sum(access.tensor == name for s in found.statements for access in find(s.value, Access))
 

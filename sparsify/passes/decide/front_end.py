@@ -1,11 +1,12 @@
-"""Regions of what no recogniser knows: the graph in index notation, sparsity inferred, cut into programs.
+"""Regions of what has no road of its own: the graph in index notation, sparsity inferred, cut into programs.
 
-In: a draft whose regions are fused, with marked tensors that further operators read, `a * (x @ x.T)` with a sparse.
+In: a draft with the regions of other roads, and marked tensors that further operators read, `a * (x @ x.T)` with a
+sparse.
 Out: the same with a region for each part of the graph that touches such a tensor: `Y[i,k] = A[i,k] * sum(j, X[i,j] *
 X[k,j])`. What has no program stays torch's, for the reasons that the report lists.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from math import prod
 from typing import Final
@@ -20,14 +21,16 @@ from sparsify.compiler.schedule.contract import contract
 from sparsify.compiler.schedule.sizes import Sizes
 from sparsify.passes.capture.draft import Draft
 from sparsify.passes.choose.estimate import expected_sizes
-from sparsify.passes.decide.cut import cut, kept
+from sparsify.passes.decide.cut import cut, is_layer, kept
+from sparsify.passes.decide.dense_reasons import PRODUCTS, reason_to_stay_dense
 from sparsify.passes.decide.gates import finish_mixture, gate_operand
 from sparsify.passes.decide.leaves import (
     computed_weights,
     densities,
+    is_free,
     is_relation_wanted,
     marked_leaves,
-    operand_of,
+    program_operand,
     relation_mark,
     relation_operands,
 )
@@ -41,9 +44,8 @@ from sparsify.passes.lift.experts.capacity import combine_of
 from sparsify.passes.program.infer import UNKNOWN, Storage, infer
 from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.program.translate import translate
-from sparsify.passes.region.fragment import HALVES
 from sparsify.passes.region.region import Region, finish
-from sparsify.passes.region.sparse_operand import Matrix
+from sparsify.passes.region.sparse_operand import HALVES, Matrix, row_scales
 from sparsify.passes.rewrite.demand import demand
 from sparsify.passes.rewrite.distribute import distribute
 from sparsify.passes.rewrite.gate import (
@@ -61,6 +63,7 @@ from sparsify.passes.rewrite.relation import relate
 from sparsify.passes.rewrite.simplify import is_multilinear, without_detach
 from sparsify.passes.rewrite.softmax import normalise
 from sparsify.passes.rewrite.tokens import with_tokens
+from sparsify.passes.rewrite.weights import gathered, scale_rows
 from sparsify.passes.rules.scatters import REPEATS, SCATTERS, messages_of
 from sparsify.report import Choice
 
@@ -68,6 +71,9 @@ from sparsify.report import Choice
 ROUNDS: Final = 64
 # The share of entries from which on a product of a sparse factor is written as a dense tensor.
 FULL: Final = 0.5
+WHOLE_ROWS: Final = (
+    "rows of it are read whole for the entries of the other matrix: to look for what both store is slower"
+)
 # Functions that are finite for finite operands, whatever is not stored.
 FINITE: Final = frozenset(
     ("mul", "add", "sub", "neg", "relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "abs", "square")
@@ -75,26 +81,30 @@ FINITE: Final = frozenset(
 
 
 def front_end(draft: Draft) -> Draft:
-    """The draft with regions for operators that no recogniser lifted, where they touch a marked tensor."""
+    """The draft with regions of all operators that touch a marked tensor and have no region yet."""
     draft.regions = in_order(draft, [*draft.regions, *pattern_regions(draft)])
+    # Gates of mixtures are computed as they were, and then read sparse.
+    gates = {node for region in draft.regions for node in region.inputs}
+    note_reasons(draft, lambda node: operator_name(node) not in PRODUCTS and node not in gates)
     known = covered_by(draft.regions) | settled(draft.graph)
-    marked = leaves_of(draft, known)
-    edges = edges_of(draft.graph, known) if draft.has_general else set()
-    if marked or edges:
-        shared = [r for r in draft.regions if reads_input(r, marked) or reads_edges(r, edges)]
-        # One program of all that reads a tensor, or else what the recognisers leave.
-        made = shared and general_regions(draft, [r for r in draft.regions if r not in shared], is_whole=True)
-        if made:
-            draft.regions = [region for region in draft.regions if region not in shared]
-        made = made or general_regions(draft, draft.regions)
-        draft.regions = in_order(draft, [*draft.regions, *made])
+    if leaves_of(draft, known) or (draft.has_general and edges_of(draft.graph, known)):
+        draft.regions = in_order(draft, [*draft.regions, *general_regions(draft)])
+    note_reasons(draft, lambda node: operator_name(node) in PRODUCTS)
     report_dense(draft, covered_by(draft.regions))
     return draft
 
 
+def note_reasons(draft: Draft, which: Callable[[fx.Node], bool]) -> None:
+    """Says of some nodes outside of regions that rules reached why they stay dense, where nothing has said so."""
+    covered = covered_by(draft.regions)
+    for node in draft.graph.nodes:
+        if node not in covered and info(node).dense_reason is None and which(node):
+            set_info(node, dense_reason=reason_to_stay_dense(node) or None)
+
+
 def leaves_of(draft: Draft, covered: set[fx.Node]) -> dict[str, Matrix]:
     """The sparse operands by name that operators outside of regions read: marked tensors and gates of experts."""
-    marked = marked_leaves(draft.graph, covered, is_trainable=draft.is_trainable)
+    marked = marked_leaves(draft, covered)
     return marked | gates_of(draft.graph, covered)
 
 
@@ -154,58 +164,51 @@ def covered_by(regions: Iterable[Region]) -> set[fx.Node]:
     return {node for region in regions for node in region.covered}
 
 
-def reads_input(region: Region, marked: Mapping[str, Matrix]) -> bool:
-    """Whether a region of products reads an input, as a sparse operand, that further operators read."""
-    return any(
-        matrix.dense is not None and matrix.dense.op == "placeholder" and matrix.dense.name in marked
-        for matrix in region.matrices
-    )
-
-
-def reads_edges(region: Region, edges: set[fx.Node]) -> bool:
-    """Whether a region reads an adjacency by places of which further scatters are made."""
-    return any(matrix.rows in edges for matrix in region.matrices)
-
-
-def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = False) -> list[Region]:
-    """The regions of all that reads marked tensors and that other regions do not cover.
-
-    Args:
-        is_whole: whether one cut without a region means none at all.
-    """
-    covered = covered_by(others) | settled(draft.graph)
+def general_regions(draft: Draft) -> list[Region]:
+    """The regions of all that reads marked tensors and that other regions do not cover."""
+    covered = covered_by(draft.regions) | settled(draft.graph)
     marked = leaves_of(draft, covered)
     apart = covered | {n for n in draft.graph.nodes if n.name in marked}
     gates = {name for name, matrix in marked.items() if matrix.mark.role == "gate"}
-    program = program_of(draft, apart, gates)
+    weights = {n for n, m in marked.items() if m.dense is not None and m.dense.op == "get_attr"}
+    program = program_of(draft, apart, gates, weights)
     for name, statement in program.statements.items() if not draft.is_trainable else ():
         program.statements[name] = replace(statement, value=without_detach(statement.value))
     inline(program, infer(program, {}, {}), kept(program), is_view)
     relate(program, is_relation_wanted(program))
     relations = relation_operands(program)
-    leaves = {name: operand_of(matrix) for name, matrix in (marked | relations).items()}
+    leaves = {name: program_operand(matrix) for name, matrix in (marked | relations).items()}
     shares = densities(draft, marked | relations)
     if not draft.is_trainable:
         made_once = computed_weights(program, infer(program, leaves, shares))
         for name in made_once:
             del program.statements[name]
             program.constants.add(name)
-        leaves |= {name: operand_of(matrix) for name, matrix in made_once.items()}
+        leaves |= {name: matrix.declared for name, matrix in made_once.items()}
         shares |= densities(draft, made_once)
         marked |= made_once
+        program.weights |= made_once.keys()
+    results = results_of(program, infer(program, leaves, shares), gates)
+    for name in gathered(
+        program, infer(program, leaves, shares), [n for n, m in marked.items() if is_free(m)]
+    ):
+        set_info(program.nodes[name], dense_reason=Choice(WHOLE_ROWS))
+        program.weights.discard(name)
+        for known in (marked, leaves, shares):
+            known.pop(name, None)
+    scale_rows(program, marked)
     results = results_of(program, infer(program, leaves, shares), gates)
     alone = kept_alone(draft, program) | results
     storage = canonical(program, leaves, shares, kept(program) | alone, gates, results)
+    alone |= {name for name in program.statements if is_layer(program, storage, name)}
     note_readers(program, marked.keys() - gates, covered)
     note_scatters(program, covered)
     made = []
     most = draft.recipe.fuse.max_einsums or len(program.statements)
     for found in cut(program, storage, alone, most):
-        region = region_of(program, found, marked | relations)
+        region = region_of(program, storage, found, marked | relations)
         if not isinstance(region, str):
             made.append(region)
-        elif is_whole:
-            return []
         else:
             note_refusal([program.nodes[name] for name in found.names if name in program.nodes], region)
     if not draft.has_general:
@@ -213,7 +216,7 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
     for region in made:
         if reads_gate(region):
             finish_mixture(region)
-        else:
+        elif not region.is_layer:
             put_dense_products_first(draft, region)
             transpose_weights(region)
         once = sources_of(matrix.dense for matrix in region.matrices if matrix.dense is not None)
@@ -222,20 +225,25 @@ def general_regions(draft: Draft, others: Iterable[Region], *, is_whole: bool = 
     return made
 
 
-def program_of(draft: Draft, apart: Collection[fx.Node], gates: Collection[str]) -> ModelProgram:
+def program_of(
+    draft: Draft, apart: Collection[fx.Node], gates: Collection[str], weights: set[str]
+) -> ModelProgram:
     """The program of a graph, in which mixtures of experts have no biases behind them, and a mode for tokens.
 
     Args:
         apart: nodes that stay opaque.
         gates: the leaves that choose experts.
+        weights: sparse parameters.
     """
     program = translate(draft.graph, apart)
     if not draft.has_general:
         apart = {*apart, *unbounded(program)}
         program = translate(draft.graph, apart)
+    program.weights = weights
     if gates:
         inline(program, infer(program, {}, {}), kept(program), is_view)
         program = translate(draft.graph, {*apart, *split_biases(program, gates)})
+        program.weights = weights
         inline(program, infer(program, {}, {}), kept(program), is_view)
         with_tokens(program, gates)
     return program
@@ -246,6 +254,7 @@ def note_readers(program: ModelProgram, names: Iterable[str], covered: Collectio
     for name in names:
         for reader in program.nodes[name].users:
             is_left = reader.name in program.opaque and reader not in covered
+            is_left = is_left and reader.target is not row_scales
             if is_left and info(reader).dense_reason is None:
                 set_info(reader, dense_reason=program.opaque[reader.name])
 

@@ -13,9 +13,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand
-from sparsify.compiler.kernel import result_index_dtypes
 from sparsify.errors import SparsifyError
 from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.choose.estimate import extents_of, stored_entries
@@ -33,13 +31,13 @@ from sparsify.passes.graph.operators import (
 from sparsify.passes.operands.cached_operands import Joins
 from sparsify.passes.program.infer import Storage
 from sparsify.passes.program.model import By, ModelProgram, Relation, Size, sizes_of
-from sparsify.passes.region.fragment import HALVES
-from sparsify.passes.region.sparse_operand import Matrix, PatternOperand
+from sparsify.passes.region.sparse_operand import HALVES, Matrix, scales_of
 from sparsify.storage.format import Format
 
 aten: Final = torch.ops.aten
 # Of relations with the numbers of edges as a mode: `A[i,e,j]`.
 RELATION: Final = Format("dense, compressed, singleton")
+VECTOR: Final = Format("compressed")
 MATRIX: Final = 2
 # What edges between the same nodes become together, by what the entries of a relation are.
 JOINS: Final[dict[By, Joins]] = {"logarithms": "logsumexp", "distinct": "nothing"}
@@ -51,20 +49,21 @@ DTYPES: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16, to
 LEAVES: Final = ("placeholder", "get_attr")
 
 
-def marked_leaves(graph: fx.Graph, covered: set[fx.Node], *, is_trainable: bool = False) -> dict[str, Matrix]:
+def marked_leaves(draft: Draft, covered: set[fx.Node]) -> dict[str, Matrix]:
     """The marked tensors that operators outside of regions read, as sparse operands by name.
 
     They are inputs and parameters, and dense tensors that the graph makes of coordinates and marked values. Steps with
     torch's products of half precision are faster than those with sparse weights that get gradients.
     """
     found = {}
-    for node in graph.nodes:
+    for node in list(draft.graph.nodes):
         matrix = declared(node) if node.op in LEAVES else written_out(node)
-        if matrix is not None and is_trainable and node.op == "get_attr" and matrix.dtype in HALVES:
+        if matrix is not None and draft.is_trainable and node.op == "get_attr" and matrix.dtype in HALVES:
             continue
         set_info(node, is_made_dense=matrix is not None and node.op not in LEAVES)
         readers = (user for user in node.users if operator_name(user) not in ("sym_size", "size"))
-        if matrix is not None and not matrix.format.is_dense and not covered.issuperset(readers):
+        is_read = matrix is not None and (node.op == "get_attr" or not matrix.format.is_dense)
+        if matrix is not None and is_read and not covered.issuperset(readers):
             found[node.name] = matrix
     return found
 
@@ -72,16 +71,35 @@ def marked_leaves(graph: fx.Graph, covered: set[fx.Node], *, is_trainable: bool 
 def declared(node: fx.Node) -> Matrix | None:
     """An input or a parameter that a rule declares sparse."""
     mark, value = info(node).mark, tensor_value(node)
-    if not isinstance(mark, Mark) or mark.derived or mark.dtype != "same" or mark.mask is not None:
+    if not isinstance(mark, Mark) or mark.derived or mark.mask is not None or value is None:
+        return None
+    is_rounded = mark.dtype != "same"
+    if is_rounded and (node.op != "get_attr" or value.dim() != MATRIX):
         return None
     # Modes of extent 1 are left out of programs, and nothing is stored in empty ones.
-    if value is None or value.dtype not in DTYPES or any(size in (0, 1) for size in (sizes_of(value) or [0])):
+    sizes = sizes_of(value)[is_single_row(node) :]
+    if value.dtype not in DTYPES or any(size in (0, 1) for size in (sizes or [0])):
         return None
     form = storage_format(mark, value.dim())
+    dtype = getattr(torch, mark.dtype) if is_rounded else value.dtype
     return None if form is None else Matrix(
         name=node.name, extents=None, rows=None, columns=None, values=None, dense=node,
-        transposed=False, dtype=value.dtype, mark=mark, packed=form,
+        transposed=False, dtype=dtype, mark=mark, packed=form,
+        scales=scales_of(node, value) if dtype is torch.int8 else None,
     )  # fmt: skip
+
+
+def is_single_row(node: fx.Node) -> bool:
+    """Whether a parameter is the weight [1, n] of layers with one result, and nothing else."""
+    value = node.meta["val"]
+    is_row = node.op == "get_attr" and value.dim() == MATRIX and sizes_of(value)[0] == 1
+    return is_row and all(operator_name(u) == "linear" and u.args[1] is node for u in node.users)
+
+
+def program_operand(matrix: Matrix) -> Operand:
+    """How the program of a model reads a sparse operand: a weight of one row is a vector there."""
+    is_row = matrix.dense is not None and matrix.dense.op == "get_attr" and is_single_row(matrix.dense)
+    return replace(matrix.declared, format=VECTOR, index_dtypes=()) if is_row else matrix.declared
 
 
 def written_out(node: fx.Node) -> Matrix | None:
@@ -106,6 +124,11 @@ def written_out(node: fx.Node) -> Matrix | None:
         name=node.name, extents=tuple(base.args[0]), rows=rows, between=tuple(between), columns=columns,
         values=values, dense=None, transposed=False, dtype=value.dtype, mark=mark, packed=form,
     )  # fmt: skip
+
+
+def is_free(matrix: Matrix) -> bool:
+    """Whether a sparse operand is a parameter whose format its rule leaves open."""
+    return matrix.dense is not None and matrix.dense.op == "get_attr" and matrix.mark.format == "auto"
 
 
 def computed_weights(program: ModelProgram, storage: Storage) -> dict[str, Matrix]:
@@ -223,14 +246,6 @@ def storage_format(mark: Mark, rank: int) -> Format | None:
     except SparsifyError:
         return None
     return found if found.rank == rank else None
-
-
-def operand_of(matrix: Matrix | PatternOperand) -> Operand:
-    """How programs read a sparse operand."""
-    if isinstance(matrix, PatternOperand):
-        return matrix.declared
-    form = matrix.format
-    return Operand(form, name_of(matrix.dtype), 0.0, result_index_dtypes(form))
 
 
 def densities(draft: Draft, marked: Mapping[str, Matrix]) -> dict[str, float]:

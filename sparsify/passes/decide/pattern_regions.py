@@ -252,12 +252,13 @@ def native_regions(draft: Draft, patterns: Mapping[str, PatternOperand]) -> list
     infer_dtypes(program)
     whole = {name for name, pattern in patterns.items() if pattern.spec.is_whole}
     by_patterns(program, infer(program, leaves, {}), patterns, whole)
+    storage = infer(program, leaves, {})
     made = []
     for node in inside:
         found: Region | str = program.opaque.get(node.name, "")
         if not found:
             cut = needed(Cut(list(program.statements.values())), [node.name])
-            found = region_of(program, cut, patterns)
+            found = region_of(program, storage, cut, patterns)
         if isinstance(found, str):
             set_info(node, dense_reason=found)
             continue

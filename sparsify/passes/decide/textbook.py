@@ -16,7 +16,7 @@ from sparsify.passes.decide.cut import Cut
 from sparsify.passes.graph.operators import parameter_behind
 from sparsify.passes.program.model import ModelProgram, index_names
 from sparsify.passes.region.region import rename
-from sparsify.passes.region.sparse_operand import Matrix, PatternOperand
+from sparsify.passes.region.sparse_operand import Matrix, PatternOperand, row_scales
 from sparsify.passes.rewrite.simplify import renamed
 
 RESULT_NAMES: Final = ("i", "k", "l", "m")
@@ -120,20 +120,20 @@ def tensor_texts(
         numbers = given.setdefault(base, chain([base], (f"{base}{number}" for number in count(1))))
         return next(numbers)
 
-    names = {name: short(letters.get(name) or letter_of(operand)) for name, operand in operands.items()}
+    ranks = {a.tensor: len(a.indices) for s in found.statements for a in find(s.value, Access)}
+    names = {n: short(letters.get(n) or letter_of(operand, ranks[n])) for n, operand in operands.items()}
     names |= {name: short(letters.get(name, "T")) for name in found.names if name not in outputs}
     return names | {name: short("Y") for name in outputs}
 
 
-def letter_of(operand: Matrix | PatternOperand | fx.Node) -> str:
-    """The letter of an operand."""
+def letter_of(operand: Matrix | PatternOperand | fx.Node, rank: int) -> str:
+    """The letter of an operand that is read at so many index variables."""
     if isinstance(operand, PatternOperand):
         return "M"
     if isinstance(operand, Matrix):
         return {"weight": "W", "activation": "X", "attention_mask": "M", "gate": "G"}.get(
             operand.mark.role, "A"
         )
-    value = operand.meta["val"]
-    if sum(1 for extent in value.shape if type(extent) is not int or extent != 1) <= 1:
-        return "b"
+    if rank <= 1:
+        return "s" if operand.target is row_scales else "b"
     return "W" if parameter_behind(operand) is not None else "X"

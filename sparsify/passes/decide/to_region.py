@@ -12,17 +12,20 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.infer_format import dense_format
-from sparsify.compiler.einsum.nodes import Access, Expr
+from sparsify.compiler.einsum.nodes import Access, Expr, Reduce
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.errors import SparsifyError
-from sparsify.passes.decide.cut import Cut
-from sparsify.passes.decide.gates import tokens_of
-from sparsify.passes.decide.leaves import LEAVES, operand_of
+from sparsify.passes.decide.cut import Cut, is_layer
+from sparsify.passes.decide.gates import Tokens, tokens_of
+from sparsify.passes.decide.rows import Rows, matrix_of, rows_of
 from sparsify.passes.decide.textbook import textbook, unified, unread_indices
 from sparsify.passes.graph import insert
 from sparsify.passes.graph.node_info import info, set_info
-from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.graph.operators import between
+from sparsify.passes.program.infer import Storage
+from sparsify.passes.program.model import MATRIX, ModelProgram
 from sparsify.passes.program.translate import dense_operand
 from sparsify.passes.region.region import Region, declare_equations
 from sparsify.passes.region.sparse_operand import Matrix, PatternOperand
@@ -31,7 +34,7 @@ aten: Final = torch.ops.aten
 
 
 def region_of(
-    program: ModelProgram, found: Cut, marked: Mapping[str, Matrix | PatternOperand]
+    program: ModelProgram, storage: Storage, found: Cut, marked: Mapping[str, Matrix | PatternOperand]
 ) -> Region | str:
     """The region of a cut, or why there is none."""
     if not any(name in marked for name in found.operands):
@@ -43,6 +46,8 @@ def region_of(
         return tokens
     found = Cut(tokens.statements, found.outputs)
     marked = {**marked, **{name: tokens.matrix(matrices[name]) for name in gates}}
+    rows = rows_of(program, storage, found)
+    found = Cut(rows.statements, found.outputs)
     unread = unread_indices(unified(program, found.statements))
     if any(not isinstance(program.extents[name], int) for name in unread):
         return "an extent of a result is known in a call alone"
@@ -54,13 +59,12 @@ def region_of(
     declared = {
         text.names[name]: replace(dense_operand(program, name), format=dense_format(ranks[name]))
         if isinstance(source, fx.Node)
-        else operand_of(source)
+        else source.declared
         for name, source in sources.items()
     }
+    results_in = {text.names[name]: name_of(program.nodes[name].meta["val"].dtype) for name in outputs}
     try:
-        made = declare_equations(
-            text.statements, declared, [text.names[name] for name in outputs], text.sizes
-        )
+        made = declare_equations(text.statements, declared, results_in, text.sizes)
     except SparsifyError as error:
         return f"no program: {error}".splitlines()[0]
     inside = nodes_of(program, outputs, sources)
@@ -69,26 +73,48 @@ def region_of(
     for name, source in sources.items():
         operand: Any = source
         if isinstance(source, fx.Node):
-            operand = tokens.operand(source, inside) if name in tokens.flat else without_units(source, inside)
+            operand = operand_in(tokens, rows, name, source, inside, ranks[name])
         operands[operand.name] = operand
         names[operand.name] = text.names[name]
     for node in inside if gates else ():
         insert.move_behind_inputs(node)
     results = []
     for name in outputs:
-        node = program.nodes[name]
-        results.append(tokens.result(node) if gates else result_without_units(node))
+        results.append(result_in(program, tokens, rows, name))
         names[results[-1].name] = text.names[name]
     back = {short: name for name, short in names.items()}
     return Region(
         statements=[(results[-1], (), read_by_name(text.statements[-1].value, back))],
         operands=operands,
-        covered=[*inside, *(result for result in results if result not in inside)],
+        covered=list(dict.fromkeys([*(n for n in inside if n not in operands.values()), *results])),
         names=names,
         program=made,
         results=tuple(results) if len(results) > 1 else (),
         equations=text,
+        is_layer=is_product(program, storage, found),
     )
+
+
+def operand_in(
+    tokens: Tokens, rows: Rows, name: str, node: fx.Node, readers: list[fx.Node], rank: int
+) -> fx.Node:
+    """A dense tensor with the modes that the program of a region reads it with; its nodes read it so, too."""
+    if name in tokens.flat:
+        return tokens.operand(node, readers)
+    if name in rows.flat:
+        return read_through(node, readers, matrix_of(node))
+    return node if node.meta["val"].dim() == rank else read_through(node, readers, *apart(node))
+
+
+def result_in(program: ModelProgram, tokens: Tokens, rows: Rows, name: str) -> fx.Node:
+    """A result with the modes that the program of a region computes; what reads it gets all modes."""
+    node = program.nodes[name]
+    if name in rows.flat:
+        program.nodes[name] = rows.flatten(node)
+        return node
+    if tokens.gate is not None:
+        return tokens.result(node)
+    return read_through(node, list(node.users), *apart(node))
 
 
 def nodes_behind(
@@ -100,6 +126,14 @@ def nodes_behind(
     return [
         program.nodes[n] for n in (program.relations[name].inputs if name in program.relations else [name])
     ]
+
+
+def is_product(program: ModelProgram, storage: Storage, found: Cut) -> bool:
+    """Whether a cut is one product of matrices, or of a vector, with a weight and its epilogue."""
+    if len(found.names) > 1 or not is_layer(program, storage, found.names[0]):
+        return False
+    read = [a for part in find(found.statements[0].value, Reduce) for a in find(part, Access)]
+    return all(len(access.indices) <= MATRIX for access in read)
 
 
 def read_by_name(value: Expr, names: Mapping[str, str]) -> Expr:
@@ -130,31 +164,13 @@ def nodes_of(
     return inside
 
 
-def between(outputs: list[fx.Node], operands: list[fx.Node]) -> list[fx.Node]:
-    """The nodes that compute some nodes from others, in the order of the graph."""
-    found, waiting = set[fx.Node](), list(outputs)
-    while waiting:
-        node = waiting.pop()
-        if node not in found and node not in operands and node.op not in LEAVES:
-            found.add(node)
-            waiting += node.all_input_nodes
-    return [node for node in outputs[0].graph.nodes if node in found]
-
-
-def without_units(node: fx.Node, readers: list[fx.Node]) -> fx.Node:
-    """An operand without its modes of extent 1; the nodes of a region read it through them."""
-    bare, whole = apart(node)
+def read_through(
+    node: fx.Node, readers: list[fx.Node], bare: fx.Node, whole: fx.Node | None = None
+) -> fx.Node:
+    """A tensor with the modes that it has in a region; some nodes read it so, or a view of that with all modes."""
     for reader in readers if bare is not node else ():
-        reader.replace_input_with(node, whole)
-    return bare
-
-
-def result_without_units(node: fx.Node) -> fx.Node:
-    """A result without its modes of extent 1; what reads it gets them back."""
-    readers = list(node.users)
-    bare, whole = apart(node)
-    for reader in readers if bare is not node else ():
-        reader.replace_input_with(node, whole)
+        if reader is not bare:
+            reader.replace_input_with(node, whole or bare)
     return bare
 
 
@@ -164,10 +180,18 @@ def apart(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     units = [mode for mode, extent in enumerate(shape) if type(extent) is int and extent == 1]
     if not units:
         return node, node
-    with node.graph.inserting_after(node):
-        bare = whole = insert.call(aten.squeeze.dims, node, units)
-    set_info(bare, shown=node)
+    bare = whole = made_once(node, aten.squeeze.dims, units)
     for mode in units:
-        with node.graph.inserting_after(whole):
-            whole = insert.call(aten.unsqueeze.default, whole, mode)
+        whole = made_once(whole, aten.unsqueeze.default, mode)
     return bare, whole
+
+
+def made_once(node: fx.Node, target: Any, argument: Any) -> fx.Node:
+    """The call of a view of a node, which is there where the node is the result of another region."""
+    for user in node.users:
+        if user.target is target and user.args[1:] == (argument,):
+            return user
+    with node.graph.inserting_after(node):
+        made = insert.call(target, node, argument)
+    set_info(made, shown=info(node).shown or node)
+    return made

@@ -5,14 +5,19 @@ In: `Y[i,k] = sum(j, X[i,j] * W[k,j])`, X sparse, W a parameter. Out: `Y[i,k] = 
 """
 
 from dataclasses import replace
+from typing import Final
 
+import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Reduce
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.decide.textbook import Text
-from sparsify.passes.region.fragment import turned
+from sparsify.passes.graph import insert
+from sparsify.passes.graph.operators import operator_name
 from sparsify.passes.region.region import Region, finish
+
+aten: Final = torch.ops.aten
 
 
 def transpose_weights(region: Region) -> None:
@@ -25,7 +30,7 @@ def transpose_weights(region: Region) -> None:
         short = region.names[name]
         if not gathers_columns(region.equations.statements, short, sparse):
             continue
-        made = turned(operand, region.covered[0])
+        made = transposed(operand)
         region.operands = {
             (made.name if known == name else known): (made if known == name else other)
             for known, other in region.operands.items()
@@ -74,3 +79,15 @@ def with_transposed(statement: Assign, name: str) -> Assign:
     value = visit(statement.value)
     assert isinstance(value, Expr)
     return replace(statement, value=value)
+
+
+def transposed(weight: fx.Node) -> fx.Node:
+    """The transpose of a weight, in row-major order; `emit` computes it once per version of the weight."""
+    for view in weight.users:
+        for copy in view.users if operator_name(view) == "t" else ():
+            if operator_name(copy) == "contiguous":
+                return copy
+    with weight.graph.inserting_after(weight):
+        view = insert.call(aten.t.default, weight)
+    with weight.graph.inserting_after(view):
+        return insert.call(aten.contiguous.default, view)

@@ -218,7 +218,7 @@ def layout_of(node: fx.Node) -> list[int]:
 
 def describe(draft: Draft, region: Region, call: RegionCall) -> RegionEntry:
     """The region's line in the report."""
-    assert region.program is not None, "fuse finishes programs"
+    assert region.program is not None, "regions have programs"
     how = f"packed by {LIBRARIES[region.backend].name}" if region.backend else ""
     formats = {d.name: how or str(d.format) for d in region.program.declarations if not d.format.is_dense}
     einsum = "; ".join(str(statement) for statement in region.program.statements)

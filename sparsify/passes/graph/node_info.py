@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from sparsify.passes.call.region_call import RegionCall
     from sparsify.passes.capture.draft import Mark
     from sparsify.passes.operands.convolution_operands import Chosen
-    from sparsify.passes.region.fragment import Fragment
     from sparsify.passes.region.region import Region
 
 KEY: Final = "sparsify"
@@ -34,9 +33,9 @@ class NodeInfo:
     no_attention: str | None = None  # why it is no attention that rules can give a pattern
     own_pattern: Any = None  # the pattern that its attention has by itself
     dense_reason: str | None = None  # why it stays dense
-    fragment: "Fragment | None" = None  # the einsum that it is
     region: "Region | None" = None  # the region that ends in it
     rows_of: fx.Node | None = None  # the tensor that it has the rows of
+    matrix: fx.Node | None = None  # the matrix of rows that it is a view of
     parts: Any = None  # the shape of the parts that it is a view of
     order: Any = None  # how its rows are ordered
     is_made_dense: bool = False  # whether it is a sparse input as a dense tensor

@@ -6,7 +6,7 @@ Out: `"index_add"`, `"index_add"`, `"index_add"`, `"add"`.
 """
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -316,6 +316,13 @@ def ancestors(
             yield node
             if is_passed(node):
                 waiting += node.all_input_nodes
+
+
+def between(outputs: Iterable[fx.Node], operands: Collection[fx.Node]) -> list[fx.Node]:
+    """The nodes that compute some nodes from others, in the order of the graph; neither inputs nor attributes."""
+    leaves = ("placeholder", "get_attr")
+    found = ancestors(outputs, lambda node: node not in operands)
+    return sorted(node for node in found if node not in operands and node.op not in leaves)
 
 
 def sources(nodes: Iterable[fx.Node]) -> list[fx.Node]:

@@ -25,7 +25,7 @@ from sparsify.passes.module.hooks import drop_gradient_hooks
 from sparsify.passes.module.run_eager import without_effects
 from sparsify.passes.module.variant import Variant, pruned_among
 from sparsify.passes.operands.content_memo import reading_once
-from sparsify.passes.region.fragment import HALVES
+from sparsify.passes.region.sparse_operand import HALVES
 from sparsify.passes.rules.not_finite import first_not_finite, value_at
 from sparsify.recipe import Verify
 from sparsify.report import Report

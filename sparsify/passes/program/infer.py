@@ -13,7 +13,7 @@ from sparsify.compiler.dtypes import name_of
 from sparsify.compiler.einsum.declare import Operand
 from sparsify.compiler.einsum.density import expected_density
 from sparsify.compiler.einsum.infer_format import declare_result, dense_format
-from sparsify.compiler.einsum.nodes import Declaration, Expr
+from sparsify.compiler.einsum.nodes import Assign, Declaration, Expr
 from sparsify.compiler.einsum.sparsity import Sparsity, infer_sparsity
 from sparsify.passes.program.model import ModelProgram, Size
 
@@ -67,15 +67,28 @@ def infer(program: ModelProgram, leaves: Mapping[str, Operand], densities: Mappi
         for leaf in read:
             if leaf not in known:
                 known[leaf] = leaf_declaration(program, leaf, leaves.get(leaf))
-        indices = tuple(str(index) for index in statement.target.indices)
-        if not any(storage.is_sparse(tensor) for tensor in read):
-            known[name] = Declaration(name, indices, dense_format(len(indices)), program.dtypes[name])
-            continue
-        share = expected_density(statement.value, known, expected, extents)
-        known[name] = declare_result([statement], indices, known, density=share)
-        if known[name].pattern_of is None:
+        given = tuple((known[tensor], expected.get(tensor)) for tensor in read)
+        before = program.inferred.get(name)
+        if before is None or before[0] is not statement or before[1] != given:
+            declared = declaration_of(storage, statement, expected, extents)
+            before = program.inferred[name] = (statement, given, *declared)
+        *_, known[name], share = before
+        if share is not None:
             expected[name] = share
     return storage
+
+
+def declaration_of(
+    storage: Storage, statement: Assign, expected: Mapping[str, float], extents: Mapping[str, int]
+) -> tuple[Declaration, float | None]:
+    """The declaration of what a statement assigns, and the expected density of a pattern of its own."""
+    name, known = statement.target.tensor, storage.declarations
+    indices = tuple(str(index) for index in statement.target.indices)
+    if not any(storage.is_sparse(tensor) for tensor in storage.program.reads(name)):
+        return Declaration(name, indices, dense_format(len(indices)), storage.program.dtypes[name]), None
+    share = expected_density(statement.value, known, expected, extents)
+    found = declare_result([statement], indices, known, density=share)
+    return found, share if found.pattern_of is None else None
 
 
 def leaf_declaration(program: ModelProgram, name: str, operand: Operand | None) -> Declaration:

@@ -9,13 +9,16 @@ Tensors of programs have no modes of extent 1: `unsqueeze`, `squeeze`, `expand` 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import fx
 
 from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Extent, Index, Reduce
 from sparsify.compiler.node import find
+
+# The modes of a matrix.
+MATRIX: Final = 2
 
 
 class Refusal(Exception):
@@ -84,7 +87,9 @@ class ModelProgram:
         nodes: of the graph, by name.
         constants: tensors that are computed once, from parameters alone.
         equal: by symbolic extent another one that operators make equal, as those of keys and values.
+        weights: sparse parameters, and what is computed once from such, whose products are regions of their own.
         relations: the adjacencies among its leaves, by name.
+        inferred: by tensor how its statement is stored, and the statement and what it read when that was inferred.
         letters: of tensors and index variables that textbooks always call the same.
     """
 
@@ -98,7 +103,9 @@ class ModelProgram:
     nodes: dict[str, fx.Node] = field(init=False)
     constants: set[str] = field(default_factory=set)
     equal: dict[Size, Size] = field(default_factory=dict)
+    weights: set[str] = field(default_factory=set)
     relations: dict[str, Relation] = field(default_factory=dict)
+    inferred: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     letters: dict[str, str] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
     _reads: dict[str, tuple[Assign, list[str]]] = field(default_factory=dict)
@@ -168,6 +175,11 @@ class ModelProgram:
             for read in self.reads(name):
                 found.setdefault(read, set()).add(name)
         return found
+
+    def reads_weight(self, expr: Expr) -> bool:
+        """Whether an expression has a sum over the entries of a sparse parameter that is a matrix."""
+        read = (access for part in find(expr, Reduce) for access in find(part, Access))
+        return any(access.tensor in self.weights and len(access.indices) <= MATRIX for access in read)
 
     def drop_unneeded(self) -> None:
         """Leaves out the statements that neither the caller nor opaque operators need."""

@@ -1,5 +1,4 @@
-"""The data that lift, fuse, choose and emit share: sparse operands, fragments, regions and their text.
+"""The data that lift, decide, choose and emit share: sparse operands, regions and their text.
 
-In: nodes and marks. Out: `Matrix`, `Fragment`, `Region`. Read `sparse_operand.py`, `fragment.py`, `region.py`,
-`printer.py`.
+In: nodes and marks. Out: `Matrix`, `Region`. Read `sparse_operand.py`, `region.py`, `printer.py`.
 """

@@ -21,7 +21,6 @@ from sparsify.passes.capture.draft import Draft, Mark
 from sparsify.passes.graph.node_info import info
 from sparsify.passes.graph.operators import operator_name, scope, tensor_value
 from sparsify.passes.operands.convolution_operands import Chosen
-from sparsify.passes.region.fragment import Fragment
 from sparsify.passes.region.region import Region
 from sparsify.passes.region.sparse_operand import Bags, Matrix, PatternOperand
 
@@ -109,21 +108,8 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def fragments_text(draft: Draft) -> str:
-    """What `lift` found: a node, and the expression that computes it."""
-    rows = []
-    for node in draft.graph.nodes:
-        fragment = info(node).fragment
-        if isinstance(fragment, Fragment):
-            indices = f"[{','.join(fragment.indices)}]" if fragment.indices else ""
-            rows.append((f"{node.name}{indices} = {fragment.value}", fragment.kind))
-        elif reason := info(node).dense_reason:
-            rows.append((f"%{node.name} stays dense", reason))
-    return aligned(rows)
-
-
 def regions_text(draft: Draft) -> str:
-    """What `fuse` joined: the nodes of each region and its program."""
+    """The nodes of each region and its program."""
     parts = []
     sizes = extent_names(draft.graph)
     for number, region in enumerate(draft.regions, 1):
@@ -171,7 +157,7 @@ def origin(
         sources[short] = source(now, leaves.get(short))
         if isinstance(operand, Matrix | Bags):
             mark = operand.mark
-            assert region.program is not None, "fuse finishes programs"
+            assert region.program is not None, "regions have programs"
             name, _, levels = declaration_parts(region.program.declaration(short))
             marks.append((f"{name}: {mark.role}, {levels}", f"rule {mark.rule}, {mark.where}"))
     return Origin(graph_text(sorted(set(region.covered)), sizes), aligned(marks), sources)

@@ -24,6 +24,8 @@ from sparsify.sparsification.mask_spec import MaskSpec
 from sparsify.sparsification.rounding import scale_dtype, scales
 from sparsify.storage.format import Format
 
+# Of products with weights that get no gradients: sums of float32, rounded once.
+HALVES: Final = (torch.bfloat16, torch.float16)
 # After the name of a weight of whole numbers, that of the buffer that has its scales.
 SCALES: Final = "_scales"
 
@@ -83,6 +85,12 @@ class Matrix:
         if self.packed is not None:
             return self.packed
         return Format("csr" if self.mark.format == "auto" else self.mark.format)
+
+    @property
+    def declared(self) -> Operand:
+        """How programs read it."""
+        form = self.format
+        return Operand(form, name_of(self.dtype), 0.0, () if form.is_dense else result_index_dtypes(form))
 
     @property
     def source(self) -> str:

@@ -30,9 +30,10 @@ def demand(program: ModelProgram, storage: Storage, kept: Collection[str]) -> bo
         statement = program.statements[name]
         if name in kept or storage.is_sparse(name) or not find(statement.value, Access):
             continue
-        patterns = [
-            guards(program.statements[reader], statement, storage) for reader in readers.get(name, ())
-        ]
+        consumers = [program.statements[reader] for reader in readers.get(name, ())]
+        if any(program.reads_weight(consumer.value) for consumer in consumers):
+            continue  # kernels of layers read rows of dense tensors
+        patterns = [guards(consumer, statement, storage) for consumer in consumers]
         common = set.intersection(*patterns) if patterns else set()
         for tensor, indices in sorted(common, key=str):
             if tensor != name and not follows(program, tensor, name):

@@ -35,14 +35,21 @@ def distribute(program: ModelProgram, storage: Storage, apart: Collection[str]) 
         apart: tensors that opaque operators or the caller read.
     """
     changed = set[str]()
+    # Products with weights are regions of their own.
+    layers = {name for name, made in program.statements.items() if program.reads_weight(made.value)}
     for name in list(program.statements):
-        if name in apart or name not in program.statements or is_zero_outside(storage, name):
+        if (
+            name in layers
+            or name in apart
+            or name not in program.statements
+            or is_zero_outside(storage, name)
+        ):
             continue
-        statement = with_products(program, name, apart)
+        statement = with_products(program, name, {*apart, *layers})
         if not is_split(storage, statement):
             continue
         readers = program.readers().get(name, set())
-        if not readers or not all(is_summed(program, name, reader, apart) for reader in readers):
+        if not readers or not all(is_summed(program, name, reader, apart, layers) for reader in readers):
             continue
         for reader in readers:
             consumer = program.statements[reader]
@@ -150,17 +157,19 @@ def summands(storage: Storage, expr: Expr, sign: int = 1) -> Iterator[Term]:
         yield sign, expr
 
 
-def is_summed(program: ModelProgram, name: str, reader: str, apart: Collection[str]) -> bool:
+def is_summed(
+    program: ModelProgram, name: str, reader: str, apart: Collection[str], layers: Collection[str]
+) -> bool:
     """Whether a statement has a tensor as a factor of its sums, or of a tensor of which all readers have."""
     value = program.statements[reader].value
-    if not is_linear(value, name):
+    if reader in layers or not is_linear(value, name):
         return False
     sums = [part for part in find(value, Reduce) if reads(part, name)]
     if sums:
         return all(part.monoid == "sum" for part in sums)
     readers = program.readers().get(reader, set())
     return reader not in apart and bool(readers) and all(
-        is_summed(program, reader, further, apart) for further in readers
+        is_summed(program, reader, further, apart, layers) for further in readers
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from sparsify.compiler.einsum.nodes import Access, Assign, Cast, Const, Expr, Extent, Index, Reduce
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.program.infer import Storage
-from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.program.model import MATRIX, ModelProgram
 from sparsify.passes.region.region import place
 from sparsify.passes.rewrite.simplify import (
     depth,
@@ -99,7 +99,11 @@ def may_inline(
         is_kept: whether it is computed anyway.
     """
     producer, consumer = program.statements[name], program.statements[reader]
+    sums = [part for part in find(consumer.value, Reduce) if program.reads_weight(part)]
+    is_multiplied = any(access.tensor == name for part in sums for access in find(part, Access))
     match producer.value:
+        case Const() | Cast() if is_multiplied:
+            return False
         case Const() | Index():
             return True
         case Cast(dtype, Const()):  # a number in a statement of its dtype needs no cast
@@ -107,8 +111,8 @@ def may_inline(
         case Access(tensor, indices):
             # Slices of a dense tensor cost nothing as views of torch, and a lot inside of loops.
             return all(isinstance(index, Index) for index in indices) or storage.is_sparse(tensor)
-    if depth(producer.value) + depth(consumer.value) > DEEPEST:
-        return False
+    if is_multiplied or depth(producer.value) + depth(consumer.value) > DEEPEST:
+        return False  # a kernel of a layer reads a packed weight beside a tensor, and nothing that is computed again
     functions = functions_of(producer.value)
     reduces, consumes = bool(find(producer.value, Reduce)), bool(find(consumer.value, Reduce))
     is_cheap = storage.is_sparse(name) and not reduces and functions <= CHEAP
@@ -122,8 +126,12 @@ def may_inline(
         return False
     loops = {str(index) for index in consumer.target.indices} | enclosing(consumer.value, name)
     is_equal = loops == {str(index) for index in access.indices}
+    if program.reads_weight(producer.value) and not is_of_rows(storage, consumer, access):
+        return False
+    if program.reads_weight(consumer.value) and any(map(storage.is_sparse, program.reads(name))):
+        return False  # a kernel of a layer reads one sparse tensor
     product = product_with(consumer.value, access)
-    if product is not None and is_multilinear(producer.value):
+    if product is not None and is_multilinear(producer.value) and not program.reads_weight(producer.value):
         reads_sparse = [
             any(storage.is_sparse(a.tensor) for a in find(value, Access))
             for value in (producer.value, product)
@@ -132,6 +140,18 @@ def may_inline(
     if reduces:
         return is_equal and (storage.is_sparse(reader) or not consumes)
     return is_equal or functions <= CHEAP
+
+
+def is_of_rows(storage: Storage, consumer: Assign, product: Access) -> bool:
+    """Whether a statement computes each entry from the same one of a product, and reads nothing along some rows alone.
+
+    `relu(y[b,t,k] + z[k])`, but not `y[b,t,k] + z[t,k]` nor `y[t,b,k]`: kernels see all rows as one mode.
+    """
+    own = consumer.target.indices
+    others = [access for access in find(consumer.value, Access) if access != product]
+    if product.indices != own or any(storage.is_sparse(access.tensor) for access in others):
+        return False
+    return len(own) <= MATRIX or all(access.indices in (own, own[-1:], ()) for access in others)
 
 
 def product_with(value: Expr, access: Access) -> Reduce | None:

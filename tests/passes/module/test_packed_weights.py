@@ -249,7 +249,7 @@ def test_tied_weights_stay_tied():
 
 
 class AlsoDense(nn.Module):
-    """A weight that is multiplied, and where a shift is given looked up."""
+    """A weight that is multiplied, and where a shift is given summed as no kernel does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class AlsoDense(nn.Module):
 
     def forward(self, x: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
         y = self.linear(x)
-        return y if shift is None else y + shift * self.linear.weight[:, 0]
+        return y if shift is None else y + shift * self.linear.weight.cumsum(1)[:, 0]
 
 
 @pytest.mark.filterwarnings("ignore:.*stays dense")

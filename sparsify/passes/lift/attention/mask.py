@@ -33,7 +33,7 @@ from sparsify.passes.lift.attention.grouped_query import (
 from sparsify.passes.lift.attention.mask_factors import factors, is_causal
 from sparsify.passes.lift.attention.reference import safe_softmax
 from sparsify.passes.lift.attention.relative_bias import Distances, put_before
-from sparsify.passes.region.fragment import HALVES
+from sparsify.passes.region.sparse_operand import HALVES
 from sparsify.sparsification.mask_spec import MaskSpec, Stamp
 
 # How a rule calls the pattern that a model has itself.

@@ -13,8 +13,11 @@ from sparsify.passes.graph.einsum_nodes import einsum_of
 from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.graph.operators import argument, is_inactive_dropout, operator_name, tensor_value
 from sparsify.passes.lift.experts import capacity
-from sparsify.passes.region.fragment import UNARY
 
+UNARY: Final = {
+    "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh", "exp": "exp", "neg": "neg", "abs": "abs", "sqrt":
+    "sqrt", "silu": "silu", "square": "square", "sin": "sin", "cos": "cos", "erf": "erf",
+}  # fmt: skip
 SIGNS: Final = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 CLAMPS: Final = frozenset({"clamp", "clamp_min", "clamp_max"})
 

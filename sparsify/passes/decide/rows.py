@@ -1,0 +1,186 @@
+"""Products with a weight over all rows at once: the leading modes of a tensor as one mode, whatever they are.
+
+In: `y[b,t,k] = relu(sum(j, x[b,t,j] * w[k,j]) + b[k])` of nodes with x [2, 5, 8].
+Out: `y[r,k] = relu(sum(j, x[r,j] * w[k,j]) + b[k])` of the same nodes over `reshape(x, [-1, 8])`, and a view of their
+result for what reads it.
+
+Packed weights are for products with rows: a batch of sentences is one matrix of tokens, and a row by itself, whose mode
+programs leave out, a matrix of one row. The nodes of a layer compute matrices then, as its kernel does; a layer behind
+another one reads the matrix, not the view.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import torch
+from torch import fx
+
+from sparsify.compiler.einsum.nodes import Access, Assign, Expr, Index, Reduce
+from sparsify.compiler.node import Node, find, map_children
+from sparsify.passes.decide.cut import Cut, is_layer
+from sparsify.passes.graph import canonicalize, insert
+from sparsify.passes.graph.node_info import info, set_info
+from sparsify.passes.graph.operators import argument, between, operator_name, parameter_behind
+from sparsify.passes.program.infer import Storage
+from sparsify.passes.program.model import MATRIX, ModelProgram, sizes_of
+
+aten: Final = torch.ops.aten
+RESHAPES: Final = (aten.view.default, aten.reshape.default)
+# Products of rows with a matrix, and the places of what has the rows.
+PRODUCTS: Final = {"linear": 0, "matmul": 0, "mm": 0, "addmm": 1}
+
+
+@dataclass
+class Rows:
+    """A cut with one mode for all rows.
+
+    Attributes:
+        statements: of the cut.
+        like: the node whose leading modes the rows are, `None` for a cut without rows.
+        flat: the tensors that have the mode of rows.
+        nodes: that compute rows.
+    """
+
+    statements: list[Assign]
+    like: fx.Node | None
+    flat: set[str]
+    nodes: list[fx.Node]
+
+    def flatten(self, matrix: fx.Node) -> fx.Node:
+        """Makes the nodes compute matrices of rows, with a view of the result for what reads it.
+
+        Returns:
+            the view; the result where it is a matrix as it is.
+        """
+        value = matrix.meta["val"]
+        if value.dim() == MATRIX:
+            return matrix
+        for node in self.nodes:
+            shape = node.meta["val"].shape
+            node.meta = {**node.meta, "val": node.meta["val"].reshape(-1, shape[-1])}
+        assert self.like is not None, "rows are those of a node"
+        readers, following = list(matrix.users), matrix.next
+        with matrix.graph.inserting_before(following):
+            view = matrix.graph.call_function(aten.view.default)
+        sizes = canonicalize.sizes_of(self.like, view)
+        assert sizes is not None, "rows have sizes"
+        view.args = (matrix, [*sizes[:-1], int(value.shape[-1])])
+        view.meta |= {**matrix.meta, "val": value}
+        set_info(view, matrix=matrix)
+        for reader in readers:
+            if reader.target not in RESHAPES:
+                reader.replace_input_with(matrix, view)
+        return view
+
+
+def matrix_of(node: fx.Node) -> fx.Node:
+    """A tensor as a matrix of rows: itself, the matrix that it is a view of, or `reshape(node, [-1, n])`."""
+    if info(node).matrix is not None or node.meta["val"].dim() == MATRIX:
+        return info(node).matrix or node
+    columns = int(node.meta["val"].shape[-1])
+    while node.target in RESHAPES:
+        node = node.all_input_nodes[0]
+        shape = sizes_of(node.meta["val"])
+        if len(shape) == MATRIX and shape[-1] == columns:
+            return node
+    for user in node.users:
+        if user.target is aten.reshape.default and user.args[1] == [-1, columns]:
+            return user
+    with node.graph.inserting_after(node):
+        return insert.call(aten.reshape.default, node, [-1, columns])
+
+
+def rows_of(program: ModelProgram, storage: Storage, found: Cut) -> Rows:
+    """A cut whose only statement is a product with a weight, with one mode for all rows; others as they are."""
+    as_it_is = Rows(found.statements, None, set(), [])
+    name, *more = found.names
+    if more or not is_layer(program, storage, name):
+        return as_it_is
+    (statement,) = found.statements
+    product = next(p for p in find(statement.value, Reduce) if program.reads_weight(p))
+    weight, *weights = [access for access in find(product, Access) if access.tensor in program.weights]
+    others = [access for access in find(product, Access) if access.tensor not in program.weights]
+    lead, column = statement.target.indices[:-1], statement.target.indices[-1:]
+    if len(weight.indices) < MATRIX:  # a weight of one row: the mode is left out of programs
+        lead, column = statement.target.indices, (Index(program.index(1)),)
+        weight = Access(weight.tensor, (*column, *weight.indices))
+    nodes = between([program.nodes[name]], [program.nodes[read] for read in found.operands])
+    first = next((node for node in nodes if operator_name(node) in PRODUCTS), None)
+    is_last = len(others) == 1 and not weights and bool(column) and column[0] in weight.indices
+    if not is_last or column[0] in others[0].indices or first is None:
+        return as_it_is
+    rows = x_of(program, others[0], first)
+    nodes = between([program.nodes[name]], [program.nodes[read] for read in (rows, *found.operands)])
+    nodes = [node for node in nodes if parameter_behind(node) is None]
+    row = Index(program.index(prod(program.extents[str(index)] for index in lead)))
+    flat = {rows: others[0].indices[-1], name: column[0]}
+
+    def visit(node: Node) -> Node:
+        if not isinstance(node, Access):
+            return map_children(node, visit)
+        if node == others[0]:
+            return Access(rows, (row, node.indices[-1]))
+        if node.tensor == weight.tensor:
+            return weight
+        indices = node.indices
+        if len(indices) <= len(lead) and is_of_one_column(program, node.tensor, column[0]):
+            indices = (*indices, *column)
+        is_row = indices[: len(lead)] == lead and (bool(lead) or is_one_row(program, node.tensor))
+        if node != statement.target and (not is_row or len(indices) <= len(lead)):
+            return Access(node.tensor, indices)
+        flat[node.tensor] = indices[-1]
+        return Access(node.tensor, (row, *indices[len(lead) :]))
+
+    made = visit(statement)
+    assert isinstance(made, Assign), "statements stay what they are"
+    is_whole = rows in program.weights or {*lead} & {*find(made, Index)}
+    if is_whole or not all(is_of_rows(program, tensor, last) for tensor, last in flat.items()):
+        return as_it_is
+    is_matrix = all(program.nodes[tensor].meta["val"].dim() == MATRIX for tensor in flat)
+    if not is_matrix and not all(computes_rows(program, node, nodes, flat) for node in nodes):
+        return as_it_is
+    return Rows([made], program.nodes[rows], {*flat}, nodes)
+
+
+def x_of(program: ModelProgram, read: Access, product: fx.Node) -> str:
+    """The tensor of rows that the node of a product reads: `transpose(x)`, where its statement reads x."""
+    node = product.args[PRODUCTS[operator_name(product)]]
+    assert isinstance(node, fx.Node), "products are of tensors"
+    return read.tensor if program.nodes.get(read.tensor) is node else program.leaf(node)
+
+
+def is_of_one_column(program: ModelProgram, tensor: str, column: Expr) -> bool:
+    """Whether a tensor has the mode of an index variable with one coordinate, which programs leave out."""
+    node = program.nodes.get(tensor)
+    return node is not None and program.extents[str(column)] == 1 == (*sizes_of(node.meta["val"]), 0)[-2]
+
+
+def is_one_row(program: ModelProgram, tensor: str) -> bool:
+    """Whether a tensor is a row [1, n]; one of a single mode is no row but the same for all."""
+    node = program.nodes.get(tensor)
+    shape = () if node is None else sizes_of(node.meta["val"])
+    return len(shape) >= MATRIX and set(shape[:-1]) == {1}
+
+
+def is_of_rows(program: ModelProgram, tensor: str, last: Expr) -> bool:
+    """Whether the last mode of a tensor of the graph is the one that is no mode of its rows."""
+    node = program.nodes.get(tensor)
+    shape = () if node is None else sizes_of(node.meta["val"])
+    return bool(shape) and program.known(shape[-1]) == program.known(program.extents[str(last)])
+
+
+def computes_rows(program: ModelProgram, node: fx.Node, nodes: list[fx.Node], flat: Collection[str]) -> bool:
+    """Whether a node of a layer computes the same of matrices of rows: a product, or entry by entry."""
+    rows = {program.nodes[tensor] for tensor in flat}
+    shape, read = sizes_of(node.meta["val"]), [arg for arg in node.all_input_nodes if arg not in nodes]
+    if operator_name(node) in PRODUCTS:
+        weight = argument(node, 1, "weight")
+        return weight not in rows and weight not in nodes and weight.meta["val"].dim() == MATRIX
+    is_entrywise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return is_entrywise and all(
+        "val" in arg.meta
+        and (sizes_of(arg.meta["val"]) == shape if arg in rows else arg.meta["val"].dim() < MATRIX)
+        for arg in read
+    )
