@@ -442,9 +442,8 @@ class GeneratedStep:
         indices = [index for access in accesses(self.program.statements) for index in access.indices]
         if self._is_assembled or any(not isinstance(index, Index) for index in indices):
             return frozenset()
-        return frozenset(
-            name for d in self._declared for name in d.extents if name not in self.program.extents
-        )
+        fixed = dict(self.program.extents)
+        return frozenset(name for d in self._declared for name in d.extents if name not in fixed)
 
     def _makers(self, extents: Mapping[str, int]) -> tuple[tuple[Shape, Callable[[], torch.Tensor]], ...]:
         """The shape of each result, and what makes the memory of a dense one."""

@@ -219,7 +219,7 @@ class RunResult(Result):
     def verified(self) -> bool:
         """Whether outputs and losses of training are those of the dense model."""
         is_trained = self.steps is None or self.steps.agrees(**self.tolerance)
-        return Result.verified.fget(self) and is_trained  # type: ignore[attr-defined, no-any-return]
+        return self.agrees and bool(self.report.regions) and is_trained
 
     def complaint(self) -> str:
         """Why the run is not verified, "" when it is."""

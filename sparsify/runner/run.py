@@ -109,13 +109,14 @@ def run_request(
     """As `run`, for a request that is complete."""
     place = None if out is None else output_folder(out)
     asked, training, steps = subject(request), None, None
-    if asked.graph is not None and request.batch_size is not None:
-        steps = sampled_steps(request, asked.model, asked.example, asked.graph)
+    graph, example = asked.graph, asked.example
+    if graph is not None and request.batch_size is not None:
+        steps = sampled_steps(request, asked.model, example, graph)
         training = of_steps(request, asked.model, steps)
-    elif asked.graph is not None:
-        training = dense_model(request, asked.graph, retrain=retrain)
+    elif graph is not None:
+        training = dense_model(request, graph, retrain=retrain)
         asked = replace(asked, model=training.model)
-        steps = full_steps(request, asked.model, asked.example, asked.graph, seconds)
+        steps = full_steps(request, training.model, example, graph, seconds)
     result = compare(request, asked, training, seconds)
     if isinstance(result, RunResult):
         result.steps = steps

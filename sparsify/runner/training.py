@@ -8,6 +8,7 @@ import copy
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,7 +22,7 @@ from sparsify.passes.apply import pruned, sparse_module
 from sparsify.passes.capture.draft import Asked
 from sparsify.runner import measure
 from sparsify.runner.measure import Timing
-from sparsify.runner.request import Request
+from sparsify.runner.request import TRAINING, Request
 
 # The arguments of a call, the rows of the result that count, and their classes.
 Batch = tuple[tuple[Tensor, ...], Tensor, Tensor]
@@ -82,10 +83,10 @@ def full_steps(
     batch: Batch = (example, graph.train, graph.y[graph.train])
     runs = [stepper(made, request) for made in both(request, model, example)]
     steps = Steps("the whole graph", losses=losses(runs, batch))
-    calls = [lambda run=run: run(batch) for run in runs]
-    for call in calls:
-        call()
-    steps.dense, steps.sparse = measure.interleave(calls[0], calls[1], seconds=seconds)
+    for run in runs:
+        run(batch)
+    dense, sparse = (partial(run, batch) for run in runs)
+    steps.dense, steps.sparse = measure.interleave(dense, sparse, seconds=seconds)
     return steps
 
 
@@ -114,7 +115,7 @@ def sampled_steps(request: Request, model: nn.Module, example: tuple[Tensor, ...
                 steps.losses = losses(runs, batch)
             for timing, run in zip((steps.dense, steps.sparse), runs, strict=True):
                 torch.manual_seed(request.seed + step)  # both models drop the same
-                _, took_ms = measure.once(lambda run=run, batch=batch: run(batch))
+                _, took_ms = measure.once(partial(run, batch))
                 if step > min(WARM, count - 1):
                     timing.runs_ms.append(took_ms)
     steps.sample_ms = sorted(sample_ms)[len(sample_ms) // 2]
@@ -144,9 +145,8 @@ class Stepper:
 
 def stepper(model: nn.Module, request: Request) -> Stepper:
     """What trains a model as the request says."""
-    settings = {"lr": 0.01, "weight_decay": 5e-4}
-    settings |= {name: request.training[name] for name in settings if name in request.training}
-    return Stepper(model, torch.optim.Adam(model.parameters(), **settings))
+    lr, decay = (request.training.get(name, TRAINING[name]) for name in ("lr", "weight_decay"))
+    return Stepper(model, torch.optim.Adam(model.parameters(), lr=lr, weight_decay=decay))
 
 
 def both(

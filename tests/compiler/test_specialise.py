@@ -6,6 +6,7 @@ import torch
 import sparsify
 from sparsify.compiler import specialise
 from sparsify.compiler.evaluate import einsum_kernel, evaluate_kernel
+from sparsify.errors import ShapeError
 from sparsify.options import override
 
 SAMPLED = "ij,ik,jk->ij"
@@ -116,3 +117,16 @@ def test_graphs_for_every_extent_have_no_constants() -> None:
     for columns in (3, 5, 8):
         _, P, Q = operands(columns)
         torch.testing.assert_close(compiled(P, Q), pattern.to_dense() * (P @ Q.T))
+
+
+def test_shortcuts_know_which_extents_are_constants() -> None:
+    """Extents of a class share a kernel where they are arguments of it, and not where they are its constants."""
+    for columns in (128, 128, 128, 130, 140, 128):
+        A, P, Q = operands(columns)
+        found = sparsify.einsum(SAMPLED, A, P, Q)
+        torch.testing.assert_close(found.to_dense(), A.to_dense() * (P @ Q.t()))
+    kernel, _ = einsum_kernel(SAMPLED, operands(128), None, None)
+    for _ in range(3):
+        kernel(*operands(128))
+    with pytest.raises(ShapeError, match="130"):
+        kernel(*operands(130))

@@ -91,10 +91,11 @@ def spelled_regions(
     leaves = {name: pattern.declared for name, pattern in patterns.items()}
     whole = {name for name, pattern in patterns.items() if pattern.spec.is_whole}
     by_patterns(program, infer(program, leaves, {}), patterns, whole)
+    storage = infer(program, leaves, {})
     made = list[Region]()
     for softmax, found in results.items():
         cut = needed(Cut(list(program.statements.values())), [found.result])
-        region = region_of(program, cut, patterns)
+        region = region_of(program, storage, cut, patterns)
         if isinstance(region, str):
             set_info(softmax, dense_reason=region)
             continue

@@ -252,7 +252,8 @@ def size_through(node: fx.Node) -> bool:
     if found is not None:
         node.args = found
         return True
-    number = number_of_expression(node.graph, extent.node.expr)
+    symbol = getattr(extent, "node", None)
+    number = None if symbol is None else number_of_expression(node.graph, symbol.expr)
     if number is None or number is node or not number < node:
         return False
     node.replace_all_uses_with(number)

@@ -12,7 +12,11 @@ from torch import fx
 # Where torch has the functions that are made from the schemas of operators, and where it offers them.
 HOLDERS: Final = ((torch._C._VariableFunctions, torch), (torch._C._nn, torch._C._nn))
 # Operators whose functions in Python take other arguments than the operator, or that are methods alone.
-OTHERS: Final = {"item": torch.Tensor.item, "expand": torch.Tensor.expand, "view": torch.Tensor.view}
+OTHERS: Final[dict[str, Callable[..., Any]]] = {
+    "item": torch.Tensor.item,
+    "expand": torch.Tensor.expand,
+    "view": torch.Tensor.view,
+}
 
 
 def direct(target: Any) -> Callable[..., Any] | None:
@@ -22,24 +26,20 @@ def direct(target: Any) -> Callable[..., Any] | None:
     tensor([0., 2.])
     >>> direct(torch.ops.aten.add_.Tensor)
     """
-    if (
-        not isinstance(target, torch._ops.OpOverload)
-        or target.namespace != "aten"
-        or target._schema.is_mutable
-    ):
+    is_function = isinstance(target, torch._ops.OpOverload) and not target._schema.is_mutable
+    if not is_function or target.namespace != "aten":
         return None
     name = target._schema.name.removeprefix("aten::")
-    if name in OTHERS:
-        return OTHERS[name]
     if (
         "loss" in name or "cross_entropy" in name
-    ):  # a reduction has a number as an operator, and a name as a function
+    ):  # an operator has a number for the reduction, a function a name
         return None
     # Code of graphs has functions by their names, under which torch may offer one of Python that is made otherwise.
-    made = ((getattr(holder, name, None), getattr(public, name, None)) for holder, public in HOLDERS)
-    return next(
-        (function for function, offered in made if function is not None and function is offered), None
-    )
+    for holder, public in HOLDERS:
+        function: Callable[..., Any] | None = getattr(holder, name, None)
+        if function is not None and function is getattr(public, name, None):
+            return function
+    return OTHERS.get(name)
 
 
 def call_directly(graph: fx.Graph) -> None:
