@@ -46,7 +46,7 @@ class Pass:
 
 
 PASSES: tuple[Pass, ...] = (
-    Pass("attention", attention, whole_graph),  # first: rules name attention as one operator
+    Pass("attention", attention, whole_graph),  # first: rules name attention, however a model spells it
     Pass(
         "marked", mark, whole_graph
     ),  # needs the canonical graph of `capture`: rules see one name per operator

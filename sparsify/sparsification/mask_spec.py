@@ -89,6 +89,11 @@ class MaskSpec:
         """Whether there is such a pattern for keys that are not behind the query."""
         return self.kind == "causal" or "causal" in signature(patterns.KINDS[self.kind]).parameters
 
+    @property
+    def is_causal(self) -> bool:
+        """Whether no key behind the query is kept."""
+        return self.kind == "causal" or bool(dict(self.arguments).get("causal", False))
+
     def causal(self) -> "MaskSpec":
         """The same for keys that are not behind the query."""
         if self.kind == "causal":

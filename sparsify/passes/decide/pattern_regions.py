@@ -1,15 +1,15 @@
 """Regions of operators that read the pattern of a rule: their statements over what the pattern stores.
 
-In: `%m = attention_mask(bigbird, (block, 64), %n, %n); %y = scaled_dot_product_attention(%q, %k, %v, attn_mask=%m)`.
+In: `%m = attention_mask(bigbird, (block, 64), %n, %n); %p = safe_softmax(where(%m, %s, -inf), -1)` between products.
 Out: a region of `S[h,i,j] = where(stored(M[i,j]), 0.125 * sum(k, Q[h,i,k] * K[h,j,k]), -inf)` and the softmax and sum
 of the same rows, over `Q`, `K`, `V` and the pattern `M`.
 
 Views of operands stay torch's, but those that repeat entries: heads that share keys read the same ones.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import fx
@@ -21,14 +21,13 @@ from sparsify.passes.capture.draft import Draft
 from sparsify.passes.decide.cut import Cut, needed
 from sparsify.passes.decide.to_region import region_of
 from sparsify.passes.graph.insert import call_before, put_behind
-from sparsify.passes.graph.node_info import set_info
-from sparsify.passes.graph.operators import operator_name
-from sparsify.passes.lift.attention.bias import is_bias, plain
+from sparsify.passes.graph.node_info import info, set_info
 from sparsify.passes.lift.attention.find import operands_of
 from sparsify.passes.lift.attention.float_casts import widest
 from sparsify.passes.lift.attention.mask import attention_mask
 from sparsify.passes.lift.attention.reference import safe_softmax
-from sparsify.passes.lift.attention.relative_bias import Distances
+from sparsify.passes.lift.attention.relative_bias import Distances, is_bias, plain
+from sparsify.passes.lift.attention.spell import reason_against
 from sparsify.passes.program.infer import infer
 from sparsify.passes.program.model import ModelProgram, Size, sizes_of
 from sparsify.passes.program.translate import infer_dtypes, translate
@@ -40,19 +39,17 @@ from sparsify.passes.rewrite.attention import (
     name_as_textbooks,
     put_in_form,
     read_stored,
+    without_casts,
 )
-from sparsify.passes.rewrite.inline import placed
-from sparsify.passes.rewrite.masks import from_factors
+from sparsify.passes.rewrite.masks import from_factors, in_order
 from sparsify.passes.rewrite.pattern import by_patterns
-from sparsify.passes.rewrite.simplify import simplify
 from sparsify.passes.rewrite.split import Joined, Pair, joined, split
 from sparsify.sparsification.mask_spec import MaskSpec
 
+SDPA: Final = torch.ops.aten.scaled_dot_product_attention.default
 # How the note of a region begins.
 UNDER: Final = "attention under "
 BIASED: Final = "its bias is read by distance; wanted gradients of that are those of dense attention"
-REPEATED: Final = ("unsqueeze", "expand")
-ATTENTION: Final = ("scaled_dot_product_attention", "dropped_attention")
 
 
 def pattern_regions(draft: Draft) -> list[Region]:
@@ -60,16 +57,10 @@ def pattern_regions(draft: Draft) -> list[Region]:
     patterns = {n.name: pattern_of(n) for n in draft.graph.nodes if n.target is attention_mask}
     if not patterns:
         return []
+    for node in draft.graph.find_nodes(op="call_function", target=SDPA):
+        if info(node).mark is not None:
+            set_info(node, dense_reason=reason_against(node))
     softmaxes = [node for node in draft.graph.nodes if node.target is safe_softmax]
-    return native_regions(draft, patterns) + spelled_regions(draft, patterns, softmaxes)
-
-
-def spelled_regions(
-    draft: Draft, patterns: Mapping[str, PatternOperand], softmaxes: Collection[fx.Node]
-) -> list[Region]:
-    """The regions of softmaxes between two products."""
-    if not softmaxes:
-        return []
     program = translate(draft.graph, [n for n in draft.graph.nodes if n.name in patterns])
     # Gradients of a vector over distances have no fast kernel: where they are wanted, biases stay as they are.
     distances = Distances(draft.graph, are_looked_for=not draft.is_trainable)
@@ -79,7 +70,7 @@ def spelled_regions(
         if isinstance(found, str):
             set_info(softmax, dense_reason=found)
             continue
-        found = in_one_dtype(program, with_small_masks(program, found, distances))
+        found = in_one_dtype(program, with_small_masks(program, found, distances, patterns))
         statements = put_in_form(program, found)
         share_keys(program, found, statements, patterns)
         name_as_textbooks(program, found)
@@ -108,10 +99,16 @@ def spelled_regions(
     return made
 
 
-def with_small_masks(program: ModelProgram, found: Attention, distances: Distances) -> Attention:
+def with_small_masks(
+    program: ModelProgram, found: Attention, distances: Distances, patterns: Mapping[str, PatternOperand]
+) -> Attention:
     """Attention whose masks are computed from what they are made of, where that is smaller."""
     i, j = program.statements[found.scores].target.indices[-2:]
     shape = tuple(map(str, program.nodes[found.scores].meta["val"].shape[-2:]))
+
+    read = {access.tensor for access in find(found.value, Access)}
+    specs = [pattern.spec for name, pattern in patterns.items() if name in read]
+    true = in_order((i, j)) if any(spec.is_causal for spec in specs) else ()
 
     def along(access: Access) -> Expr | None:
         node = program.nodes[access.tensor]
@@ -123,7 +120,8 @@ def with_small_masks(program: ModelProgram, found: Attention, distances: Distanc
         place = parse_expression(f"{j} - {i} + extent({i}) - 1", indices=program.extents)
         return Access(vector.name, (*access.indices[:-2], place))
 
-    return replace(found, value=from_factors(program, found.value, found.factors, (i, j), along))
+    value = from_factors(program, found.value, found.factors, (i, j), along, true, patterns)
+    return replace(found, value=without_casts(value))
 
 
 def share_keys(
@@ -241,74 +239,11 @@ def finished(region: Region) -> Region:
     return region
 
 
-def native_regions(draft: Draft, patterns: Mapping[str, PatternOperand]) -> list[Region]:
-    """The regions of torch's operator."""
-    inside = {node: nodes_of(node) for node in draft.graph.nodes if operator_name(node) in ATTENTION}
-    inside = {node: nodes for node, nodes in inside.items() if any(n.name in patterns for n in nodes)}
-    every = {node for nodes in inside.values() for node in nodes}
-    program = translate(draft.graph, [n for n in draft.graph.nodes if n not in every or n.name in patterns])
-    leaves = {name: pattern.declared for name, pattern in patterns.items()}
-    own = {name for name in program.statements if program.source[name] in inside}
-    put_masks_in(program, own)
-    infer_dtypes(program)
-    whole = {name for name, pattern in patterns.items() if pattern.spec.is_whole}
-    by_patterns(program, infer(program, leaves, {}), patterns, whole)
-    storage = infer(program, leaves, {})
-    made = []
-    for node in inside:
-        found: Region | str = program.opaque.get(node.name, "")
-        if not found:
-            cut = needed(Cut(list(program.statements.values())), [node.name])
-            found = region_of(program, storage, cut, patterns)
-        if isinstance(found, str):
-            set_info(node, dense_reason=found)
-            continue
-        made.append(finished(found))
-    return made
-
-
-def put_masks_in(program: ModelProgram, own: Collection[str]) -> None:
-    """Puts all statements into those that read them, in place, but those of attention itself."""
-    for name in [name for name in reversed(program.statements) if name not in own]:
-        for reader in program.readers().get(name, ()):
-            consumer = program.statements[reader]
-            value = simplify(placed(program, consumer.value, program.statements[name]))
-            program.statements[reader] = replace(consumer, value=value)
-        del program.statements[name]
-
-
 def pattern_of(node: fx.Node) -> PatternOperand:
     """The pattern that a node makes dense, as an operand."""
     kind, arguments, rows, columns, stamp = node.args
     spec = MaskSpec(kind, arguments, stamp)  # type: ignore[arg-type]
     return PatternOperand(f"M_{node.name}", spec, (rows, columns), spec.example().format)
-
-
-def nodes_of(attention: fx.Node) -> list[fx.Node]:
-    """The nodes that a region has: attention, what makes its mask of a pattern, and what repeats its operands."""
-    reads: dict[fx.Node, bool] = {}
-
-    def reads_pattern(node: fx.Node) -> bool:
-        if node not in reads:
-            reads[node] = node.target is attention_mask or any(map(reads_pattern, masks_of(node)))
-        return reads[node]
-
-    found, waiting = dict[fx.Node, None](), [attention]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found[node] = None
-            inputs = node.all_input_nodes if node.target is not attention_mask else []
-            waiting += [n for n in inputs if operator_name(n) in REPEATED or reads_pattern(n)]
-    return list(found)
-
-
-def masks_of(node: fx.Node) -> Iterable[fx.Node]:
-    """The operands of a node that may be made of a pattern."""
-    mask: Any = node.kwargs.get("attn_mask")
-    if operator_name(node) in ATTENTION:
-        return [mask] if isinstance(mask, fx.Node) else []
-    return node.all_input_nodes if operator_name(node) in ("combined_mask", "to") else []
 
 
 def by_distance(region: Region) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ Attention is a softmax between two products of matrices, with entrywise statemen
 from dataclasses import dataclass, replace
 from math import inf
 
-from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Expr, Index, Reduce
+from sparsify.compiler.einsum.nodes import Access, Assign, Call, Cast, Const, Expr, Extent, Index, Reduce
 from sparsify.compiler.node import Node, find, map_children
 from sparsify.passes.graph.operators import is_dropout
 from sparsify.passes.program.model import ModelProgram
@@ -102,6 +102,7 @@ def attention_of(program: ModelProgram, softmax: str) -> Attention | str:
     assert isinstance(mean, Reduce), "a weighted mean is a sum"
     if not is_of_rows(statement, value):
         return NO_PRODUCT
+    value = with_read_extents(program, value)
     i, j = statement.target.indices[-2:]
     for factor in product_of(value).factors:
         rows = i if i in factor.indices else j
@@ -118,6 +119,17 @@ def is_cut(program: ModelProgram, name: str) -> bool:
     """Whether a statement of weights leaves out the last of each row."""
     statement = program.statements.get(name)
     return statement is not None and any(cut_off(statement, a.tensor) for a in find(statement.value, Access))
+
+
+def with_read_extents(program: ModelProgram, value: Expr) -> Expr:
+    """`extent(e) -> extent(d)` of an index variable that is summed over and has as many coordinates."""
+    found = value
+    for part in find(value, Extent):
+        size = program.known(program.extents[part.name])
+        (d,) = product_of(value).whole.indices
+        if part.name != d and program.known(program.extents[d]) == size:
+            found = exchanged(found, part, Extent(d))
+    return found
 
 
 def all_readers(program: ModelProgram) -> dict[str, set[str]]:

@@ -6,9 +6,13 @@ t of distances alone. Out: `s[h,i,j] = f + where(logical_and(j <= i, p[b,j]), v[
 
 from collections.abc import Callable, Collection
 
+import torch
+
 from sparsify.compiler.einsum.nodes import Access, Call, Cast, Const, Expr, Index, Reduce
 from sparsify.compiler.node import Node, find, map_children
-from sparsify.passes.program.model import ModelProgram
+from sparsify.passes.graph.constant_values import constant, counted_mode
+from sparsify.passes.graph.operators import overwritten
+from sparsify.passes.program.model import ModelProgram, sizes_of
 from sparsify.passes.rewrite.inline import placed
 from sparsify.passes.rewrite.simplify import simplify
 
@@ -23,6 +27,8 @@ def from_factors(
     kept: Collection[Access],
     pair: tuple[Expr, Expr],
     along: Callable[[Access], Expr | None],
+    true: Collection[Expr] = (),
+    patterns: Collection[str] = (),
 ) -> Expr:
     """Scores that compute masks of queries and keys, where what these are made of is smaller.
 
@@ -30,7 +36,11 @@ def from_factors(
         kept: accesses that stay.
         pair: the index variables of queries and keys.
         along: a mask that is of distances alone, read by these; None for others.
+        true: conditions that always hold.
+        patterns: tensors that are sparse: conversions of them are read as they are.
     """
+
+    written = {node.name for node in overwritten(program.graph)}
 
     def visit(node: Node) -> Node:
         if isinstance(node, Access):
@@ -41,12 +51,15 @@ def from_factors(
         by_distance = along(access)
         if by_distance is not None:
             return by_distance
-        made = inlined(access)
+        if access.tensor in written:
+            return None
+        made = known_values(program, access) or inlined(access)
         if made is None:
             return None
         parts = {part: smaller(part) for part in find(made, Access) if is_of(pair, part)}
         left = [part for part, found in parts.items() if found is None]
-        if len(left) > MOST or (left and len(left) == len(find(made, Access))):
+        is_all = len(left) == len(find(made, Access)) and not any(part.tensor in patterns for part in left)
+        if len(left) > MOST or (left and is_all):
             return None
         return simplified(
             exchanged_all(made, {part: found for part, found in parts.items() if found is not None})
@@ -56,13 +69,13 @@ def from_factors(
         statement = program.statements.get(access.tensor)
         if statement is None or find(statement.value, Reduce):
             return None
-        made = simplified(counted(program, placed(program, access, statement)))
+        made = simplified(counted(program, placed(program, access, statement), written))
         read = [part for part in find(made, Access) if program.dtypes.get(part.tensor, "bool") not in READ]
         return None if read else made
 
     found = visit(value)
     assert isinstance(found, Expr)
-    return simplified(found)
+    return simplified(found, true)
 
 
 def is_of(pair: tuple[Expr, Expr], access: Access) -> bool:
@@ -70,16 +83,16 @@ def is_of(pair: tuple[Expr, Expr], access: Access) -> bool:
     return set(pair) <= set(access.indices)
 
 
-def counted(program: ModelProgram, value: Expr) -> Expr:
+def counted(program: ModelProgram, value: Expr, written: Collection[str]) -> Expr:
     """`arange[j] -> j`, `ones[i,j] -> 1`: tensors of coordinates and numbers as what they are."""
 
     def visit(node: Node) -> Node:
-        statement = program.statements.get(node.tensor) if isinstance(node, Access) else None
-        if statement is None:
-            return map_children(node, visit)
-        if find(statement.value, Reduce):
-            return node
-        assert isinstance(node, Access)
+        if not isinstance(node, Access) or node.tensor in written:
+            return node if isinstance(node, Access) else map_children(node, visit)
+        known = known_values(program, node)
+        statement = program.statements.get(node.tensor)
+        if known is not None or statement is None or find(statement.value, Reduce):
+            return known or node
         made = visit(placed(program, node, statement))
         return node if find(made, Access) else made
 
@@ -88,11 +101,29 @@ def counted(program: ModelProgram, value: Expr) -> Expr:
     return found
 
 
-def simplified(value: Expr) -> Expr:
+def known_values(program: ModelProgram, access: Access) -> Expr | None:
+    """A number that a tensor has in all entries, or the coordinate that it counts; None for other tensors."""
+    node = program.nodes.get(access.tensor)
+    if node is None:
+        return None
+    if (number := constant(node)) is not None:
+        dtype = node.meta["val"].dtype
+        return Const(
+            bool(number) if dtype == torch.bool else float(number) if dtype.is_floating_point else number
+        )
+    if (mode := counted_mode(node)) is None:
+        return None
+    modes = [at - node.meta["val"].dim() for at, size in enumerate(sizes_of(node.meta["val"])) if size != 1]
+    return access.indices[modes.index(mode)] if mode in modes else None
+
+
+def simplified(value: Expr, true: Collection[Expr] = ()) -> Expr:
     """Truth values without those that always hold: `logical_and(c, True) -> c`, `i >= 0 -> True`."""
 
     def visit(node: Node) -> Node:
         node = map_children(node, visit)
+        if node in true:
+            return Const(True)
         match node:
             case Cast("bool", Const(c)):
                 return Const(bool(c))
@@ -115,6 +146,12 @@ def simplified(value: Expr) -> Expr:
     found = visit(value)
     assert isinstance(found, Expr)
     return simplify(found)
+
+
+def in_order(pair: tuple[Expr, Expr]) -> tuple[Expr, Expr]:
+    """The conditions of keys that are not behind the query: `j <= i`, `i >= j`."""
+    i, j = pair
+    return Call("le", (j, i)), Call("ge", (i, j))
 
 
 def exchanged_all(value: Expr, parts: dict[Access, Expr]) -> Expr:

@@ -1,5 +1,6 @@
-"""Attention that a model spells out, to `scaled_dot_product_attention` and to an einsum program over a mask.
+"""Attention for rules: found in a graph, and under the pattern of a rule.
 
-In: softmax, products, masks and biases as operators. Out: one region over the pattern of a rule.
-Read `find.py`, then what it recognises, `mask.py`, `program.py`, `reference.py`.
+In: a softmax between two products, or torch's operator. Out: the same with the mask of a pattern among its scores; the
+general road makes a region of it, by laws on statements (`rewrite/attention.py`).
+Read `find.py`, `spell.py`, `mask.py`, then `windows.py`, `cached_keys.py`, `relative_bias.py`.
 """

@@ -226,3 +226,23 @@ def put_before(
     if "nn_module_stack" in node.meta:
         made.meta["nn_module_stack"] = node.meta["nn_module_stack"]
     return made
+
+
+def is_bias(node: Any, distances: Distances, extents: tuple[str, ...]) -> bool:
+    """Whether a node is a bias of each distance between so many queries and keys, the same for all of a batch."""
+    if distances.mode(node) != PAIRS:
+        return False
+    value = tensor_value(node)
+    assert value is not None, "what is of distances is a tensor"
+    is_once = all(str(extent) == "1" for extent in value.shape[:-3])
+    return is_once and value.dtype.is_floating_point and tuple(map(str, value.shape[-2:])) == extents
+
+
+def plain(vector: fx.Node, user: fx.Node) -> fx.Node:
+    """A vector without modes of extent 1 before that of distances."""
+    value = tensor_value(vector)
+    assert value is not None, "biases are tensors"
+    for mode in reversed(range(value.dim() - 1)):
+        if str(value.shape[mode]) == "1":
+            vector = put_before(user, aten.select.int, (vector, mode, 0))
+    return vector

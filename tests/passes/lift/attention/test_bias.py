@@ -11,7 +11,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sparsify
 from sparsify import options, patterns
-from sparsify.passes.lift.attention.bias import combined_mask
 
 HEADS, WIDTH, LEAST = 2, 16, torch.finfo(torch.float32).min
 WINDOW: dict[str, Any] = {"kind": "sliding_window", "before": 5, "after": 3, "block": 8}
@@ -98,11 +97,11 @@ class Layer(nn.Module):
 READ = {
     "alone": " + R[h,j-i+extent(i)-1]",
     "padded": " + where(B[b,j], R[h,j-i+extent(i)-1], ",
-    "ordered": " + where(B[b,j], R[h,j-i+extent(i)-1], ",
-    "sloped": " + (B[b,j] + R[h,j-i+extent(i)-1])",
+    "ordered": " + where(logical_and(B[b,j], j <= i), R[h,j-i+extent(i)-1], ",
+    "sloped": " + (R[h,j-i+extent(i)-1] + B[b,j])",
     "nothing": " + where(B[b,j], 0.0, ",
     "counted": " + B[b,h,i,j]",
-    "learned": " + B[b,h,i,j]",
+    "learned": " + where(B[b,j], R[h,j-i+extent(i)-1] * i, ",
 }
 
 
@@ -150,7 +149,7 @@ def test_results_and_gradients(way):
 def test_a_bias_that_is_trained_is_kept_for_each_pair():
     model = Layer("padded").train()
     sparse = sparsify.apply(model, RECIPE, inputs(2, 24), strict=True)
-    assert "B[b,h,i,j]" in sparse.report.regions[0].einsum
+    assert "where(B[b,j], B1[h,i,j], " in sparse.report.regions[0].einsum
     x, padding = inputs(3, 17)
     pattern = patterns.sliding_window(17, before=5, after=3).to_dense()
     found, wanted = sparse(x, padding), model(x, padding, pattern)
@@ -219,15 +218,3 @@ def test_the_largest_tensor_of_a_long_text_is_no_square():
         with torch.profiler.profile(profile_memory=True) as profile:
             sparse(*inputs(1, 2897))
     assert max(event.self_cpu_memory_usage for event in profile.events()) < 1 << 20
-
-
-def test_the_dense_mask_of_patterns_and_biases():
-    pattern = torch.tensor([[True, False, True], [True, True, True]])
-    bias, own = torch.arange(4.0) - 1, torch.tensor([True, True, False])
-    wanted = torch.tensor([[0.0, -torch.inf, -9], [-1, 0, -9]])
-    assert combined_mask(pattern, own, bias, -9.0).equal(wanted)
-    assert combined_mask(pattern, None, 2.0).equal(torch.where(pattern, 2.0, -torch.inf))
-    weights = torch.where(pattern, 0.5, -torch.inf)
-    assert combined_mask(weights, own.float(), bias).equal(
-        torch.tensor([[1.5, -torch.inf, 2.5], [0.5, 1.5, 1.5]])
-    )
